@@ -110,7 +110,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_prefill_tokens: int | None = None
     """Most prompt tokens computed in a step in which other requests generate; so many only while
     many prompt tokens wait, else fewer, so that streams flow evenly. None: only
-    ``max_num_batched_tokens`` limits them."""
+    ``max_num_batched_tokens`` limits them, which suits offline use."""
     max_num_seqs: int | None = None
     """Most requests running at once; None: 512 on a GPU with at least 64 GiB, else 256."""
     long_prefill_token_threshold: int = 0

@@ -20,6 +20,8 @@ _START_INTS = 24  # sizeof(DecodeStart) / 4
 _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 MAX_SKINNY_TOKENS = 16
+SKINNY_WARPS = (4, 8, 16)
+"""Of a CTA of a skinny product: how many CTAs fill a GPU evenly depends on the weight's shape."""
 DECODE_HEAD_DIMS = frozenset({64, 96, 128, 256})
 PREFILL_HEAD_DIMS = frozenset({64, 128, 256})
 PREFILL_ROWS = 128
@@ -466,15 +468,21 @@ def mapped_address(host: torch.Tensor) -> int:
 
 
 def skinny_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    warps: int = 8,
 ) -> torch.Tensor:
     """``x @ weight.T + bias`` of at most ``MAX_SKINNY_TOKENS`` rows, read at the speed of memory.
 
     x: [tokens, k] bfloat16 or float16; weight: [features, k], k a multiple of 64, features of 16.
-    gated: the features are [gate | up], and the result is ``silu(gate) * up``.
+    gated: the features are [gate | up], and the result is ``silu(gate) * up``. warps: of
+    ``SKINNY_WARPS``.
     """
     out = product_output(x, weight, gated)
-    torch.ops.sluice_cuda.skinny_linear(out, x, weight, bias, gated)
+    torch.ops.sluice_cuda.skinny_linear(out, x, weight, bias, gated, warps)
     return out
 
 

@@ -27,7 +27,7 @@ _LEAD = 0.98
 """Less than this share of the library's time is no noise."""
 _FLUSHED_BYTES = 256 * 1024 * 1024
 """Several times the L2 of any GPU: in a model every weight comes from memory."""
-_FLUSHES = 4
+_FLUSHES = 6
 """While they run, the host launches all products of one measurement."""
 
 
@@ -52,15 +52,22 @@ class _Kind(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Product:
     name: Literal["library", "skinny", "wide"]
+    warps: int = 8
+    """Of a skinny product's CTA."""
     width: int = 256
     """Of a wide product's tile."""
+
+    @property
+    def code(self) -> int:
+        """See ``Products.code``."""
+        return {"skinny": self.warps, "wide": self.width}.get(self.name, 0)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool
     ) -> torch.Tensor:
         match self.name:
             case "skinny":
-                return cuda.skinny_linear(x, weight, bias, gated=gated)
+                return cuda.skinny_linear(x, weight, bias, gated=gated, warps=self.warps)
             case "wide" if cuda_wide.takes(x):
                 return cuda_wide.wide_linear(x, weight, bias, gated=gated, width=self.width)
             case _:
@@ -92,24 +99,36 @@ class Products:
 
     def __init__(self, chosen: Mapping[_Kind, _Choice]) -> None:
         self._chosen = chosen
+        self._codes: dict[tuple[int, torch.Size, torch.dtype, bool], int] = {}
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """``x @ weight.T + bias``; x: [rows, k], weight: [features, k]."""
-        return self._product(x, weight, gated=False)(x, weight, bias, gated=False)
+        return self._product(x.shape[0], weight, gated=False)(x, weight, bias, gated=False)
 
     def gated_linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """``silu_mul`` of ``linear``: the features are [gate | up]."""
-        return self._product(x, weight, gated=True)(x, weight, bias, gated=True)
+        return self._product(x.shape[0], weight, gated=True)(x, weight, bias, gated=True)
 
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> _Product:
-        if not self._chosen or x.shape[0] > _ROWS[-1]:
+    def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
+        """Which product serves so many contiguous rows, as ``bind_layer.cpp`` has it: 0 the
+        library's, up to 16 a skinny one of so many warps, else a wide one of this width."""
+        if rows > _ROWS[-1]:
+            return _LIBRARY.code
+        asked = rows, weight.shape, weight.dtype, gated
+        code = self._codes.get(asked)
+        if code is None:
+            code = self._codes[asked] = self._product(rows, weight, gated=gated).code
+        return code
+
+    def _product(self, rows: int, weight: torch.Tensor, *, gated: bool) -> _Product:
+        if not self._chosen or rows > _ROWS[-1]:
             return _LIBRARY
         choice = self._chosen.get(_Kind(weight.shape, weight.dtype, gated))
-        return _LIBRARY if choice is None else choice.product(x.shape[0])
+        return _LIBRARY if choice is None else choice.product(rows)
 
 
 UNMEASURED = Products({})
@@ -162,10 +181,11 @@ def _load_library(weight: torch.Tensor, max_rows: int) -> None:
 def _candidates(rows: int, device: torch.device) -> Iterator[_Product]:
     yield _LIBRARY
     if rows <= cuda.MAX_SKINNY_TOKENS:
-        yield _Product("skinny")
+        for warps in cuda.SKINNY_WARPS:
+            yield _Product("skinny", warps=warps)
     elif cuda_wide.has_wide(device):
         for width in cuda_wide.WIDTHS:
-            yield _Product("wide", width)
+            yield _Product("wide", width=width)
 
 
 def _fastest(
@@ -179,14 +199,14 @@ def _fastest(
     if len(candidates) == 1:
         return candidates[0]
     # No zeros, with which a GPU multiplies faster.
-    x = torch.randn(rows, kind.shape[1], dtype=kind.dtype, device=flushed.device)
+    halves = torch.randn(rows, 2 * kind.shape[1], dtype=kind.dtype, device=flushed.device)
     used = weights[: min(_MAX_DISTINCT, -(-_DISTINCT_BYTES // weights[0].nbytes))]
     times: dict[_Product, list[float]] = {product: [] for product in candidates}
     for product in candidates:
-        product(x, used[0], None, gated=kind.gated)  # whatever is made at first use
+        product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # what is made at first use
     for _ in range(_REPEATS):
         for product in candidates:
-            times[product].append(_microseconds(product, x, used, flushed, gated=kind.gated))
+            times[product].append(_microseconds(product, halves, used, flushed, gated=kind.gated))
     medians = {product: sorted(times[product])[_REPEATS // 2] for product in candidates}
     best = min(candidates, key=medians.__getitem__)
     return best if medians[best] < _LEAD * medians[_LIBRARY] else _LIBRARY
@@ -194,20 +214,21 @@ def _fastest(
 
 def _microseconds(
     product: _Product,
-    x: torch.Tensor,
+    halves: torch.Tensor,
     weights: Sequence[torch.Tensor],
     flushed: torch.Tensor,
     *,
     gated: bool,
 ) -> float:
-    """Of a row of products with different weights."""
+    """Of a row of products with different weights, each behind a small kernel as in a model: ours
+    load their first weights while it runs, the library's do not."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     for _ in range(_FLUSHES):
         flushed.zero_()
     start.record()
     for weight in weights:
-        product(x, weight, None, gated=gated)
+        product(ops.silu_mul(halves), weight, None, gated=gated)
     end.record()
     end.synchronize()
     microseconds: float = start.elapsed_time(end) * 1e3

@@ -162,3 +162,19 @@ class CapturableBackend(AttentionBackend, Protocol):
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
     ) -> StepAttention:
         """Like ``prepare`` for so many tokens of each sequence, without looking at the data."""
+
+
+@runtime_checkable
+class PromptBackend(AttentionBackend, Protocol):
+    """A backend whose prompts can live in a CUDA graph, too, where it ``captures_prompts``."""
+
+    @property
+    def captures_prompts(self) -> bool: ...
+
+    def prepare_prompt(self, batch: DeviceBatch, max_num_tokens: int) -> StepAttention:
+        """Attention of at most so many tokens of the batch's first sequence, without looking at the
+        data. It leaves the rows of all other tokens as it finds them, whatever they hold.
+
+        What it needs besides is made by the first call for ``max_num_tokens``, which must not be
+        captured.
+        """

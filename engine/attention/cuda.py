@@ -22,6 +22,7 @@ from engine.attention.base import (
 from engine.attention.hopper import CopiedStepAttention, Fp8Copies, HopperStepAttention
 from engine.attention.triton import TritonAttention, TritonStepAttention
 from kernels import cuda
+from kernels.tiles import tile_list
 from kernels.transfer import to_device
 
 MAX_QUERIES = 8
@@ -41,12 +42,15 @@ class CudaAttention:
         self._device = device
         self._shape = shape
         self._triton = TritonAttention(device, shape)
+        self._group = shape.num_heads // shape.num_kv_heads
         self._own_prefill = cuda.has_prefill(device, shape.head_dim, shape.dtype)
         self._copies = Fp8Copies(device, shape) if shape.is_fp8 and self._own_prefill else None
         shares = cuda.has_shared_prefix(device, shape.head_dim, shape.dtype)
         # What is shared is in 16 bits: of FP8 everybody reads its own.
         plain = shape.window is None and shape.softcap is None and not shape.is_fp8
         self.sharing: AttentionShape | None = shape if shares and plain else None
+        self._prompt_tiles: dict[int, torch.Tensor] = {}
+        """Of a lone prompt, by the most tokens it may have."""
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
         # The schedule depends on the window and knows blocks: layers that differ in their group or
         # window need one each.
@@ -91,6 +95,19 @@ class CudaAttention:
     ) -> StepAttention:
         return self._prepare_short(batch, num_queries, block_size)
 
+    @property
+    def captures_prompts(self) -> bool:
+        return self._own_prefill and self._copies is None
+
+    def prepare_prompt(self, batch: DeviceBatch, max_num_tokens: int) -> HopperStepAttention:
+        assert self.captures_prompts
+        if max_num_tokens not in self._prompt_tiles:
+            # Tiles past the end of a shorter prompt compute nothing that is kept.
+            most = np.array([max_num_tokens])
+            tiles = tile_list(most, most, self._group, cuda.PREFILL_ROWS)
+            self._prompt_tiles[max_num_tokens] = to_device(tiles, self._device)
+        return HopperStepAttention(batch, self._prompt_tiles[max_num_tokens])
+
     def _prepare_long(self, batch: AttentionBatch, sequences: cuda.Ints) -> LongStepAttention:
         assert batch.on_device is not None
         if not self._own_prefill:
@@ -98,8 +115,7 @@ class CudaAttention:
         if self._copies is not None:
             copied = self._copies.prepare(batch, sequences)
             return copied or self._triton.prepare_some(batch, sequences)
-        group = self._shape.num_heads // self._shape.num_kv_heads
-        return HopperStepAttention.of(batch, batch.on_device, sequences, group)
+        return HopperStepAttention.of(batch, batch.on_device, sequences, self._group)
 
     def _prepare_short(
         self, batch: DeviceBatch, max_queries: int, block_size: int

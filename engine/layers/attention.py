@@ -51,6 +51,8 @@ class StepContext:
     """``slots`` and ``attend`` of the layers that are not in the first layer group."""
     wanted: Wanted | None = None
     """None: all tokens."""
+    is_eager: bool = False
+    """Not for a CUDA graph: the GPU may have to wait for the host."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of ``x`` that belong to wanted tokens. x: [num_tokens, ...]."""
@@ -162,17 +164,23 @@ class SelfAttention(Module):
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
             store(q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
+        return self.o_proj(self.attend(attend, q, step))
+
+    def attend(self, attend: StepAttention, q: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """With the rotated queries ``q`` of all tokens; their keys are in the cache already.
+
+        q: [num_tokens, num_heads, head_dim]. Returns [num_wanted, num_heads * head_dim].
+        """
         prepare = None if step.wanted is None else step.wanted.prepare
         if prepare is not None:
             q, attend = step.kept(q), prepare()
         attended = attend(
             q,
-            k_cache,
-            v_cache,
+            *step.kv_cache[self.layer],
             self.scale,
             window=self.window,
             softcap=self.softcap,
-            kv_scales=scales,
+            kv_scales=self.kv_scales,
         )
-        attended = attended.view(len(q), -1)
-        return self.o_proj(step.kept(attended) if prepare is None else attended)
+        attended = attended.view(q.shape[0], -1)
+        return step.kept(attended) if prepare is None else attended

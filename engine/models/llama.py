@@ -6,6 +6,7 @@ norm, or a method of the layer that makes one of its blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ import torch
 from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.fused_decoder import FusedDecoder
+from engine.layers.joined_layer import JoinedLayer
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import GatedMLP
@@ -130,9 +132,12 @@ class LlamaModel(Module):
             table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
             self._tables = [self.cos_sin if window is None else table for window in config.windows]
         self._fused: FusedDecoder | None = None
+        self._joined: list[JoinedLayer] | None = None
 
     def pack(self) -> None:
         super().pack()
+        if all(type(layer).__call__ is LlamaDecoderLayer.__call__ for layer in self.layers):
+            self._joined = JoinedLayer.of_all(self.layers)
         if type(self.layers[0]) is LlamaDecoderLayer:
             self._fused = FusedDecoder.of(self.layers, self.norm, self.cos_sin)
 
@@ -142,7 +147,9 @@ class LlamaModel(Module):
             return step.kept(self._fused(x, step))
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
-        for index, (layer, cos_sin) in enumerate(zip(self.layers, self._tables, strict=True)):
+        joined = self._joined if step.is_eager and not step.adapted else None
+        layers: Sequence[LlamaDecoderLayer | JoinedLayer] = joined or self.layers
+        for index, (layer, cos_sin) in enumerate(zip(layers, self._tables, strict=True)):
             if index in step.taps:
                 tap = step.taps[index]
                 tap.copy_(x) if residual is None else torch.add(x, residual, out=tap)

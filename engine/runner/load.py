@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
-from engine.attention.base import AttentionBackend, CapturableBackend
+from engine.attention.base import AttentionBackend, CapturableBackend, PromptBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
+from engine.layers.module import Module
 from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelFacts
+from engine.models.llama import ForCausalLM
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_scales import load_kv_scales
 from engine.runner.load_drafting import (
@@ -33,6 +35,7 @@ from engine.runner.memory import (
 )
 from engine.runner.model import OnProgress, load_model
 from engine.runner.profile import measure_activation_bytes
+from engine.runner.prompt_graphs import PromptGraphs, capture_sizes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
 from engine.runner.swap import load_host_blocks
@@ -58,6 +61,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     device, dtype, shape = target.device, target.dtype, target.attention_shape
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    report(LoadProgress("Preparing the kernels, compiled at the first start", 0.02))
     has_kernels = _register_kernels(device)
     attention = select_backend(config.attention_backend, device, shape)
     model = load_model(
@@ -73,16 +77,20 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     cache, max_model_len = _allocate_cache(target, model, attention, adapters, network, report)
     table = RowTable(config.num_seqs, max_model_len, config.block_size, device, cache.groups)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
+    if device.type == "cuda" and has_kernels:
+        _measure_products(config, model, network, facts, report)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
-    if device.type == "cuda" and has_kernels:
-        _measure_products(config, made.model, network, facts, report)
     graphs, verify_graphs = None, None
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
         held = adapters if adapters is not None and adapters.is_capturable else None
         graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention, held)
+    # Draft networks read features of prompts, which these graphs do not copy.
+    prompt_graphs = None
+    if capturable and isinstance(attention, PromptBackend) and made.drafting is None:
+        prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention)
     runner = TorchRunner(
         made.model,
         cache,
@@ -93,6 +101,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         host_blocks=host_blocks,
         drafting=made.drafting,
         verify_graphs=verify_graphs,
+        prompt_graphs=prompt_graphs,
         accept=acceptance(config),
         adapters=adapters,
         block_size=config.block_size,
@@ -191,6 +200,26 @@ def _capture_graphs(
     return graphs
 
 
+def _capture_prompt_graphs(
+    config: EngineConfig,
+    model: Model,
+    cache: PagedCache,
+    table: RowTable,
+    attention: PromptBackend,
+) -> PromptGraphs | None:
+    """None where prompts cannot be captured, or would be longer than a sequence may be."""
+    sizes = capture_sizes(min(config.step_tokens, table.tokens.shape[1]))
+    if not attention.captures_prompts or len(table.windows) > 1 or not sizes:
+        return None
+    if not isinstance(model, ForCausalLM):
+        return None  # Of transformers' models only decode steps are known to wait for nothing.
+    graphs = PromptGraphs(
+        model, cache.layers, table, attention, block_size=config.block_size, sizes=sizes
+    )
+    graphs.capture()
+    return graphs
+
+
 def _register_kernels(device: torch.device) -> bool:
     """Offer our own kernels for the device to ``ops``; False where they cannot be built."""
     kernels = cuda if device.type == "cuda" else cpu
@@ -216,18 +245,23 @@ def _measure_products(
     facts: ModelFacts,
     report: OnProgress,
 ) -> None:
+    """Before graphs are captured, those of drafts, too: they keep the products that they began
+    with."""
     report(LoadProgress("Measuring matrix products", 0.95))
-    fastest = products.measure(_uses(config, model, facts))
-    for part in (model, network):
-        for module in () if part is None else part.modules():
-            if isinstance(module, Linear | TiedLinear):
-                module.products = fastest
+    parts = [model] if network is None else [model, network]
+    modules = [module for part in parts for module in part.modules()]
+    fastest = products.measure(_uses(config, modules, facts))
+    for module in modules:
+        if isinstance(module, Linear | TiedLinear):
+            module.products = fastest
 
 
-def _uses(config: EngineConfig, model: Model, facts: ModelFacts) -> Iterator[products.Use]:
+def _uses(
+    config: EngineConfig, modules: Iterable[Module], facts: ModelFacts
+) -> Iterator[products.Use]:
     """The weights that are multiplied as they are, quantized ones left out."""
     gated: set[Linear] = set()
-    for module in model.modules():
+    for module in modules:
         match module:
             case GatedMLP() if module.activation == "silu":
                 gated.add(module.gate_up_proj)

@@ -19,6 +19,7 @@ from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs, other_groups
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.swap import HostBlocks
@@ -72,6 +73,7 @@ class TorchRunner:
         host_blocks: HostBlocks | None = None,
         drafting: Drafting | None = None,
         verify_graphs: VerifyGraphs | None = None,
+        prompt_graphs: PromptGraphs | None = None,
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
         adapters: AdapterSlots | None = None,
         *,
@@ -90,6 +92,7 @@ class TorchRunner:
         self._host_blocks = host_blocks
         self._drafting = drafting
         self._verify_graphs = verify_graphs
+        self._prompt_graphs = prompt_graphs
         self._accept = accept
         self.adapters = adapters
         self.step_costs: StepCosts | None = None
@@ -168,7 +171,10 @@ class TorchRunner:
         if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
             return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
         if adapters is None or not adapted:
-            return self._run_eagerly(plan, fields)
+            graphs = self._prompt_graphs
+            if graphs is None or not graphs.fits(fields) or self._logprobs.wants_prompts(fields):
+                return self._run_eagerly(plan, fields)
+            return _Launched(plan, *graphs.run(fields))
         with adapters.applied(fields.rows, fields.query_lens):
             return self._run_eagerly(plan, fields, adapted=True)
 
@@ -204,6 +210,7 @@ class TorchRunner:
             adapted=adapted,
             by_layer=self._by_layer(fields),
             wanted=None if needs_all else self._wanted(fields, inputs),
+            is_eager=True,
         )
         hidden = self._model.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(

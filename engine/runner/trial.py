@@ -59,5 +59,6 @@ class Trial:
             inputs.slots,
             attention.prepare(inputs.attention, self._block_size),
             self.cache.layers,
+            is_eager=True,
         )
         return model.hidden_states(inputs.token_ids, step)

@@ -1,6 +1,7 @@
 // Registers the CUDA kernels with torch, those for attention excepted (bind_attention.cpp).
 
 #include "bind.h"
+#include "bind_layer.h"
 #include "layer_ops.cuh"
 #include "logprobs.cuh"
 #include "penalties.cuh"
@@ -26,6 +27,23 @@ bool is_wide(const Tensor& weight, const Tensor& x, const char* name) {
   if (!wide) check_like(weight, x, name);
   return wide;
 }
+
+void multiply_gated(Tensor out, const Tensor& x, sluice::Activation activation) {
+  const auto dtype = dtype_of(x, "x");
+  check_like(out, x, "out");
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && out.is_contiguous() && out.dim() == 2 &&
+                  out.size(0) == x.size(0) && out.size(1) * 2 == x.size(1),
+              "x must be contiguous [rows, 2 * width] and out contiguous [rows, width]");
+  TORCH_CHECK(out.size(1) * out.element_size() % 16 == 0, "width must be a multiple of 16 bytes");
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::gated_mul(out.data_ptr(), x.data_ptr(), out.size(0), out.size(1), activation,
+                          dtype, c10::cuda::getCurrentCUDAStream()),
+        "gated_mul");
+}
+
+}  // namespace
+
+namespace sluice::bindings {
 
 void rms_norm(Tensor out, const Tensor& x, const std::optional<Tensor>& residual,
               const Tensor& weight, double eps, const std::optional<Tensor>& inner) {
@@ -59,23 +77,8 @@ void rms_norm(Tensor out, const Tensor& x, const std::optional<Tensor>& residual
   check(sluice::rms_norm(p, dtype, c10::cuda::getCurrentCUDAStream()), "rms_norm");
 }
 
-void gated_mul(Tensor out, const Tensor& x, sluice::Activation activation) {
-  const auto dtype = dtype_of(x, "x");
-  check_like(out, x, "out");
-  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && out.is_contiguous() && out.dim() == 2 &&
-                  out.size(0) == x.size(0) && out.size(1) * 2 == x.size(1),
-              "x must be contiguous [rows, 2 * width] and out contiguous [rows, width]");
-  TORCH_CHECK(out.size(1) * out.element_size() % 16 == 0, "width must be a multiple of 16 bytes");
-  const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::gated_mul(out.data_ptr(), x.data_ptr(), out.size(0), out.size(1), activation,
-                          dtype, c10::cuda::getCurrentCUDAStream()),
-        "gated_mul");
-}
-
-void silu_mul(Tensor out, const Tensor& x) { gated_mul(out, x, sluice::Activation::kSilu); }
-
-void gelu_tanh_mul(Tensor out, const Tensor& x) {
-  gated_mul(out, x, sluice::Activation::kGeluTanh);
+void silu_mul(Tensor out, const Tensor& x) {
+  multiply_gated(out, x, sluice::Activation::kSilu);
 }
 
 void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
@@ -139,6 +142,14 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
   }
   const c10::cuda::CUDAGuard guard(q.device());
   check(sluice::rope_and_cache(p, dtype, c10::cuda::getCurrentCUDAStream()), "rope_and_cache");
+}
+
+}  // namespace sluice::bindings
+
+namespace {
+
+void gelu_tanh_mul(Tensor out, const Tensor& x) {
+  multiply_gated(out, x, sluice::Activation::kGeluTanh);
 }
 
 void check_int64(const Tensor& t, int64_t at_least, const char* name) {
@@ -327,10 +338,10 @@ TORCH_LIBRARY(sluice_cuda, m) {
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
-  m.impl("rms_norm", &rms_norm);
-  m.impl("silu_mul", &silu_mul);
+  m.impl("rms_norm", &sluice::bindings::rms_norm);
+  m.impl("silu_mul", &sluice::bindings::silu_mul);
   m.impl("gelu_tanh_mul", &gelu_tanh_mul);
-  m.impl("rope_and_cache", &rope_and_cache);
+  m.impl("rope_and_cache", &sluice::bindings::rope_and_cache);
   m.impl("step_inputs", &step_inputs);
   m.impl("sample", &sample);
   m.impl("apply_token_bitmask", &apply_token_bitmask);

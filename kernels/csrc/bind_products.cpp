@@ -1,5 +1,6 @@
 // Registers the matrix products of 16-bit floats with torch.
 
+#include "bind_layer.h"
 #include "bind_linear.h"
 #include "skinny_linear.cuh"
 #include "wide_linear.cuh"
@@ -21,9 +22,15 @@ Product plain(const Tensor& out, const Tensor& x, const Tensor& weight,
   return p;
 }
 
+}  // namespace
+
+namespace sluice::bindings {
+
 void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
-                   const std::optional<Tensor>& bias, bool gated) {
-  const auto p = plain<sluice::SkinnyLinear>(out, x, weight, bias, gated);
+                   const std::optional<Tensor>& bias, bool gated, int64_t warps) {
+  auto p = plain<sluice::SkinnyLinear>(out, x, weight, bias, gated);
+  TORCH_CHECK(warps == 4 || warps == 8 || warps == 16, "warps must be 4, 8 or 16, got ", warps);
+  p.warps = warps;
   TORCH_CHECK(p.tokens <= sluice::kMaxSkinnyTokens, "at most ", sluice::kMaxSkinnyTokens,
               " tokens, got ", p.tokens);
   const c10::cuda::CUDAGuard guard(x.device());
@@ -40,17 +47,18 @@ void wide_linear(Tensor out, const Tensor& x, const Tensor& weight,
   check(sluice::wide_linear(p, is_bf16(x), c10::cuda::getCurrentCUDAStream()), "wide_linear");
 }
 
-}  // namespace
+}  // namespace sluice::bindings
 
 TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
-      "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated) -> ()");
+      "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated, "
+      "int warps) -> ()");
   m.def(
       "wide_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated, "
       "int width) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
-  m.impl("skinny_linear", &skinny_linear);
-  m.impl("wide_linear", &wide_linear);
+  m.impl("skinny_linear", &sluice::bindings::skinny_linear);
+  m.impl("wide_linear", &sluice::bindings::wide_linear);
 }

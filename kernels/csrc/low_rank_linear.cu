@@ -1,9 +1,10 @@
 // Low-rank adapters of few tokens (Punica, arXiv:2310.18547) in the launch of the layer's own
 // product, that of skinny_linear.cu.
 //
-// The first CTAs shrink x to the adapters' ranks, which takes as long as 16 features do; the others
-// have made theirs when the first ones end, and add what the ranks expand to. CTAs are dispatched
-// in the order of their indices, so whoever waits has those it waits for running or behind it.
+// The first CTAs shrink x to the adapters' ranks, which takes as long as 16 features do. Those
+// beside them have made their features when the first ones end, and add what the ranks expand to;
+// later ones expand the ranks while their weights are under way. CTAs are dispatched in the order
+// of their indices, so whoever waits has those it waits for running or behind it.
 
 #include "dependent_launch.cuh"
 #include "low_rank_linear.cuh"
@@ -61,6 +62,7 @@ template <typename T, int kGroups>
 __global__ void __launch_bounds__(kThreads, 2) low_rank_linear_kernel(const LowRankLinear p) {
   __shared__ float partial[kWarps][kRows][kGroups * 8 + 1];
   __shared__ int slot_of[kLowRankTokens];
+  __shared__ bool ranks_were_made;
   const LowRank& a = p.adapters;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
@@ -121,6 +123,33 @@ __global__ void __launch_bounds__(kThreads, 2) low_rank_linear_kernel(const LowR
     }
   }
   wait_for_inputs();
+
+  auto wait_for_ranks = [&] {
+    while (read_now(p.counters) < num_shrinking) {
+    }
+  };
+  auto leave = [&] {  // the last to do so leaves the counters as they were
+    if (arrive(p.counters + 1) != p.features / kRows - 1) return;
+    wait_for_ranks();
+    p.counters[0] = 0;
+    p.counters[1] = 0;
+  };
+  const int own = shrinks ? -1 : slot_of[place], feature = row_index(row);
+  auto expanded = [&] {
+    if (own < 0) return 0.f;
+    const T* low = static_cast<const T*>(p.low) + static_cast<int64_t>(place) * columns;
+    return UpRow<T>(a, own, feature, p.features).times(low);
+  };
+  float added = 0.f;
+  if (!shrinks) {
+    if (threadIdx.x == 0) {
+      ranks_were_made = read_now(p.counters) == num_shrinking;
+      if (ranks_were_made) leave();
+    }
+    __syncthreads();
+    if (ranks_were_made) added = expanded();
+  }
+
   float sum[kGroups][4] = {};
   for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
     load(next, first + kWarps * kUnroll);
@@ -154,19 +183,14 @@ __global__ void __launch_bounds__(kThreads, 2) low_rank_linear_kernel(const LowR
     return;
   }
 
-  const int own = token >= 0 ? slot_of[token] : -1, feature = row_index(row);
-  auto wait_for_ranks = [&] {
-    while (read_now(p.counters) < num_shrinking) {
+  if (!ranks_were_made) {
+    if (__syncthreads_or(own >= 0)) {
+      if (threadIdx.x == 0) wait_for_ranks();
+      __syncthreads();
     }
-  };
-  if (__syncthreads_or(own >= 0)) {
-    if (threadIdx.x == 0) wait_for_ranks();
-    __syncthreads();
+    added = expanded();
   }
-  if (own >= 0) {
-    const T* low = static_cast<const T*>(p.low) + static_cast<int64_t>(token) * columns;
-    total += UpRow<T>(a, own, feature, p.features).times(low);
-  }
+  total += added;
   if (p.bias && token >= 0) total += to_float(static_cast<const T*>(p.bias)[feature]);
   total = rounded<T>(total);
   const float up = __shfl_xor_sync(~0u, total, 8);  // of the gate in the same place
@@ -177,12 +201,7 @@ __global__ void __launch_bounds__(kThreads, 2) low_rank_linear_kernel(const LowR
     const float silu = rounded<T>(total / (1.f + __expf(-total)));
     out[static_cast<int64_t>(token) * (p.features / 2) + feature] = from_float<T>(silu * up);
   }
-  // The last to come here leaves the counters as they were.
-  if (threadIdx.x == 0 && arrive(p.counters + 1) == p.features / kRows - 1) {
-    wait_for_ranks();
-    p.counters[0] = 0;
-    p.counters[1] = 0;
-  }
+  if (threadIdx.x == 0 && !ranks_were_made) leave();
 }
 
 template <typename T>

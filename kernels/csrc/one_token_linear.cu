@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kWarps * 32, kCtas) one_token_kernel(const Qua
     partial[warp][g + 8] = sum[2];
   }
   __syncthreads();
-  store_skinny<T>(p.out, 1, p.features, p.gated, [&](int row, int) {
+  store_skinny<T, kWarps * 32>(p.out, 1, p.features, p.gated, [&](int row, int) {
     const int feature = skinny_feature(row, p.features, p.gated);
     float total = 0.f;
 #pragma unroll

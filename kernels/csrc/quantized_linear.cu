@@ -4,6 +4,7 @@
 // A thread takes 16 bytes in a row of a feature, 16 or 32 weights, and the same elements of x.
 
 #include "dependent_launch.cuh"
+#include "device.cuh"
 #include "mma.cuh"
 #include "one_token_linear.cuh"
 #include "quantized_rows.cuh"
@@ -11,22 +12,12 @@
 namespace sluice {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-
-template <typename Format, int kGroups>
-constexpr int kUnroll = 2;  // chunks under way per warp, for groups of 8 tokens
-template <typename T, int kGroups>
-constexpr int kUnroll<Fp8Blocks<T>, kGroups> = 4;
-template <typename T>
-constexpr int kUnroll<Int4<T>, 2> = 4;
-
-// Few chunks under way in three CTAs of an SM are faster than many in two, where registers allow.
-template <typename Format, int kGroups>
-__global__ void __launch_bounds__(kThreads, (kUnroll<Format, kGroups> == 2 ? 3 : 2))
+// kGroups: of 8 tokens; kUnroll: chunks under way per warp; kCtas: on an SM.
+template <typename Format, int kGroups, int kWarps, int kUnroll, int kCtas>
+__global__ void __launch_bounds__(kWarps * 32, kCtas)
     quantized_linear_kernel(const QuantizedLinear p) {
   using T = typename Format::Operand;
-  using Weights = Chunks<Format, kWarps, kUnroll<Format, kGroups>>;
+  using Weights = Chunks<Format, kWarps, kUnroll>;
   constexpr int kElements = RowPair<Format>::kElements;
   __shared__ float partial[kWarps][kSkinnyFeatures][kGroups * 8 + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -35,14 +26,15 @@ __global__ void __launch_bounds__(kThreads, (kUnroll<Format, kGroups> == 2 ? 3 :
 
   float sum[kGroups][4] = {};
   Weights now, next;
-  constexpr int kStep = kWarps * kUnroll<Format, kGroups>;
+  constexpr int kStep = kWarps * kUnroll;
   now.load(p, rows, 0, warp);
   wait_for_inputs();
+  allow_next();
   const T* x = static_cast<const T*>(p.x) + t * kElements;
   for (int first = 0; first < rows.num_chunks; first += kStep) {
     next.load(p, rows, first + kStep, warp);
 #pragma unroll
-    for (int u = 0; u < kUnroll<Format, kGroups>; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
       const int chunk = Weights::place(first, warp, u);
       if (chunk >= rows.num_chunks) break;
       float of_chunk[Format::kScalesChunks ? kGroups : 1][4] = {};
@@ -77,11 +69,10 @@ __global__ void __launch_bounds__(kThreads, (kUnroll<Format, kGroups> == 2 ? 3 :
     }
     now = next;
   }
-  allow_next();
 
   keep_skinny(partial[warp], sum, g, t);
   __syncthreads();
-  store_skinny<T>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
+  store_skinny<T, kWarps * 32>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
     const int feature = skinny_feature(row, p.features, p.gated);
     float total = 0.f;
 #pragma unroll
@@ -92,11 +83,37 @@ __global__ void __launch_bounds__(kThreads, (kUnroll<Format, kGroups> == 2 ? 3 :
   });
 }
 
-template <typename Format>
+template <typename Format, int kGroups, int kWarps, int kUnroll, int kCtas>
 cudaError_t launch(const QuantizedLinear& p, cudaStream_t stream) {
-  auto kernel =
-      p.tokens <= 8 ? quantized_linear_kernel<Format, 1> : quantized_linear_kernel<Format, 2>;
-  return launch_dependent(kernel, p.features / kSkinnyFeatures, kThreads, 0, stream, p);
+  auto kernel = quantized_linear_kernel<Format, kGroups, kWarps, kUnroll, kCtas>;
+  return launch_dependent(kernel, p.features / kSkinnyFeatures, kWarps * 32, 0, stream, p);
+}
+
+// The fastest of seven forms on an H200, by how many CTAs an SM gets.
+template <typename Format, int kWarpsOfTwo, int kMany>
+cudaError_t launch_up_to_8(const QuantizedLinear& p, cudaStream_t stream) {
+  const int ctas = p.features / kSkinnyFeatures;
+  if (ctas <= 2 * num_sms()) return launch<Format, 1, kWarpsOfTwo, 2, 2>(p, stream);
+  if (ctas <= 3 * num_sms()) return launch<Format, 1, 8, 2, 3>(p, stream);
+  return launch<Format, 1, 4, 2, kMany>(p, stream);
+}
+
+template <typename T>
+cudaError_t launch_fp8(const QuantizedLinear& p, cudaStream_t stream) {
+  return p.tokens > 8 ? launch<Fp8<T>, 2, 8, 2, 3>(p, stream)
+                      : launch_up_to_8<Fp8<T>, 16, 6>(p, stream);
+}
+
+template <typename T>
+cudaError_t launch_fp8_blocks(const QuantizedLinear& p, cudaStream_t stream) {
+  return p.tokens > 8 ? launch<Fp8Blocks<T>, 2, 8, 4, 2>(p, stream)
+                      : launch_up_to_8<Fp8Blocks<T>, 8, 6>(p, stream);
+}
+
+template <typename T>
+cudaError_t launch_int4(const QuantizedLinear& p, cudaStream_t stream) {
+  return p.tokens > 8 ? launch<Int4<T>, 2, 8, 4, 2>(p, stream)
+                      : launch_up_to_8<Int4<T>, 8, 4>(p, stream);
 }
 
 }  // namespace
@@ -105,16 +122,16 @@ cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStre
   if (linear.tokens == 0) return cudaSuccess;
   if (is_one_token(linear)) return one_token_fp8_linear(linear, bf16, stream);
   if (linear.block_rows > 0) {
-    return bf16 ? launch<Fp8Blocks<__nv_bfloat16>>(linear, stream)
-                : launch<Fp8Blocks<__half>>(linear, stream);
+    return bf16 ? launch_fp8_blocks<__nv_bfloat16>(linear, stream)
+                : launch_fp8_blocks<__half>(linear, stream);
   }
-  return bf16 ? launch<Fp8<__nv_bfloat16>>(linear, stream) : launch<Fp8<__half>>(linear, stream);
+  return bf16 ? launch_fp8<__nv_bfloat16>(linear, stream) : launch_fp8<__half>(linear, stream);
 }
 
 cudaError_t skinny_int4_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
   if (linear.tokens == 0) return cudaSuccess;
   if (is_one_token(linear)) return one_token_int4_linear(linear, bf16, stream);
-  return bf16 ? launch<Int4<__nv_bfloat16>>(linear, stream) : launch<Int4<__half>>(linear, stream);
+  return bf16 ? launch_int4<__nv_bfloat16>(linear, stream) : launch_int4<__half>(linear, stream);
 }
 
 }  // namespace sluice

@@ -1,11 +1,16 @@
 // Matrix products of few tokens: the weight streams from HBM once, straight into the registers of
 // the tensor-core instruction that uses it.
 //
-// A CTA makes 16 output features; its warps share the sum over k between them, 64 elements each in
-// turn, so that together they read 1 KB in a row of every feature. The 16x16 operand of an MMA
-// wants elements (2t, 2t+1) and (2t+8, 2t+9) of a row in thread t; a sum has no order, so each
-// thread instead loads 16 bytes in a row and deals them out over two instructions, and x is dealt
-// out in the same way. The first weights are under way before the kernel that makes x has ended.
+// A CTA makes 32 output features, two tiles of 16, for which it reads x once: for one tile, 16
+// tokens are as many bytes as its weight. Its warps share the sum over k between them, 64 elements
+// each in turn, so that together they read some lines of memory in a row of every feature. An SM
+// has 16 warps of a few large CTAs or of many small ones: what is best depends on how evenly they
+// fill the GPU, and is measured (kernels/products.py).
+//
+// The 16x16 operand of an MMA wants elements (2t, 2t+1) and (2t+8, 2t+9) of a row in thread t; a
+// sum has no order, so each thread instead loads 16 bytes in a row and deals them out over two
+// instructions, and x is dealt out in the same way. The first weights are under way before the
+// kernel that makes x has ended.
 
 #include "dependent_launch.cuh"
 #include "mma.cuh"
@@ -16,63 +21,65 @@
 namespace sluice {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
+constexpr int kSmWarps = 16;
+constexpr int kTiles = 2;   // of 16 features, of a CTA
 constexpr int kChunk = 64;  // elements of k that a warp takes at a time
-constexpr int kUnroll = 2;  // chunks under way per warp
 
 struct Weights {
-  uint4 low[kUnroll][2], high[kUnroll][2];  // features g and g + 8, two halves of a chunk
+  uint4 low[kTiles][2], high[kTiles][2];  // features g and g + 8, two halves of a chunk
 };
 
-template <typename T, int kGroups>  // groups of 8 tokens
-__global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const SkinnyLinear p) {
-  __shared__ float partial[kWarps][kSkinnyFeatures][kGroups * 8 + 1];
+template <typename T, int kWarps, int kGroups>  // groups of 8 tokens
+__global__ void __launch_bounds__(kWarps * 32, kSmWarps / kWarps)
+    skinny_linear_kernel(const SkinnyLinear p) {
+  __shared__ float partial[kTiles][kWarps][kSkinnyFeatures][kGroups * 8 + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int num_chunks = p.k / kChunk;
-  const int low = skinny_feature(g, p.features, p.gated);
-  const int high = skinny_feature(g + 8, p.features, p.gated);
-  const T* low_row = static_cast<const T*>(p.weight) + static_cast<int64_t>(low) * p.k + t * 8;
-  const T* high_row = static_cast<const T*>(p.weight) + static_cast<int64_t>(high) * p.k + t * 8;
+  // Where the second tile would lie behind the last feature, it is the first one once more.
+  const bool whole = skinny_feature<kTiles>(kSkinnyFeatures, p.features, false) < p.features;
+  auto feature = [&](int row) -> int64_t {
+    return skinny_feature<kTiles>(row, p.features, p.gated);
+  };
+  const int64_t to_high = (feature(8) - feature(0)) * p.k;
+  const int64_t to_tile = whole ? (feature(kSkinnyFeatures) - feature(0)) * p.k : 0;
+  const T* weights = static_cast<const T*>(p.weight) + feature(g) * p.k + t * 8;
 
-  auto load = [&](Weights& w, int first) {
+  auto load = [&](Weights& w, int chunk) {
+    if (chunk >= num_chunks) return;
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
-      if (chunk >= num_chunks) break;
+    for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        w.low[u][half] = load_once(low_row + chunk * kChunk + half * 32);
-        w.high[u][half] = load_once(high_row + chunk * kChunk + half * 32);
+        const T* at = weights + tile * to_tile + chunk * kChunk + half * 32;
+        w.low[tile][half] = load_once(at);
+        w.high[tile][half] = load_once(at + to_high);
       }
     }
   };
 
-  float sum[kGroups][4] = {};
+  float sum[kTiles][kGroups][4] = {};
   Weights now, next;
   load(now, warp);
   wait_for_inputs();
   const T* x = static_cast<const T*>(p.x) + t * 8;
-  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
-    load(next, first + kWarps * kUnroll);
+  for (int chunk = warp; chunk < num_chunks; chunk += kWarps) {
+    load(next, chunk + kWarps);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
-      if (chunk >= num_chunks) break;
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 a = now.low[u][half], b = now.high[u][half];
+      for (int group = 0; group < kGroups; ++group) {
+        const int token = group * 8 + g;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (token < p.tokens) {
+          const T* row = x + token * p.x_stride;
+          v = *reinterpret_cast<const uint4*>(row + chunk * kChunk + half * 32);
+        }
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          const int token = group * 8 + g;
-          uint4 v = make_uint4(0, 0, 0, 0);
-          if (token < p.tokens) {
-            const T* row = x + token * p.x_stride;
-            v = *reinterpret_cast<const uint4*>(row + chunk * kChunk + half * 32);
-          }
-          Half<T>::mma(sum[group], {a.x, b.x, a.y, b.y}, v.x, v.y);
-          Half<T>::mma(sum[group], {a.z, b.z, a.w, b.w}, v.z, v.w);
+        for (int tile = 0; tile < kTiles; ++tile) {
+          const uint4 a = now.low[tile][half], b = now.high[tile][half];
+          Half<T>::mma(sum[tile][group], {a.x, b.x, a.y, b.y}, v.x, v.y);
+          Half<T>::mma(sum[tile][group], {a.z, b.z, a.w, b.w}, v.z, v.w);
         }
       }
     }
@@ -80,24 +87,44 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const Skinny
   }
   allow_next();
 
-  keep_skinny(partial[warp], sum, g, t);
-  __syncthreads();
-  store_skinny<T>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
-    float total = 0.f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += partial[w][row][token];
-    if (p.bias) {
-      const int at = skinny_feature(row, p.features, p.gated);
-      total += to_float(static_cast<const T*>(p.bias)[at]);
-    }
-    return rounded<T>(total);
-  });
+  for (int tile = 0; tile < kTiles; ++tile) keep_skinny(partial[tile][warp], sum[tile], g, t);
+  __syncthreads();
+  store_skinny<T, kWarps * 32, kTiles>(
+      p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
+        float total = 0.f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          total += partial[row / kSkinnyFeatures][w][row % kSkinnyFeatures][token];
+        }
+        if (p.bias) {
+          const int at = skinny_feature<kTiles>(row, p.features, p.gated);
+          total += to_float(static_cast<const T*>(p.bias)[at]);
+        }
+        return rounded<T>(total);
+      });
+}
+
+template <typename T, int kWarps>
+cudaError_t launch_warps(const SkinnyLinear& p, cudaStream_t stream) {
+  auto kernel = p.tokens <= 8 ? skinny_linear_kernel<T, kWarps, 1>
+                              : skinny_linear_kernel<T, kWarps, 2>;
+  const int tiles = p.features / kSkinnyFeatures;
+  return launch_dependent(kernel, (tiles + kTiles - 1) / kTiles, kWarps * 32, 0, stream, p);
 }
 
 template <typename T>
 cudaError_t launch(const SkinnyLinear& p, cudaStream_t stream) {
-  auto kernel = p.tokens <= 8 ? skinny_linear_kernel<T, 1> : skinny_linear_kernel<T, 2>;
-  return launch_dependent(kernel, p.features / kSkinnyFeatures, kThreads, 0, stream, p);
+  switch (p.warps) {
+    case 4:
+      return launch_warps<T, 4>(p, stream);
+    case 8:
+      return launch_warps<T, 8>(p, stream);
+    case 16:
+      return launch_warps<T, 16>(p, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace

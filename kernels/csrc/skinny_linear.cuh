@@ -17,6 +17,7 @@ struct SkinnyLinear {
   int tokens;    // at most kMaxSkinnyTokens
   int features;  // a multiple of 16
   int k;         // a multiple of 64
+  int warps;     // of a CTA: 4, 8 or 16
   bool gated;    // features = [gate | up], out = silu(gate) * up, outputs = features / 2
 };
 

@@ -1,16 +1,19 @@
-// What the products of few tokens have in common: how a CTA's 16 features become outputs.
+// What the products of few tokens have in common: how features become outputs.
 #pragma once
 
 #include "vector.cuh"
 
 namespace sluice {
 
-constexpr int kSkinnyFeatures = 16;  // of a CTA
+constexpr int kSkinnyFeatures = 16;  // of a tile; a CTA makes one or more
 
-// Which feature row 0..15 of a CTA is: they follow each other or, gated, 8 gates and their 8 ups.
+// Which feature a row of a CTA's tiles is: they follow each other or, gated, a tile has 8 gates and
+// their 8 ups.
+template <int kTiles = 1>
 __device__ __forceinline__ int skinny_feature(int row, int features, bool gated) {
-  if (!gated) return blockIdx.x * kSkinnyFeatures + row;
-  return (row < 8 ? 0 : features / 2) + blockIdx.x * 8 + row % 8;
+  if (!gated) return blockIdx.x * kTiles * kSkinnyFeatures + row;
+  const int tile = blockIdx.x * kTiles + row / kSkinnyFeatures;
+  return (row % kSkinnyFeatures < 8 ? 0 : features / 2) + tile * 8 + row % 8;
 }
 
 // A warp's sums by feature and token, as lane 4 * g + t has them of MMAs of 16 features, 8 tokens.
@@ -24,23 +27,32 @@ __device__ __forceinline__ void keep_skinny(float (&partial)[kSkinnyFeatures][kC
   }
 }
 
-// feature(row, token): the finished sum, rounded to T. 16 threads for each token, or more.
-template <typename T, typename Feature>
+// feature(row, token): the finished sum, rounded to T. The last tiles may lie behind the features.
+template <typename T, int kThreads = 256, int kTiles = 1, typename Feature>
 __device__ __forceinline__ void store_skinny(void* to, int tokens, int features, bool gated,
                                              Feature feature) {
   T* out = static_cast<T*>(to);
   if (gated) {
-    const int row = threadIdx.x % 8, token = threadIdx.x / 8;
-    if (token >= tokens) return;
-    const float gate = feature(row, token);
-    const float silu = rounded<T>(gate / (1.f + __expf(-gate)));
-    out[static_cast<int64_t>(token) * (features / 2) + blockIdx.x * 8 + row] =
-        from_float<T>(silu * feature(row + 8, token));
+    constexpr int kColumns = kTiles * 8;
+    for (int i = threadIdx.x; i < tokens * kColumns; i += kThreads) {
+      const int token = i / kColumns, column = i % kColumns;
+      const int output = blockIdx.x * kColumns + column;
+      if (output >= features / 2) continue;
+      const int row = column / 8 * kSkinnyFeatures + column % 8;
+      const float gate = feature(row, token);
+      const float silu = rounded<T>(gate / (1.f + __expf(-gate)));
+      out[static_cast<int64_t>(token) * (features / 2) + output] =
+          from_float<T>(silu * feature(row + 8, token));
+    }
   } else {
-    const int row = threadIdx.x % kSkinnyFeatures, token = threadIdx.x / kSkinnyFeatures;
-    if (token >= tokens) return;
-    out[static_cast<int64_t>(token) * features + blockIdx.x * kSkinnyFeatures + row] =
-        from_float<T>(feature(row, token));
+    constexpr int kColumns = kTiles * kSkinnyFeatures;
+    for (int i = threadIdx.x; i < tokens * kColumns; i += kThreads) {
+      const int token = i / kColumns, column = i % kColumns;
+      const int output = blockIdx.x * kColumns + column;
+      if (output >= features) continue;
+      out[static_cast<int64_t>(token) * features + output] =
+          from_float<T>(feature(column, token));
+    }
   }
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import reference
+from kernels import cuda, reference
 from tests.kernels import emulated
 from tests.kernels.test_quantized import LIMIT, draw_int4, randn, relative_error
 
@@ -23,7 +23,7 @@ KERNELS = (
 POINTERS = ("out", "x", "weight", "scales", "bias")
 INTS = (
     *("tokens", "features", "k", "x_stride", "group_size", "block_rows"),
-    *("gated", "bf16", "format"),
+    *("gated", "bf16", "format", "warps"),
 )
 PLAIN, FP8, INT4 = range(3)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -56,6 +56,7 @@ def multiply(
     group_size: int = 0,
     block_rows: int = 0,
     gated: bool = False,
+    warps: int = 8,
 ) -> torch.Tensor:
     """What nobody wrote is NaN."""
     (tokens, k), features = x.shape, weight.shape[0]
@@ -72,6 +73,7 @@ def multiply(
         gated=gated,
         bf16=x.dtype == torch.bfloat16,
         format=stored,
+        warps=warps,
     )
     assert library.multiply(ctypes.byref(call)) == 0
     return out
@@ -84,15 +86,20 @@ def gate(out: torch.Tensor) -> torch.Tensor:
 
 @DTYPES
 @TOKENS
-@pytest.mark.parametrize("k", [64, 1152])
-def test_plain_weights(k: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL) -> None:
-    """Rows of x may lie apart from each other."""
+@pytest.mark.parametrize("warps", cuda.SKINNY_WARPS)
+@pytest.mark.parametrize(("features", "k"), [(16, 64), (48, 1152)])
+def test_plain_weights(
+    features: int, k: int, warps: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
+) -> None:
+    """Rows of x may lie apart, and the last CTA may have features for half its tiles only."""
     x = randn(tokens, k + 8, seed=1).to(dtype)[:, :k]
-    weight, bias = (randn(32, k, seed=2) * k**-0.5).to(dtype), randn(32, seed=3).to(dtype)
-    want = x.double() @ weight.double().T
-    got = multiply(library, x, weight, bias=bias)
-    assert relative_error(got, want + bias.double()) < LIMIT[dtype]
-    assert relative_error(multiply(library, x, weight, gated=True), gate(want)) < 3 * LIMIT[dtype]
+    weight, bias = randn(features, k, seed=2) * k**-0.5, randn(features, seed=3).to(dtype)
+    weight = weight.to(dtype)
+    want = x.double() @ weight.double().T + bias.double()
+    got = multiply(library, x, weight, bias=bias, warps=warps)
+    assert relative_error(got, want) < LIMIT[dtype]
+    got = multiply(library, x, weight, bias=bias, gated=True, warps=warps)
+    assert relative_error(got, gate(want)) < 3 * LIMIT[dtype]
 
 
 @DTYPES

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda_wide, ops, products
+from kernels import cuda, cuda_wide, ops, products
 from kernels.products import UNMEASURED, Products, Use, _Choice, _Kind, _Product
 
 KIND = _Kind(torch.Size((32, 64)), torch.float32, gated=False)
-LIBRARY, SKINNY, WIDE = _Product("library"), _Product("skinny"), _Product("wide", 224)
+LIBRARY, SKINNY, WIDE = _Product("library"), _Product("skinny"), _Product("wide", width=224)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 300])
@@ -27,15 +27,16 @@ def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
     weight = torch.randn(KIND.shape)
 
     def chosen(rows: int, *, gated: bool = False) -> _Product:
-        return measured._product(torch.zeros(rows, 64), weight, gated=gated)
+        return measured._product(rows, weight, gated=gated)
 
     served = {rows: chosen(rows) for rows in range(1, 400)}
     assert [rows for rows in served if served[rows] == SKINNY] == [1, 5, 6, 7, 8]
     assert [rows for rows in served if served[rows] == WIDE] == list(range(65, 257))
     assert served[257] == LIBRARY, "not measured"
     assert chosen(1, gated=True) == LIBRARY, "measured for the other"
-    other = torch.zeros(1, 32), torch.zeros(16, 32)
-    assert measured._product(*other, gated=False) == LIBRARY
+    assert measured._product(1, torch.zeros(16, 32), gated=False) == LIBRARY
+    assert [measured.code(rows, weight) for rows in (1, 4, 65, 257)] == [8, 0, 224, 0]
+    assert measured.code(1, weight, gated=True) == 0
 
 
 def test_each_kind_of_weight_is_measured_for_its_largest_use(
@@ -61,10 +62,9 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
         *((rows, 32, True, 1) for rows in (1, 2)),
         (1, 48, False, 1),
     ]
-    x = torch.zeros(3, 64, dtype=torch.bfloat16)
-    assert measured._product(x, plain, gated=False) == SKINNY
-    assert measured._product(x, plain, gated=True) == LIBRARY, "more rows than measured"
-    assert UNMEASURED._product(x, plain, gated=False) == LIBRARY
+    assert measured._product(3, plain, gated=False) == SKINNY
+    assert measured._product(3, plain, gated=True) == LIBRARY, "more rows than measured"
+    assert UNMEASURED._product(3, plain, gated=False) == LIBRARY
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,14 @@ def test_the_library_multiplies_every_eighth_number_of_rows_at_first(
 def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     few, more = (list(products._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
-    assert few == [LIBRARY, SKINNY]
-    assert more == [LIBRARY, *(_Product("wide", width) for width in cuda_wide.WIDTHS)]
+    assert few == [LIBRARY, *(_Product("skinny", warps=warps) for warps in cuda.SKINNY_WARPS)]
+    assert more == [LIBRARY, *(_Product("wide", width=width) for width in cuda_wide.WIDTHS)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert list(products._candidates(17, torch.device("cuda"))) == [LIBRARY]
 
 
 @pytest.mark.gpu
 def test_each_number_of_rows_gets_the_product_that_was_measured() -> None:
-    from kernels import cuda
-
     cuda.register()
     gen = torch.Generator(device="cuda").manual_seed(0)
     up = torch.randn(2048, 512, generator=gen, device="cuda").bfloat16()

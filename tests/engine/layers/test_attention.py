@@ -51,6 +51,7 @@ class Storing:
         scale: float,
         *,
         window: int | None = None,
+        next_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.stored += 1
         q, at = q.clone(), self._positions

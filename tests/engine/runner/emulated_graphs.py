@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch
+from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
 from engine.runner import sized_graphs
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.runner import TorchRunner
 from engine.runner.verify_graphs import VerifyGraphs
 from kernels import cuda, cuda_sampling
+from tests.engine.runner.conftest import BLOCK_SIZE
 
 MAX_QUERIES = 8
 
@@ -96,6 +99,33 @@ class EmulatedAttention(TorchAttention):
         )
 
 
+class EmulatedPrompts(TorchAttention):
+    """Attends with a lone prompt from device memory alone; nothing is known of the other rows."""
+
+    captures_prompts = True
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), torch.float32)
+
+    def prepare_prompt(self, batch: DeviceBatch, max_num_tokens: int) -> StepAttention:
+        num_tokens, seq_len = int(batch.cu_queries[1]), int(batch.seq_lens[0])
+        assert num_tokens <= max_num_tokens
+        attend = self.prepare(
+            AttentionBatch(
+                np.array([num_tokens]), np.array([seq_len]), np.array([0]), batch.block_table
+            ),
+            BLOCK_SIZE,
+        )
+
+        def attend_and_poison(q: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+            assert len(q) == max_num_tokens
+            out = torch.full_like(q, math.nan)
+            out[:num_tokens] = attend(q[:num_tokens], *rest, **options)
+            return out
+
+        return attend_and_poison
+
+
 class EmulatedSampler:
     """``CudaSampler`` as far as the graphs know it."""
 
@@ -138,14 +168,36 @@ class Counted:
         return self._graphs.run(*arguments, **options)
 
 
+def emulate_prompts(
+    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int]
+) -> Counted:
+    """Graphs of prompts for an engine on the CPU."""
+    _emulate_graphs(monkeypatch)
+    graphs = PromptGraphs(
+        runner._model,
+        runner._cache.layers,
+        runner._table,
+        EmulatedPrompts(),
+        block_size=runner._block_size,
+        sizes=sizes,
+    )
+    graphs.capture()
+    runner._prompt_graphs = counted = Counted(graphs)  # type: ignore[assignment]
+    return counted
+
+
+def _emulate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sized_graphs, "record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+
+
 def emulate(
     runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, num_drafts: int
 ) -> tuple[Counted, Counted, Counted | None]:
     """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU: for plain decoding,
     for checking drafts, and for drafting where a network does that token by token."""
-    monkeypatch.setattr(sized_graphs, "record", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
-    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    _emulate_graphs(monkeypatch)
     monkeypatch.setattr(cuda_sampling, "sample_rows", sample_rows)
     attention = EmulatedAttention(runner._cache.groups.windows)
     sizes = {"block_size": runner._block_size, "max_num_seqs": len(runner._table.tokens)}

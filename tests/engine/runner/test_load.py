@@ -181,7 +181,7 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     assert len(linears) == 2 * (1 + 3 * 4), "the head, and four of each layer"
     assert all(linear.products is fastest for linear in linears)
     heads = [use for use in measured if len(use.weight) == VOCAB_SIZE]
-    assert len(heads) == (not quantize_lm_head)
+    assert len(heads) == 2 * (not quantize_lm_head)
     assert all(use.max_rows == target.config.num_seqs for use in heads)
-    assert len(measured) - len(heads) == 3 * 4
-    assert sum(use.gated for use in measured) == 3
+    assert len(measured) - len(heads) == 2 * 3 * 4
+    assert sum(use.gated for use in measured) == 2 * 3

@@ -7,7 +7,7 @@ enum Format { kPlain, kFp8, kInt4 };
 
 struct Call {
   void *out, *x, *weight, *scales, *bias;
-  int tokens, features, k, x_stride, group_size, block_rows, gated, bf16, format;
+  int tokens, features, k, x_stride, group_size, block_rows, gated, bf16, format, warps;
 };
 
 template <typename Product>
@@ -27,7 +27,9 @@ Product product_of(const Call& c) {
 
 extern "C" int multiply(const Call& c) {
   if (c.format == kPlain) {
-    return sluice::skinny_linear(product_of<sluice::SkinnyLinear>(c), c.bf16, nullptr);
+    auto p = product_of<sluice::SkinnyLinear>(c);
+    p.warps = c.warps;
+    return sluice::skinny_linear(p, c.bf16, nullptr);
   }
   auto p = product_of<sluice::QuantizedLinear>(c);
   p.scales = c.scales;

@@ -1,0 +1,110 @@
+"""A decoder layer on a GPU in two calls beside attention, for steps that are not in a CUDA graph:
+in those the GPU waits for a slow host.
+
+It computes what the layer computes, to the bit, from the weights that the layer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.layers.attention import SelfAttention, StepContext
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP
+from engine.layers.module import Module
+from engine.layers.norm import RMSNorm
+from kernels import cuda, cuda_layer
+from kernels.cuda_layer import NO_HEAD_NORMS, HeadNorms, Matrix, Norm
+
+
+class DecoderLayer(Protocol):
+    """The structure that a layer must have."""
+
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
+
+    @property
+    def self_attn(self) -> Module: ...
+
+    @property
+    def mlp(self) -> Module: ...
+
+
+class JoinedLayer:
+    def __init__(self, layer: DecoderLayer, attention: SelfAttention, mlp: GatedMLP) -> None:
+        self._attention, self._mlp = attention, mlp
+        self._input_norm = _norm(layer.input_layernorm)
+        self._attended_norm = _norm(layer.post_attention_layernorm)
+        self._head_norms = NO_HEAD_NORMS
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        if q_norm is not None and k_norm is not None:
+            self._head_norms = HeadNorms(q_norm.weight.data, k_norm.weight.data, q_norm.eps)
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> JoinedLayer | None:
+        """A packed layer, joined; None where that is not possible."""
+        attention, mlp = layer.self_attn, layer.mlp
+        if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):
+            return None
+        linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+        plain = all(linear.quantized is None and linear.packed is None for linear in linears)
+        return cls(layer, attention, mlp) if plain and mlp.activation == "silu" else None
+
+    @classmethod
+    def of_all(cls, layers: Sequence[DecoderLayer]) -> list[JoinedLayer] | None:
+        """None unless all of them can be joined, and are on a GPU that has the kernels."""
+        weight = layers[0].input_layernorm.weight.data
+        if not (weight.is_cuda and weight.dtype in cuda.FLOATS and cuda.available()):
+            return None
+        joined = [one for one in map(cls.of, layers) if one is not None]
+        return joined if len(joined) == len(layers) else None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cos_sin: torch.Tensor,
+        step: StepContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the layer, in a step in which nothing is added to its products."""
+        attention = self._attention
+        slots, attend = step.of(attention.layer)
+        scales = attention.kv_scales
+        q = cuda_layer.attention_inputs(
+            x,
+            residual,
+            self._input_norm,
+            _matrix(attention.qkv_proj, x.shape[0]),
+            self._head_norms,
+            step.kv_cache[attention.layer],
+            (None, None) if scales is None else (scales.k, scales.v),
+            cos_sin,
+            step.positions,
+            slots,
+        )
+        residual = step.kept(x if residual is None else residual)
+        attended = attention.attend(attend, q, step)
+        del q  # with the whole projection: the feed-forward block takes most of a step's memory
+        rows = attended.shape[0]
+        fed = cuda_layer.feed_forward(
+            attended,
+            residual,
+            _matrix(attention.o_proj, rows),
+            self._attended_norm,
+            _matrix(self._mlp.gate_up_proj, rows, gated=True),
+            _matrix(self._mlp.down_proj, rows),
+        )
+        return fed, residual
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.data, norm.eps)
+
+
+def _matrix(linear: Linear, rows: int, *, gated: bool = False) -> Matrix:
+    weight, bias = linear.weight.data, linear.bias
+    code = linear.products.code(rows, weight, gated=gated)
+    return Matrix(weight, None if bias is None else bias.data, code)

@@ -1,0 +1,132 @@
+"""Steps that end one short prompt, and do nothing else, as CUDA graphs.
+
+Such a step decides how soon a lone request gets its first token, and launching its kernels one by
+one takes the host longer than they take. A prompt runs in the next larger graph: behind its own
+tokens come others that write nothing, see nothing and are looked at by nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention.base import DeviceBatch, PromptBackend
+from engine.layers.attention import KVCache, StepContext, Wanted
+from engine.models.base import Model
+from engine.runner.inputs import ChunkFields, StepInputs, assemble
+from engine.runner.rows import RowTable
+from engine.runner.sized_graphs import SizedGraphs, capture_all
+from kernels import cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SIZES = (16, 32, 64, 128, 192, 256, 384)
+"""Of more tokens the kernels take longer than launching them."""
+_NUM_SEQS = 2
+"""The prompt, and what fills the graph up."""
+
+
+def capture_sizes(max_num_tokens: int) -> list[int]:
+    """Numbers of tokens worth a graph."""
+    return [size for size in _SIZES if size <= max_num_tokens]
+
+
+class PromptGraphs:
+    def __init__(
+        self,
+        model: Model,
+        kv_cache: KVCache,
+        table: RowTable,
+        attention: PromptBackend,
+        *,
+        block_size: int,
+        sizes: Sequence[int],
+    ) -> None:
+        """sizes: numbers of tokens, ascending, not empty; no row of the table is shorter."""
+        assert len(table.windows) == 1, "the layers of one group share slots and block tables"
+        self._model = model
+        self._kv_cache = kv_cache
+        self._table = table
+        self._attention = attention
+        self._block_size = block_size
+        self.max_num_tokens = sizes[-1]
+        device = table.tokens.device
+        self._sent = torch.zeros(3 * _NUM_SEQS + 1, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(3, sizes[-1], dtype=torch.int64, device=device)
+        """Token ids, positions, slots."""
+        self._batch = DeviceBatch(
+            torch.zeros(_NUM_SEQS, dtype=torch.int32, device=device),
+            self._sent[2 * _NUM_SEQS :],
+            table.block_table.new_zeros(_NUM_SEQS, table.block_table.shape[1]),
+        )
+        self._graphs = SizedGraphs(sizes, self._forward)
+
+    def capture(self) -> None:
+        """Record all graphs. Call it before any request has a row: first runs write into blocks
+        that nobody holds."""
+        capture_all([self._graphs], lambda size: self._send(0, 0, size, size=size))
+
+    def fits(self, fields: ChunkFields) -> bool:
+        """Whether a step, without adapters and log-probabilities of prompts, is one that ``run``
+        can execute."""
+        return bool(
+            len(fields.rows) == 1
+            and fields.num_places[0] == 1
+            and 1 < fields.query_lens[0] <= self.max_num_tokens
+        )
+
+    def run(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor]:
+        """Execute a step that ``fits``: the inputs of what is sampled, and its logits [1, vocab].
+
+        Both live in memory that the next ``run`` overwrites, in stream order.
+        """
+        num_tokens = int(fields.query_lens[0])
+        size = self._graphs.size_for(num_tokens)
+        self._send(int(fields.rows[0]), int(fields.computed[0]), num_tokens, size=size)
+        logits = self._graphs.replay(size)
+        token_ids, positions, slots = self._tokens[:, num_tokens - 1 : num_tokens]
+        batch = self._batch
+        inputs = assemble(
+            fields.of_places(),
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            block_table=self._table.block_table,
+            on_device=DeviceBatch(batch.seq_lens[:1], batch.cu_queries[:2], batch.block_table[:1]),
+            rows=self._sent[:1],
+        )
+        return inputs, logits
+
+    def _send(self, row: int, computed: int, num_tokens: int, *, size: int) -> None:
+        """The row of each sequence (-1: padding), its computed tokens, and where its own begin."""
+        values = [row, -1, computed, 0, 0, num_tokens, size]
+        host = torch.tensor(values, dtype=torch.int32, pin_memory=self._sent.is_cuda)
+        self._sent.copy_(host, non_blocking=True)
+
+    def _forward(self, size: int) -> torch.Tensor:
+        rows, computed = self._sent[: 2 * _NUM_SEQS].view(2, _NUM_SEQS).unbind()
+        token_ids, positions, slots = self._tokens[:, :size]
+        batch = self._batch
+        cuda.step_inputs(
+            self._table.tokens,
+            self._table.block_table,
+            rows,
+            computed,
+            batch.cu_queries,
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            seq_lens=batch.seq_lens,
+            batch_table=batch.block_table,
+            block_size=self._block_size,
+        )
+        step = StepContext(
+            positions,
+            slots,
+            self._attention.prepare_prompt(batch, size),
+            self._kv_cache,
+            wanted=Wanted(batch.cu_queries[1:2].long() - 1),
+        )
+        return self._model.logits(self._model.hidden_states(token_ids, step))

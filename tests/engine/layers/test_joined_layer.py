@@ -1,0 +1,326 @@
+"""Joined layers against the layers one by one: to the bit on a GPU; on a CPU with the bindings'
+contracts written out, which shows that each argument comes to its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from engine.attention.base import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionShape,
+    DeviceBatch,
+    KVScales,
+)
+from engine.attention.select import select_backend
+from engine.attention.torch_ref import TorchAttention
+from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
+from engine.layers.joined_layer import JoinedLayer
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP
+from engine.layers.rope import RopeConfig
+from engine.models.base import ModelConfig
+from engine.models.gemma2 import Gemma2DecoderLayer
+from engine.models.granite import GraniteDecoderLayer
+from engine.models.llama import LlamaDecoderLayer, LlamaModel
+from engine.models.qwen3 import Qwen3DecoderLayer
+from engine.quant.fp8 import OnlineFp8Weight
+from kernels import build, cuda, cuda_wide, ops, reference
+from kernels.products import Products, _Choice, _Kind, _Product
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+BLOCK_SIZE, MAX_LEN, HEAD_DIM = 16, 512, 64
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=50,
+    hidden_size=256,
+    intermediate_size=320,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=HEAD_DIM,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=MAX_LEN,
+    rope=RopeConfig(),
+    tie_word_embeddings=True,
+    attention_bias=False,
+    mlp_bias=False,
+    dtype=torch.float32,
+    eos_token_ids=frozenset(),
+)
+
+
+def model(
+    layer: type[LlamaDecoderLayer] = LlamaDecoderLayer,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> LlamaModel:
+    made = LlamaModel(replace(CONFIG, **changes), MAX_LEN, layer, dtype=dtype, device=device)
+    gen = torch.Generator().manual_seed(0)
+    for name, weight in made.named_weights():
+        shift = 1.0 if "norm" in name else 0.0
+        weight.data.copy_(torch.randn(weight.data.shape, generator=gen) * 0.1 + shift)
+    return made
+
+
+def join(of: LlamaModel) -> None:
+    of._joined = [joined for layer in of.layers if (joined := JoinedLayer.of(layer)) is not None]
+    assert len(of._joined) == len(of.layers)
+
+
+def attention(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionBackend:
+    if device == CPU:
+        return TorchAttention(CPU, dtype)
+    heads = CONFIG.num_heads, CONFIG.num_kv_heads, HEAD_DIM
+    return select_backend(
+        "cuda", device, AttentionShape(dtype, *heads, BLOCK_SIZE, 4, kv_dtype=kv_dtype)
+    )
+
+
+def run(
+    of: LlamaModel,
+    shapes: list[tuple[int, int]],
+    *,
+    eager: bool,
+    fp8: bool = False,
+    wanted: Wanted | None = None,
+    last: int = 0,
+    adapted: bool = False,
+) -> tuple[torch.Tensor, KVCache]:
+    """shapes: (tokens of the step, tokens before it) of each sequence. last: of the only sequence,
+    so many tokens are wanted."""
+    weight = of.norm.weight.data
+    device, dtype = weight.device, weight.dtype
+    gen = torch.Generator().manual_seed(1)
+    shape = 3, 2, 64, BLOCK_SIZE, CONFIG.num_kv_heads, HEAD_DIM
+    values = torch.randn(shape, generator=gen).to(device)
+    scale = torch.tensor([0.02, 0.03], device=device)
+    stored = reference.quantize_heads(values, scale) if fp8 else values.to(dtype)
+    cache: KVCache = [(k, v) for k, v in stored]
+    for layer in of.layers:
+        assert isinstance(layer.self_attn, SelfAttention)
+        layer.self_attn.kv_scales = KVScales(scale, scale) if fp8 else None
+    table = torch.randperm(64, generator=gen).view(4, 16).to(device, torch.int32)[: len(shapes)]
+    query_lens, past = np.array(shapes).T.copy()
+    rows = np.arange(len(shapes))
+    positions = torch.cat([torch.arange(p, p + n) for n, p in shapes]).to(device)
+    token_rows = torch.from_numpy(rows.repeat(query_lens)).to(device)
+    slots = table[token_rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    lens = torch.from_numpy(query_lens + past).to(device, torch.int32)
+    cu_queries = F.pad(torch.from_numpy(query_lens), (1, 0)).cumsum(0).to(device, torch.int32)
+    on_device = DeviceBatch(lens, cu_queries, table)
+    batch = AttentionBatch(query_lens, query_lens + past, rows, table, on_device)
+    backend = attention(device, dtype, stored.dtype)
+    # As a function: attention that also stores the keys may rotate them with other roundings.
+    attend = partial(backend.prepare(batch, BLOCK_SIZE))
+    if last:
+        fewer = replace(batch, query_lens=np.array([last]))
+        index = torch.arange(len(positions) - last, len(positions))
+        wanted = Wanted(index, lambda: backend.prepare(fewer, BLOCK_SIZE))
+    step = StepContext(
+        positions, slots.long(), attend, cache, is_eager=eager, wanted=wanted, adapted=adapted
+    )
+    token_ids = torch.randint(50, (len(positions),), generator=gen).to(device)
+    return of(token_ids, step), cache
+
+
+def schema(op: str) -> list[str]:
+    """The names of an operation's arguments, in order."""
+    text = "".join(re.findall(r'"(.*)"', (build.SOURCES / "bind_layer.cpp").read_text()))
+    (found,) = re.findall(rf"{op}\(.*?\) -> Tensor", text)
+    return [argument.name for argument in torch._C.parse_schema(f"sluice::{found}").arguments]
+
+
+def contract(op: str, written_out: Callable[[SimpleNamespace], torch.Tensor]) -> SimpleNamespace:
+    """A stand-in for the operation of a GPU, which is called with positions only."""
+    names = schema(op)
+
+    def call(*args: Any) -> torch.Tensor:
+        return written_out(SimpleNamespace(**dict(zip(names, args, strict=True))))
+
+    return SimpleNamespace(default=call)
+
+
+def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
+    x = ops.rms_norm(a.x, a.norm, a.eps, a.residual)
+    heads = a.k_cache.shape[2]
+    qkv = F.linear(x, a.qkv_weight, a.qkv_bias).view(len(x), -1, a.k_cache.shape[3])
+    q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * heads, heads, heads), 1)
+    ops.rope_and_cache(
+        *(q, k, v, a.k_cache, a.v_cache, a.cos_sin, a.positions, a.slots),
+        q_norm=a.q_norm,
+        k_norm=a.k_norm,
+        eps=a.head_eps,
+        k_scale=a.k_scale,
+        v_scale=a.v_scale,
+    )
+    return q
+
+
+def feed_forward(a: SimpleNamespace) -> torch.Tensor:
+    x = F.linear(a.attended, a.output_weight, a.output_bias)
+    x = ops.rms_norm(x, a.norm, a.eps, a.residual)
+    x = ops.silu_mul(F.linear(x, a.gate_up_weight, a.gate_up_bias))
+    return F.linear(x, a.down_weight, a.down_bias)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for op, written_out in (
+        ("attention_inputs", attention_inputs),
+        ("feed_forward", feed_forward),
+    ):
+        monkeypatch.setattr(torch.ops.sluice_cuda, op, contract(op, written_out), raising=False)
+
+
+def assert_same(one: tuple[torch.Tensor, KVCache], other: tuple[torch.Tensor, KVCache]) -> None:
+    assert torch.equal(one[0], other[0])
+    for (k, v), (other_k, other_v) in zip(one[1], other[1], strict=True):
+        assert torch.equal(k.view(torch.uint8), other_k.view(torch.uint8))
+        assert torch.equal(v.view(torch.uint8), other_v.view(torch.uint8))
+
+
+WANTED = Wanted(torch.tensor([1, 6, 7]))
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("wanted", [None, WANTED], ids=["all", "some"])
+def test_every_argument_comes_to_its_place(
+    layer: type[LlamaDecoderLayer], bias: bool, wanted: Wanted | None
+) -> None:
+    made = model(layer, attention_bias=bias, mlp_bias=bias)
+    plain = run(made, [(5, 0), (3, 7)], eager=True, wanted=wanted)
+    join(made)
+    assert_same(run(made, [(5, 0), (3, 7)], eager=True, wanted=wanted), plain)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_cache_in_fp8_has_its_scales() -> None:
+    made = model()
+    plain = run(made, [(5, 0), (3, 7)], eager=True, fp8=True)
+    join(made)
+    assert_same(run(made, [(5, 0), (3, 7)], eager=True, fp8=True), plain)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_queries_cut_down_to_wanted_tokens_attend_by_themselves() -> None:
+    made = model()
+    plain = run(made, [(8, 5)], eager=True, last=3)
+    torch.testing.assert_close(plain[0], run(made, [(8, 5)], eager=True)[0][5:])
+    join(made)
+    assert_same(run(made, [(8, 5)], eager=True, last=3), plain)
+
+
+@pytest.mark.parametrize(("eager", "adapted"), [(False, False), (True, True)])
+def test_what_cannot_be_joined_in_a_step_goes_layer_by_layer(eager: bool, adapted: bool) -> None:
+    """There are no stand-ins here: a call of the operations fails."""
+    made = model()
+    plain = run(made, [(4, 0)], eager=False)
+    join(made)
+    assert_same(run(made, [(4, 0)], eager=eager, adapted=adapted), plain)
+    with pytest.raises((AttributeError, NotImplementedError), match="attention_inputs"):
+        run(made, [(4, 0)], eager=True)
+
+
+def test_layers_of_another_structure_are_not_joined() -> None:
+    other_activation, quantized, mixed = (model().layers[0] for _ in range(3))
+    assert JoinedLayer.of(mixed) is not None
+    assert isinstance(other_activation.mlp, GatedMLP)
+    other_activation.mlp.activation = "gelu_pytorch_tanh"
+    assert JoinedLayer.of(other_activation) is None
+    assert isinstance(quantized.self_attn, SelfAttention)
+    quantized.self_attn.o_proj.quantize(partial(OnlineFp8Weight, activations=False))
+    assert JoinedLayer.of(quantized) is None
+
+
+def test_without_a_gpu_nothing_is_joined() -> None:
+    made = model()
+    made.pack()
+    assert made._joined is None
+    assert JoinedLayer.of_all(made.layers) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("layer", "is_joined"),
+    [
+        (LlamaDecoderLayer, True),
+        (Qwen3DecoderLayer, True),
+        (GraniteDecoderLayer, False),
+        (Gemma2DecoderLayer, False),
+    ],
+)
+def test_layers_that_compute_otherwise_are_not_joined(
+    layer: type[LlamaDecoderLayer], is_joined: bool
+) -> None:
+    made = model(layer, device=GPU, dtype=torch.bfloat16)
+    made.pack()
+    assert (made._joined is not None) == is_joined
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those that an engine registers: without them the layers one by one round as torch does."""
+    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
+    cuda.register()
+    yield
+    ops.resolve.cache_clear()
+
+
+SHAPES = {
+    "prompts": [(100, 0), (33, 40)],
+    "prompts and tokens": [(50, 100), (1, 90), (1, 200), (90, 0)],
+    "tokens": [(1, 90), (1, 0), (3, 200)],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("product", ["library", "own"])
+def test_equals_the_layers_to_the_bit(
+    shapes: list[tuple[int, int]],
+    layer: type[LlamaDecoderLayer],
+    bias: bool,
+    fp8: bool,
+    product: str,
+) -> None:
+    made = model(layer, device=GPU, dtype=torch.bfloat16, attention_bias=bias, mlp_bias=bias)
+    made.pack()
+    if product == "own":
+        serve_with_own_products(made)
+    wanted = Wanted(torch.tensor([0, 2, 3], device=GPU))
+    for some in (None, wanted):
+        plain = run(made, shapes, eager=False, fp8=fp8, wanted=some)
+        assert_same(run(made, shapes, eager=True, fp8=fp8, wanted=some), plain)
+
+
+def serve_with_own_products(of: LlamaModel) -> None:
+    by_rows = _Choice([cuda.MAX_SKINNY_TOKENS], [_Product("skinny")])
+    if cuda_wide.has_wide(GPU):
+        by_rows.add(1024, _Product("wide", 192))
+    linears = [module for module in of.modules() if isinstance(module, Linear)]
+    chosen = {
+        _Kind(linear.weight.data.shape, torch.bfloat16, gated): by_rows
+        for linear in linears
+        for gated in (False, True)
+    }
+    for linear in linears:
+        linear.products = Products(chosen)
