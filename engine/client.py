@@ -421,6 +421,8 @@ class EngineClient:
                 pass
             assert self._transport is not None
             self._transport.drain()  # what came while this event loop was busy counts
+            if self._death.is_set():
+                return
             if time.monotonic() - self._progress_at > self._hang_timeout_s:
                 self._died(EngineDead(f"the engine made no progress in {self._hang_timeout_s:g} s"))
                 return
