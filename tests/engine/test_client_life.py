@@ -117,7 +117,7 @@ class TestDeath:
             assert isinstance(transport, StandInProcess)
 
             def die() -> None:  # as an engine's further clients find out
-                del transport.drain  # type: ignore[misc]
+                del transport.drain
                 transport._close()
                 transport._on_exit("it is gone")
 
