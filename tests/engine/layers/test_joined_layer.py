@@ -154,11 +154,11 @@ def contract(op: str, written_out: Callable[[SimpleNamespace], torch.Tensor]) ->
 
 
 def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
-    x = reference.rms_norm(a.x, a.norm, a.eps, a.residual)
+    x = ops.rms_norm(a.x, a.norm, a.eps, a.residual)
     heads = a.k_cache.shape[2]
     qkv = F.linear(x, a.qkv_weight, a.qkv_bias).view(len(x), -1, a.k_cache.shape[3])
     q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * heads, heads, heads), 1)
-    reference.rope_and_cache(
+    ops.rope_and_cache(
         *(q, k, v, a.k_cache, a.v_cache, a.cos_sin, a.positions, a.slots),
         q_norm=a.q_norm,
         k_norm=a.k_norm,
@@ -171,8 +171,8 @@ def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
 
 def feed_forward(a: SimpleNamespace) -> torch.Tensor:
     x = F.linear(a.attended, a.output_weight, a.output_bias)
-    x = reference.rms_norm(x, a.norm, a.eps, a.residual)
-    x = reference.silu_mul(F.linear(x, a.gate_up_weight, a.gate_up_bias))
+    x = ops.rms_norm(x, a.norm, a.eps, a.residual)
+    x = ops.silu_mul(F.linear(x, a.gate_up_weight, a.gate_up_bias))
     return F.linear(x, a.down_weight, a.down_bias)
 
 
