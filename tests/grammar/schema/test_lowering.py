@@ -67,6 +67,7 @@ def constraints(schema: Any) -> set[str]:
         ),
         ({"type": "integer", "exclusiveMinimum": 1}, {"type": "integer", "exclusiveMinimum": 1}),
         ({"minimum": 2.0, "multipleOf": 0.5}, {"minimum": 2, "multipleOf": 0.5}),
+        ({"minimum": 1e-9, "multipleOf": 10_000}, {"minimum": 1e-9, "multipleOf": 10_000}),
         # What binds nothing is left out.
         ({"type": "array", "uniqueItems": False, "maxContains": 1}, {"type": "array"}),
         (
@@ -219,6 +220,7 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"multipleOf": 99_991}, "$.multipleOf", "more than 10000 units"),
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "$.allOf[1].multipleOf", "common"),
         ({"minimum": 2**53}, "$.minimum", "a bound beyond 9007199254740991"),
+        ({"maximum": 9e-10}, "$.maximum", "too close to 0"),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
         ({"required": ["a", "\x01"]}, "$.required", "a control character"),
