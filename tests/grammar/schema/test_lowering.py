@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from grammar.schema.dialects import LLGUIDANCE, OUTLINES, XGRAMMAR
 from grammar.schema.document import Document
 from grammar.schema.forms import CONSTRAINTS
 from grammar.schema.lowering import Dialect, lower
+from grammar.schema.numbers import num_states
 from grammar.schema.paths import ROOT, child
 from tests.grammar.schemas import Schemas
 
@@ -237,6 +239,15 @@ def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> No
     assert list(reasons(schema)) == [path]
     assert reason in reasons(schema)[path]
     assert path.removeprefix("$.") not in lowered(schema)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "states"), [([3], 3), ([1.5], 15), ([0.5, 0.25], 50), ([0.5, 3], 30), ([4, 6], 12)]
+)
+def test_divisors_are_counted_in_units_of_their_last_digit(
+    divisors: list[float], states: int
+) -> None:
+    assert num_states([Fraction(divisor) for divisor in divisors]) == states
 
 
 def test_divisors_that_never_meet_need_no_common_multiple() -> None:
