@@ -142,8 +142,8 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
 def _grammar_compiler(
     tokenizer: Tokenizer | None, eos_token_ids: frozenset[int], logits_width: int
 ) -> GrammarCompiler | None:
-    """None where grammars cannot work: token ids have no text, or no token ends a text."""
-    if tokenizer is None or not eos_token_ids:
+    """None where grammars cannot work, because token ids have no text."""
+    if tokenizer is None:
         return None
     from grammar.compiler import GrammarCompiler
     from grammar.vocabulary import Vocabulary
@@ -230,7 +230,7 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
     socket.linger = LINGER_MS
     socket.connect(launch.address)
     try:
-        _send(socket, LoadProgress("starting", 0.0))
+        _send(socket, LoadProgress("Starting", 0.0))
         engine = build(launch.config, lambda progress: _send(socket, progress))
         tune_collector()
         attached = None if launch.shared_address is None else listen(context, launch.shared_address)

@@ -54,7 +54,7 @@ class WorkerPool:
 
     ``timeout_s`` and ``memory_bytes`` bound each job; ``load_timeout_s`` bounds the start of a
     process and of each library in it, which on a busy machine takes longer than any grammar may.
-    Without a vocabulary it can only validate. Thread-safe; its methods block.
+    With no vocabulary, or one without EOS, it can only validate. Thread-safe; its methods block.
     """
 
     def __init__(

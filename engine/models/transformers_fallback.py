@@ -158,17 +158,22 @@ def _from_pretrained(
 
 
 def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
+    import transformers
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         if "trust_remote_code" in str(error):
             raise ModelLoadError(
                 f"{model_dir} brings Python code of its own: set trust_remote_code to run it"
+            ) from error
+        if isinstance(unknown := error.__context__, KeyError):
+            raise ModelLoadError(
+                f"{model_dir}/config.json: model_type {unknown} is known neither here nor to"
+                f" transformers {transformers.__version__}; a newer one may know it"
             ) from error
         raise ModelLoadError(f"{model_dir}/config.json: {one_line(error)}") from error
 

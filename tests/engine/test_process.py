@@ -218,7 +218,7 @@ class TestRun:
 
         code, messages = self.live(build, address)
         assert code == 1
-        assert messages == [LoadProgress("starting", 0.0), failed]
+        assert messages == [LoadProgress("Starting", 0.0), failed]
 
 
 @pytest.mark.asyncio

@@ -316,3 +316,11 @@ def test_validation_needs_no_vocabulary_and_can_be_killed() -> None:
         with pytest.raises(CompileTimeout):
             pool.validate(spec, f'"{"a" * 40}b"')
         assert pool.validate(spec, '"a"').passed
+
+
+def test_without_an_eos_nothing_is_compiled() -> None:
+    spec = GrammarSpec.from_schema({"type": "boolean"})
+    with WorkerPool(Vocabulary([b"true", b"false"], [7], [], size=2)) as pool:
+        with pytest.raises(CompileFailed, match="no token that ends a text"):
+            pool.compile(spec)
+        assert pool.validate(spec, "true").passed

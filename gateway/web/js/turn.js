@@ -5,7 +5,7 @@ const REACH_WITHIN_MS = 10_000;
 export class Turn {
   id = crypto.randomUUID?.() ?? `t${Date.now()}-${Math.random().toString(36).slice(2)}`;
   #socket;
-  #history;
+  #question;
   #patience = null;
   #begun = 0;
   #sent = false;
@@ -18,16 +18,17 @@ export class Turn {
   /** Called with the tokens of context in use. */
   onContext = () => {};
 
-  constructor(socket, message, history) {
+  /** @param question the fields of the request: messages, and model if one was chosen */
+  constructor(socket, message, question) {
     this.#socket = socket;
     this.message = message;
-    this.#history = history;
+    this.#question = question;
   }
 
   /** Ask now, or as soon as the connection is there. */
   begin() {
     if (this.#sent || this.ended) return;
-    const request = { type: "chat", id: this.id, messages: this.#history };
+    const request = { type: "chat", id: this.id, ...this.#question };
     if (this.#socket.send(request)) {
       this.#sent = true;
       this.#begun = performance.now();

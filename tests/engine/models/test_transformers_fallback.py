@@ -116,7 +116,7 @@ def test_tensors_that_do_not_fit_are_named(olmo2: Path, change: str, reason: str
 def test_a_truncated_file_is_named(olmo2: Path) -> None:
     path = olmo2 / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read: it is cut short"):
         load_runner(config(olmo2))
 
 
@@ -194,6 +194,12 @@ def test_a_field_of_the_wrong_type_is_named(olmo2: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": "wide"}))
     with pytest.raises(ModelLoadError, match=r"config\.json: .*'hidden_size'"):
         read_facts(config(olmo2))
+
+
+def test_a_kind_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Foo"], "model_type": "foo"}')
+    with pytest.raises(ModelLoadError, match=r"config\.json: model_type 'foo' is known neither"):
+        read_facts(config(tmp_path))
 
 
 def test_code_of_strangers_runs_only_when_trusted(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ class ScriptedServer:
         self._loop = asyncio.new_event_loop()
         self.gate = Gate(self._loop)
         self.accepting = True
+        self.models = ["scripted"]
         self.deaf = False
         """Ignore cancels."""
         self.url = ""
@@ -205,7 +206,7 @@ class ScriptedServer:
             await socket.send_json(
                 {
                     "type": "ready",
-                    "models": ["scripted"],
+                    "models": self.models,
                     "max_model_len": MAX_MODEL_LEN,
                     "max_turns": 16,
                     "max_message_bytes": 1 << 20,

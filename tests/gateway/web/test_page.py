@@ -53,6 +53,28 @@ def test_tokens_show_as_they_arrive(page: Page, server: ScriptedServer) -> None:
     assert "finished" in page.inner_text(".meta")
 
 
+def test_a_key_with_several_models_chooses_between_them(
+    open_page: OpenPage, server: ScriptedServer
+) -> None:
+    server.models = ["base", "support"]
+    page = open_page()
+    expect(page.locator("#model")).to_be_hidden()
+    choice = page.get_by_label("Model", exact=True)
+    expect(choice).to_have_value("base")
+    choice.select_option("support")
+    ask(page, "Hi")
+    ended(page)
+    page.reload()
+    expect(choice).to_have_value("support")
+    server.models = ["base"]  # the adapter was unloaded
+    page.reload()
+    expect(page.locator("#model")).to_have_text("base")
+    expect(choice).to_be_hidden()
+    ask(page, "And now?")
+    ended(page)
+    assert [turn["model"] for turn in server.turns()] == ["support", "base"]
+
+
 def test_before_the_first_token_the_answer_is_shown_as_pending(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -377,7 +399,8 @@ def test_reasoning_is_open_while_it_lasts_and_stays_out_of_the_history(
     expect(box.locator("p")).to_be_visible()
     expect(box.locator("p")).to_have_text("Hm, <b>well.")
     ask(page, "And?")
-    expect(page.locator(".turn")).to_have_count(4)
+    expect(box).to_have_count(2)
+    expect(box.last.locator("p")).to_have_text("Hm, <b>")
     assert server.turns()[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 
