@@ -85,7 +85,7 @@ class Hold:
     def generated(self) -> int:
         """Tokens generated so far: what is charged if this process dies."""
         if self._count is not None:
-            self._generated = max(self._generated, self._count())
+            self._generated = self._count()
         return self._generated
 
     @property
@@ -349,10 +349,10 @@ class Quota:
             await self.undo(request)
         if answer.state != "running":
             return 0 if answer.refused_by in ("monthly_tokens", "monthly_cost") else tokens
-        granted = max(0, answer.completion_tokens - hold.allowed)
+        granted = answer.completion_tokens - hold.allowed
         if granted < tokens:  # a minute's worth bounds what is reserved at once
             granted += await self._extend(hold, request, tokens - granted) or 0
-        return granted
+        return max(0, granted)
 
     def forget(self, request_id: UUID) -> None:
         """Stop renewing this request's lease."""

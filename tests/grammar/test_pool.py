@@ -86,6 +86,7 @@ def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
         time.sleep(0.01)
     pool.compile(INTEGER)
     assert pool.pids != [before]
+    assert len(pool._alive) == 1
 
 
 def test_a_worn_out_worker_is_replaced(
@@ -201,6 +202,29 @@ def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None
     pool.close()
     with pytest.raises(CompileFailed, match="closed"):
         pool.compile(INTEGER)
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["as it starts", "at work"])
+def test_an_interrupt_ends_a_job_and_its_worker_only(started: bool) -> None:
+    spec = GrammarSpec.from_schema({"type": "string", "pattern": "^(a|a)*$"}, strict=False)
+    with WorkerPool(timeout_s=60) as pool, ThreadPoolExecutor(1) as thread:
+        if started:
+            pool.start()
+        interrupt = thread.submit(interrupt_at_work, pool)
+        with pytest.raises(KeyboardInterrupt):
+            pool.validate(spec, f'"{"a" * 40}b"')
+        interrupt.result()
+        assert not pool._alive
+        assert pool.validate(spec, '"a"').passed
+
+
+def interrupt_at_work(pool: WorkerPool) -> None:
+    while not pool.pids:
+        time.sleep(0.005)
+    until_it_works(pool.pids[0])
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 class SlowFile(io.BufferedRandom):

@@ -46,6 +46,19 @@ CASES: dict[str, tuple[str, Expected]] = {
         ("", [("f", "{")]),
     ),
     "no call": (f"{OPEN}x{CLOSE}", (f"{OPEN}x{CLOSE}", [])),
+    "no name": (f"{OPEN}<function=>{CLOSE}", (f"{OPEN}<function=>{CLOSE}", [])),
+    "a function that does not end": (
+        f"{OPEN}<function=f><parameter=n>1</parameter>{CLOSE} Done",
+        ("Done", [("f", '{"n": 1}')]),
+    ),
+    "numbers that JSON has not": (
+        call(n="NaN", any="[1e999]"),
+        ("", [("f", '{"n": "NaN", "any": "[1e999]"}')]),
+    ),
+    "half a character": (
+        call(any='["\\ud800"]'),
+        ("", [("f", '{"any": ["\\ud800"]}')]),
+    ),
 }
 
 
