@@ -19,6 +19,9 @@ from kernels import cuda, cuda_wide, ops
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
 """Of more, a product is as long as its energy allows, and the library's take no more of it."""
 _LOADED_EVERY = 8
+_MANY_LOADED_EVERY = 64
+_MOST_LOADED = 8192
+"""Of more rows than are measured, most steps have whole tiles. Longer steps hide a wait."""
 _REPEATS = 5
 _MAX_DISTINCT = 8
 _DISTINCT_BYTES = 1 << 30
@@ -153,8 +156,9 @@ def measure(uses: Iterable[Use]) -> Products:
     chosen: dict[_Kind, _Choice] = defaultdict(_Choice)
     for kind, some in by_kind.items():
         weights = [use.weight for use in some]
-        sizes = _up_to(max(use.max_rows for use in some))
-        _load_library(weights[0], sizes[-1])
+        max_rows = max(use.max_rows for use in some)
+        sizes = _up_to(max_rows)
+        _load_library(weights[0], max_rows)
         for rows in sizes:
             candidates = list(_candidates(rows, device))
             chosen[kind].add(rows, _fastest(candidates, rows, kind, weights, flushed))
@@ -170,11 +174,14 @@ def _up_to(max_rows: int) -> Sequence[int]:
 def _load_library(weight: torch.Tensor, max_rows: int) -> None:
     """Have the library load its kernels now, of which it has some for almost each number of rows.
 
-    At its first use a kernel waits until the GPU has nothing else to do: in a step that grows by a
-    request, for as long as the step takes.
+    At its first use a kernel waits until the GPU has nothing else to do: for as long as the step
+    before takes, and all streams wait with it.
     """
+    max_rows = min(max_rows, _MOST_LOADED)
     x = torch.zeros(max_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    for rows in range(_LOADED_EVERY, max_rows + 1, _LOADED_EVERY):
+    few = range(_LOADED_EVERY, min(max_rows, _ROWS[-1]) + 1, _LOADED_EVERY)
+    many = range(_ROWS[-1] + _MANY_LOADED_EVERY, max_rows + 1, _MANY_LOADED_EVERY)
+    for rows in (*few, *many):
         F.linear(x[:rows], weight)
 
 

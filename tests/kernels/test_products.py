@@ -52,11 +52,16 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
         return SKINNY
 
     monkeypatch.setattr(products, "_fastest", found)
-    monkeypatch.setattr(products, "_load_library", lambda weight, rows: None)
+    loaded: list[tuple[int, int]] = []
+    load = loaded.append
+    monkeypatch.setattr(
+        products, "_load_library", lambda weight, rows: load((weight.shape[0], rows))
+    )
     monkeypatch.setattr(products, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
     plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
     uses = [Use(plain, False, 3), Use(plain, False, 2), Use(plain, True, 2), Use(head, False, 1)]
     measured = products.measure(uses)
+    assert loaded == [(32, 3), (32, 2), (48, 1)]
     assert [(rows, kind.shape[0], kind.gated, num) for rows, kind, num in seen] == [
         *((rows, 32, False, 2) for rows in (1, 2, 3)),
         *((rows, 32, True, 1) for rows in (1, 2)),
@@ -115,6 +120,14 @@ def test_the_library_multiplies_every_eighth_number_of_rows_at_first(
     monkeypatch.setattr(F, "linear", lambda x, weight: seen.append((*x.shape, len(weight))))
     products._load_library(torch.randn(KIND.shape), 30)
     assert seen == [(8, 64, 32), (16, 64, 32), (24, 64, 32)]
+
+
+def test_and_larger_steps_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of prompts beside running streams have from some hundred to some thousand tokens."""
+    seen: list[int] = []
+    monkeypatch.setattr(F, "linear", lambda x, weight: seen.append(len(x)))
+    products._load_library(torch.zeros(16, 8), 100_000)
+    assert seen == [*range(8, 1025, 8), *range(1088, 8193, 64)]
 
 
 def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
