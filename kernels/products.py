@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_wide, ops
+from kernels import cublas_lt, cuda, cuda_wide, ops
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
 """Of more, a product is as long as its energy allows, and the library's take no more of it."""
@@ -23,6 +23,10 @@ _MANY_LOADED_EVERY = 64
 _MOST_LOADED = 8192
 """Of more rows than are measured, most steps have whole tiles. Longer steps hide a wait."""
 _REPEATS = 5
+_MOST_LISTED = 16
+"""Algorithms of cuBLASLt that are tried for a product, the first ones of its list."""
+_NUM_LISTED = 2
+"""Of those, as many take part when products are compared."""
 _MAX_DISTINCT = 8
 _DISTINCT_BYTES = 1 << 30
 """Of weights of one shape that are multiplied in a row, so that none waits in the L2."""
@@ -54,11 +58,13 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    name: Literal["library", "skinny", "wide"]
+    name: Literal["library", "listed", "skinny", "wide"]
     warps: int = 8
     """Of a skinny product's CTA."""
     width: int = 256
     """Of a wide product's tile."""
+    algorithm: cublas_lt.Algorithm = b""
+    """Of a product that cuBLASLt lists."""
 
     @property
     def code(self) -> int:
@@ -73,9 +79,11 @@ class _Product:
                 return cuda.skinny_linear(x, weight, bias, gated=gated, warps=self.warps)
             case "wide" if cuda_wide.takes(x):
                 return cuda_wide.wide_linear(x, weight, bias, gated=gated, width=self.width)
+            case "listed" if bias is None and cublas_lt.takes(x, weight, self.algorithm):
+                out = cublas_lt.linear(x, weight, self.algorithm)
             case _:
                 out = F.linear(x, weight, bias)
-                return ops.silu_mul(out) if gated else out
+        return ops.silu_mul(out) if gated else out
 
 
 _LIBRARY = _Product("library")
@@ -160,7 +168,7 @@ def measure(uses: Iterable[Use]) -> Products:
         sizes = _up_to(max_rows)
         _load_library(weights[0], max_rows)
         for rows in sizes:
-            candidates = list(_candidates(rows, device))
+            candidates = [*_candidates(rows, device), *_listed(rows, kind, weights, flushed)]
             chosen[kind].add(rows, _fastest(candidates, rows, kind, weights, flushed))
     return Products(dict(chosen))
 
@@ -195,6 +203,29 @@ def _candidates(rows: int, device: torch.device) -> Iterator[_Product]:
             yield _Product("wide", width=width)
 
 
+def _listed(
+    rows: int, kind: _Kind, weights: Sequence[torch.Tensor], flushed: torch.Tensor
+) -> list[_Product]:
+    """What is fastest of cuBLASLt's list."""
+    halves, used = _operands(rows, kind, weights)
+    algorithms = cublas_lt.algorithms(rows, weights[0], _MOST_LISTED)
+    listed = [_Product("listed", algorithm=algorithm) for algorithm in algorithms]
+    times = {}
+    for product in listed:
+        product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # its kernel is loaded
+        times[product] = _microseconds(product, halves, used, flushed, gated=kind.gated)
+    return sorted(listed, key=times.__getitem__)[:_NUM_LISTED]
+
+
+def _operands(
+    rows: int, kind: _Kind, weights: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """What ``silu_mul`` makes the inputs of, and some distinct weights."""
+    # No zeros, with which a GPU multiplies faster.
+    halves = torch.randn(rows, 2 * kind.shape[1], dtype=kind.dtype, device=weights[0].device)
+    return halves, weights[: min(_MAX_DISTINCT, -(-_DISTINCT_BYTES // weights[0].nbytes))]
+
+
 def _fastest(
     candidates: Sequence[_Product],
     rows: int,
@@ -205,9 +236,7 @@ def _fastest(
     """By the median of some rounds in which they take turns."""
     if len(candidates) == 1:
         return candidates[0]
-    # No zeros, with which a GPU multiplies faster.
-    halves = torch.randn(rows, 2 * kind.shape[1], dtype=kind.dtype, device=flushed.device)
-    used = weights[: min(_MAX_DISTINCT, -(-_DISTINCT_BYTES // weights[0].nbytes))]
+    halves, used = _operands(rows, kind, weights)
     times: dict[_Product, list[float]] = {product: [] for product in candidates}
     for product in candidates:
         product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # what is made at first use
