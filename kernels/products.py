@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +18,13 @@ from kernels import cublas_lt, cuda, cuda_wide, ops
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
 """Of more, a product is as long as its energy allows, and the library's take no more of it."""
-_LOADED_EVERY = 8
-_MANY_LOADED_EVERY = 64
-_MOST_LOADED = 8192
-"""Of more rows than are measured, most steps have whole tiles. Longer steps hide a wait."""
+_LOADED = (
+    *range(1, 513),
+    *(rows + odd for rows in range(520, 1025, 8) for odd in (-1, 0)),
+    *(rows + odd for rows in range(1088, 8193, 64) for odd in (-1, 0)),
+)
+"""Numbers of rows for which the library's kernels are loaded at start-up. Another one serves a
+multiple of 8 than what lies between two of them."""
 _REPEATS = 5
 _MOST_LISTED = 16
 """Algorithms of cuBLASLt that are tried for a product, the first ones of its list."""
@@ -185,11 +188,9 @@ def _load_library(weight: torch.Tensor, max_rows: int) -> None:
     At its first use a kernel waits until the GPU has nothing else to do: for as long as the step
     before takes, and all streams wait with it.
     """
-    max_rows = min(max_rows, _MOST_LOADED)
-    x = torch.zeros(max_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    few = range(_LOADED_EVERY, min(max_rows, _ROWS[-1]) + 1, _LOADED_EVERY)
-    many = range(_ROWS[-1] + _MANY_LOADED_EVERY, max_rows + 1, _MANY_LOADED_EVERY)
-    for rows in (*few, *many):
+    sizes = _LOADED[: bisect_right(_LOADED, max_rows)]
+    x = torch.zeros(sizes[-1], weight.shape[1], dtype=weight.dtype, device=weight.device)
+    for rows in sizes:
         F.linear(x[:rows], weight)
 
 

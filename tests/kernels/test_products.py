@@ -114,21 +114,25 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     assert products._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
 
 
-def test_the_library_multiplies_every_eighth_number_of_rows_at_first(
+def test_the_library_multiplies_all_small_numbers_of_rows_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[int, ...]] = []
     monkeypatch.setattr(F, "linear", lambda x, weight: seen.append((*x.shape, len(weight))))
     products._load_library(torch.randn(KIND.shape), 30)
-    assert seen == [(8, 64, 32), (16, 64, 32), (24, 64, 32)]
+    assert seen == [(rows, 64, 32) for rows in range(1, 31)]
 
 
-def test_and_larger_steps_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of prompts beside running streams have from some hundred to some thousand tokens."""
+def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with prompts beside running streams have from some hundred to some thousand tokens."""
     seen: list[int] = []
     monkeypatch.setattr(F, "linear", lambda x, weight: seen.append(len(x)))
     products._load_library(torch.zeros(16, 8), 100_000)
-    assert seen == [*range(8, 1025, 8), *range(1088, 8193, 64)]
+    assert seen == sorted(set(seen))
+    assert seen[:512] == list(range(1, 513))
+    assert set(range(8, 1025, 8)) | set(range(1088, 8193, 64)) <= set(seen)
+    assert {rows % 8 for rows in seen[512:]} == {0, 7}
+    assert seen[-1] == 8192
 
 
 def test_of_what_the_library_lists_the_fastest_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
