@@ -28,7 +28,7 @@ def write_down(reports: Path) -> None:
     deliver = RequestStream._deliver
 
     def reported(
-        self: RequestStream, output: RequestOutput, now: float, gaps: list[tuple[float, int]]
+        self: RequestStream, output: RequestOutput, now: float, gaps: list[float]
     ) -> None:
         deliver(self, output, now, gaps)
         os.write(file, f"{self.request_id} {len(output.new_token_ids)}\n".encode())
