@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from grammar.schema.dialects import LLGUIDANCE, OUTLINES, XGRAMMAR
 from grammar.schema.document import Document
 from grammar.schema.forms import CONSTRAINTS
 from grammar.schema.lowering import Dialect, lower
+from grammar.schema.numbers import num_states
 from grammar.schema.paths import ROOT, child
 from tests.grammar.schemas import Schemas
 
@@ -21,6 +23,17 @@ def lowered(schema: Any, dialect: Dialect = LLGUIDANCE) -> Any:
 
 def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
     return {f.path: f.reason for f in lower(Document(schema), dialect).unenforced}
+
+
+def told(schema: Any, dialect: Dialect = LLGUIDANCE) -> set[str]:
+    """Where something is said to be enforced or not."""
+    return {finding.path for finding in lower(Document(schema), dialect).findings}
+
+
+def constraints(schema: Any) -> set[str]:
+    """Where the schema itself, without those inside of it, has constraints."""
+    keywords = () if isinstance(schema, bool) else schema
+    return {child(ROOT, keyword) for keyword in keywords if keyword in CONSTRAINTS}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +50,10 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
         ({"enum": ["a", 1, "abc", None], "type": "string", "maxLength": 2}, {"enum": ["a"]}),
         ({"enum": [1, 2, 3], "not": {"const": 2}}, {"enum": [1, 3]}),
         ({"const": 2.0}, {"enum": [2]}),
+        (
+            {"enum": [0.0, -0.5, 2**63 - 1, {"a": [1.0]}]},
+            {"enum": [0, -0.5, 2**63 - 1, {"a": [1]}]},
+        ),
         ({"enum": ["a"], "type": "integer"}, False),
         # Open bounds of numbers become closed ones that are surely another double.
         ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "minimum": 1e-09}),
@@ -52,6 +69,7 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
         ),
         ({"type": "integer", "exclusiveMinimum": 1}, {"type": "integer", "exclusiveMinimum": 1}),
         ({"minimum": 2.0, "multipleOf": 0.5}, {"minimum": 2, "multipleOf": 0.5}),
+        ({"minimum": 1e-9, "multipleOf": 10_000}, {"minimum": 1e-9, "multipleOf": 10_000}),
         # What binds nothing is left out.
         ({"type": "array", "uniqueItems": False, "maxContains": 1}, {"type": "array"}),
         (
@@ -146,6 +164,7 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
 def test_exact_forms(schema: Any, expected: Any) -> None:
     assert lowered(schema) == expected
     assert reasons(schema) == {}
+    assert constraints(schema) <= told(schema)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +222,12 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"multipleOf": 99_991}, "$.multipleOf", "more than 10000 units"),
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "$.allOf[1].multipleOf", "common"),
         ({"minimum": 2**53}, "$.minimum", "a bound beyond 9007199254740991"),
+        ({"maximum": 9e-10}, "$.maximum", "too close to 0"),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
         ({"required": ["a", "\x01"]}, "$.required", "a control character"),
         ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
+        ({"enum": [1e15 + 0.5]}, "$.enum", "an exponent"),
         ({"const": [{"a": 2**63}]}, "$.const", "beyond 64 bits"),
         ({"const": {"a": ["\x01"]}}, "$.const", "a control character"),
         ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
@@ -218,6 +239,15 @@ def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> No
     assert list(reasons(schema)) == [path]
     assert reason in reasons(schema)[path]
     assert path.removeprefix("$.") not in lowered(schema)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "states"), [([3], 3), ([1.5], 15), ([0.5, 0.25], 50), ([0.5, 3], 30), ([4, 6], 12)]
+)
+def test_divisors_are_counted_in_units_of_their_last_digit(
+    divisors: list[float], states: int
+) -> None:
+    assert num_states([Fraction(divisor) for divisor in divisors]) == states
 
 
 def test_divisors_that_never_meet_need_no_common_multiple() -> None:
@@ -262,6 +292,4 @@ def test_of_every_constraint_it_is_said_what_became_of_it(dialect: Dialect) -> N
     for number in range(400):
         schema = Schemas(random.Random(number), wild=0.5).root()
         with contextlib.suppress(InvalidGrammar):  # a reference that leads back to itself
-            told = {finding.path for finding in lower(Document(schema), dialect).findings}
-            wanted = {child(ROOT, keyword) for keyword in schema if keyword in CONSTRAINTS}
-            assert wanted <= told, schema
+            assert constraints(schema) <= told(schema, dialect), schema
