@@ -151,6 +151,8 @@ class LearnedCosts:
         self.table = table
         self._kinds: dict[tuple[int, int], _Correction] = {}
         self._plain, self._drafted = _Correction(), _Correction()
+        self._latest: dict[int, _Correction] = {}
+        """Of each size of batches, that of the last steps with drafts."""
         self._num_steps = 0
         self._pace = Pace()
         self._by_length: dict[int, list[float]] = {}
@@ -210,6 +212,8 @@ class LearnedCosts:
         of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
         of_kind.num_steps += num_steps
         of_kind.seen = self._num_steps
+        if num_drafts:
+            self._latest[(batch - 1).bit_length()] = of_kind
         overall = self._drafted if kind else self._plain
         overall.observe(found_s, expected_s, *_weights(_OVERALL_DECAY, num_steps))
 
@@ -225,7 +229,7 @@ class LearnedCosts:
         knows_plain = plain is not None and plain.num_steps >= _SURE
         if kind == 0 and plain is not None and knows_plain:
             return plain.seconds(expected_s)
-        prior_s = (self._drafted if kind else self._plain).blended(expected_s, expected_s)
+        prior_s = self._prior_s(size, kind, expected_s)
         if kind and plain is not None and knows_plain:
             # Longer texts, say, make all steps of such a batch longer.
             prior_s = max(prior_s, plain.seconds(expected_s))
@@ -233,3 +237,11 @@ class LearnedCosts:
             return prior_s
         ageing = _AGEING ** (self._num_steps - of_kind.seen)
         return of_kind.blended(expected_s, prior_s, ageing)
+
+    def _prior_s(self, size: int, kind: int, expected_s: float) -> float:
+        """What is thought of a kind of which nothing is known: it is as far from the table as other
+        numbers of drafts for such a batch, if these are known, or else for any."""
+        latest = self._latest.get(size) if kind else None
+        if latest is not None and latest.num_steps >= _SURE:
+            return latest.seconds(expected_s)
+        return (self._drafted if kind else self._plain).blended(expected_s, expected_s)

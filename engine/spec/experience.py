@@ -200,19 +200,20 @@ class Experience:
     ) -> None:
         self.newcomers.come(step.num_new, drafting=is_drafting)
         num_tokens, saved_s = _num_tokens(step, outcomes), step.saving_s
+        plain_s = self.costs.even(step.batch, 0)
         if step.num_drafts:
             usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
-            saved_s = num_tokens / step.batch * self.costs.even(step.batch, 0) - usual_s
+            saved_s = num_tokens / step.batch * plain_s - usual_s
         self.newcomers.go_on(step.num_like * num_tokens, step.num_like * saved_s)
         if not step.only_decodes:
             if is_drafting:
                 hidden_s = self.costs.table.seconds(step.batch, 0, 0) if self.overlaps else 0.0
                 lost_s = self._exposure.lost_s(step, hidden_s) / self.costs.pace
-                self.newcomers.lose(lost_s)
+                self.newcomers.lose(lost_s, plain_s)
         elif step.num_drafts and not step.is_probe:
             if step.follows_others:
                 usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
-                self.newcomers.lose(max(0.0, seconds - usual_s))
+                self.newcomers.lose(max(0.0, seconds - usual_s), plain_s)
             else:
                 self._exposure.observe(step)
 

@@ -53,6 +53,18 @@ def test_what_steps_take_is_learned_by_kind() -> None:
     assert costs.even(16, 1) < 35
 
 
+def test_other_numbers_of_drafts_are_as_far_off_as_the_one_that_is_made() -> None:
+    """In a batch of that size: what was thought of them in a bad moment fades."""
+    costs = LearnedCosts(TABLE)
+    for _ in range(4):
+        costs.observe(16, 4, 64, 60.0)
+    for _ in range(400):
+        costs.observe(64, 1, 64, 90.0)
+        costs.observe(16, 1, 16, 15.0)
+    assert costs.even(16, 1) == pytest.approx(15, rel=0.1)
+    assert costs.even(16, 4) - costs.even(16, 1) == pytest.approx(14 - 12, rel=0.2)
+
+
 def test_a_device_that_is_faster_than_it_was_is_so_in_every_step() -> None:
     costs = LearnedCosts(TABLE)
     for _ in range(400):
