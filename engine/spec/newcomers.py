@@ -46,7 +46,7 @@ class Newcomers:
     def share(self) -> float:
         """Of what drafts could save in all, the part that newcomers cost, at most 1."""
         lost_s = self._s_each * self._num_ended
-        return min(1.0, lost_s / self._saved_s) if lost_s and self._saved_s else 0.0
+        return min(1.0, lost_s / self._saved_s) if lost_s and self._saved_s > 0 else 0.0
 
     def come(self, number: int, *, drafting: bool) -> None:
         """So many came. drafting: drafts are made now."""
