@@ -25,7 +25,8 @@ def explain(error: msgspec.ValidationError, kind: Any) -> str:
     if (found := _UNKNOWN.fullmatch(rule)) is not None:
         return f"{_join(path, found[1])} is unknown{hint(found[1], names(kind, path))}"
     if (found := _MISSING.fullmatch(rule)) is not None:
-        return f"{_join(path, found[1])} is missing"
+        missing = _join(path, found[1])
+        return f"{missing} is missing{one_of(kind, missing)}"
     return f"{path}: {rule}{one_of(kind, path)}" if path else rule
 
 

@@ -104,8 +104,8 @@ class ChatSession(SocketSession):
             turn_id = _turn_id_in(text)
             if turn_id is None or turn_id in self._turns:
                 await self._send_error(exc)
-            else:
-                await self._outbox.put(turn_id, TurnFrames(turn_id).error(exc))
+            else:  # of no turn: it never began, and turns are many
+                await self._outbox.put(None, TurnFrames(turn_id).error(exc))
 
     # -- turns
 

@@ -30,8 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
 DataDir = Annotated[Path, typer.Option(help="Folder of the demo: database, secrets and keys.")]
 
@@ -59,8 +57,13 @@ def _before_commands(
 
 @app.command()
 def demo(
-    port: Port = DEFAULT_PORT,
-    host: Host = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to listen on, by default 8000; 0: a free one."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on, by default 127.0.0.1.")
+    ] = None,
     data_dir: DataDir = database.DATA_DIR,
     ready_file: Annotated[
         Path | None,
@@ -68,6 +71,9 @@ def demo(
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model's folder or hub id, in place of the bundled one.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file, as for serve, but without a database.")
     ] = None,
     replay: Annotated[
         float | None,
@@ -77,16 +83,11 @@ def demo(
     ] = None,
 ) -> None:
     """Start everything: database, engine, gateway and chat page, on the bundled model."""
-    from gateway.demo import Demo
+    from gateway.demo import Demo, configure
 
-    Demo(
-        host=host,
-        port=port,
-        data_dir=data_dir,
-        ready_file=ready_file,
-        model=model,
-        replay_tokens_per_s=replay,
-    ).run()
+    env = _environment(server_port=port, server_host=host, engine_model=_found(model))
+    settings = configure(config, data_dir, env=env)
+    Demo(settings, data_dir=data_dir, ready_file=ready_file, replay_tokens_per_s=replay).run()
 
 
 @app.command()
@@ -109,13 +110,7 @@ def serve(
     from gateway import config as configuration
     from gateway import load_progress, server, supervisor
 
-    env = dict(os.environ)
-    if model is not None:
-        # A folder seen from here, not from that of the settings.
-        found = str(Path(model).resolve()) if Path(model).exists() else model
-        env["SLUICE_ENGINE_MODEL"] = json.dumps(found)
-    if revision is not None:
-        env["SLUICE_ENGINE_REVISION"] = json.dumps(revision)
+    env = _environment(engine_model=_found(model), engine_revision=revision)
     settings = configuration.load(config, env=env)
     if settings.tenants.session_dsn is not None:
         asyncio.run(migrations.check(settings.tenants.session_dsn))
@@ -125,6 +120,17 @@ def serve(
         )
     run = server.run if settings.server.workers == 1 else supervisor.run
     run(settings, on_progress=load_progress.reporter(logging.getLogger("sluice").info))
+
+
+def _environment(**settings: str | int | None) -> dict[str, str]:
+    """The environment, with what the command line sets: ``section_key``."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    return {**os.environ, **{f"SLUICE_{key.upper()}": json.dumps(given[key]) for key in given}}
+
+
+def _found(model: str | None) -> str | None:
+    """A folder seen from here, not from that of the settings; else a hub id."""
+    return str(Path(model).resolve()) if model is not None and Path(model).exists() else model
 
 
 @app.command()

@@ -107,6 +107,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One JSON object or one line of text for each record."""
 
 
+def local_url(host: str, port: int) -> str:
+    """``http://host:port`` as a client on this machine can use it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine's settings as the gateway starts it: for several tenants at once."""
 
@@ -276,14 +282,32 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def load(path: Path, *, env: Mapping[str, str] = os.environ) -> Config:
-    """Read ``path``. Paths inside it are relative to its folder.
+def load(
+    path: Path | None,
+    *,
+    env: Mapping[str, str] = os.environ,
+    defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Config:
+    """Read ``path``, if any. Paths inside it are relative to its folder.
+
+    defaults: sections of keys, for what neither the file nor the environment sets.
 
     Raises:
         ConfigError: one line naming the file or variable, the key and the mend.
     """
+    where = "the environment" if path is None else str(path)
+    document = {} if path is None else _read(path)
+    _refuse_unknown(document, where=where)
+    variables = _overlay(document, env)
+    for section, table in defaults.items():
+        document[section] = {**table, **document.get(section, {})}
+    folder = Path() if path is None else path.parent
+    return _resolve(parse(document, where=where, variables=variables), folder)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"{path}: no such file; `sluice serve --config FILE` names it, and "
@@ -293,9 +317,6 @@ def load(path: Path, *, env: Mapping[str, str] = os.environ) -> Config:
         raise ConfigError(f"{path}: cannot be read: {exc}") from None
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"{path}: not valid TOML: {exc}") from None
-    _refuse_unknown(document, where=str(path))
-    variables = _overlay(document, env)
-    return _resolve(parse(document, where=str(path), variables=variables), path.parent)
 
 
 def parse(

@@ -1,5 +1,7 @@
 """``sluice demo``: everything on one machine with one command, on the bundled model or another.
 
+``configure`` says with which settings. A ``Demo`` runs:
+
     1 PostgreSQL   a private one in the data folder, migrated
     2 keys         server secrets, a tenant, a chat key and an admin key, made once
     3 server       the gateway and the engine process it owns
@@ -19,10 +21,10 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -37,10 +39,11 @@ from engine.demo import MODEL_DIR
 from engine.errors import NoChatTemplate
 from engine.garbage import tune_collector
 from engine.transport import EngineProcess, MakeTransport, ReplayProcess
+from gateway import config as configuration
 from gateway import logs, provisioning, server
-from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
+from gateway.config import Config
 from gateway.data_dir import DataDir, Keys, Running
-from gateway.errors import AddressInUse, SetupError
+from gateway.errors import AddressInUse, ConfigError, SetupError
 from gateway.load_progress import LoadLines
 from gateway.signals import ending_signals_sent_to
 from tenants.authenticator import Authenticator
@@ -50,11 +53,41 @@ from tenants.postgres import PostgresStore
 
 TENANT = "demo"
 MODEL = "demo"
-SHUTDOWN_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 30.0
 QUESTION = "Hello! What can you do?"
 
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "server": {"shutdown_timeout_s": 5.0, "log_level": "warning"},
+    "engine": {"model": str(MODEL_DIR)},
+}
+
 T = TypeVar("T")
+
+
+def configure(path: Path | None, data_dir: Path, *, env: Mapping[str, str] = os.environ) -> Config:
+    """The settings of ``path``, if any, and of ``env``, for a demo with this folder.
+
+    Raises ``ConfigError``, also for what a demo decides itself.
+    """
+    secrets_file = str(DataDir(data_dir.absolute()).secrets_file)
+    defaults = {**DEFAULTS, "tenants": {"secrets_file": secrets_file}}
+    config = configuration.load(path, env=env, defaults=defaults)
+    decided = {
+        "server.workers": config.server.workers == 1,
+        "tenants.dsn": config.tenants.dsn is None,
+        "tenants.direct_dsn": config.tenants.direct_dsn is None,
+        "tenants.transaction_pooling": not config.tenants.transaction_pooling,
+        "tenants.secrets_file": config.tenants.secrets_file == secrets_file,
+    }
+    for key, is_left in decided.items():
+        if not is_left:
+            raise ConfigError(
+                f"{key} is for `sluice serve`: a demo has one worker, and a database of its own"
+            )
+    if config.engine.model != str(MODEL_DIR) or config.models.served_model_name is not None:
+        return config
+    models = msgspec.structs.replace(config.models, served_model_name=MODEL)
+    return msgspec.structs.replace(config, models=models)
 
 
 class Question:
@@ -71,22 +104,16 @@ class Demo:
 
     def __init__(
         self,
+        config: Config,
         *,
-        host: str,
-        port: int,
         data_dir: Path,
         ready_file: Path | None,
-        model: str | None = None,
         replay_tokens_per_s: float | None = None,
     ) -> None:
-        """model: a folder or hub id, in place of the bundled one. replay_tokens_per_s: answer with
-        a fixed text at that rate, without a model."""
-        self._model, self._name = str(MODEL_DIR), MODEL
-        if model is not None:
-            folder = Path(model).resolve()
-            self._model, self._name = str(folder) if folder.exists() else model, folder.name
-        self._question = Question(self._name, is_chat=True)
-        self._listen = ServerConfig(host=host, port=port, shutdown_timeout_s=SHUTDOWN_TIMEOUT_S)
+        """config: from ``configure``. replay_tokens_per_s: answer with a fixed text at that rate,
+        without the model."""
+        self._config = config
+        self._question = Question(config.model_name, is_chat=True)
         self._folder = DataDir(data_dir)
         self._ready_files = [ready_file] if ready_file else []
         self._transport: MakeTransport = (
@@ -101,7 +128,7 @@ class Demo:
 
     def run(self) -> None:
         """Serve until a signal comes. Raises ``SetupError``, ``TenantsError``, ``EngineError``."""
-        logs.configure("warning", "text")
+        logs.configure(self._config.server.log_level, self._config.server.log_format)
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             # Only a signal cancels the task, and then everything is stopped already.
@@ -140,8 +167,8 @@ class Demo:
             async with contextlib.AsyncExitStack() as stack:
                 with self._progress() as say:
                     say("Reading the model's files")
-                    is_chat = await _in_thread(lambda: _takes_chats(self._model))
-                    self._question = Question(self._name, is_chat=is_chat)
+                    is_chat = await _in_thread(lambda: _takes_chats(self._config))
+                    self._question = Question(self._config.model_name, is_chat=is_chat)
                     say("Starting PostgreSQL")
                     dsn = await _in_thread(postgres.start)
                     await migrations.upgrade(dsn)
@@ -172,7 +199,7 @@ class Demo:
 
     def _check_address(self) -> None:
         try:
-            server.bind(self._listen).close()
+            server.bind(self._config.server).close()
         except AddressInUse as exc:
             cause = str(exc).partition(";")[0]
             raise AddressInUse(f"{cause}; choose another --port or --host") from None
@@ -208,12 +235,8 @@ class Demo:
     def _start_server(
         self, dsn: str, say: Callable[[str], None]
     ) -> tuple[asyncio.Task[None], asyncio.Future[str]]:
-        config = Config(
-            engine=ServedEngineConfig(model=self._model),
-            server=self._listen,
-            tenants=TenantsConfig(dsn=dsn, secrets_file=str(self._folder.secrets_file)),
-            models=ModelsConfig(served_model_name=self._name),
-        )
+        tenants = msgspec.structs.replace(self._config.tenants, dsn=dsn)
+        config = msgspec.structs.replace(self._config, tenants=tenants)
         loaded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         say("Starting the engine")
@@ -325,10 +348,13 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _takes_chats(model: str) -> bool:
+def _takes_chats(config: Config) -> bool:
     """Whether the model, downloaded if need be, has a chat template. Raises ``ModelLoadError``."""
+    folder = hub.fetch(config.engine.model, config.engine.revision)
+    if config.models.chat_template is not None:
+        return True
     try:
-        ChatTemplate.load(hub.fetch(model, None))
+        ChatTemplate.load(folder)
     except NoChatTemplate:
         return False
     return True

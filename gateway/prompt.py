@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
+
+import msgspec
 
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.schemas.chat import (
@@ -20,8 +21,8 @@ from gateway.schemas.chat import (
 
 
 def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
-    """Plain dictionaries: contents are strings, arguments of calls are objects. Those of a call
-    that broke off in the middle, as where an answer was cut, stay the text they are.
+    """Plain dictionaries: contents are strings, arguments of calls are objects. Those that are no
+    JSON, as where an answer was cut in the middle of a call, stay the text they are.
 
     ``developer`` becomes ``system``, the name that templates know for it. Raises ``ApiError``
     naming the field.
@@ -72,7 +73,7 @@ def _text(content: Content, path: str) -> str:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     arguments: Any = call.function.arguments
-    with contextlib.suppress(ValueError, RecursionError):
-        arguments = json.loads(arguments or "{}")
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        arguments = msgspec.json.decode(arguments or "{}")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": call.type, "function": function}

@@ -13,6 +13,8 @@ from uuid import uuid4
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import SecurityError
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
@@ -22,6 +24,8 @@ from gateway.errors import ApiError, HeadersTooLarge, InvalidRequestError, Overl
 from gateway.extensions import Departure
 
 MAX_HEADERS = 100
+MAX_FRAGMENTS = 4096
+"""Of one WebSocket message: they may be empty, so that its size bounds them not."""
 
 
 class Deadline:
@@ -36,6 +40,11 @@ class Deadline:
         self.stop()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._seconds, transport.abort)
+
+    def go_on(self, transport: asyncio.Transport) -> None:
+        """Count from now, if it does not count already."""
+        if self._timer is None:
+            self.start(transport)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -53,6 +62,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_deadline = Deadline(self.limits.header_timeout_s)
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         self._in_headers = True
+        self._is_behind = False
+        """The request that comes waits for the answer to the one before it."""
         self._bytes_waiting = 0  # received of headers that are not complete yet
         self._bytes_parsed = 0  # found in them by the parser
         self._refusal: ApiError | None = None
@@ -83,10 +94,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_headers and too_much and not self.transport.is_closing():
             self._refuse_headers()
             self.send_400_response("")
+        # What belongs to no request, blank lines or the rest of one that was refused, has ended
+        # the time limit for silence.
+        is_ours = self in self.connections  # and was not upgraded
+        if is_ours and not self._is_answering and self.timeout_keep_alive_task is None:
+            self._header_deadline.go_on(self.transport)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
+        self._is_behind = self._is_answering
         self._bytes_parsed = 0
         self._header_deadline.start(self.transport)
 
@@ -106,24 +127,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
 
+    def _should_upgrade(self) -> bool:
+        # The WebSocket would write into the answer before it.
+        return not self._is_behind and super()._should_upgrade()
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers = True
+        is_request = self.cycle is not None and self.cycle.scope is self.scope  # no upgrade
+        if is_request and self.cycle.response_complete:  # which was refused before it was read
+            self._header_deadline.stop()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         if not self.pipeline:  # a large body pauses reading, and who does not read hears no end
             self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer below ASGI, where no request exists yet, and close."""
+        """Answer below ASGI, where no request exists yet, and close. An answer that is under way
+        breaks off instead."""
         error = self._refusal or InvalidRequestError("This is not a valid HTTP request.")
-        body = error.body()
-        headers = {
-            **error.headers(),
-            "content-length": str(len(body)),
-            "connection": "close",
-            "x-request-id": str(uuid4()),
-        }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self.transport.write(f"HTTP/1.1 {error.status} \r\n{lines}\r\n".encode() + body)
+        if not self._is_answering:
+            self.transport.write(_answer_of(error))
         self._close()
 
     def _count(self, size: int) -> None:
@@ -167,6 +193,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         self.transport.close()
         self._send_deadline.start(self.transport)
+
+
+def _answer_of(error: ApiError) -> bytes:
+    """The whole answer, the last one of its connection."""
+    body = error.body()
+    headers = {
+        **error.headers(),
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-request-id": str(uuid4()),
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {error.status} \r\n{lines}\r\n".encode() + body
 
 
 class BodyWriter:
@@ -261,11 +300,34 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._close_writer()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated:  # the head comes whole, and was no handshake
+            self._refuse_handshake()
+
+    def _refuse_handshake(self) -> None:
+        """uvicorn would say nothing, and keep the connection."""
+        error: ApiError = InvalidRequestError("This is not a valid WebSocket handshake.")
+        exc = self.conn.handshake_exc
+        if isinstance(exc, SecurityError):
+            error = HeadersTooLarge(f"The WebSocket handshake is too large: {exc}.")
+        self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        self.transport.write(_answer_of(error))
+        self.transport.close()
+        self._send_deadline.start(self.transport)
+
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if not self.close_sent and not self.conn.extensions:  # it was accepted
             self._writer = TextWriter(self)
             extensions.offer(self.scope, self._writer.write)
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) < MAX_FRAGMENTS:
+            super().handle_cont(event)
+        elif self.conn.state is State.OPEN:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)

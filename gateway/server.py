@@ -21,7 +21,7 @@ from engine.messages import LoadProgress
 from engine.transport import EngineProcess, MakeTransport
 from gateway import logs, protocol, secrets
 from gateway.app import create_app
-from gateway.config import Config, ServerConfig
+from gateway.config import Config, ServerConfig, local_url
 from gateway.engine_client import make_engine_client
 from gateway.errors import AddressInUse, ConfigError
 from gateway.lifecycle import ABORT_S, Lifecycle
@@ -70,9 +70,7 @@ def bound(config: ServerConfig, *, shared: bool) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     """``http://host:port`` as a client on this machine can use it."""
     host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return local_url(host, port)
 
 
 class Server(uvicorn.Server):

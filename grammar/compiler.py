@@ -87,7 +87,7 @@ class _Service(ABC, Generic[Result]):
 
     def submit(self, spec: GrammarSpec) -> Future[Result]:
         """A future of the result; its exception is a ``GrammarError``. It cannot be cancelled,
-        because others may wait for the same."""
+        because others may wait for the same. Raises ``RuntimeError`` after ``close``."""
         with self._lock:
             future = self._pending.get(spec)
             if future is not None:
@@ -96,8 +96,8 @@ class _Service(ABC, Generic[Result]):
             future.set_running_or_notify_cancel()
             known = self._cache.get(spec)
             if known is None:
+                self._threads.submit(self._finish, spec, future)  # or raises, once it is closed
                 self._pending[spec] = future
-                self._threads.submit(self._finish, spec, future)
         if isinstance(known, GrammarError):
             future.set_exception(type(known)(*known.args))
         elif known is not None:

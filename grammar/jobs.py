@@ -12,6 +12,7 @@ import numpy as np
 from grammar import contradiction, errors, libraries, structural_tag
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.errors import (
+    CompileFailed,
     DeadEnd,
     GrammarError,
     GrammarTooLarge,
@@ -261,7 +262,8 @@ def run(job: Job, compiler: Compiler | None) -> Result:
     """Raises ``GrammarError``."""
     if isinstance(job, ValidateJob):
         return Validated(validate(job.spec, job.text))
-    assert compiler is not None
+    if compiler is None:
+        raise CompileFailed("the model has no token that ends a text, on which an output could end")
     candidate, grammar = compiler.compile(job.spec, leave_light=job.leave_light)
     data = None if grammar is None else grammar.dump()
     return Compiled(candidate.backend, candidate.spec, data, candidate.unenforced)

@@ -54,7 +54,7 @@ class WorkerPool:
 
     ``timeout_s`` and ``memory_bytes`` bound each job; ``load_timeout_s`` bounds the start of a
     process and of each library in it, which on a busy machine takes longer than any grammar may.
-    Without a vocabulary it can only validate. Thread-safe; its methods block.
+    With no vocabulary, or one without EOS, it can only validate. Thread-safe; its methods block.
     """
 
     def __init__(
@@ -150,12 +150,12 @@ class WorkerPool:
         except TimeoutError:
             self._replace(process)
             raise CompileTimeout(self._timeout_s) from None
-        except CompilerUnavailable:
-            self._replace(process)
-            raise
         except (EOFError, OSError):
             self._replace(process)
             raise self._death(process) from None
+        except BaseException:  # an interrupt, too: of a place that is lost all would wait
+            self._replace(process)
+            raise
         self._release(process)
         if isinstance(reply, Refused):
             raise reply.exception()
@@ -191,14 +191,14 @@ class WorkerPool:
             self._alive.add(process)
         try:
             process.set_up(self._setup)
-        except CompilerUnavailable:
-            self._discard(process)
-            raise
         except (EOFError, OSError):
             self._discard(process, patience_s=2.0)
             if self._closed:
                 raise CompileFailed("the grammar compiler was closed") from None
             raise CompilerUnavailable(process.last_words) from None
+        except BaseException:
+            self._discard(process)
+            raise
         return process
 
     def _release(self, process: _Process) -> None:

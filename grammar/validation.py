@@ -57,4 +57,9 @@ def _violation(error: jsonschema.ValidationError) -> Violation:
     for step in error.absolute_path:
         path = child(path, step)
     message = error.message if len(error.message) <= 300 else f"{error.message[:297]}..."
-    return Violation(path, message)
+    return Violation(_encodable(path), _encodable(message))
+
+
+def _encodable(text: str) -> str:
+    """With half characters of the document escaped: no UTF-8 can hold them."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -3,6 +3,7 @@ a text."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
@@ -18,7 +19,8 @@ class Vocabulary:
 
     ``tokens[i]`` are the exact bytes of id ``i``, ``b""`` where it has none. ``size`` is the width
     of the logits, which may exceed ``len(tokens)``: ids of that padding, ids without bytes and
-    ``special_ids`` never satisfy a grammar. ``eos_token_ids`` end the output and count as special.
+    ``special_ids`` never satisfy a grammar. Tokens beyond it, which some tokenizers have, are left
+    out: no model samples them. ``eos_token_ids`` end the output and count as special.
     ``encode``, the tokenizer's own encoding of plain text, is used for forced tokens where given;
     otherwise they are the greedy longest matches.
     """
@@ -32,17 +34,12 @@ class Vocabulary:
         *,
         encode: Callable[[str], list[int]] | None = None,
     ) -> None:
-        self.eos_token_ids = frozenset(eos_token_ids)
-        self.special_ids = frozenset(special_ids) | self.eos_token_ids
+        self.eos_token_ids = frozenset(i for i in eos_token_ids if i < size)
+        self.special_ids = frozenset(i for i in special_ids if i < size) | self.eos_token_ids
         self.size = size
         self.encode = encode
-        if not self.eos_token_ids:
-            raise ValueError("a grammar needs at least one EOS id to end on")
-        if len(tokens) > size:
-            raise ValueError(f"{len(tokens)} tokens do not fit logits of width {size}")
-        if not all(0 <= i < size for i in self.special_ids):
-            raise ValueError(f"a special or EOS id lies outside the logits of width {size}")
-        self.tokens = (*tokens, *(b"" for _ in range(size - len(tokens))))
+        assert all(i >= 0 for i in self.special_ids), "an id is negative"
+        self.tokens = (*tokens[:size], *(b"" for _ in range(size - len(tokens))))
 
     @property
     def mask_words(self) -> int:
@@ -99,10 +96,12 @@ class Vocabulary:
         """
         if self.encode is not None:
             try:
-                return self.encode(text.decode())
+                ids = self.encode(text.decode())
             except UnicodeDecodeError:
                 pass
-        ids: list[int] = []
+            else:
+                return list(itertools.takewhile(lambda i: i < self.size, ids))
+        ids = []
         start = 0
         while start < len(text):
             for end in range(min(len(text), start + self._longest), start, -1):

@@ -49,7 +49,7 @@ class _Worker:
         assert isinstance(setup, Setup)
         self._setup = setup
         self._compiler: Compiler | None = None
-        if setup.tokens:
+        if setup.eos_token_ids:
             vocabulary = Vocabulary(
                 setup.tokens, setup.eos_token_ids, setup.special_ids, setup.size
             )

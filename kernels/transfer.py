@@ -21,6 +21,13 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def write(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
+    """Copy ``array``, of the same shape and dtype, into the contiguous ``target``, as ``to_device``
+    copies."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    target.copy_(host.pin_memory() if target.is_cuda else host, non_blocking=True)
+
+
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a GPU's tensor in host memory, complete once its current stream has reached this
     point.

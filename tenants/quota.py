@@ -85,7 +85,7 @@ class Hold:
     def generated(self) -> int:
         """Tokens generated so far: what is charged if this process dies."""
         if self._count is not None:
-            self._generated = max(self._generated, self._count())
+            self._generated = self._count()
         return self._generated
 
     @property
@@ -200,6 +200,7 @@ class Quota:
         self._lease = timedelta(seconds=lease_s)
         self._patience = timedelta(seconds=patience_s)
         self._queue_timeout_s = queue_timeout_s
+        self._queue_is_closed = False
         self._overdraft_tokens = overdraft_tokens
         self._usage_retention_months = usage_retention_months
         self._overdrawn: dict[UUID, int] = {}
@@ -349,10 +350,15 @@ class Quota:
             await self.undo(request)
         if answer.state != "running":
             return 0 if answer.refused_by in ("monthly_tokens", "monthly_cost") else tokens
-        granted = max(0, answer.completion_tokens - hold.allowed)
+        granted = answer.completion_tokens - hold.allowed
         if granted < tokens:  # a minute's worth bounds what is reserved at once
             granted += await self._extend(hold, request, tokens - granted) or 0
-        return granted
+        return max(0, granted)
+
+    def close_queue(self) -> None:
+        """This process shuts down: who waits in a queue is refused soon, as if the wait had been
+        too long."""
+        self._queue_is_closed = True
 
     def forget(self, request_id: UUID) -> None:
         """Stop renewing this request's lease."""
@@ -395,7 +401,7 @@ class Quota:
             answer = await self._store.reserve(request)
             if answer.state != "queued":
                 return answer
-            if self._clock() >= deadline:
+            if self._queue_is_closed or self._clock() >= deadline:
                 await self._store.release(request.tenant_id, request.request_id)
                 return msgspec.structs.replace(answer, state="refused")
             await asyncio.sleep(pause_s)

@@ -29,9 +29,6 @@ class DecoderLayer(Protocol):
     @property
     def self_attn(self) -> Module: ...
 
-    @property
-    def mlp(self) -> Module: ...
-
 
 class JoinedLayer:
     def __init__(self, layer: DecoderLayer, attention: SelfAttention, mlp: GatedMLP) -> None:
@@ -46,7 +43,8 @@ class JoinedLayer:
     @classmethod
     def of(cls, layer: DecoderLayer) -> JoinedLayer | None:
         """A packed layer, joined; None where that is not possible."""
-        attention, mlp = layer.self_attn, layer.mlp
+        # A mixture of experts has another name in some families.
+        attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
         if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):
             return None
         linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj

@@ -69,7 +69,9 @@ def load_adapter(
     except OSError as error:
         raise AdapterLoadError(f"{path} cannot be read: {error.strerror}") from error
     except SafetensorError as error:
-        raise AdapterLoadError(f"{path} cannot be read: {error}") from error
+        raise AdapterLoadError(
+            f"{path} cannot be read: it is cut short or damaged ({error})"
+        ) from error
     sides: dict[str, dict[str, torch.Tensor]] = {"A": {}, "B": {}}
     for key, tensor in sorted(tensors.items()):
         module, side = _read_key(key, place_of)

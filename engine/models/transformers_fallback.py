@@ -131,8 +131,12 @@ def _from_pretrained(
     source: Any, model_dir: Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> Any:
     from safetensors import SafetensorError
+    from transformers.utils import logging
 
     register()
+    has_bar = logging.is_progress_bar_enabled()
+    # It would run into whatever else shows progress.
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model, report = _auto_model().from_pretrained(
             model_dir,
@@ -147,6 +151,9 @@ def _from_pretrained(
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(f"{model_dir} cannot be loaded: {one_line(error)}") from error
+    finally:
+        if has_bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := sorted(map(str, report[what])):
             raise ModelLoadError(
@@ -158,17 +165,22 @@ def _from_pretrained(
 
 
 def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
+    import transformers
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         if "trust_remote_code" in str(error):
             raise ModelLoadError(
                 f"{model_dir} brings Python code of its own: set trust_remote_code to run it"
+            ) from error
+        if isinstance(unknown := error.__context__, KeyError):
+            raise ModelLoadError(
+                f"{model_dir}/config.json: model_type {unknown} is known neither here nor to"
+                f" transformers {transformers.__version__}; a newer one may know it"
             ) from error
         raise ModelLoadError(f"{model_dir}/config.json: {one_line(error)}") from error
 

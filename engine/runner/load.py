@@ -61,6 +61,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     device, dtype, shape = target.device, target.dtype, target.attention_shape
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    report(LoadProgress("Preparing the kernels, compiled at the first start", 0.02))
     has_kernels = _register_kernels(device)
     attention = select_backend(config.attention_backend, device, shape)
     model = load_model(

@@ -18,7 +18,7 @@ from engine.quant.base import CheckpointQuantization, Quantization, quantize
 from engine.quant.config import read_quantization
 from engine.quant.head import ROUNDED, quantize_head
 from engine.weights.dummy import draw_weights
-from engine.weights.load import load_weights
+from engine.weights.load import check_files, load_weights
 from engine.weights.names import targets
 
 OnProgress = Callable[[LoadProgress], None]
@@ -80,6 +80,8 @@ def load_model(
         if config.quantize_lm_head:
             transformers_linears.quantize_head(model, ROUNDED, device)
 
+    if config.load_format != "dummy":
+        check_files(config.model_dir)  # transformers would not name the file
     report(LoadProgress("Loading with transformers", 0.05))
     return transformers_fallback.load_model(
         facts,

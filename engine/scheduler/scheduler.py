@@ -516,10 +516,9 @@ class Scheduler:
                 self.finish(request, reason)
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
-        for request in step.swapped:
+        for request in step.swapped:  # the last step that needs what they hold
             request.num_in_flight -= 1
-            if request.num_in_flight == 0:
-                self._release(self._draining.pop(request.arrival))
+            self._release(self._draining.pop(request.arrival))
         if step.plan.block_copies:
             self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
             self._room.release()

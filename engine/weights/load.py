@@ -66,6 +66,13 @@ def load_weights(
         read = before + path.stat().st_size
 
 
+def check_files(model_dir: Path) -> None:
+    """Raises ``ModelLoadError``, which names a file that is missing or truncated."""
+    for path in weight_files(model_dir):
+        with _opened(path):
+            pass
+
+
 def _check(
     files: list[Path], wanted: Mapping[str, Target], place: Callable[[str], str | None]
 ) -> None:
@@ -117,5 +124,9 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    except SafetensorError as error:
+        raise ModelLoadError(
+            f"{path} cannot be read: it is cut short or damaged, download it again ({error})"
+        ) from error

@@ -141,7 +141,8 @@ def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None
 
 
 def address(url: str | None, key: str | None, data_dir: Path, *, is_admin: bool = False) -> Address:
-    """Where a client connects: what was given, and the demo's for what was not.
+    """Where a client connects: what was given, and for what was not, what a running demo says, or
+    else the settings file of this folder.
 
     Raises ``ConfigError``.
     """
@@ -152,14 +153,24 @@ def address(url: str | None, key: str | None, data_dir: Path, *, is_admin: bool 
         raise ConfigError(f"--url must look like http://host:port, got {url}")
     running = DataDir(data_dir).running() if url is None or key is None else None
     if url is None:
-        if running is None:
+        if running is not None:
+            url = running.url
+        elif CONFIG_FILE.exists():
+            url = _configured_url()
+        else:
             raise ConfigError(
                 f"no demo of {data_dir} is running; start `sluice demo`, or name a server "
                 "with --url and --key"
             )
-        url = running.url
     if key is None:
         if running is None or running.url != url.rstrip("/"):
             raise ConfigError(f"no key for {url}; give one with --key or SLUICE_API_KEY")
         key = running.admin_key if is_admin else running.api_key
     return Address(url.rstrip("/"), key)
+
+
+def _configured_url() -> str:
+    from gateway import config as configuration
+
+    server = configuration.load(CONFIG_FILE).server
+    return configuration.local_url(server.host, server.port)

@@ -258,6 +258,12 @@ def call_goes_on(index: int, arguments: str) -> ToolCallDelta:
     return ToolCallDelta(index=index, function=FunctionDelta(arguments=arguments))
 
 
+def encodable(text: str) -> str:
+    """``text``, decoded from JSON, with lone surrogates as JSON writes them: no UTF-8 can hold
+    them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def overlap(text: str, mark: str) -> int:
     """Length of the longest proper prefix of ``mark`` that ``text`` ends with."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):

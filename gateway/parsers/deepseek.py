@@ -62,8 +62,11 @@ class _Calls(BlockRegion):
         if (found := self._before("{", END_CALL)) is None:
             return False
         name = self._name or found[0].partition("\n")[0].strip()
+        if not name:
+            self._read = self._between if found[1] == END_CALL else self._tail
+            return True
         if found[1] == END_CALL:  # a call without arguments
-            self._found += [CallName(name), "{}"] if name else []
+            self._found += [CallName(name), "{}"]
             self._read = self._between
             return True
         self._found.append(CallName(name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from enum import Enum, auto
 
-from gateway.parsers.base import CallName, Event
+from gateway.parsers.base import CallName, Event, encodable
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
@@ -126,12 +126,17 @@ class JsonCall:
         elif self._at is _At.COLON and char == ":":
             self._at = _At.VALUE
         elif self._at is _At.VALUE:
-            self._is_raw_arguments = self._key in _ARGUMENTS and char == "{"
+            self._is_raw_arguments = self._takes_arguments and char == "{"
             self._at = _At.INSIDE
             self._begin_text("")
             self._value(char)
         else:
             self._broken = True
+
+    @property
+    def _takes_arguments(self) -> bool:
+        """Whether the member's value is the call's arguments: the first such member's is."""
+        return self._key in _ARGUMENTS and not self._had_arguments
 
     def _value(self, char: str) -> None:
         if self._depth == 1 and char in ",}":  # ends a number or a word
@@ -175,12 +180,12 @@ class JsonCall:
             self._broken = not self._close and text not in _KEYS
             return
         self._at = _At.KEY
-        if self._key == "name" and isinstance(text, str):
-            self._name = text
-        elif self._key in _ARGUMENTS and text is not None:
+        if self._key == "name" and isinstance(text, str) and text:
+            self._name = encodable(text)
+        elif self._takes_arguments and text is not None:
             self._had_arguments = True
             # Some models write the object as text within the text.
-            self._arguments.append(text if isinstance(text, str) else raw)
+            self._arguments.append(encodable(text) if isinstance(text, str) else raw)
 
 
 class JsonObject:

@@ -18,7 +18,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gateway.parsers.base import CallName, MarkedParser, Region, Schemas, ToolFormat
+from gateway.parsers.base import (
+    CallName,
+    MarkedParser,
+    Region,
+    Schemas,
+    ToolFormat,
+    encodable,
+)
 from gateway.parsers.blocks import BlockRegion
 from grammar.errors import UnsupportedKeyword
 from grammar.schema.document import Schema
@@ -76,7 +83,9 @@ class _Call(BlockRegion):
     def _function(self) -> bool:
         if (found := self._before(">")) is None:
             return False
-        name = found[0].strip()
+        if not (name := found[0].strip()):
+            self._read = self._outside
+            return True
         properties = self._schemas.get(name, {}).get("properties", {})
         self._types = properties if isinstance(properties, dict) else {}
         self._comma = ""
@@ -85,13 +94,14 @@ class _Call(BlockRegion):
         return True
 
     def _between(self) -> bool:
-        if (found := self._before(_PARAMETER, _END_FUNCTION)) is None:
+        if (found := self._before(_PARAMETER, _END_FUNCTION, CLOSE)) is None:
             return False
         if found[1] == _PARAMETER:
             self._read = self._parameter
         else:
             self._found.append("}")
             self._read = self._outside
+            self.closed = found[1] == CLOSE  # the function's own end may be missing
         return True
 
     def _parameter(self) -> bool:
@@ -122,7 +132,8 @@ class _Call(BlockRegion):
     def _json(self, text: str) -> str:
         if not _is_text(self._types.get(self._key)):
             try:
-                return json.dumps(json.loads(text), ensure_ascii=False)
+                value = json.loads(text)
+                return encodable(json.dumps(value, ensure_ascii=False, allow_nan=False))
             except (ValueError, RecursionError):
                 pass
         return json.dumps(text, ensure_ascii=False)

@@ -142,8 +142,17 @@ class FunctionDefinition(
     strict: bool | None = None
 
 
-class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
+class FunctionTool(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="function",
+    forbid_unknown_fields=True,
+):
     function: FunctionDefinition
+    cache_control: Any = None
+    """As in ``TextPart``."""
 
 
 class CustomTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom"):

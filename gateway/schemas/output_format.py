@@ -5,12 +5,17 @@ from __future__ import annotations
 import msgspec
 
 
-class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    pass
+class TextFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True
+):
+    json_schema: None = None
+    """Some clients send all names that a format can have."""
 
 
-class JsonObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
-    pass
+class JsonObjectFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
+):
+    json_schema: None = None
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +25,9 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strict: bool | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
+class JsonSchemaFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
+):
     json_schema: JsonSchema
 
 

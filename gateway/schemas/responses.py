@@ -65,6 +65,12 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sent back with our answers by SDKs; templates do not know it."""
 
 
+class DirectCaller(
+    msgspec.Struct, frozen=True, tag_field="type", tag="direct", forbid_unknown_fields=True
+):
+    pass
+
+
 class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True):
     """A call the model made; other names are let pass, as SDKs send our own items back."""
 
@@ -75,6 +81,10 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["function_call"] = "function_call"
     id: str | None = None
     status: ItemStatus | None = None
+    caller: DirectCaller | None = None
+    """The model itself: no programs run here."""
+    namespace: None = None
+    """All functions are in one."""
 
 
 class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,11 +154,15 @@ class AllowedTools(
 ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
 
 
-class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+class TextFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True
+):
     pass
 
 
-class JsonObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
+class JsonObjectFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
+):
     pass
 
 

@@ -121,7 +121,10 @@ class _Members:
         if "propertyNames" not in scope.schema:
             return
         names = scope.schema["propertyNames"]
-        expression = _name_expression(names, scope)
+        if isinstance(names, dict) and set(names) == {"$ref"}:
+            path = child(scope.path, "propertyNames")
+            names, _ = scope.document.resolve(names["$ref"], path)
+        expression = _name_expression(names)
         if expression is None or self._patterns:
             scope.drop("propertyNames", "only one plain pattern, length or enum of names can be")
             return
@@ -180,11 +183,8 @@ def _pattern_problem(sources: dict[str, Any], *, closed: bool) -> str | None:
     return None
 
 
-def _name_expression(names: Schema, scope: Scope) -> str | None:
+def _name_expression(names: Schema) -> str | None:
     """The expression for the names that ``propertyNames`` allows, if it is a simple one."""
-    path = child(scope.path, "propertyNames")
-    if isinstance(names, dict) and set(names) == {"$ref"}:
-        names, path = scope.document.resolve(names["$ref"], path)
     if isinstance(names, bool):
         return r"[\s\S]*" if names else None
     said = {k: v for k, v in names.items() if k not in ("title", "description", "$comment")}
@@ -234,9 +234,6 @@ def _lower_dependencies(scope: Scope) -> None:
         dependencies = scope.schema[keyword]
         if len(dependencies) > _MAX_DEPENDENCIES or not all(map(is_plain, dependencies)):
             scope.drop(keyword, f"more than {_MAX_DEPENDENCIES} dependencies")
-            continue
-        if not scope.dialect.merges:
-            scope.drop(keyword, f"{scope.dialect.name} does not combine schemas")
             continue
         for name, needs in dependencies.items():
             if keyword == "dependentRequired":

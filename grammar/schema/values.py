@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -65,7 +64,7 @@ def _problem(value: Any) -> str | None:
         case int():
             return None if abs(value) < 2**63 else "an integer beyond 64 bits"
         case float():
-            plain = value == 0 or (math.isfinite(value) and 1e-5 <= abs(value) < 1e15)
+            plain = value == 0 or 1e-5 <= abs(value) < 1e15
             return None if plain else "a number that takes an exponent"
         case list():
             problems = map(_problem, value)

@@ -238,13 +238,19 @@ def test_another_model_one_that_takes_no_chats(open_folder: Path, tmp_path: Path
     """A base model: it is asked to go on with a text, and the curl line asks the same."""
     shutil.copytree(MODEL_DIR, tmp_path / "my-base")
     (tmp_path / "my-base" / "chat_template.jinja").unlink()
-    arguments = ("--model", str(tmp_path / "my-base"))
+    (tmp_path / "sluice.toml").write_text("[engine]\nmax_model_len = 321\n")
+    arguments = ("--model", str(tmp_path / "my-base"), "--config", str(tmp_path / "sluice.toml"))
     with DemoProcess(open_folder / "data", *arguments, name="base") as demo:
         ready = demo.wait_ready()
         assert "/v1/completions" in demo.output()
         assert '"model": "my-base"' in demo.output()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             ask(ready)  # for "demo"
+        models = urllib.request.Request(
+            f"{ready['url']}/v1/models", headers={"Authorization": f"Bearer {ready['api_key']}"}
+        )
+        with urllib.request.urlopen(models, timeout=30) as response:
+            assert json.load(response)["data"][0]["max_model_len"] == 321
         assert demo.stop() == 0
     assert demo.survivors() == []
 

@@ -33,6 +33,10 @@ class Drawing(msgspec.Struct, forbid_unknown_fields=True, rename={"kind_": "kind
     below: Drawing | None = None
 
 
+class Colored(msgspec.Struct):
+    color: Color
+
+
 CIRCLE = {"type": "circle", "radius": 1}
 
 
@@ -117,3 +121,7 @@ def test_any_path_may_be_asked_about(path: str) -> None:
     """Bodies of strangers decide what is in it."""
     choices(Drawing, path)
     names(Drawing, path)
+
+
+def test_a_choice_that_is_missing_is_named_with_what_there_is() -> None:
+    assert fault({}, Colored) == "color is missing; use one of green, red"

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+import tokenizers
 import torch
 from transformers import LlamaForCausalLM
 
@@ -21,6 +22,7 @@ from engine.llm import (
     GenerationOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputs,
     TokensPrompt,
 )
 from engine.messages import LoadProgress
@@ -428,6 +430,30 @@ def test_without_a_tokenizer(model_dir: Path) -> None:
         llm.generate({"prompt_token_ids": [5]}, SamplingParams(bad_words=("x",)))
     with pytest.raises(InvalidRequest, match="stop strings need the tokenizer"):
         llm.generate({"prompt_token_ids": [5]}, SamplingParams(stop=("x",)))
+
+
+def test_a_tokenizer_may_have_tokens_that_the_model_has_not(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Checkpoints to which somebody added a padding token, and random ones with the EOS of the
+    model that their config was copied from."""
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    width = msgspec.json.decode((folder / "config.json").read_bytes())["vocab_size"]
+    tokenizer.add_special_tokens([f"<pad-{i}>" for i in range(width)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    choice = SamplingParams(structured_outputs=StructuredOutputs(choice=("the cat",)))
+
+    llm = LLM(folder, num_gpu_blocks_override=64, num_threads=1)
+    assert text_of(llm.generate("the", choice)[0]) == "the cat"
+    with pytest.raises(InvalidRequest, match=rf"must be in \[0, {width}\)"):
+        llm.generate(f"<pad-{width - 1}>", GREEDY)
+
+    (folder / "generation_config.json").write_text('{"eos_token_id": 50256}')
+    llm = LLM(folder, num_gpu_blocks_override=64, num_threads=1)
+    assert len(llm.generate("the", GREEDY)[0].outputs[0].token_ids) == 24
+    with pytest.raises(InvalidRequest, match="no token that ends a text"):
+        llm.generate("the", choice)
 
 
 def test_the_models_own_sampling_is_the_default(model_dir: Path, tmp_path: Path) -> None:

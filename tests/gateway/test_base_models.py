@@ -73,3 +73,20 @@ async def test_one_that_cannot_be_read_is_named(base_dir: Path) -> None:
     engine = double_client(config, EngineDouble(Tokenizer.load(base_dir)))
     with pytest.raises(ModelLoadError, match=r"/nowhere\.jinja cannot be read"):
         create_services(config, engine=engine, store=MemoryStore(), secrets=SECRETS)
+
+
+async def test_without_a_token_that_ends_a_text_formats_are_refused(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """As in random checkpoints, whose EOS is that of the model their config was copied from."""
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 50256}')
+    config = make_config(folder)
+    double = EngineDouble(Tokenizer.load(folder), script=lambda _: Play(text="ok"))
+    async with served(config, double_client(config, double)) as gateway:
+        assert (await send(gateway, "/v1/chat/completions", chat_body())).status == 200
+        wanted = chat_body(response_format={"type": "json_object"})
+        refused = await send(gateway, "/v1/chat/completions", wanted)
+        assert refused.status == 400
+        assert "no token that ends a text" in refused.error["message"]
+        assert refused.error["param"] == "response_format"

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from engine.tokenizer import Tokenizer
 from tenants.errors import StoreUnavailable
@@ -331,6 +335,34 @@ async def test_a_reader_that_stops_is_dropped_and_its_turns_end(model_dir: Path)
             client.socket.transport.abort()
         totals = await gateway.usage()
         assert totals.completion_tokens == sum(double.generated.values())
+
+
+async def test_refusals_that_nobody_reads_are_bounded_in_sum(model_dir: Path) -> None:
+    async with served_double(model_dir, ws_outbox_bytes=1000) as (gateway, _):
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.connect((gateway.host, gateway.port))
+        async with connected(gateway, sock=narrow, max_queue=1) as client:
+            await client.send(type="auth", api_key=gateway.api_key)
+            await client.receive()
+            (session,) = gateway.app.state.services.lifecycle.sessions
+            client.socket.transport.pause_reading()
+            unsent = session._outbox._unsent
+            with contextlib.suppress(TimeoutError):
+                for number in range(100_000):
+                    async with asyncio.timeout(1):  # until the server reads no more
+                        await client.chat(f"turn-{number}", unknown=1)
+                    assert sum(unsent.values()) < 2000
+            assert unsent
+            client.socket.transport.abort()
+
+
+async def test_messages_in_crumbs_are_not_collected_for_ever(gateway: Gateway) -> None:
+    async with ready(gateway) as client:
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionClosed):
+                await client.socket.send(itertools.repeat("", 1_000_000))
+            assert await client.closed() == 1009
 
 
 async def test_a_slow_reader_gets_everything(model_dir: Path) -> None:

@@ -239,6 +239,19 @@ def test_chat_without_a_demo(tmp_path: Path) -> None:
     assert "no demo of .sluice is running; start `sluice demo`" in line
 
 
+@pytest.mark.parametrize(
+    ("host", "url"), [("127.0.0.1", "http://127.0.0.1"), ("0.0.0.0", "http://127.0.0.1")]
+)
+def test_the_server_of_this_folders_settings(
+    tmp_path: Path, dead_port: int, host: str, url: str
+) -> None:
+    settings = f"[engine]\nmodel = 'm'\n[server]\nhost = '{host}'\nport = {dead_port}\n"
+    (tmp_path / "sluice.toml").write_text(settings)
+    line = complaint(sluice("adapter", "list", "acme", cwd=tmp_path, SLUICE_API_KEY="k"))
+    assert f"{url}:{dead_port} does not answer" in line
+    assert "no key for" in complaint(sluice("chat", "hi", cwd=tmp_path, SLUICE_API_KEY=""))
+
+
 def test_something_that_is_no_sluice_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

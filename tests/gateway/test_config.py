@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,15 @@ from gateway.errors import ConfigError
 MINIMAL = '[engine]\nmodel = "models/demo"\n'
 
 
-def load(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> Config:
+def load(
+    tmp_path: Path,
+    text: str,
+    env: dict[str, str] | None = None,
+    defaults: dict[str, dict[str, Any]] | None = None,
+) -> Config:
     path = tmp_path / "sluice.toml"
     path.write_text(text)
-    return config.load(path, env=env or {})
+    return config.load(path, env=env or {}, defaults=defaults or {})
 
 
 def model_in(folder: Path) -> Path:
@@ -94,6 +100,19 @@ def test_the_environment_lies_over_the_file(tmp_path: Path) -> None:
     assert loaded.server.allowed_origins == ("https://b.example",)
     assert loaded.engine.enable_prefix_caching is False
     assert loaded.tenants.dsn == "postgresql://u@h/d"
+
+
+def test_defaults_lie_below_the_file_and_the_environment(tmp_path: Path) -> None:
+    defaults = {"engine": {"model": "m", "seed": 1}, "server": {"port": 2, "host": "h"}}
+    loaded = load(tmp_path, "[server]\nport = 3\n", {"SLUICE_ENGINE_SEED": "4"}, defaults)
+    assert (loaded.engine.seed, loaded.server.port, loaded.server.host) == (4, 3, "h")
+
+
+def test_there_need_not_be_a_file() -> None:
+    loaded = config.load(None, env={"SLUICE_ENGINE_MODEL": "./m", "SLUICE_SERVER_PORT": "1"})
+    assert (loaded.engine.model, loaded.server.port) == ("m", 1)
+    with pytest.raises(ConfigError, match=r"^the environment: engine\.model is missing"):
+        config.load(None, env={})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import threading
 import time
@@ -26,14 +27,19 @@ from gateway import demo, server
 from gateway.config import ServerConfig
 from gateway.data_dir import DataDir, Keys, Running
 from gateway.demo import Demo, Question
-from gateway.errors import AddressInUse, SetupError
+from gateway.errors import AddressInUse, ConfigError, SetupError
 from tests.e2e.conftest import open_folder
 
 __all__ = ["open_folder"]
 
 
-def make(folder: Path, *, port: int = 0, ready_file: Path | None = None, **options: Any) -> Demo:
-    return Demo(host="127.0.0.1", port=port, data_dir=folder, ready_file=ready_file, **options)
+def make(folder: Path, *, ready_file: Path | None = None, **options: Any) -> Demo:
+    """options: of ``Demo``, and ``port`` and ``model`` as from the environment."""
+    env = {"SLUICE_SERVER_PORT": str(options.pop("port", 0))}
+    if "model" in options:
+        env["SLUICE_ENGINE_MODEL"] = options.pop("model")
+    config = demo.configure(None, folder, env=env)
+    return Demo(config, data_dir=folder, ready_file=ready_file, **options)
 
 
 # -- what is refused before anything is started
@@ -66,6 +72,54 @@ def test_a_model_that_is_not_there_starts_no_database(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="/no/such/model"):
         make(tmp_path / "data", model="/no/such/model").run()
     assert not (tmp_path / "data" / "postgres").exists()
+
+
+# -- its settings
+
+
+def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "mine" / "sluice.toml"
+    file.parent.mkdir()
+    file.write_text(
+        '[server]\nport = 81\n[engine]\nenable_lora = true\n[models]\nadapters_dir = "a"\n'
+    )
+    config = demo.configure(file, tmp_path / "data", env={"SLUICE_SERVER_PORT": "82"})
+    assert (config.server.port, config.server.log_level) == (82, "warning")
+    assert (config.engine.model, config.model_name) == (str(MODEL_DIR), "demo")
+    assert config.engine.enable_lora
+    assert config.models.adapters_dir == str(file.parent / "a")
+    assert config.tenants.secrets_file == str(tmp_path / "data" / "secrets.json")
+
+
+def test_another_model_goes_by_its_own_name(tmp_path: Path) -> None:
+    named = {"SLUICE_ENGINE_MODEL": "Qwen/Qwen3-8B"}
+    assert demo.configure(None, tmp_path, env=named).model_name == "Qwen3-8B"
+    named["SLUICE_MODELS_SERVED_MODEL_NAME"] = "mine"
+    assert demo.configure(None, tmp_path, env=named).model_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("server.workers", "2"),
+        ("tenants.dsn", "postgresql://db/sluice"),
+        ("tenants.direct_dsn", "postgresql://db/sluice"),
+        ("tenants.secrets_file", "mine.json"),
+    ],
+)
+def test_what_a_demo_decides_itself_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    variable = f"SLUICE_{key.replace('.', '_').upper()}"
+    with pytest.raises(ConfigError, match=rf"^{key} is for `sluice serve`"):
+        demo.configure(None, tmp_path, env={variable: value})
+
+
+def test_a_chat_template_of_the_settings_makes_a_model_take_chats(tmp_path: Path) -> None:
+    folder = shutil.copytree(MODEL_DIR, tmp_path / "base")
+    (folder / "chat_template.jinja").unlink()
+    env = {"SLUICE_ENGINE_MODEL": str(folder)}
+    assert not demo._takes_chats(demo.configure(None, tmp_path, env=env))
+    env["SLUICE_MODELS_CHAT_TEMPLATE"] = str(MODEL_DIR / "chat_template.jinja")
+    assert demo._takes_chats(demo.configure(None, tmp_path, env=env))
 
 
 # -- a run of it
@@ -262,5 +316,5 @@ async def test_blocking_work_is_waited_for_even_when_cancelled() -> None:
     assert ended.is_set()
 
 
-def test_the_bundled_model_takes_chats() -> None:
-    assert demo._takes_chats(str(MODEL_DIR))
+def test_the_bundled_model_takes_chats(tmp_path: Path) -> None:
+    assert demo._takes_chats(demo.configure(None, tmp_path, env={}))

@@ -54,7 +54,9 @@ def test_arguments_become_objects() -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Pa', "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Pa', "[" * 100_000, '{"half": "\\ud800"}', '{"a": NaN}']
+)
 def test_a_call_that_broke_off_does_not_end_the_conversation(arguments: str) -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
     (message,) = render({"role": "assistant", "tool_calls": [call]})

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,3 +209,105 @@ async def test_an_answer_that_nobody_reads_does_not_stay(model_dir: Path) -> Non
             client.send(post(gateway, BODY))
         await until(lambda: not gateway.server.server_state.connections, within_s=30)
         client.reset()
+
+
+UPGRADE = (
+    b"GET /v1/chat HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("rest", "status", "code"),
+    [
+        (b"x-long: " + b"a" * 9000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"content-length: 5\r\n\r\nhello", 400, "invalid_request"),
+    ],
+)
+async def test_a_handshake_that_cannot_be_read_is_answered(
+    gateway: Gateway, rest: bytes, status: int, code: str
+) -> None:
+    client = await RawClient.connect(gateway)
+    client.send(UPGRADE + rest)
+    async with asyncio.timeout(10):
+        answer = await client.answer()
+        assert await client.reader.read() == b""  # it stays for nothing
+    assert (answer.status, answer.error["code"]) == (status, code)
+    await client.close()
+    await until(lambda: not gateway.server.server_state.connections)
+
+
+async def test_an_upgrade_does_not_pass_the_answer_before_it(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    double.script = lambda prompt: Play(text="one", queued_s=0.2)
+    client = await RawClient.connect(gateway)
+    client.send(post(gateway, BODY) + UPGRADE + b"\r\n")
+    async with asyncio.timeout(10):
+        answer = await client.answer()
+        assert answer.json()["choices"][0]["message"]["content"] == "one"
+        assert (await client.answer()).status == 404  # it is no WebSocket
+        client.send(UPGRADE + b"\r\n")
+        assert (await client.head()).status == 101  # once nothing is before it, it may be
+    client.reset()
+
+
+async def test_no_answer_is_put_into_another(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="one two three", interval_s=0.05)
+    for garbage in (b"NONSENSE\r\n\r\n", b"GET /" + b"a" * 70_000):
+        client = await RawClient.connect(gateway)
+        client.send(post(gateway, json.dumps(chat_body(stream=True)).encode()))
+        assert (await client.head()).status == 200
+        client.send(garbage)
+        async with asyncio.timeout(10):
+            rest = await client.reader.read()
+        assert b"HTTP/1.1" not in rest
+        assert not rest.endswith(b"0\r\n\r\n")  # nor does it look complete
+        client.reset()
+
+
+async def test_nothing_keeps_a_connection_without_a_request(model_dir: Path) -> None:
+    async with served_double(model_dir, header_timeout_s=0.3) as (gateway, _):
+        blank = await RawClient.connect(gateway)
+        blank.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await blank.answer()).status == 200
+        unread = await RawClient.connect(gateway)
+        unread.send(post(gateway, b"", key="none", content_length="1000000"))
+        assert (await unread.answer()).status == 401
+        async with asyncio.timeout(10):
+            while gateway.server.server_state.connections:
+                blank.send(b"\r\n")
+                unread.send(b"x")
+                await asyncio.sleep(0.05)
+        for client in (blank, unread):
+            client.reset()
+
+
+async def test_a_websocket_is_under_no_limit_of_requests(model_dir: Path) -> None:
+    limits: dict[str, Any] = {
+        "header_timeout_s": 0.2,
+        "keep_alive_timeout_s": 1,
+        "ws_auth_timeout_s": 30.0,
+    }
+    async with served_double(model_dir, **limits) as (gateway, _):
+        client = await RawClient.connect(gateway)
+        client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.answer()).status == 200
+        client.send(UPGRADE + b"\r\n")
+        assert (await client.head()).status == 101
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.reader.read(), 1.5)
+        client.reset()
+
+
+async def test_a_body_that_comes_after_its_answer_ends_no_connection(model_dir: Path) -> None:
+    async with served_double(model_dir, header_timeout_s=0.3) as (gateway, _):
+        client = await RawClient.connect(gateway)
+        client.send(post(gateway, b"", key="none", content_length="4"))
+        assert (await client.answer()).status == 401
+        client.send(b"xxxx")
+        await asyncio.sleep(0.5)
+        client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert (await client.answer()).status == 200
+        await client.close()

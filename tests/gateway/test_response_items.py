@@ -54,6 +54,8 @@ def test_types_may_be_left_out() -> None:
         ({"role": "user", "content": [{"type": "odd"}]}, "input[1].content[0].type"),
         ({"role": "user", "content": "x", "odd": 1}, "input[1].odd"),
         (CALL | {"arguments": 3}, "input[1].arguments"),
+        (CALL | {"namespace": "n"}, "input[1].namespace"),
+        (CALL | {"caller": {"type": "program", "caller_id": "c"}}, "input[1].caller.type"),
         ("x", "input[1]"),
     ],
 )

@@ -365,3 +365,6 @@ def test_closing_twice_is_fine(vocabulary: Vocabulary) -> None:
     compiler = GrammarCompiler(vocabulary)
     compiler.close()
     compiler.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            compiler.submit(GrammarSpec("regex", "never compiled"))

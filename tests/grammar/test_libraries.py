@@ -88,6 +88,7 @@ def test_what_a_library_misses_itself_is_what_to_install(
         ("1.10", "raise OSError('bad ELF')", r"does not load \(bad ELF\)"),
         ("1.8", "raise KeyError('surprise')", r"ended with code 1 as it started: KeyError: 'sur"),
         ("1.8", "import os\nos.abort()", r"was killed by signal 6 as it started"),
+        ("1.8", "import sys\nsys.exit()", r"ended with code 0 as it started: it said nothing"),
         ("1.8", "import time\ntime.sleep(60)", r"did not start within 3 s"),
         ("1.8", "print('chatter ' * 9999)\nimport sys\nsys.exit('no licence')", r": no licence"),
     ],

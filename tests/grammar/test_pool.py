@@ -86,6 +86,7 @@ def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
         time.sleep(0.01)
     pool.compile(INTEGER)
     assert pool.pids != [before]
+    assert len(pool._alive) == 1
 
 
 def test_a_worn_out_worker_is_replaced(
@@ -203,6 +204,29 @@ def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None
         pool.compile(INTEGER)
 
 
+@pytest.mark.parametrize("started", [False, True], ids=["as it starts", "at work"])
+def test_an_interrupt_ends_a_job_and_its_worker_only(started: bool) -> None:
+    spec = GrammarSpec.from_schema({"type": "string", "pattern": "^(a|a)*$"}, strict=False)
+    with WorkerPool(timeout_s=60) as pool, ThreadPoolExecutor(1) as thread:
+        if started:
+            pool.start()
+        interrupt = thread.submit(interrupt_at_work, pool)
+        with pytest.raises(KeyboardInterrupt):
+            pool.validate(spec, f'"{"a" * 40}b"')
+        interrupt.result()
+        assert not pool._alive
+        assert pool.validate(spec, '"a"').passed
+
+
+def interrupt_at_work(pool: WorkerPool) -> None:
+    while not pool.pids:
+        time.sleep(0.005)
+    until_it_works(pool.pids[0])
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
 class SlowFile(io.BufferedRandom):
     """Gives other threads time to get in between."""
 
@@ -292,3 +316,11 @@ def test_validation_needs_no_vocabulary_and_can_be_killed() -> None:
         with pytest.raises(CompileTimeout):
             pool.validate(spec, f'"{"a" * 40}b"')
         assert pool.validate(spec, '"a"').passed
+
+
+def test_without_an_eos_nothing_is_compiled() -> None:
+    spec = GrammarSpec.from_schema({"type": "boolean"})
+    with WorkerPool(Vocabulary([b"true", b"false"], [7], [], size=2)) as pool:
+        with pytest.raises(CompileFailed, match="no token that ends a text"):
+            pool.compile(spec)
+        assert pool.validate(spec, "true").passed

@@ -52,6 +52,14 @@ def test_reports_are_short() -> None:
     assert len(message) <= 300
 
 
+def test_reports_can_be_sent() -> None:
+    schema = {"additionalProperties": {"type": "null"}, "propertyNames": {"pattern": "^a"}}
+    found = report(schema, '{"\\ud800": "\\udfff"}')
+    assert found[0][0] == "$['\\ud800']"
+    for path, message in found:
+        assert (path + message).encode()
+
+
 def test_json_object_wants_an_object() -> None:
     spec = GrammarSpec("json_object")
     assert validate(spec, '{"a": 1}').passed

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from grammar.vocabulary import Mask, Vocabulary
 
@@ -25,20 +24,15 @@ def test_bit_31_of_a_word_is_kept() -> None:
     assert ids_of(vocabulary.eos_mask) == [63]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "eos", "special", "size", "message"),
-    [
-        ([b"a"], [], [], 4, "at least one EOS"),
-        ([b"a"] * 5, [0], [], 4, "do not fit"),
-        ([b"a"], [4], [], 4, "outside"),
-        ([b"a"], [0], [-1], 4, "outside"),
-    ],
-)
-def test_impossible_vocabularies_are_refused(
-    tokens: list[bytes], eos: list[int], special: list[int], size: int, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Vocabulary(tokens, eos, special, size)
+def test_what_lies_beyond_the_logits_is_left_out() -> None:
+    vocabulary = Vocabulary(
+        [b"a", b"b", b"</s>", b"c", b"<x>"], [2, 3], [4], size=3, encode=lambda _: [0, 3, 1]
+    )
+    assert vocabulary.tokens == (b"a", b"b", b"</s>")
+    assert ids_of(vocabulary.text_mask) == [0, 1]
+    assert ids_of(vocabulary.eos_mask) == ids_of(vocabulary.mask(vocabulary.special_ids)) == [2]
+    assert vocabulary.tokenize(b"acb") == [0]
+    assert not vocabulary.has(3)
 
 
 def test_tokenize_is_greedy_and_never_uses_specials() -> None:

@@ -76,14 +76,17 @@ class TestReserve:
         who = await make(store)
         if is_late:
             store.gate = asyncio.Event()
-        hold = await take(Quota(store), who)
+        quota = Quota(store)
+        hold = await take(quota, who)
         await asyncio.sleep(0.01)
         assert store.num_reserves == 1
         await hold.stop()
         if store.gate is not None:
             asyncio.get_running_loop().call_later(0.05, store.gate.set)
         await settle(store, who, hold)
+        await hold.close()
         assert store.num_releases == is_late
+        assert quota.num_held == 0
         assert await store.list_running() == []
 
     async def test_the_young_are_not_listed_with_the_old(
@@ -238,6 +241,33 @@ class TestQueue:
         await settle(store, who, first)
         await take(quota, who)
 
+    async def test_a_queue_that_closes_lets_nobody_wait(self, store: Store) -> None:
+        who = await make(store, max_concurrent=1, max_queued=1)
+        quota = Quota(store)
+        first = await take(quota, who)
+        waiter = asyncio.create_task(take(quota, who))
+        await asyncio.sleep(0.05)
+        quota.close_queue()
+        async with asyncio.timeout(10):
+            with pytest.raises(QuotaExceeded):
+                await waiter
+        assert len(await store.list_running()) == 1
+        await settle(store, who, first)
+        await settle(store, who, await take(quota, who))  # there is nothing to wait for
+
+    async def test_who_waits_long_asks_no_less_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tenants.quota.MAX_POLL_S", 0.02)
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1, max_queued=1)
+        quota = Quota(store)
+        running = await take(quota, who)
+        waiting = asyncio.create_task(take(quota, who))
+        async with asyncio.timeout(30):
+            while store.num_reserves < 20:  # noqa: ASYNC110 - the condition is another's state
+                await asyncio.sleep(0.01)
+            await settle(store, who, running)
+            await settle(store, who, await waiting)
+
     async def test_cancelled_waiter_leaves_its_place(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, max_queued=1)
         quota = Quota(store)
@@ -368,6 +398,24 @@ class TestExtension:
         hold.watch(lambda: 1000)
         await settle(store, who, hold)
         assert await store.list_running() == []
+
+    async def test_of_what_was_lost_all_is_reserved_again(self, store: Store) -> None:
+        """Also what is more than a minute's worth, and more than there is by now."""
+        who = await make(store, monthly_tokens=1010, tokens_per_minute=300)
+        quota = Quota(store)
+        hold = await take(quota, who, most=2000)
+        assert await more(hold, 400) == 656
+        assert await store.release(who.tenant.id, hold.request_id)
+        assert await more(hold, 100) == 756
+        assert await more(hold, 900) == 1000
+        assert hold.is_last
+        await quota.release(hold)
+        hold = await take(quota, who, most=2000)
+        assert await more(hold, 400) == 656
+        assert await store.release(who.tenant.id, hold.request_id)
+        await put(store, who, "tenant", monthly_tokens=500, tokens_per_minute=300)
+        assert await more(hold, 100) == 656
+        assert hold.is_last
 
     async def test_a_request_that_runs_is_not_ended_for_a_slot_that_was_taken_meanwhile(
         self, store: Store

@@ -4,6 +4,7 @@ import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Gauge } from "./gauge.js";
 import { LinkState } from "./link_state.js";
+import { ModelChoice } from "./model_choice.js";
 import { Follower } from "./scrolling.js";
 import { ChatSocket } from "./socket.js";
 import { installTheme } from "./theme.js";
@@ -23,15 +24,14 @@ const composer = new Composer({ onSend: ask, onStop: () => turn?.stop() });
 const follower = new Follower(byId("scroller"), byId("to-end"));
 const gauge = new Gauge();
 const linkState = new LinkState();
+const modelChoice = new ModelChoice(byId("model"), byId("models"));
 const transcript = new Transcript(byId("transcript"), { onRetry: askAgain, onNewChat: newChat });
 let turn = null; // the one being answered
 
 socket.onState = (state, detail) => {
   linkState.show(state, detail);
   if (state === "open") {
-    const [model] = detail.models;
-    byId("model").textContent = model ?? "";
-    byId("model").hidden = !model;
+    modelChoice.show(detail.models);
     gauge.setCapacity(detail.max_model_len);
     turn?.begin();
   } else {
@@ -65,7 +65,7 @@ function answer(message) {
     view.update();
     follower.grown();
   });
-  turn = new Turn(socket, message, conversation.history());
+  turn = new Turn(socket, message, { model: modelChoice.chosen, messages: conversation.history() });
   turn.onChange = () => {
     redraw();
     conversation.saveSoon();
@@ -123,7 +123,10 @@ function contextInUse() {
   return last?.usage.total_tokens ?? 0;
 }
 
-addEventListener("pagehide", () => conversation.save());
+addEventListener("pagehide", ({ persisted }) => {
+  conversation.save();
+  if (!persisted) turn?.leave();
+});
 byId("new-chat").addEventListener("click", newChat);
 byId("change-key").addEventListener("click", () => apiKey.ask());
 byId("openers").addEventListener("click", (event) => {

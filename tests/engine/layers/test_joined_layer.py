@@ -4,7 +4,7 @@ contracts written out, which shows that each argument comes to its place."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -28,14 +28,17 @@ from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
 from engine.layers.joined_layer import JoinedLayer
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
+from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
-from engine.models.base import ModelConfig
+from engine.models.base import ModelConfig, MoEConfig
 from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
 from engine.models.llama import LlamaDecoderLayer, LlamaModel
+from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3 import Qwen3DecoderLayer
+from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
-from kernels import build, cuda, cuda_wide, reference
+from kernels import build, cuda, cuda_wide, ops, reference
 from kernels.products import Products, _Choice, _Kind, _Product
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -154,11 +157,11 @@ def contract(op: str, written_out: Callable[[SimpleNamespace], torch.Tensor]) ->
 
 
 def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
-    x = reference.rms_norm(a.x, a.norm, a.eps, a.residual)
+    x = ops.rms_norm(a.x, a.norm, a.eps, a.residual)
     heads = a.k_cache.shape[2]
     qkv = F.linear(x, a.qkv_weight, a.qkv_bias).view(len(x), -1, a.k_cache.shape[3])
     q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * heads, heads, heads), 1)
-    reference.rope_and_cache(
+    ops.rope_and_cache(
         *(q, k, v, a.k_cache, a.v_cache, a.cos_sin, a.positions, a.slots),
         q_norm=a.q_norm,
         k_norm=a.k_norm,
@@ -171,8 +174,8 @@ def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
 
 def feed_forward(a: SimpleNamespace) -> torch.Tensor:
     x = F.linear(a.attended, a.output_weight, a.output_bias)
-    x = reference.rms_norm(x, a.norm, a.eps, a.residual)
-    x = reference.silu_mul(F.linear(x, a.gate_up_weight, a.gate_up_bias))
+    x = ops.rms_norm(x, a.norm, a.eps, a.residual)
+    x = ops.silu_mul(F.linear(x, a.gate_up_weight, a.gate_up_bias))
     return F.linear(x, a.down_weight, a.down_bias)
 
 
@@ -247,6 +250,13 @@ def test_layers_of_another_structure_are_not_joined() -> None:
     assert JoinedLayer.of(quantized) is None
 
 
+@pytest.mark.parametrize("layer", [MixtralDecoderLayer, Qwen3MoeDecoderLayer])
+def test_experts_are_not_joined(layer: type[LlamaDecoderLayer]) -> None:
+    """Whatever the layer calls them."""
+    moe = MoEConfig(RouterConfig(num_experts=4, top_k=2, renormalize=True), 64)
+    assert JoinedLayer.of(model(layer, moe=moe).layers[0]) is None
+
+
 def test_without_a_gpu_nothing_is_joined() -> None:
     made = model()
     made.pack()
@@ -272,6 +282,15 @@ def test_layers_that_compute_otherwise_are_not_joined(
     assert (made._joined is not None) == is_joined
 
 
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those that an engine registers: without them the layers one by one round as torch does."""
+    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
+    cuda.register()
+    yield
+    ops.resolve.cache_clear()
+
+
 SHAPES = {
     "prompts": [(100, 0), (33, 40)],
     "prompts and tokens": [(50, 100), (1, 90), (1, 200), (90, 0)],
@@ -280,6 +299,7 @@ SHAPES = {
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
 @pytest.mark.parametrize("bias", [False, True])

@@ -193,7 +193,7 @@ def test_files_that_are_missing_or_cut_short_are_named(
 ) -> None:
     path = write_adapter(tmp_path, model_dir) / name
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(AdapterLoadError, match=name):
+    with pytest.raises(AdapterLoadError, match=f"{name}.* (truncated|cut short)"):
         load(tmp_path)
     path.unlink()
     with pytest.raises(

@@ -70,9 +70,14 @@ def test_longrope_is_refused(tmp_path: Path) -> None:
         read_facts(config(write(phi3, tmp_path), model_impl="transformers"))
 
 
-def test_a_native_family_can_be_left_to_transformers(tmp_path: Path) -> None:
-    runner = load_runner(config(write(CASES[0], tmp_path), model_impl="transformers"))
+def test_a_native_family_can_be_left_to_transformers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(CASES[0], tmp_path)
+    capfd.readouterr()
+    runner = load_runner(config(folder, model_impl="transformers"))
     assert type(runner._model).__name__ == "TransformersModel"
+    assert "Loading weights" not in capfd.readouterr().err  # the bar of transformers
 
 
 def test_native_alone_can_be_asked_for(tmp_path: Path) -> None:
@@ -116,7 +121,7 @@ def test_tensors_that_do_not_fit_are_named(olmo2: Path, change: str, reason: str
 def test_a_truncated_file_is_named(olmo2: Path) -> None:
     path = olmo2 / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read: it is cut short"):
         load_runner(config(olmo2))
 
 
@@ -194,6 +199,12 @@ def test_a_field_of_the_wrong_type_is_named(olmo2: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": "wide"}))
     with pytest.raises(ModelLoadError, match=r"config\.json: .*'hidden_size'"):
         read_facts(config(olmo2))
+
+
+def test_a_kind_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Foo"], "model_type": "foo"}')
+    with pytest.raises(ModelLoadError, match=r"config\.json: model_type 'foo' is known neither"):
+        read_facts(config(tmp_path))
 
 
 def test_code_of_strangers_runs_only_when_trusted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from engine.hub import weight_files
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.messages import LoadProgress
-from engine.weights.load import load_weights
+from engine.weights.load import check_files, load_weights
 
 Tensors = dict[str, torch.Tensor]
 
@@ -168,8 +168,10 @@ def test_a_truncated_shard_is_named_and_nothing_is_half_loaded(tmp_path: Path) -
     model = Model()
     for _, weight in model.named_weights():
         weight.data.fill_(7)
-    with pytest.raises(ModelLoadError, match=r"model-00002-of-00003\.safetensors cannot be read"):
+    with pytest.raises(ModelLoadError, match=r"model-00002-of-00003\.safetensors .* cut short"):
         load_weights(model, tmp_path, tied=False)
+    with pytest.raises(ModelLoadError, match=r"model-00002-of-00003\.safetensors .* cut short"):
+        check_files(tmp_path)
     assert all((weight.data == 7).all() for _, weight in model.named_weights())
 
 

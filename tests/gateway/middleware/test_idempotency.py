@@ -83,6 +83,8 @@ async def test_the_same_answer_again(
     assert len({answer.headers["x-request-id"] for answer in together}) == 4
     assert len(double.requests) == 1
     assert (await gateway.usage()).requests == 1
+    # Of those who follow nothing stays, not even for the time that one may come back in.
+    await until(lambda: not gateway.app.state.services.streams._running, within_s=10.0)
 
 
 async def test_another_body_is_a_409(gateway: Gateway) -> None:

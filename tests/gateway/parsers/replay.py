@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gateway.parsers.base import Parsed, ToolParser
 
 Expected = tuple[str, list[tuple[str, str]]]
@@ -24,6 +26,7 @@ class Collected:
     calls: list[Call] = field(default_factory=list)
 
     def add(self, parsed: Parsed) -> None:
+        msgspec.json.encode(parsed)  # as it is sent to clients
         text, pieces = parsed
         self.content += text
         for piece in pieces:

@@ -32,6 +32,10 @@ CASES: dict[str, tuple[str, Expected]] = {
     "without arguments": (f"{CALLS}{CALL}f{SEPARATOR}{END_CALL}{END_CALLS}", ("", [])),
     "cut": (f'{CALLS}{CALL}f{SEPARATOR}{{"a', ("", [("f", '{"a')])),
     "cut in a name": (f"{CALLS}{CALL}fun", (f"{CALLS}{CALL}fun", [])),
+    "no name": (
+        f'{CALLS}{CALL}function{SEPARATOR}\n{{"a": 1}}\n```{END_CALL}{V31}{END_CALLS}',
+        ("", [FOUND]),
+    ),
     "no call": (f"{CALLS}{END_CALLS}", (f"{CALLS}{END_CALLS}", [])),
 }
 CASES["without arguments"][1][1].append(("f", "{}"))

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.chat_template import ChatTemplate
 from gateway.parsers import formats
@@ -79,3 +82,34 @@ def test_what_a_format_asks_of_the_model_its_parser_reads(
     assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [
         ("f", arguments)
     ] * num_calls
+
+
+ALL = [found for found, _ in (*SIGNS.values(), *DIALECTS.values())]
+MARKS = sorted({mark for format in ALL for mark in (*format.marks, format.begin, format.end)})
+TEXTS = st.text(max_size=6) | st.sampled_from([*MARKS, '"', "\\", '\\"}', "{[", "\n"])
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    calls=st.lists(st.dictionaries(TEXTS, VALUES, max_size=3), min_size=1, max_size=2),
+    format=st.sampled_from([format for format in ALL if format.has_json_arguments]),
+    is_ascii=st.booleans(),
+    data=st.data(),
+)
+def test_any_arguments_arrive_letter_by_letter(
+    calls: list[dict[str, Any]], format: ToolFormat, is_ascii: bool, data: st.DataObject
+) -> None:
+    arguments = [json.dumps(call, ensure_ascii=is_ascii) for call in calls]
+    texts = [format.begin.replace("%s", "f") + each + format.end for each in arguments]
+    text = format.opening + format.separator.join(texts) + format.closing
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert replay(format.make_parser({}), pieces).plain == ("", [("f", each) for each in arguments])

@@ -52,6 +52,21 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "no arguments": (f'{OPEN}{{"name": "f"}}{CLOSE}', "", [("f", "{}")]),
     "null arguments": (f'{OPEN}{{"name": "f", "arguments": null}}{CLOSE}', "", [("f", "{}")]),
     "a list": (f'{OPEN}{{"name": "f", "arguments": [1, 2]}}{CLOSE}', "", [("f", "[1, 2]")]),
+    "arguments twice": (
+        f'{OPEN}{{"name": "f", "arguments": {{"a": 1}}, "parameters": {{}}}}{CLOSE}',
+        "",
+        [("f", '{"a": 1}')],
+    ),
+    "an empty name": (
+        f'{OPEN}{{"name": "", "arguments": {{}}}}{CLOSE}',
+        f'{OPEN}{{"name": "", "arguments": {{}}}}{CLOSE}',
+        [],
+    ),
+    "half a character": (
+        f'{OPEN}{{"name": "f\\ud800", "arguments": "{{\\"a\\": \\"\\udfff\\"}}"}}{CLOSE}',
+        "",
+        [("f\\ud800", '{"a": "\\udfff"}')],
+    ),
     "other members": (
         f'{OPEN}{{"id": 5, "ok": true, "name": "f", "arguments": {{}}}}{CLOSE}',
         "",
@@ -115,7 +130,7 @@ _JSON = st.recursive(
 
 
 @given(
-    name=st.text(),
+    name=st.text(min_size=1),
     arguments=st.dictionaries(st.text(), _JSON, max_size=3),
     before=st.text(alphabet="ab <\n"),
     indent=st.sampled_from([None, 2]),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +49,19 @@ CASES: dict[str, tuple[str, Expected]] = {
         ("", [("f", "{")]),
     ),
     "no call": (f"{OPEN}x{CLOSE}", (f"{OPEN}x{CLOSE}", [])),
+    "no name": (f"{OPEN}<function=>{CLOSE}", (f"{OPEN}<function=>{CLOSE}", [])),
+    "a function that does not end": (
+        f"{OPEN}<function=f><parameter=n>1</parameter>{CLOSE} Done",
+        ("Done", [("f", '{"n": 1}')]),
+    ),
+    "numbers that JSON has not": (
+        call(n="NaN", any="[1e999]"),
+        ("", [("f", '{"n": "NaN", "any": "[1e999]"}')]),
+    ),
+    "half a character": (
+        call(any='["\\ud800"]'),
+        ("", [("f", '{"any": ["\\ud800"]}')]),
+    ),
 }
 
 
@@ -65,3 +81,24 @@ def test_any_text_split_anywhere(fragments: list[str], data: st.DataObject) -> N
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert replay(make(), pieces).plain == replay(make(), [text]).plain
+
+
+_TEXTS = st.text(max_size=8) | st.sampled_from(
+    ["</parameter>", "<parameter=n>", CLOSE, '"', "\n", "1"]
+)
+_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(text=_TEXTS.filter(lambda text: "</parameter>" not in text), value=_VALUES, data=st.data())
+def test_what_is_written_as_the_schema_says_arrives(
+    text: str, value: Any, data: st.DataObject
+) -> None:
+    """Texts as they are, everything else as JSON, in which the tags may stand."""
+    written = call(zip=text, any=json.dumps(value))
+    cut = data.draw(st.integers(0, len(written)))
+    ((name, arguments),) = replay(make(), [written[:cut], written[cut:]]).plain[1]
+    assert (name, json.loads(arguments)) == ("f", {"zip": text, "any": value})

@@ -139,7 +139,7 @@ async def test_a_key_that_would_never_open_anything_is_refused(gateway: Gateway)
     admin = await admin_of(gateway)
     path = f"/tenants/{gateway.tenant.id}/keys"
     now = int(time.time())
-    for when in (0, now - 60, now):
+    for when in (0, now - 60, now, 10**15):
         error = await admin.error(400, "POST", path, {"expires_at": when})
         assert error["param"] == "expires_at"
     ends = int(time.time()) + 3
@@ -166,6 +166,15 @@ async def test_a_tenant_is_changed_and_disabled(gateway: Gateway) -> None:
     await admin.error(400, "POST", "/tenants", {})
     error = await admin.error(400, "POST", f"{path}/keys", {"scopes": ["root"]})
     assert error["param"] == "scopes[0]"
+    error = await admin.error(404, "POST", f"{path}/keys", {"project_id": "search"})
+    assert "search" in error["message"]
+    key = await admin.ok("POST", f"{path}/keys", {})
+    for grace in (-1, 366 * 86400 + 1):
+        error = await admin.error(
+            400, "POST", f"{path}/keys/{key['id']}/rotate", {"grace_seconds": grace}
+        )
+        assert error["param"] == "grace_seconds"
+    assert (await admin.ok("GET", f"{path}/keys/{key['id']}"))["revoke_at"] is None
 
 
 async def test_only_admins_come_in(gateway: Gateway) -> None:

@@ -122,7 +122,29 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools[0].function.parameters",
         "invalid_request",
     ),
+    ({"tools": [TOOLS[0] | {"strict": True}]}, "tools[0].strict", "unknown_parameter"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    (
+        {"response_format": {"type": "json_object", "schema": {}}},
+        "response_format.schema",
+        "unknown_parameter",
+    ),
+    (
+        {"response_format": {"type": "text", "json_schema": {"name": "a", "schema": {}}}},
+        "response_format.json_schema",
+        "invalid_value",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {}},
+                "strict": True,
+            }
+        },
+        "response_format.strict",
+        "unknown_parameter",
+    ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
         "response_format.json_schema.schema",

@@ -50,6 +50,8 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": "x", "reasoning": {"effort": "very"}}, "reasoning.effort"),
         ({"input": "x", "reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"input": "x", "text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"input": "x", "text": {"format": {"type": "json_object", "schema": {}}}},
+         "text.format.schema"),
         ({"input": "x", "response_format": {"type": "text"}}, "response_format"),
         ({"input": "x", "service_tier": "golden"}, "service_tier"),
         ({"input": "x", "user": "a", "safety_identifier": "b"}, "safety_identifier"),

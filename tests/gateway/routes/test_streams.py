@@ -109,7 +109,7 @@ async def test_cut_at_a_hundred_points_nothing_is_lost(
         client, stream_id = await start(gateway, request(gateway))
         body, ended = b"", False
         while not ended:
-            some, ended = await read_some(client, luck.randrange(20_000))
+            some, ended = await read_some(client, luck.randrange(8_000))
             cuts += not ended
             body += whole_events(some)
             if not ended:
@@ -257,7 +257,7 @@ async def test_heartbeats_are_events_like_any_other(model_dir: Path) -> None:
 async def test_the_example_of_the_readme(
     gateway: Gateway, double: EngineDouble, tmp_path: Path
 ) -> None:
-    speak(double, interval_s=0.01)
+    speak(double, interval_s=0.004)
     example = re.search(r"```bash\n(.*?x-sluice-stream-id.*?)```", README.read_text(), re.DOTALL)
     assert example is not None
     script = example[1].replace('"demo"', json.dumps(MODEL)).replace("time 3", "time 0.6")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -8,8 +9,9 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from engine.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble
-from tests.gateway.serving import MODEL, Gateway, chat_body
+from tests.gateway.serving import MODEL, Gateway, chat_body, double_client, make_config, served
 
 pytestmark = pytest.mark.asyncio
 
@@ -58,6 +60,11 @@ async def test_messages_count_as_a_chat_counts_them(
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
         ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens"),
+        (
+            "/tokenize",
+            {"messages": [], "tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools[0].type",
+        ),
         ("/detokenize", {"tokens": [0, 10**9]}, "tokens[1]"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {}, "tokens"),
@@ -77,3 +84,19 @@ async def test_another_model_and_another_scope(gateway: Gateway, client: AsyncOp
     async with gateway.openai(api_key=await gateway.key("usage")) as stranger:
         with pytest.raises(openai.PermissionDeniedError):
             await post(stranger, "/tokenize", prompt="a")
+
+
+async def test_where_the_model_knows_no_tools_none_are_shown_to_it(model_dir: Path) -> None:
+    config = make_config(model_dir, models={"tool_parser": "none"})
+    double = EngineDouble(Tokenizer.load(model_dir))
+    body = chat_body("hello", tools=[{"type": "function", "function": {"name": "f"}}])
+    async with (
+        served(config, double_client(config, double)) as gateway,
+        gateway.openai() as client,
+    ):
+        for path in ("/chat/completions", "/tokenize"):
+            with pytest.raises(openai.BadRequestError, match="knows no tools") as caught:
+                await client.post(path, body=body, cast_to=object)
+            assert caught.value.param == "tools"
+        unasked = await client.chat.completions.create(**body, tool_choice="none")
+        assert unasked.choices[0].finish_reason == "stop"

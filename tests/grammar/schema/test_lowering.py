@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import random
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
+from grammar.errors import InvalidGrammar
 from grammar.schema.dialects import LLGUIDANCE, OUTLINES, XGRAMMAR
 from grammar.schema.document import Document
+from grammar.schema.forms import CONSTRAINTS
 from grammar.schema.lowering import Dialect, lower
+from grammar.schema.numbers import num_states
+from grammar.schema.paths import ROOT, child
+from tests.grammar.schemas import Schemas
 
 
 def lowered(schema: Any, dialect: Dialect = LLGUIDANCE) -> Any:
@@ -17,6 +25,17 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
     return {f.path: f.reason for f in lower(Document(schema), dialect).unenforced}
 
 
+def told(schema: Any, dialect: Dialect = LLGUIDANCE) -> set[str]:
+    """Where something is said to be enforced or not."""
+    return {finding.path for finding in lower(Document(schema), dialect).findings}
+
+
+def constraints(schema: Any) -> set[str]:
+    """Where the schema itself, without those inside of it, has constraints."""
+    keywords = () if isinstance(schema, bool) else schema
+    return {child(ROOT, keyword) for keyword in keywords if keyword in CONSTRAINTS}
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
@@ -24,11 +43,17 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
         ({"title": "T", "description": "D", "x-custom": 1, "default": 3}, {}),
         ({"type": "string", "minLength": 2.0}, {"type": "string", "minLength": 2}),
         ({"type": "string", "minimum": 3, "items": {"not": {}}}, {"type": "string"}),
+        ({"type": "string", "required": ["a"], "maxProperties": 0}, {"type": "string"}),
+        ({"type": "integer", "pattern": "a", "minLength": 1}, {"type": "integer"}),
         ({"type": "string", "pattern": "^a"}, {"type": "string", "pattern": r"^(?:a[\s\S]*)$"}),
         # Listed values are checked here, against whatever stands beside them.
         ({"enum": ["a", 1, "abc", None], "type": "string", "maxLength": 2}, {"enum": ["a"]}),
         ({"enum": [1, 2, 3], "not": {"const": 2}}, {"enum": [1, 3]}),
         ({"const": 2.0}, {"enum": [2]}),
+        (
+            {"enum": [0.0, -0.5, 2**63 - 1, {"a": [1.0]}]},
+            {"enum": [0, -0.5, 2**63 - 1, {"a": [1]}]},
+        ),
         ({"enum": ["a"], "type": "integer"}, False),
         # Open bounds of numbers become closed ones that are surely another double.
         ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "minimum": 1e-09}),
@@ -44,6 +69,7 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
         ),
         ({"type": "integer", "exclusiveMinimum": 1}, {"type": "integer", "exclusiveMinimum": 1}),
         ({"minimum": 2.0, "multipleOf": 0.5}, {"minimum": 2, "multipleOf": 0.5}),
+        ({"minimum": 1e-9, "multipleOf": 10_000}, {"minimum": 1e-9, "multipleOf": 10_000}),
         # What binds nothing is left out.
         ({"type": "array", "uniqueItems": False, "maxContains": 1}, {"type": "array"}),
         (
@@ -54,6 +80,8 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
             {"type": "object", "unevaluatedProperties": {"type": "null"}},
             {"type": "object", "additionalProperties": {"type": "null"}},
         ),
+        # Nobody could write this name, so that it needs no schema.
+        ({"properties": {"\x01": {"type": "null"}, "a": {}}}, {"properties": {"a": {}}}),
         # Names under a rule are names that match a pattern,
         (
             {"propertyNames": {"enum": ["a", "b"]}, "properties": {"c": {}}},
@@ -76,10 +104,38 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
             },
         ),
         (
+            {
+                "propertyNames": {"$ref": "#/$defs/name"},
+                "properties": {"a": {}},
+                "$defs": {"name": {"const": "a"}},
+            },
+            {"properties": {"a": {}}, "additionalProperties": False},
+        ),
+        (
             {"patternProperties": {"^x": {"type": "null"}}, "properties": {"xy": True, "y": True}},
             {
                 "properties": {"xy": {"allOf": [{}, {"type": "null"}]}, "y": {}},
                 "patternProperties": {r"^(?:x[\s\S]*)$": {"type": "null"}},
+            },
+        ),
+        (
+            {"patternProperties": {"^x": False}, "properties": {"xy": {"type": "null"}}},
+            {"properties": {"xy": False}, "patternProperties": {r"^(?:x[\s\S]*)$": False}},
+        ),
+        # Members are counted where no name is optional, unless their number follows from the names.
+        ({"minProperties": 1}, {"minProperties": 1}),
+        ({"maxProperties": 3.0}, {"maxProperties": 3}),
+        ({"required": ["a"], "minProperties": 1}, {"required": ["a"]}),
+        (
+            {"properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 2},
+            {"properties": {"a": {}, "b": {}}, "additionalProperties": False},
+        ),
+        (
+            {"patternProperties": {"^x": {}}, "additionalProperties": False, "maxProperties": 0},
+            {
+                "patternProperties": {r"^(?:x[\s\S]*)$": {}},
+                "additionalProperties": False,
+                "maxProperties": 0,
             },
         ),
         (
@@ -108,6 +164,48 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
 def test_exact_forms(schema: Any, expected: Any) -> None:
     assert lowered(schema) == expected
     assert reasons(schema) == {}
+    assert constraints(schema) <= told(schema)
+
+
+@pytest.mark.parametrize(
+    ("names", "expression"),
+    [
+        (True, r"[\s\S]*"),
+        ({"type": "string", "title": "any"}, r"[\s\S]*"),
+        ({"const": "a.b"}, r"a\.b"),
+        ({"enum": ["a", 1, "b"]}, "a|b"),
+        ({"pattern": "^ab$"}, "ab"),
+        ({"minLength": 2}, r"[\s\S]{2,}"),
+        ({"maxLength": 3}, r"[\s\S]{0,3}"),
+        ({"minLength": 1, "maxLength": 3.0}, r"[\s\S]{1,3}"),
+    ],
+)
+def test_a_simple_rule_of_names_is_an_expression(names: Any, expression: str) -> None:
+    schema = {"propertyNames": names}
+    patterns: dict[str, Any] = {f"^(?:{expression})$": {}}
+    assert lowered(schema) == {"patternProperties": patterns, "additionalProperties": False}
+    assert reasons(schema) == {}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        False,
+        {"type": ["string", "null"]},
+        {"const": 1},
+        {"const": "\x01"},
+        {"enum": [1]},
+        {"pattern": "(?=a)"},
+        {"pattern": "a", "maxLength": 3},
+        {"minLength": 1001},
+        {"maxLength": 1001},
+        {"not": {"const": "a"}},
+    ],
+)
+def test_other_rules_of_names_are_dropped(names: Any) -> None:
+    schema = {"propertyNames": names, "properties": {"a": {}}}
+    assert lowered(schema) == {"properties": {"a": {}}}
+    assert list(reasons(schema)) == ["$.propertyNames"]
 
 
 def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
@@ -124,13 +222,32 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"multipleOf": 99_991}, "$.multipleOf", "more than 10000 units"),
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "$.allOf[1].multipleOf", "common"),
         ({"minimum": 2**53}, "$.minimum", "a bound beyond 9007199254740991"),
+        ({"maximum": 9e-10}, "$.maximum", "too close to 0"),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
+        ({"required": ["a", "\x01"]}, "$.required", "a control character"),
+        ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
+        ({"enum": [1e15 + 0.5]}, "$.enum", "an exponent"),
+        ({"const": [{"a": 2**63}]}, "$.const", "beyond 64 bits"),
+        ({"const": {"a": ["\x01"]}}, "$.const", "a control character"),
+        ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties", "optional properties"),
+        ({"properties": {"a": {}}, "maxProperties": 1}, "$.maxProperties", "optional properties"),
     ],
 )
 def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> None:
     assert list(reasons(schema)) == [path]
     assert reason in reasons(schema)[path]
+    assert path.removeprefix("$.") not in lowered(schema)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "states"), [([3], 3), ([1.5], 15), ([0.5, 0.25], 50), ([0.5, 3], 30), ([4, 6], 12)]
+)
+def test_divisors_are_counted_in_units_of_their_last_digit(
+    divisors: list[float], states: int
+) -> None:
+    assert num_states([Fraction(divisor) for divisor in divisors]) == states
 
 
 def test_divisors_that_never_meet_need_no_common_multiple() -> None:
@@ -160,9 +277,19 @@ def test_an_object_that_cannot_be_is_ruled_out_for_them() -> None:
         "additionalProperties": False,
     }
     assert lowered(schema, XGRAMMAR)["type"] == ["null"]
+    others = {"properties": {"a": False, "b": {"type": "null"}}, "required": ["b"]}
+    assert lowered(schema | others, XGRAMMAR)["properties"] == {"b": {"type": "null"}}
     assert lowered(schema | {"type": "object"}, XGRAMMAR) is False
 
 
 def test_outlines_spells_out_what_anything_is() -> None:
     array = lowered({"type": "array", "items": True}, OUTLINES)
     assert array["items"]["type"] == ["array", "boolean", "null", "number", "object", "string"]
+
+
+@pytest.mark.parametrize("dialect", [LLGUIDANCE, OUTLINES, XGRAMMAR], ids=lambda d: d.name)
+def test_of_every_constraint_it_is_said_what_became_of_it(dialect: Dialect) -> None:
+    for number in range(400):
+        schema = Schemas(random.Random(number), wild=0.5).root()
+        with contextlib.suppress(InvalidGrammar):  # a reference that leads back to itself
+            assert constraints(schema) <= told(schema, dialect), schema
