@@ -205,7 +205,6 @@ def assemble(
     samples_once_each = bool((places == 1).all())
     if samples_once_each:
         sampled, sampled_rows, sampled_positions = np.arange(len(places)), fields.rows, seq_lens
-        last_token = fields.query_lens.cumsum() - 1
         if rows is not None and on_device is not None:
             sampled_on_device = DeviceRows(rows, on_device.seq_lens)
     else:
@@ -213,9 +212,10 @@ def assemble(
         # How far each place is before the last one of its chunk.
         back = places.cumsum().repeat(places) - np.arange(1, len(sampled) + 1)
         sampled_rows, sampled_positions = fields.rows[sampled], seq_lens[sampled] - back
-        last_token = fields.query_lens.cumsum()[sampled] - 1 - back
     if len(sampled) < len(positions):
-        logits_index = to_device(last_token, positions.device)
+        before_end = 1 + seq_lens[sampled] - sampled_positions
+        ends = fields.query_lens.cumsum()[sampled]
+        logits_index = to_device(ends - before_end, positions.device)
     return StepInputs(
         token_ids=token_ids,
         positions=positions,

@@ -161,7 +161,7 @@ class TorchRunner:
             self._launched = _Launched(plan, None, None)
             return
         launched = self._compute(plan, ChunkFields.read(plan.chunks))
-        self._launched = replace(launched, drafted=drafted)
+        self._launched = launched if drafted is None else replace(launched, drafted=drafted)
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         adapters = self.adapters
