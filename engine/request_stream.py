@@ -124,13 +124,16 @@ class RequestStream(AsyncIterator[RequestOutput]):
         finally:
             self._wakers.remove(waker)
 
-    def _deliver(self, output: RequestOutput, now: float, gaps: list[tuple[float, int]]) -> None:
-        """``now``: when it came, in seconds of ``time.monotonic``. ``gaps``: as
-        ``EngineClient.on_tokens`` is told them."""
+    def _deliver(self, output: RequestOutput, now: float, since: list[float]) -> None:
+        """``now``: when it came, in seconds of ``time.monotonic``. ``since``: as
+        ``EngineClient.on_tokens`` is told it."""
         if num_tokens := len(output.new_token_ids):
             self.num_generated_tokens += num_tokens
-            if self._last_token_at is not None:
-                gaps.append((now - self._last_token_at, num_tokens))
+            if (last_at := self._last_token_at) is not None:
+                if num_tokens == 1:
+                    since.append(last_at)
+                else:
+                    since += [now - (now - last_at) / num_tokens] * num_tokens
             self._last_token_at = now
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens

@@ -121,7 +121,7 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
     least service for its weight (``fair_share``)."""
     prefix_cache_tenant_floor: float = 0.05
     """Share of the blocks that a tenant's cached prefixes keep while other tenants have more."""
-    max_num_prefill_tokens: int | None = 1536
+    max_num_prefill_tokens: int | None = 1024
     """Most prompt tokens computed in a step in which other requests generate; so many only while
     many prompt tokens wait, else fewer, so that streams flow evenly. None: only
     ``max_num_batched_tokens`` limits them, which suits offline use."""

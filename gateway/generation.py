@@ -47,7 +47,7 @@ from gateway.schemas.common import (
     Usage,
 )
 from gateway.text_events import Text
-from tenants.errors import LedgerFull, TenantsError
+from tenants.errors import TenantsError
 from tenants.quota import Hold, Quota
 from tenants.types import Principal, UsageEvent, UsageStatus
 from tenants.usage import Ledger
@@ -418,9 +418,6 @@ class Generations:
             await generation.admitted.hold.stop()
             self.metrics.count_usage(event)
             await self._ledger.settle(event)
-        except LedgerFull:
-            # Its count stays in the file: whoever comes after this process settles it.
-            logger.exception("usage of %s is not in the ledger", generation.admitted.id)
         except TenantsError:
             logger.exception("usage of %s is not in the ledger", generation.admitted.id)
             generation.stop_counting()

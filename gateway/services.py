@@ -22,6 +22,7 @@ from gateway.background import Background
 from gateway.chat_session import ChatSession
 from gateway.compliance import ComplianceChecks
 from gateway.config import Config, TenantsConfig
+from gateway.cork import Cork
 from gateway.errors import ConfigError
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
@@ -77,6 +78,8 @@ class Services:
     adapters: Adapters
     tickets: Tickets
     answers: Answers
+    cork: Cork
+    """Of what the outputs of a step say to clients."""
 
     def chat_session(self, socket: WebSocket, api_key: str | None) -> ChatSession:
         """A session over a socket not yet accepted."""
@@ -148,6 +151,7 @@ def create_services(
     )
     work = _background_work(config, store, accounts, peers, adapters, metrics, revocations)
     engine.on_tokens = metrics.observe_inter_token
+    engine.around_outputs = cork = Cork()
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
         engine=engine,
@@ -181,6 +185,7 @@ def create_services(
         adapters=adapters,
         tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
+        cork=cork,
     )
 
 
