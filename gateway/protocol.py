@@ -345,7 +345,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < MAX_FRAGMENTS:
             super().handle_cont(event)
-        elif self.conn.state is State.OPEN:
+        elif self.conn.state is OPEN:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
 
