@@ -354,7 +354,14 @@ def _refuse_unknown(document: Mapping[str, Any], *, where: str) -> None:
         fields = _SECTIONS[section].__struct_fields__
         for key in table:
             if key not in fields:
-                raise ConfigError(f"{where}: unknown key {section}.{key}{hint(key, fields)}")
+                mend = _elsewhere(key) or hint(key, fields)
+                raise ConfigError(f"{where}: unknown key {section}.{key}{mend}")
+
+
+def _elsewhere(key: str) -> str:
+    """To append to an error about a key: the section that has it, if any."""
+    homes = [section for section, kind in _SECTIONS.items() if key in kind.__struct_fields__]
+    return f"; it belongs into [{homes[0]}]" if homes else ""
 
 
 def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> dict[str, str]:

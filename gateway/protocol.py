@@ -125,6 +125,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._bytes_waiting = 0
         self._header_deadline.stop()
+        num_hosts = [name for name, _ in self.headers].count(b"host")
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise ValueError("not one host")  # RFC 9112, section 3.2: the answer is a 400
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)

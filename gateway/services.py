@@ -150,6 +150,7 @@ def create_services(
         accounts.authenticator,
         generations=generations,
         sessions=sessions,
+        readers=streams.readers,
         on_adapter_deleted=adapters.on_deleted,
     )
     work = _background_work(config, store, accounts, peers, adapters, metrics, revocations)

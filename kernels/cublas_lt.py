@@ -151,6 +151,8 @@ class _Library:
 @cache
 def _library(device: torch.device) -> _Library | None:
     """None where torch has brought none along."""
+    if device.type != "cuda":
+        return None
     version = (torch.version.cuda or "").partition(".")[0]
     try:
         return _Library(ctypes.CDLL(f"libcublasLt.so.{version}"), device)
@@ -171,7 +173,9 @@ def algorithms(rows: int, weight: torch.Tensor, most: int) -> list[Algorithm]:
 def takes(x: torch.Tensor, weight: torch.Tensor, algorithm: Algorithm) -> bool:
     """Whether ``linear`` can multiply them so."""
     library = _library(x.device)
-    if library is None or x.dtype != weight.dtype or not x.is_contiguous():
+    if library is None or not x.is_contiguous():
+        return False
+    if x.dtype not in _TYPES or x.dtype != weight.dtype:
         return False
     if (x.data_ptr() | weight.data_ptr()) % _ALIGNMENT:
         return False

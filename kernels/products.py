@@ -26,8 +26,8 @@ _LOADED = (
 """Numbers of rows for which the library's kernels are loaded at start-up. Another one serves a
 multiple of 8 than what lies between two of them."""
 _REPEATS = 5
-_MOST_LISTED = 16
-"""Algorithms of cuBLASLt that are tried for a product, the first ones of its list."""
+_MOST_LISTED = 8
+"""Algorithms of cuBLASLt that are tried for a product. It rarely knows more."""
 _NUM_LISTED = 2
 """Of those, as many take part when products are compared."""
 _MAX_DISTINCT = 8
@@ -129,7 +129,8 @@ class Products:
 
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
         """Which product serves so many contiguous rows, as ``bind_layer.cpp`` has it: 0 the
-        library's, up to 16 a skinny one of so many warps, else a wide one of this width."""
+        library's, as it would choose itself, up to 16 a skinny one of so many warps, else a wide
+        one of this width."""
         if rows > _ROWS[-1]:
             return _LIBRARY.code
         asked = rows, weight.shape, weight.dtype, gated
@@ -207,7 +208,9 @@ def _candidates(rows: int, device: torch.device) -> Iterator[_Product]:
 def _listed(
     rows: int, kind: _Kind, weights: Sequence[torch.Tensor], flushed: torch.Tensor
 ) -> list[_Product]:
-    """What is fastest of cuBLASLt's list."""
+    """What is fastest of cuBLASLt's list; of fewer rows ours are, or nothing gains anything."""
+    if rows <= cuda.MAX_SKINNY_TOKENS:
+        return []
     halves, used = _operands(rows, kind, weights)
     algorithms = cublas_lt.algorithms(rows, weights[0], _MOST_LISTED)
     listed = [_Product("listed", algorithm=algorithm) for algorithm in algorithms]

@@ -1,7 +1,8 @@
 """A decoder layer on a GPU in two calls beside attention, for steps that are not in a CUDA graph:
 in those the GPU waits for a slow host.
 
-It computes what the layer computes, to the bit, from the weights that the layer holds.
+It computes what the layer computes from the weights that the layer holds: to the bit, but for
+products that the layer has by an algorithm from cuBLASLt's list, which here the library chooses.
 """
 
 from __future__ import annotations

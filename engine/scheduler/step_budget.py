@@ -44,8 +44,8 @@ class StepBudget:
             return self.max_num_tokens
         num_generating, num_prompts, num_waiting = 0, 0, num_queued_tokens
         for request in running:
-            num_left = len(request.token_ids) + request.num_pending - request.num_computed_tokens
-            if num_left > 1:
+            num_left = len(request.token_ids) - request.num_computed_tokens
+            if num_left > 1:  # who generates has one, or none while its tokens are in flight
                 num_prompts += 1
                 num_waiting += num_left
             else:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+import tokenizers
 
 from engine.chat_template import ChatTemplate
 from engine.client import FRESH_S
@@ -27,6 +28,7 @@ from gateway.errors import (
     Overloaded,
 )
 from gateway.schemas.chat import ChatCompletionRequest
+from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import generate
 from gateway.served_models import ServedModels
 from grammar.compiler import GrammarChecker
@@ -254,6 +256,46 @@ async def test_max_tokens_by_default(model_dir: Path) -> None:
         tight = await gate.admit(messages=[{"role": "user", "content": "x" * (2048 - 50)}])
         assert tight.params.max_tokens is not None
         assert tight.params.max_tokens + tight.num_prompt_tokens <= 2048
+
+
+async def test_texts_have_another_default_that_fits_as_well(model_dir: Path) -> None:
+    async def max_tokens(gate: Gate, prompt: str = "a", **fields: Any) -> int | None:
+        request = CompletionRequest(model=MODEL, prompt=prompt, **fields)
+        admitted, _ = await gate.admission.admit_text_completion(
+            request, request_id=uuid4(), principal=gate.principal
+        )
+        return admitted.params.max_tokens
+
+    async with Gate(model_dir) as gate:
+        assert await max_tokens(gate) == 16
+        assert await max_tokens(gate, "x" * 2041) == 7
+        assert await max_tokens(gate, max_tokens=9) == 9
+        with pytest.raises(ContextLengthExceeded):
+            await max_tokens(gate, "x" * 2041, max_tokens=8)
+    async with Gate(model_dir, default_max_tokens=7) as gate:
+        assert await max_tokens(gate) == 7
+
+
+@pytest.mark.parametrize(
+    ("mark", "fields", "hidden"),
+    [
+        ("<tool_call>", {}, True),
+        ("<tool_call>", {"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+        ("</think>", {"tools": [{"type": "function", "function": {"name": "f"}}]}, True),
+    ],
+)
+async def test_special_tokens_that_a_call_is_made_of_are_not_hidden(
+    model_dir: Path, tmp_path: Path, mark: str, fields: dict[str, Any], hidden: bool
+) -> None:
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([tokenizers.AddedToken(mark, special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    async with Gate(folder) as gate:
+        assert (await gate.admit(**fields)).skip_special_tokens is hidden
+    if mark == "</think>":
+        async with Gate(folder, reasoning_parser="think") as gate:
+            assert (await gate.admit()).skip_special_tokens is False
 
 
 async def test_stops_are_ours_to_watch_and_not_the_engines(model_dir: Path) -> None:

@@ -150,6 +150,7 @@ def test_of_what_the_library_lists_the_fastest_take_part(monkeypatch: pytest.Mon
     found = products._listed(40, KIND, [torch.randn(KIND.shape)], torch.empty(1))
     assert found == [_Product("listed", algorithm=b"b"), _Product("listed", algorithm=b"c")]
     assert asked == [(40, products._MOST_LISTED)]
+    assert products._listed(16, KIND, [torch.randn(KIND.shape)], torch.empty(1)) == []
 
 
 def test_what_a_listed_algorithm_does_not_take_is_left_to_the_library() -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.cache.groups import LayerGroups, single_group
 from engine.cache.manager import NO_BLOCK
-from engine.runner.inputs import ChunkFields, build_inputs, other_groups
+from engine.runner.inputs import ChunkFields, assemble, build_inputs, other_groups
 from engine.runner.rows import RowTable
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk
@@ -57,6 +59,95 @@ def test_mixed_chunks_become_flat_tensors() -> None:
     assert inputs.sampled_positions.tolist() == [3, 6]
     assert inputs.logits_index is not None
     assert inputs.logits_index.tolist() == [0, 10]
+    assert not inputs.samples_once_each
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), min_size=1))
+def test_what_is_sampled_is_the_same_whether_or_not_each_chunk_samples_once(
+    made: list[tuple[int, int, bool]],
+) -> None:
+    """Found one by one, for chunks with drafts and without."""
+    chunks = [
+        Chunk(row % 5, str(row), computed, n, samples, draft_token_ids=(1,) * (samples * (n // 3)))
+        for row, (computed, n, samples) in enumerate(made)
+    ]
+    fields = ChunkFields.read(chunks)
+    num_tokens = int(fields.query_lens.sum())
+    nothing = torch.zeros(num_tokens, dtype=torch.int64)
+    inputs = assemble(
+        fields,
+        token_ids=nothing,
+        positions=nothing,
+        slots=nothing,
+        block_table=nothing,
+    )
+    places, begins = [], 0
+    for number, one in enumerate(chunks):
+        ends = begins + one.num_scheduled_tokens
+        for back in range(one.num_draft_tokens if one.samples else -1, -1, -1):
+            end = one.num_computed_tokens + one.num_scheduled_tokens
+            places.append((number, one.row, end - back, ends - 1 - back))
+        begins = ends
+    found = zip(inputs.sampled_chunks, inputs.sampled_rows, inputs.sampled_positions, strict=True)
+    assert [tuple(map(int, one)) for one in found] == [place[:3] for place in places]
+    index = inputs.logits_index
+    where = [*range(num_tokens)] if index is None else index.tolist()
+    assert where == [place[3] for place in places]
+    assert inputs.samples_once_each == ([place[0] for place in places] == [*range(len(chunks))])
+
+
+MAX_LEN = 20
+
+
+@st.composite
+def chunks_of_rows(draw: st.DrawFn) -> list[Chunk]:
+    chunks = []
+    for row in draw(st.lists(st.integers(0, 5), min_size=1, unique=True)):
+        n = draw(st.integers(1, 7))
+        computed = draw(st.integers(0, MAX_LEN - n))
+        samples = draw(st.booleans())
+        drafts = range(draw(st.integers(0, n - 1)) if samples else 0)
+        chunks.append(Chunk(row, str(row), computed, n, samples, draft_token_ids=tuple(drafts)))
+    return chunks
+
+
+@given(chunks=chunks_of_rows(), seed=st.integers(0, 99))
+def test_any_step_is_what_the_module_says(chunks: list[Chunk], seed: int) -> None:
+    rows = RowTable(6, MAX_LEN, BLOCK_SIZE, torch.device("cpu"))
+    rng = np.random.default_rng(seed)
+    block_ids = rng.permutation(30).reshape(6, 5).tolist()
+    token_ids = rng.integers(1, 1000, (6, MAX_LEN)).tolist()
+    rows.apply(
+        [
+            Admission(r, str(r), token_ids[r], MAX_LEN, block_ids[r], SamplingParams())
+            for r in range(6)
+        ],
+        [],
+    )
+    inputs = build_inputs(ChunkFields.read(chunks), rows, BLOCK_SIZE)
+    flat = [
+        (index, c.row, c.num_computed_tokens + i)
+        for index, c in enumerate(chunks)
+        for i in range(c.num_scheduled_tokens)
+    ]
+    assert inputs.token_ids.tolist() == [token_ids[row][p] for _, row, p in flat]
+    assert inputs.positions.tolist() == [p for _, _, p in flat]
+    assert inputs.slots.tolist() == [
+        block_ids[row][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for _, row, p in flat
+    ]
+    ends = [c.num_computed_tokens + c.num_scheduled_tokens for c in chunks]
+    places = [
+        (at, index, row, p + 1)
+        for at, (index, row, p) in enumerate(flat)
+        if chunks[index].samples and p >= ends[index] - len(chunks[index].draft_token_ids) - 1
+    ]
+    assert inputs.sampled_chunks.tolist() == [index for _, index, _, _ in places]
+    assert inputs.sampled_rows.tolist() == [row for _, _, row, _ in places]
+    assert inputs.sampled_positions.tolist() == [position for _, _, _, position in places]
+    if inputs.logits_index is None:
+        assert len(places) == len(flat)
+    else:
+        assert inputs.logits_index.tolist() == [at for at, _, _, _ in places]
 
 
 def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
@@ -67,6 +158,7 @@ def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
     assert inputs.slots.tolist() == [33, 20]
     assert inputs.logits_index is None
     assert inputs.sampled_positions.tolist() == [6, 9]
+    assert inputs.samples_once_each
 
 
 def test_blocks_are_appended_behind_those_a_row_has() -> None:

@@ -42,7 +42,8 @@ class TestNumTokens:
 
     def test_prompts_take_all_while_nobody_generates(self) -> None:
         assert budget(1536).num_tokens([], 600) == 8192
-        assert budget(1536).num_tokens([at_its_prompt(600)], 0) == 8192
+        for num_left in (2, 600):
+            assert budget(1536).num_tokens([at_its_prompt(num_left)], 0) == 8192
 
     def test_a_step_beside_few_who_generate_is_short(self) -> None:
         for count in (1, 16, 64, 85):
@@ -57,6 +58,11 @@ class TestNumTokens:
         """Whether they wait or are computed already."""
         assert budget(1536).num_tokens(generating(1), 64 * 768) == 768
         assert budget(1536).num_tokens([*generating(1), at_its_prompt(64 * 768)], 0) == 768
+
+    def test_a_step_is_cut_to_whole_tiles_for_a_quarter_of_its_prompt_tokens_at_most(self) -> None:
+        assert budget(400).num_tokens(generating(84), 600) == 384  # of 384 + 100
+        assert budget(400).num_tokens(generating(85), 600) == 485  # of 384 + 101
+        assert budget(400).num_tokens(generating(112), 600) == 512
 
     def test_the_limit_is_the_prompts_alone(self) -> None:
         assert budget(1536).num_tokens(generating(256), 10**9) == 256 + 1536

@@ -52,11 +52,11 @@ def test_a_rest_of_a_batch_ends_with_it(change: dict[str, int]) -> None:
 
 def test_only_steps_that_are_like_their_neighbours_are_measured() -> None:
     found = rest()
-    plans = [4, 4, 3, 3, 0, 3, 3]
+    plans = [4, 4, 3, 3, 0, 0, 3, 3]
     for index, planned in enumerate(plans):
         follower = plans[index + 1] if index + 1 < len(plans) else None
         found.collect(planned, float(index), planned, follower=follower)
-    # Not the first of a batch, not one beside which prompts were planned, and not the last.
+    # Not the first of a batch, none beside prompts or before those, and not the last.
     assert found.take() == ({4: [1.0]}, sum(plans))
     assert found.take() == ({}, 0)
 
