@@ -182,6 +182,8 @@ class TorchRunner:
         """Measure ``step_costs``. Call it before the first plan."""
         nothing = StepPlan(-1)
         graphs, drafting = self._verify_graphs, self._drafting
+        if drafting is not None:
+            drafting.warm_up()
         # No request has room for more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]

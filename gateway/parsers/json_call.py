@@ -156,7 +156,8 @@ class JsonCall:
     def _value(self, char: str) -> None:
         if self._depth == 1 and char in ",}":  # ends a number or a word
             self._end_text()
-            self._structure(char)
+            if not self._broken:
+                self._structure(char)
             return
         self._keep(char)
         if char == '"':

@@ -95,6 +95,12 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "cut before the name": (f'{OPEN}{{"na', f'{OPEN}{{"na', []),
     "cut in the tag": ("Hi <tool_ca", "Hi <tool_ca", []),
     "no JSON": (f"{OPEN}nonsense{CLOSE} x", f"{OPEN}nonsense{CLOSE} x", []),
+    "a word that is no JSON": (
+        f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
+        f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
+        [],
+    ),
+    "a word after the name": (f'{OPEN}{{"name": "f", "id": nan}}{CLOSE}!', "!", [("f", "")]),
     "a name that is no string": (
         f'{OPEN}{{"name": 3}}{CLOSE}',
         f'{OPEN}{{"name": 3}}{CLOSE}',
