@@ -273,6 +273,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--max-model-len", type=int)
     engine.add_argument("--max-num-seqs", type=int)
     engine.add_argument("--max-num-batched-tokens", type=int)
+    engine.add_argument("--max-num-prefill-tokens", type=int)
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     engine.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine")
     engine.add_argument("--num-threads", type=int)
@@ -290,6 +291,7 @@ ENGINE_OPTIONS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "max_num_prefill_tokens",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
     "num_threads",

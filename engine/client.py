@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from engine.adapter_calls import AdapterCalls
 from engine.backlog import Backlog
@@ -51,13 +52,15 @@ PING_INTERVAL_S = 1.0
 FRESH_S = 0.05
 """How old may be what the engine last said of its queue, for a request to be refused for it."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
+BURST = 64
+"""Outputs that are delivered together, so that the first of a large step need not wait for all."""
 STABLE_S = 30.0
 """An engine that lived this long starts over with the shortest backoff."""
 
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
 
-def _nobody_asks(_gaps: Sequence[tuple[float, int]]) -> None:
+def _nobody_asks(_now: float, _since: Sequence[float]) -> None:
     """What came when is of no interest."""
 
 
@@ -118,9 +121,13 @@ class EngineClient:
         self._queued: set[str] = set()
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
-        self.on_tokens: Callable[[Sequence[tuple[float, int]]], None] = _nobody_asks
-        """Told after each step of its outputs, but for a request's first one: of each the seconds
-        since the one before, and its tokens. Must not raise."""
+        self.on_tokens: Callable[[float, Sequence[float]], None] = _nobody_asks
+        """Told after each step of its time and, for each token but those of a request's first
+        output, of the time of the token before; tokens that come together are thought of as evenly
+        apart. In seconds of ``time.monotonic``. Must not raise."""
+        self.around_outputs: AbstractContextManager[object] = contextlib.nullcontext()
+        """Entered anew for every ``BURST`` outputs of a step, while they are delivered. Must not
+        raise."""
 
     # -- life cycle
 
@@ -246,8 +253,14 @@ class EngineClient:
 
     def _dispatch(self, outputs: list[RequestOutput]) -> None:
         now = self._progress_at = time.monotonic()
+        since: list[float] = []
+        for start in range(0, len(outputs), BURST):
+            with self.around_outputs:
+                self._deliver(outputs[start : start + BURST], now, since)
+        self.on_tokens(now, since)
+
+    def _deliver(self, outputs: list[RequestOutput], now: float, since: list[float]) -> None:
         streams, queued = self._streams, self._queued
-        gaps: list[tuple[float, int]] = []
         for output in outputs:
             stream = streams.get(output.request_id)
             if stream is None:
@@ -257,8 +270,7 @@ class EngineClient:
             if output.finish_reason is not None:
                 del streams[output.request_id]
                 self._forget_unsent(stream)
-            stream._deliver(output, now, gaps)
-        self.on_tokens(gaps)
+            stream._deliver(output, now, since)
 
     def _on_stats(self, stats: Stats) -> None:
         working = stats.num_running + stats.num_waiting > 0
@@ -421,6 +433,8 @@ class EngineClient:
                 pass
             assert self._transport is not None
             self._transport.drain()  # what came while this event loop was busy counts
+            if self._death.is_set():
+                return
             if time.monotonic() - self._progress_at > self._hang_timeout_s:
                 self._died(EngineDead(f"the engine made no progress in {self._hang_timeout_s:g} s"))
                 return

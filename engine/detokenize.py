@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.messages import RequestOutput
 from engine.tokenizer import Tokenizer
 
 
+class StopStrings:
+    """Looks for stop strings in a text that comes in pieces; every character is looked at once.
+
+    The one whose last character comes first wins; among those that end together, the longest.
+    """
+
+    def __init__(self, texts: Iterable[str], *, include_in_output: bool = False) -> None:
+        # The longest first: where several end together, the first to report is the longest.
+        self._stops = [_StopString(text) for text in sorted(set(texts), key=len, reverse=True)]
+        self._include = include_in_output
+        self._held = ""
+        self.stopped: str | None = None
+        """The one that was hit; no text is emitted after it."""
+
+    def push(self, text: str) -> str:
+        """The text that is safe to emit now, possibly empty."""
+        if self.stopped is not None:
+            return ""
+        end, hit = len(text), None
+        for stop in self._stops:
+            found = stop.scan(text, end)
+            if found is not None and (hit is None or found < end):
+                end, hit = found, stop
+        text = self._held + text
+        if hit is not None:
+            end += len(self._held)
+            self._held, self.stopped = "", hit.text
+            return text[:end] if self._include else text[: end - len(hit.text)]
+        held = max(stop.matched for stop in self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """Nothing more comes: what was held back."""
+        rest, self._held = self._held, ""
+        return rest
+
+
 class Detokenizer:
     """Incremental, one per request; every token and character is looked at once.
 
-    The joined text does not depend on how the ids were split. The stop string whose last character
-    comes first wins; among those that end together, the longest.
+    The joined text does not depend on how the ids were split.
     """
 
     def __init__(
@@ -24,47 +61,43 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
-        """min_tokens: stop strings that end within the text of the first ``min_tokens`` tokens are
-        ignored."""
+        """``stop``: see ``StopStrings``. min_tokens: those that end within the text of the first
+        ``min_tokens`` tokens are ignored."""
         self._decoder = tokenizer.text_decoder(skip_special_tokens=skip_special_tokens)
-        # The longest first: where several end together, the first to report is the longest.
-        self._stops = [_StopString(text) for text in sorted(set(stop), key=len, reverse=True)]
+        self._stops = (
+            StopStrings(stop, include_in_output=include_stop_str_in_output) if stop else None
+        )
         self._include_stop = include_stop_str_in_output
         self._eos_token_ids = tokenizer.eos_token_ids
         self._tokens_to_ignore = min_tokens
-        self._held = ""
-        self.stopped: str | None = None
-        """The stop string that was hit; no text is emitted after it."""
         self.num_tokens = 0
         """Tokens pushed, up to the one with the end of the stop string."""
 
     @property
+    def stopped(self) -> str | None:
+        """The stop string that was hit; no text is emitted after it."""
+        return None if self._stops is None else self._stops.stopped
+
+    @property
     def is_settled(self) -> bool:
         """Whether the text of the next token does not depend on those before it."""
-        return not self._stops and self._decoder.is_settled
+        return self._stops is None and self._decoder.is_settled
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is safe to emit now, possibly empty."""
-        if not self._stops:  # then no token counts more than another
+        stops = self._stops
+        if stops is None:  # then no token counts more than another
             self.num_tokens += len(token_ids)
             return self._decoder.push(token_ids)
         # One by one: a step of speculative decoding may go on behind a stop string.
         texts = []
         for token_id in token_ids:
-            if self.stopped is not None:
+            if stops.stopped is not None:
                 break
             self.num_tokens += 1
-            texts.append(self._push([token_id]))
+            text = self._decoder.push([token_id])
+            texts.append(text if self.num_tokens <= self._tokens_to_ignore else stops.push(text))
         return "".join(texts)
-
-    def _push(self, token_ids: Sequence[int]) -> str:
-        free = ""
-        if self._tokens_to_ignore:
-            free = self._decoder.push(token_ids[: self._tokens_to_ignore])
-            token_ids, ignored = token_ids[self._tokens_to_ignore :], len(token_ids)
-            self._tokens_to_ignore = max(0, self._tokens_to_ignore - ignored)
-        text = self._decoder.push(token_ids)
-        return free + (self._scan(text) if self._stops else text)
 
     def push_output(self, output: RequestOutput) -> str:
         """``push`` for an engine's output; with its finish reason, all the rest too.
@@ -81,28 +114,11 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The rest, when generation ended by itself."""
-        if self.stopped is not None:
+        if self._stops is None:
+            return self._decoder.finish()
+        if self._stops.stopped is not None:
             return ""
-        text = self._decoder.finish()
-        if self._stops:
-            text = self._scan(text)
-        rest, self._held = self._held, ""
-        return text if self.stopped is not None else text + rest
-
-    def _scan(self, text: str) -> str:
-        end, hit = len(text), None
-        for stop in self._stops:
-            found = stop.scan(text, end)
-            if found is not None and (hit is None or found < end):
-                end, hit = found, stop
-        text = self._held + text
-        if hit is not None:
-            end += len(self._held)
-            self._held, self.stopped = "", hit.text
-            return text[:end] if self._include_stop else text[: end - len(hit.text)]
-        held = max(stop.matched for stop in self._stops)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        return self._stops.push(self._decoder.finish()) + self._stops.finish()
 
 
 class _StopString:

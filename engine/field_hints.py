@@ -11,6 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+MAX_LISTED = 12
+"""A list of more names helps nobody who reads one line."""
+
 _AT = " - at `$"
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
@@ -38,10 +41,11 @@ def one_of(kind: Any, path: str) -> str:
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """To append to an error about an unknown ``word``: the closest known one."""
+    """To append to an error about an unknown ``word``: the closest known one, else all of a few."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(names)}"
+    if close := difflib.get_close_matches(word, names, n=1):
+        return f"; did you mean {close[0]}?"
+    return f"; known are {', '.join(names)}" if len(names) <= MAX_LISTED else ""
 
 
 def choices(kind: Any, path: str) -> list[str]:

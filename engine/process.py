@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
 import zmq
@@ -88,7 +88,7 @@ class Core(Protocol):
 
 
 def _nothing() -> None:
-    """Nothing to warm up."""
+    """Nothing to warm up, or to close."""
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -98,6 +98,8 @@ class Engine(msgspec.Struct, frozen=True):
     ready: Ready
     warm_up: Callable[[], object] = _nothing
     """Starts, in the background, what the first request with a grammar would otherwise wait for."""
+    close: Callable[[], object] = _nothing
+    """Ends what runs beside the core."""
 
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
@@ -136,7 +138,9 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         device=str(runner.device),
         pid=os.getpid(),
     )
-    return Engine(core, ready, _nothing if grammar is None else grammar.start)
+    if grammar is None:
+        return Engine(core, ready)
+    return Engine(core, ready, warm_up=grammar.start, close=grammar.close)
 
 
 def _grammar_compiler(
@@ -234,7 +238,7 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
         engine = build(launch.config, lambda progress: _send(socket, progress))
         tune_collector()
         attached = None if launch.shared_address is None else listen(context, launch.shared_address)
-        with contextlib.closing(Clients(socket, attached)) as clients:
+        with contextlib.closing(engine), contextlib.closing(Clients(socket, attached)) as clients:
             _send(socket, engine.ready)
             engine.warm_up()
             serve(engine.core, clients, engine.ready)
@@ -283,5 +287,14 @@ def main(build: Callable[[EngineConfig, OnProgress], Engine] = build_engine) -> 
     return run(launch, build)
 
 
+def _end(code: int) -> NoReturn:
+    """Without the teardown of Python and of libraries, which takes time and tells of their own
+    leaks: what is ours is closed, and the rest is the operating system's."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())

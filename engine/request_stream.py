@@ -124,27 +124,34 @@ class RequestStream(AsyncIterator[RequestOutput]):
         finally:
             self._wakers.remove(waker)
 
-    def _deliver(self, output: RequestOutput, now: float, gaps: list[tuple[float, int]]) -> None:
-        """``now``: when it came, in seconds of ``time.monotonic``. ``gaps``: as
-        ``EngineClient.on_tokens`` is told them."""
+    def _deliver(self, output: RequestOutput, now: float, since: list[float]) -> None:
+        """``now``: when it came, in seconds of ``time.monotonic``. ``since``: as
+        ``EngineClient.on_tokens`` is told it."""
         if num_tokens := len(output.new_token_ids):
             self.num_generated_tokens += num_tokens
-            if self._last_token_at is not None:
-                gaps.append((now - self._last_token_at, num_tokens))
+            if (last_at := self._last_token_at) is not None:
+                if num_tokens == 1:
+                    since.append(last_at)
+                else:
+                    since += [now - (now - last_at) / num_tokens] * num_tokens
             self._last_token_at = now
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         if output.num_draft_tokens:
             self.num_draft_tokens = output.num_draft_tokens
             self.num_accepted_tokens = output.num_accepted_tokens
-        if self.on_count is not None:
-            self.on_count(num_tokens)
+        # By a local name: called as an attribute, a function in a slot is looked for in the class
+        # first, each time (Python 3.11).
+        count = self.on_count
+        if count is not None:
+            count(num_tokens)
         if output.finish_reason is None:
             if self._pending is not None:
                 self._pending = _merge(self._pending, output)
                 self._client._park_if_unread(self, len(self._pending.new_token_ids))
                 return
-            taken = False if self.divert is None else self.divert(output, now)
+            divert = self.divert
+            taken = False if divert is None else divert(output, now)
             if taken:
                 return
             self._pending = output

@@ -48,7 +48,7 @@ from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
-from tenants.errors import InvalidValue
+from tenants.errors import InvalidValue, QuotaExceeded
 from tenants.names import normalize_name
 from tenants.quota import Hold, Quota
 from tenants.salts import cache_salt
@@ -81,7 +81,7 @@ class Admission:
         sampling_defaults: Mapping[str, float | int] | None = None,
     ) -> None:
         self.draining = False
-        """Set when the server shuts down: nothing more is admitted."""
+        """Set by ``drain``, for good: nothing more is admitted."""
         self.models = models
         self._default_max_tokens = config.models.default_max_tokens
         self._engine = engine
@@ -103,6 +103,11 @@ class Admission:
         """Whether the model reasons before it answers."""
         self._sampling = Sampling(tokenizer, sampling_defaults or {})
         self._priorities = Priorities(settings.service_tiers or {}, config.engine.policy)
+
+    def drain(self) -> None:
+        """The server shuts down: admit nothing more, what is being admitted neither."""
+        self.draining = True
+        self._quota.close_queue()
 
     async def admit_completion(
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
@@ -292,10 +297,13 @@ class Admission:
 
     def _check_open(self, principal: Principal, scope: Scope = "chat") -> None:
         require_scope(principal.key, scope)
-        if self.draining:
-            raise Draining("The server is shutting down.", retry_after_s=1)
+        self._check_not_draining()
         if not self._ledger.has_room:
             raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)
+
+    def _check_not_draining(self) -> None:
+        if self.draining:
+            raise Draining("The server is shutting down.", retry_after_s=1)
 
     async def _reserve(
         self,
@@ -306,21 +314,27 @@ class Admission:
         prompt_tokens: int,
         max_tokens: int,
     ) -> Hold:
-        """Last of all: nothing that can be refused comes after it, but a key that ended meanwhile.
+        """Last of all: nothing that can be refused comes after it, but a key or a server that
+        ended meanwhile.
 
-        Raises ``QuotaExceeded``, ``StoreUnavailable``, ``AuthenticationFailed``.
+        Raises ``QuotaExceeded``, ``StoreUnavailable``, ``AuthenticationFailed``, ``Draining``.
         """
-        hold = await self._quota.reserve(
-            principal,
-            request_id=request_id,
-            model=model,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            price=self._price,
-        )
         try:
-            # It may have waited in a queue; and while it is not running, nobody else looks.
+            hold = await self._quota.reserve(
+                principal,
+                request_id=request_id,
+                model=model,
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens,
+                price=self._price,
+            )
+        except QuotaExceeded:
+            self._check_not_draining()  # it may have waited in a queue
+            raise
+        try:
+            # While it is not running, nobody else looks.
             await self._authenticator.check(principal.key.public_id)
+            self._check_not_draining()
         except BaseException:
             await self._quota.release(hold)
             raise

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import orjson
 
-from engine.detokenize import Detokenizer
+from engine.detokenize import Detokenizer, StopStrings
 from engine.messages import RequestOutput, TokenLogprobs
 from engine.request_stream import RequestStream
 from engine.tokenizer import Tokenizer
@@ -55,14 +55,21 @@ class Choice:
         params = admitted.params
         self._tokenizer = tokenizer
         self._parser = admitted.make_parser() if admitted.make_parser is not None else None
+        self._stops: StopStrings | None = None
+        """In what a parser takes for content: what is thought, and calls, are no text to stop."""
+        if self._parser is not None and admitted.stop:
+            self._stops = StopStrings(
+                admitted.stop, include_in_output=params.include_stop_str_in_output
+            )
         self._detokenizer = Detokenizer(
             tokenizer,
-            stop=admitted.stop,
+            stop=() if self._stops is not None else admitted.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=admitted.skip_special_tokens,
             min_tokens=params.min_tokens,
         )
         self._graphemes = GraphemeGate()
+        self._min_tokens = params.min_tokens
         self._shows_stop = params.include_stop_str_in_output
         self._hidden_token_ids = (
             frozenset() if admitted.skip_special_tokens else tokenizer.eos_token_ids
@@ -89,7 +96,7 @@ class Choice:
         delta = Delta(self.index)
         token_ids = self._visible(output)
         is_thinking = self._parser is not None and self._parser.is_thinking
-        if output.logprobs is None and not is_thinking:
+        if output.logprobs is None and not is_thinking and self._stops is None:
             self._push(delta, token_ids)
         else:
             self._push_singly(delta, token_ids, output.logprobs)
@@ -132,15 +139,19 @@ class Choice:
     def _push_singly(
         self, delta: Delta, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> None:
-        """Where it counts which token the text ended with, or the reasoning."""
+        """Where it counts which token the text, the content or the reasoning ended with."""
         for used, token_id in enumerate(token_ids, 1):
             was_thinking = self._parser is not None and self._parser.is_thinking
             self._push(delta, [token_id])
             self.num_reasoning_tokens += was_thinking
             if logprobs is not None:
                 delta.logprobs = [*delta.logprobs, *named([logprobs[used - 1]], self._tokenizer)]
-            if self._detokenizer.stopped is not None:
+            if self._is_stopped:
                 break
+
+    @property
+    def _is_stopped(self) -> bool:
+        return (self._stops or self._detokenizer).stopped is not None
 
     def _say(self, delta: Delta, text: str) -> None:
         self._show(delta, self._graphemes.push(text))
@@ -153,7 +164,10 @@ class Choice:
 
     def _add(self, delta: Delta, piece: Piece) -> None:
         delta.reasoning += piece.reasoning
-        delta.content += piece.content
+        if self._stops is None or self._detokenizer.num_tokens <= self._min_tokens:
+            delta.content += piece.content
+        else:
+            delta.content += self._stops.push(piece.content)
         if piece.calls:
             delta.tool_calls = [*delta.tool_calls, *piece.calls]
             if self._calls is not None:
@@ -161,7 +175,7 @@ class Choice:
 
     def _end(self, delta: Delta, output: RequestOutput) -> None:
         parser = self._parser
-        if self._detokenizer.stopped is not None or (parser is not None and parser.is_full):
+        if self._is_stopped or (parser is not None and parser.is_full):
             self.finish_reason = "stop"
             self.stream.close()
         elif output.finish_reason is not None:
@@ -172,6 +186,10 @@ class Choice:
         self._show(delta, self._graphemes.finish())
         if parser is not None:
             self._add(delta, parser.finish())
+            if self._stops is not None:
+                delta.content += self._stops.finish()
+                if self._is_stopped:  # in what was held back until the end
+                    self.finish_reason = "stop"
             if parser.has_calls and self.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
         delta.finish_reason = self.finish_reason

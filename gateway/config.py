@@ -121,7 +121,7 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
     least service for its weight (``fair_share``)."""
     prefix_cache_tenant_floor: float = 0.05
     """Share of the blocks that a tenant's cached prefixes keep while other tenants have more."""
-    max_num_prefill_tokens: int | None = 1536
+    max_num_prefill_tokens: int | None = 1024
     """Most prompt tokens computed in a step in which other requests generate; so many only while
     many prompt tokens wait, else fewer, so that streams flow evenly. None: only
     ``max_num_batched_tokens`` limits them, which suits offline use."""
@@ -354,7 +354,14 @@ def _refuse_unknown(document: Mapping[str, Any], *, where: str) -> None:
         fields = _SECTIONS[section].__struct_fields__
         for key in table:
             if key not in fields:
-                raise ConfigError(f"{where}: unknown key {section}.{key}{hint(key, fields)}")
+                mend = _elsewhere(key) or hint(key, fields)
+                raise ConfigError(f"{where}: unknown key {section}.{key}{mend}")
+
+
+def _elsewhere(key: str) -> str:
+    """To append to an error about a key: the section that has it, if any."""
+    homes = [section for section, kind in _SECTIONS.items() if key in kind.__struct_fields__]
+    return f"; it belongs into [{homes[0]}]" if homes else ""
 
 
 def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -169,19 +169,21 @@ def _drafts_by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:
 
 
 class Latencies(Collector):
-    """A histogram for what happens at every token: an observation costs a tenth of a µs."""
+    """A histogram for what happens at every token."""
 
     def __init__(self, name: str, text: str, buckets_s: Sequence[float]) -> None:
         self._name, self._text, self._buckets_s = name, text, buckets_s
         self._counts = [0] * (len(buckets_s) + 1)
         self._sum_s = 0.0
 
-    def observe(self, observed: Iterable[tuple[float, int]]) -> None:
-        """Record pairs: the seconds that so many events took together, and how many they were."""
+    def observe(self, now: float, since: Iterable[float]) -> None:
+        """Record events that have ended ``now``, each by when it began. Of the many that began
+        together, as those of one step do, each costs next to nothing."""
         counts, buckets_s = self._counts, self._buckets_s
-        for seconds, count in observed:
-            counts[bisect_left(buckets_s, seconds / count)] += count
-            self._sum_s += seconds
+        for begun_at, together in groupby(since):
+            seconds, count = now - begun_at, len(list(together))
+            counts[bisect_left(buckets_s, seconds)] += count
+            self._sum_s += seconds * count
 
     def collect(self) -> Iterable[Metric]:
         yield histogram(self._name, self._text, self._buckets_s, self._counts, self._sum_s)

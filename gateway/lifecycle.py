@@ -102,7 +102,7 @@ class Lifecycle:
         if self.draining:
             return
         logger.info("shutdown: refuse")
-        self._admission.draining = True
+        self._admission.drain()
         logger.info("shutdown: tell %d WebSockets", len(self.sessions))
         for session in list(self.sessions):
             session.drain()

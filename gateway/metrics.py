@@ -64,8 +64,7 @@ class Metrics:
         )
         self._registry.register(self._inter_token)
         self.observe_inter_token = self._inter_token.observe
-        """Told of outputs: how many seconds after the one before each came, and with how many
-        tokens."""
+        """Told of tokens as ``EngineClient.on_tokens`` is."""
         self._request = Histogram(
             "sluice_e2e_request_latency_seconds",
             "From submission to the engine to the end of the answer.",

@@ -16,10 +16,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import SecurityError
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
-from websockets.protocol import State
+from websockets.protocol import OPEN
 
 from gateway import extensions
 from gateway.config import ServerConfig
+from gateway.cork import Cork
 from gateway.errors import ApiError, HeadersTooLarge, InvalidRequestError, Overloaded
 from gateway.extensions import Departure
 
@@ -53,9 +54,10 @@ class Deadline:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """For ``uvicorn.Config(http=...)``, with ``limits`` set in a subclass (``limited``)."""
+    """For ``uvicorn.Config(http=...)``, with both of these set in a subclass (``limited``)."""
 
     limits: ServerConfig
+    cork: Cork
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -123,6 +125,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._bytes_waiting = 0
         self._header_deadline.stop()
+        num_hosts = [name for name, _ in self.headers].count(b"host")
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise ValueError("not one host")  # RFC 9112, section 3.2: the answer is a 400
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
@@ -215,18 +220,25 @@ class BodyWriter:
     it lies in half a dozen objects, and each would have to be fetched from memory for every chunk.
     """
 
-    __slots__ = ("_cycle", "_is_open", "_owner", "_write")
+    __slots__ = ("_cork", "_cycle", "_is_open", "_owner", "_write")
 
     def __init__(self, owner: BoundedHttpProtocol, cycle: RequestResponseCycle) -> None:
         self._owner = owner
+        self._cork = owner.cork
         self._cycle = cycle
         self._write = cycle.transport.write
         self._is_open = False
 
     def write(self, data: bytes) -> bool:
         if not data or not (self._is_open or self._open()):  # nothing would be the end
+            self._cork.release()  # or what goes another way would pass it
             return False
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        held = self._cork.held
+        if held is None:
+            self._write(chunk)
+        else:
+            held.append((self._write, chunk))
         return True
 
     def close(self) -> None:
@@ -252,24 +264,31 @@ class TextWriter:
     As ``BodyWriter`` it looks but once, except for what changes with whatever the client sends.
     """
 
-    __slots__ = ("_conn", "_is_open", "_owner", "_write")
+    __slots__ = ("_conn", "_cork", "_is_open", "_owner", "_write")
 
     def __init__(self, owner: BoundedWebSocketProtocol) -> None:
         self._owner = owner
+        self._cork = owner.cork
         self._conn = owner.conn
         self._write = owner.transport.write
         self._is_open = False
 
     def write(self, data: bytes) -> bool:
-        if self._conn.state is not State.OPEN or not (self._is_open or self._open()):
+        if self._conn.state is not OPEN or not (self._is_open or self._open()):
+            self._cork.release()  # or what goes another way would pass it
             return False
         size = len(data)
         if size < 126:
-            self._write(b"\x81%c%b" % (size, data))
+            frame = b"\x81%c%b" % (size, data)
         elif size < 65536:
-            self._write(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data))
+            frame = b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data)
         else:
-            self._write(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), data))
+            frame = b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), data)
+        held = self._cork.held
+        if held is None:
+            self._write(frame)
+        else:
+            held.append((self._write, frame))
         return True
 
     def close(self) -> None:
@@ -283,12 +302,13 @@ class TextWriter:
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """For ``uvicorn.Config(ws=...)``, with ``limits`` set in a subclass (``limited``).
+    """For ``uvicorn.Config(ws=...)``, with both of these set in a subclass (``limited``).
 
     Extensions of the protocol, which would change what frames are, are off (``server``).
     """
 
     limits: ServerConfig
+    cork: Cork
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._writer: TextWriter | None = None
@@ -325,7 +345,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < MAX_FRAGMENTS:
             super().handle_cont(event)
-        elif self.conn.state is State.OPEN:
+        elif self.conn.state is OPEN:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
 
@@ -350,10 +370,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def limited(
-    limits: ServerConfig,
+    limits: ServerConfig, cork: Cork
 ) -> tuple[type[BoundedHttpProtocol], type[BoundedWebSocketProtocol]]:
-    """Both classes with these limits: uvicorn makes the instances."""
+    """Both classes with these limits: uvicorn makes the instances. ``cork``: holds what their
+    writers write."""
+    declared = {"limits": limits, "cork": cork}
     return (
-        type("HttpProtocol", (BoundedHttpProtocol,), {"limits": limits}),
-        type("WebSocketProtocol", (BoundedWebSocketProtocol,), {"limits": limits}),
+        type("HttpProtocol", (BoundedHttpProtocol,), declared),
+        type("WebSocketProtocol", (BoundedWebSocketProtocol,), declared),
     )

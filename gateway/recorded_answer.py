@@ -88,9 +88,8 @@ class AnswerWork:
     def _items_of(self, message: Message) -> list[bytes]:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            headers = Headers(raw=message["headers"])
-            self._is_events = headers.get("content-type", "").startswith("text/event-stream")
             head = _Head(message["status"], list(message["headers"]))
+            self._is_events = _is_events(head.headers)
             return [_HEAD + msgspec.msgpack.encode(head)]
         body = message.get("body", b"")
         self._last = body or self._last
@@ -131,21 +130,39 @@ def broken(error: ApiError) -> bytes:
 
 
 async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:
-    """Send a recorded answer. Raises ``ApiError`` where it breaks off."""
-    has_begun = has_ended = False
-    async for items in reader:
-        for item in items:
-            kind, rest = item[:1], item[1:]
-            if kind == _HEAD:
-                head = _head_decoder.decode(rest)
-                headers = [*head.headers, *([REPLAYED_HEADER] if is_replay else [])]
-                start = {"type": "http.response.start", "status": head.status, "headers": headers}
-                await send(start)
-                has_begun = True
-            elif kind == _BODY:
-                await send({"type": "http.response.body", "body": rest, "more_body": True})
-            else:
-                has_ended = kind == _END
+    """Send a recorded answer. Where it breaks off a stream of events ends with the error; of
+    another kind of answer, and before its head, it is raised as ``ApiError``."""
+    has_begun = has_ended = is_events = False
+    error: ApiError = InternalError("The answer broke off.", code="answer_broken")
+    try:
+        async for items in reader:
+            for item in items:
+                kind, rest = item[:1], item[1:]
+                if kind == _HEAD:
+                    head = _head_decoder.decode(rest)
+                    is_events = _is_events(head.headers)
+                    headers = [*head.headers, *([REPLAYED_HEADER] if is_replay else [])]
+                    await send(
+                        {
+                            "type": "http.response.start",
+                            "status": head.status,
+                            "headers": headers,
+                        }
+                    )
+                    has_begun = True
+                elif kind == _BODY:
+                    await send({"type": "http.response.body", "body": rest, "more_body": True})
+                else:
+                    has_ended = kind == _END
+    except ApiError as exc:  # its worker is gone
+        error = exc
+    last = b""
     if not (has_begun and has_ended):
-        raise InternalError("The answer broke off.", code="answer_broken")
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if not is_events:
+            raise error
+        last = b"data: " + error.body() + b"\n\n"
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _is_events(headers: list[tuple[bytes, bytes]]) -> bool:
+    return Headers(raw=headers).get("content-type", "").startswith("text/event-stream")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gateway import bodies, output_format, unsupported
+from gateway import bodies, output_format, tool_use, unsupported
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.response_items import messages_of, place_of
 from gateway.schemas.chat import ChatFields
@@ -100,6 +100,7 @@ def check(fields: ResponseFields) -> None:
 def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
     """Raises ``ApiError`` naming the tool; hosted tools are refused by their type."""
     tools: list[FunctionTool] = []
+    tool_use.check_number(given or ())  # before each is looked at
     for index, raw in enumerate(given or ()):
         try:
             kind = bodies.decode(_probe, bytes(raw), what="tool").type

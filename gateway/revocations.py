@@ -1,4 +1,5 @@
-"""What runs under a key ends with the key: its requests, and the WebSockets it opened.
+"""What runs under a key ends with the key: its requests, the WebSockets it opened and the streams
+it reads.
 
     ChangeListener ──► on_change ──► suspects ──► run: asks the authenticator ──► fail, close
 
@@ -19,6 +20,7 @@ from uuid import UUID
 
 from gateway.errors import ApiError, PermissionDenied, to_api_error
 from gateway.generation import Generations
+from gateway.keyed_reader import KeyedReader
 from gateway.lifecycle import Session
 from tenants.authenticator import Authenticator
 from tenants.changes import Change
@@ -40,6 +42,7 @@ class Revocations:
         *,
         generations: Generations,
         sessions: Set[Session],
+        readers: Set[KeyedReader] = frozenset(),
         num_checks: int = 8,
         on_adapter_deleted: Callable[[UUID], None] | None = None,
     ) -> None:
@@ -47,6 +50,7 @@ class Revocations:
         self._authenticator = authenticator
         self._generations = generations
         self._sessions = sessions
+        self._readers = readers
         self._num_checks = num_checks
         self._on_adapter_deleted = on_adapter_deleted
         self._suspects: dict[str, None] = {}  # in the order of their changes
@@ -108,15 +112,17 @@ class Revocations:
 
     def _end(self, public_id: str, error: ApiError) -> None:
         self._generations.fail_key(public_id, error)
-        for session in list(self._sessions):
-            if session.principal is not None and session.principal.key.public_id == public_id:
-                session.refuse(error)
+        everything: list[Session | KeyedReader] = [*self._sessions, *self._readers]
+        for opened in everything:
+            if opened.principal is not None and opened.principal.key.public_id == public_id:
+                opened.refuse(error)
 
     def _in_use(self) -> Iterator[Principal]:
         opened: Iterable[Principal | None] = (session.principal for session in self._sessions)
         return chain(
             self._generations.principals(),
             (principal for principal in opened if principal is not None),
+            (reader.principal for reader in self._readers),
         )
 
 

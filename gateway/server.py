@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
 
 
 def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
-    http_protocol, ws_protocol = protocol.limited(config)
+    http_protocol, ws_protocol = protocol.limited(config, app.state.services.cork)
     return uvicorn.Config(
         app,
         loop="uvloop",

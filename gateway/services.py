@@ -22,7 +22,9 @@ from gateway.background import Background
 from gateway.chat_session import ChatSession
 from gateway.compliance import ComplianceChecks
 from gateway.config import Config, TenantsConfig
+from gateway.cork import Cork
 from gateway.errors import ConfigError
+from gateway.flushes import Flushes
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
@@ -77,6 +79,8 @@ class Services:
     adapters: Adapters
     tickets: Tickets
     answers: Answers
+    cork: Cork
+    """Of what the outputs of a step say to clients."""
 
     def chat_session(self, socket: WebSocket, api_key: str | None) -> ChatSession:
         """A session over a socket not yet accepted."""
@@ -129,8 +133,10 @@ def create_services(
     )
     # The first part that holds anything: whatever can be refused stands above.
     accounts = _create_accounts(config.tenants, store, secrets)
+    engine.around_outputs = cork = Cork()
+    flushes = Flushes(config.server.flush_interval_ms / 1000, cork)
     generations = _create_generations(
-        config, engine, tokenizer, accounts, metrics, compiler, public_prefixes
+        engine, tokenizer, accounts, metrics, flushes, compiler, public_prefixes
     )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
@@ -144,6 +150,7 @@ def create_services(
         accounts.authenticator,
         generations=generations,
         sessions=sessions,
+        readers=streams.readers,
         on_adapter_deleted=adapters.on_deleted,
     )
     work = _background_work(config, store, accounts, peers, adapters, metrics, revocations)
@@ -181,6 +188,7 @@ def create_services(
         adapters=adapters,
         tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
+        cork=cork,
     )
 
 
@@ -271,11 +279,11 @@ def _create_admission(
 
 
 def _create_generations(
-    config: Config,
     engine: EngineClient,
     tokenizer: Tokenizer,
     accounts: _Accounts,
     metrics: Metrics,
+    flushes: Flushes,
     compiler: GrammarChecker,
     public_prefixes: PublicPrefixes,
 ) -> Generations:
@@ -285,7 +293,7 @@ def _create_generations(
         ledger=accounts.ledger,
         quota=accounts.quota,
         metrics=metrics,
-        flush_interval_s=config.server.flush_interval_ms / 1000,
+        flushes=flushes,
         checks=ComplianceChecks(compiler.submit_validation),
         public_prefixes=public_prefixes,
     )

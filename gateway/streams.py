@@ -20,6 +20,7 @@ from uuid import UUID
 
 from gateway.assembler import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
+from gateway.keyed_reader import KeyedReader
 from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
 from gateway.routed_ids import mint, worker_of
@@ -29,6 +30,7 @@ from gateway.stream_record import Cursor, Take
 from gateway.text_events import TextForm, TextSink
 from tenants.errors import TenantsError
 from tenants.shared import StreamKind
+from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +160,8 @@ class Streams:
         self._heartbeat_s = heartbeat_s
         self._retention_s = retention_s
         self._running: dict[str, _Running] = {}
+        self.readers: set[KeyedReader] = set()
+        """Those that ``follow_as`` has made, while they are open."""
         self._archiving: set[asyncio.Task[None]] = set()
         peers.follow_here = self._follow_for_peer
         peers.answer(StopStream, self._stop_for_peer)
@@ -221,6 +225,13 @@ class Streams:
             return await self._peers.follow(worker_id, wanted)
         except (StreamNotFound, PeerGone):
             return await self._archive.open(stream_id, tenant_id, kind=kind, after=after)
+
+    async def follow_as(
+        self, principal: Principal, stream_id: str, *, kind: StreamKind, after: int
+    ) -> KeyedReader:
+        """``follow``, for as long as the principal's key is valid."""
+        reader = await self.follow(stream_id, principal.tenant.id, kind=kind, after=after)
+        return KeyedReader(reader, principal, self.readers)
 
     async def _follow_here(
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, after: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
 STABLE_S = 30.0
 """After serving this long, a worker that dies is replaced with the shortest backoff."""
+START_SILENCE_S = 120.0
+"""Time without a beat that a worker may need until it serves, if that is more than others may: it
+imports its code and reads the tokenizer before its event loop runs evenly."""
 STOP_MARGIN_S = 10.0
 """Time beyond its own deadlines after which a worker that does not stop is killed."""
 
@@ -49,6 +53,10 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._has_beaten = False
+        self._start: asyncio.Future[Started | None] = asyncio.get_running_loop().create_future()
+        """What it said of it; None if it ended before."""
+        self._hung = False
+        self._listening = asyncio.create_task(self._listen(), name=f"beats of worker {self.pid}")
 
     @classmethod
     async def spawn(cls, launch: Launch) -> Worker:
@@ -70,44 +78,53 @@ class Worker:
 
     async def started(self) -> None:
         """Return once it serves. Raises ``SetupError`` with its own words if it cannot."""
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line:
+        started = await asyncio.shield(self._start)
+        if started is None:
             code = await self._process.wait()
-            raise SetupError(f"a gateway worker ended with code {code}: see its output above")
-        if (error := msgspec.json.decode(line, type=Started).error) is not None:
+            how = "hung and was killed" if self._hung else f"ended with code {code}"
+            raise SetupError(f"a gateway worker {how}: see its output above")
+        if started.error is not None:
             await self._process.wait()
-            raise SetupError(error)
+            raise SetupError(started.error)
 
     async def ended(self) -> int:
         """Its exit code, negative for a signal's number."""
         return await self._process.wait()
 
     async def kill_if_it_hangs(self, beat_s: float) -> None:
-        """Kill it once its event loop has been silent for ``BEATS`` times ``beat_s``. For a worker
-        that has started.
+        """Kill it once its event loop has been silent for ``BEATS`` times ``beat_s``, or before it
+        serves, for ``START_SILENCE_S`` if that is longer.
 
         Silence is counted and not timed: a wait during which this process stood still, too, counts
         as one.
         """
-        listening = asyncio.create_task(self._listen(), name=f"beats of worker {self.pid}")
-        try:
-            num_missed = 0
-            while num_missed < BEATS:
-                self._has_beaten = False
-                await asyncio.sleep(beat_s)
-                num_missed = 0 if self._has_beaten else num_missed + 1
-        finally:
-            listening.cancel()
+        num_missed = 0
+        while num_missed < (most := self._max_missed(beat_s)):
+            self._has_beaten = False
+            await asyncio.sleep(beat_s)
+            num_missed = 0 if self._has_beaten else num_missed + 1
         logger.error(
-            "worker %d is killed: its event loop has stood still for %g s", self.pid, BEATS * beat_s
+            "worker %d is killed: its event loop has stood still for %g s", self.pid, most * beat_s
         )
+        self._hung = True
         self.signal(signal.SIGKILL)
 
+    def _max_missed(self, beat_s: float) -> int:
+        return BEATS if self._start.done() else max(BEATS, math.ceil(START_SILENCE_S / beat_s))
+
     async def _listen(self) -> None:
-        assert self._process.stdout is not None
-        while await self._process.stdout.read(4096):
-            self._has_beaten = True
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            while not self._start.done() and (line := await stdout.readline()):
+                self._has_beaten = True
+                with contextlib.suppress(msgspec.DecodeError):  # a beat, or a library's words
+                    self._start.set_result(msgspec.json.decode(line, type=Started))
+            while await stdout.read(4096):
+                self._has_beaten = True
+        finally:
+            if not self._start.done():
+                self._start.set_result(None)
 
     async def stop(self, timeout_s: float) -> None:
         """Ask it to shut down; kill it after ``timeout_s``."""
@@ -119,6 +136,7 @@ class Worker:
             logger.error("a worker did not stop in %g s and is killed", timeout_s)
         finally:
             self.signal(signal.SIGKILL)
+            self._listening.cancel()
         await self.ended()
 
     def signal(self, number: signal.Signals) -> None:
@@ -171,25 +189,20 @@ class Supervisor:
         """Run one worker from start to end."""
         worker = await Worker.spawn(self._launch)
         self._workers.add(worker)
-        try:
-            await worker.started()
-            if on_start is not None:
-                await on_start()
-            code = await self._ended(worker)
-            logger.error("worker %d ended with code %d and is replaced", worker.pid, code)
-        finally:
-            await asyncio.shield(asyncio.create_task(worker.stop(self._stop_timeout_s)))
-            self._workers.discard(worker)
-            self._bury(worker)
-
-    async def _ended(self, worker: Worker) -> int:
         watching = asyncio.create_task(
             worker.kill_if_it_hangs(self._launch.beat_s), name=f"watch over worker {worker.pid}"
         )
         try:
-            return await worker.ended()
+            await worker.started()
+            if on_start is not None:
+                await on_start()
+            code = await worker.ended()
+            logger.error("worker %d ended with code %d and is replaced", worker.pid, code)
         finally:
             watching.cancel()
+            await asyncio.shield(asyncio.create_task(worker.stop(self._stop_timeout_s)))
+            self._workers.discard(worker)
+            self._bury(worker)
 
     def _bury(self, worker: Worker) -> None:
         try:

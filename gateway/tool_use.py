@@ -280,9 +280,14 @@ def _place(path: str, tools: Sequence[FunctionTool]) -> tuple[FunctionDefinition
     return function, child(child(ROOT, "properties"), name) + inner
 
 
-def _checked(tools: Sequence[FunctionTool | CustomTool]) -> list[FunctionTool]:
+def check_number(tools: Sequence[object]) -> None:
+    """Raises ``InvalidRequestError`` for more than a request may have."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"At most {MAX_TOOLS} tools.", param="tools")
+
+
+def _checked(tools: Sequence[FunctionTool | CustomTool]) -> list[FunctionTool]:
+    check_number(tools)
     found: list[FunctionTool] = []
     names: set[str] = set()
     for index, tool in enumerate(tools):

@@ -2,8 +2,8 @@
 
 Started by ``gateway.supervisor`` as ``python -m gateway.worker``, told what to do by the first line
 of its stdin; the end of that pipe is the supervisor's end, and a worker's reason to stop. It says
-on stdout how its start went, in one line, and from then on sends an empty line, a *beat*, as often
-as tells the supervisor that its event loop runs.
+on stdout how its start went, in one line; before and after that it sends empty lines, *beats*, as
+often as tells the supervisor that its event loop runs.
 """
 
 from __future__ import annotations
@@ -57,14 +57,12 @@ async def serve(launch: Launch) -> None:
     engine = make_engine_client(
         launch.config, transport=partial(AttachedEngine, address=launch.engine_address)
     )
-    serves = asyncio.Event()
 
     def begin(_url: str) -> None:
         tune_collector()
         _say(Started())
-        serves.set()
 
-    beating = asyncio.create_task(_beat(serves, launch.beat_s), name="beats")
+    beating = asyncio.create_task(_beat(launch.beat_s), name="beats")
     try:
         with contextlib.closing(server.bind(launch.config.server, shared=True)) as listener:
             await server.serve_on(
@@ -78,13 +76,14 @@ async def serve(launch: Launch) -> None:
         beating.cancel()
 
 
-async def _beat(serves: asyncio.Event, beat_s: float) -> None:
-    await serves.wait()
+async def _beat(beat_s: float) -> None:
     stdout = sys.stdout.fileno()
-    os.set_blocking(stdout, False)  # a supervisor that stands still must not stop its workers
     while True:
+        # A supervisor that stands still must not stop its workers.
+        os.set_blocking(stdout, False)
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(stdout, b"\n")
+        os.set_blocking(stdout, True)
         await asyncio.sleep(beat_s)
 
 

@@ -11,6 +11,8 @@ from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
 MAX_TOKENS = 16
+SLICES = 4
+"""Of the inputs, whose sums are added up where they are used."""
 
 
 def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -44,7 +46,8 @@ def linear(
     """
     features = weight.shape[0]
     out = x.new_empty(len(x), features // 2 if gated else features)
-    low = x.new_empty(len(x), matrices.down.shape[1] * matrices.down.shape[2])
+    columns = matrices.down.shape[1] * matrices.down.shape[2]
+    low = x.new_empty(SLICES, len(x), columns, dtype=torch.float32)
     torch.ops.sluice_cuda.low_rank_linear(
         out,
         low,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,22 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_wide, ops
+from kernels import cublas_lt, cuda, cuda_wide, ops
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
 """Of more, a product is as long as its energy allows, and the library's take no more of it."""
-_LOADED_EVERY = 8
+_LOADED = (
+    *range(1, 513),
+    *(rows + odd for rows in range(520, 1025, 8) for odd in (-1, 0)),
+    *(rows + odd for rows in range(1088, 8193, 64) for odd in (-1, 0)),
+)
+"""Numbers of rows for which the library's kernels are loaded at start-up. Another one serves a
+multiple of 8 than what lies between two of them."""
 _REPEATS = 5
+_MOST_LISTED = 8
+"""Algorithms of cuBLASLt that are tried for a product. It rarely knows more."""
+_NUM_LISTED = 2
+"""Of those, as many take part when products are compared."""
 _MAX_DISTINCT = 8
 _DISTINCT_BYTES = 1 << 30
 """Of weights of one shape that are multiplied in a row, so that none waits in the L2."""
@@ -51,11 +61,13 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    name: Literal["library", "skinny", "wide"]
+    name: Literal["library", "listed", "skinny", "wide"]
     warps: int = 8
     """Of a skinny product's CTA."""
     width: int = 256
     """Of a wide product's tile."""
+    algorithm: cublas_lt.Algorithm = b""
+    """Of a product that cuBLASLt lists."""
 
     @property
     def code(self) -> int:
@@ -70,9 +82,11 @@ class _Product:
                 return cuda.skinny_linear(x, weight, bias, gated=gated, warps=self.warps)
             case "wide" if cuda_wide.takes(x):
                 return cuda_wide.wide_linear(x, weight, bias, gated=gated, width=self.width)
+            case "listed" if bias is None and cublas_lt.takes(x, weight, self.algorithm):
+                out = cublas_lt.linear(x, weight, self.algorithm)
             case _:
                 out = F.linear(x, weight, bias)
-                return ops.silu_mul(out) if gated else out
+        return ops.silu_mul(out) if gated else out
 
 
 _LIBRARY = _Product("library")
@@ -115,7 +129,8 @@ class Products:
 
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
         """Which product serves so many contiguous rows, as ``bind_layer.cpp`` has it: 0 the
-        library's, up to 16 a skinny one of so many warps, else a wide one of this width."""
+        library's, as it would choose itself, up to 16 a skinny one of so many warps, else a wide
+        one of this width."""
         if rows > _ROWS[-1]:
             return _LIBRARY.code
         asked = rows, weight.shape, weight.dtype, gated
@@ -153,10 +168,11 @@ def measure(uses: Iterable[Use]) -> Products:
     chosen: dict[_Kind, _Choice] = defaultdict(_Choice)
     for kind, some in by_kind.items():
         weights = [use.weight for use in some]
-        sizes = _up_to(max(use.max_rows for use in some))
-        _load_library(weights[0], sizes[-1])
+        max_rows = max(use.max_rows for use in some)
+        sizes = _up_to(max_rows)
+        _load_library(weights[0], max_rows)
         for rows in sizes:
-            candidates = list(_candidates(rows, device))
+            candidates = [*_candidates(rows, device), *_listed(rows, kind, weights, flushed)]
             chosen[kind].add(rows, _fastest(candidates, rows, kind, weights, flushed))
     return Products(dict(chosen))
 
@@ -170,11 +186,12 @@ def _up_to(max_rows: int) -> Sequence[int]:
 def _load_library(weight: torch.Tensor, max_rows: int) -> None:
     """Have the library load its kernels now, of which it has some for almost each number of rows.
 
-    At its first use a kernel waits until the GPU has nothing else to do: in a step that grows by a
-    request, for as long as the step takes.
+    At its first use a kernel waits until the GPU has nothing else to do: for as long as the step
+    before takes, and all streams wait with it.
     """
-    x = torch.zeros(max_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    for rows in range(_LOADED_EVERY, max_rows + 1, _LOADED_EVERY):
+    sizes = _LOADED[: bisect_right(_LOADED, max_rows)]
+    x = torch.zeros(sizes[-1], weight.shape[1], dtype=weight.dtype, device=weight.device)
+    for rows in sizes:
         F.linear(x[:rows], weight)
 
 
@@ -188,6 +205,31 @@ def _candidates(rows: int, device: torch.device) -> Iterator[_Product]:
             yield _Product("wide", width=width)
 
 
+def _listed(
+    rows: int, kind: _Kind, weights: Sequence[torch.Tensor], flushed: torch.Tensor
+) -> list[_Product]:
+    """What is fastest of cuBLASLt's list; of fewer rows ours are, or nothing gains anything."""
+    if rows <= cuda.MAX_SKINNY_TOKENS:
+        return []
+    halves, used = _operands(rows, kind, weights)
+    algorithms = cublas_lt.algorithms(rows, weights[0], _MOST_LISTED)
+    listed = [_Product("listed", algorithm=algorithm) for algorithm in algorithms]
+    times = {}
+    for product in listed:
+        product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # its kernel is loaded
+        times[product] = _microseconds(product, halves, used, flushed, gated=kind.gated)
+    return sorted(listed, key=times.__getitem__)[:_NUM_LISTED]
+
+
+def _operands(
+    rows: int, kind: _Kind, weights: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """What ``silu_mul`` makes the inputs of, and some distinct weights."""
+    # No zeros, with which a GPU multiplies faster.
+    halves = torch.randn(rows, 2 * kind.shape[1], dtype=kind.dtype, device=weights[0].device)
+    return halves, weights[: min(_MAX_DISTINCT, -(-_DISTINCT_BYTES // weights[0].nbytes))]
+
+
 def _fastest(
     candidates: Sequence[_Product],
     rows: int,
@@ -198,9 +240,7 @@ def _fastest(
     """By the median of some rounds in which they take turns."""
     if len(candidates) == 1:
         return candidates[0]
-    # No zeros, with which a GPU multiplies faster.
-    halves = torch.randn(rows, 2 * kind.shape[1], dtype=kind.dtype, device=flushed.device)
-    used = weights[: min(_MAX_DISTINCT, -(-_DISTINCT_BYTES // weights[0].nbytes))]
+    halves, used = _operands(rows, kind, weights)
     times: dict[_Product, list[float]] = {product: [] for product in candidates}
     for product in candidates:
         product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # what is made at first use

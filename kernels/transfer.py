@@ -18,7 +18,20 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     host = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    return _pinned_copy(host).to(device, non_blocking=True)
+
+
+def write(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
+    """Copy ``array``, of the same shape and dtype, into the contiguous ``target``, as ``to_device``
+    copies."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    target.copy_(_pinned_copy(host) if target.is_cuda else host, non_blocking=True)
+
+
+def _pinned_copy(host: torch.Tensor) -> torch.Tensor:
+    """As ``host.pin_memory()``, which asks the driver first whether the memory is pinned already:
+    that takes longer than all the rest."""
+    return torch.empty_like(host, pin_memory=True).copy_(host)
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,6 @@ TenantsError
 ├── StoreUnavailable         the database does not answer; trying again later may help
 ├── SchemaMismatch           the database's schema is not the one this version needs
 ├── MigrationRefused         the database's login may not make what the schema needs
-├── LedgerFull               the store is away and the backlog of unwritten usage is at its bound
 ├── EmbeddedPostgresError    the private PostgreSQL cannot be started or used
 ├── QuotaExceeded            a limit of the key, its project or its tenant is reached
 ├── NotAllowed               base of what a good key may still not do
@@ -163,10 +162,6 @@ class SchemaMismatch(TenantsError):
 
 class MigrationRefused(TenantsError):
     """The database's login may not make what the schema needs."""
-
-
-class LedgerFull(TenantsError):
-    """The store is away and the backlog of unwritten usage is at its bound."""
 
 
 class EmbeddedPostgresError(TenantsError):

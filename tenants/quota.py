@@ -200,6 +200,7 @@ class Quota:
         self._lease = timedelta(seconds=lease_s)
         self._patience = timedelta(seconds=patience_s)
         self._queue_timeout_s = queue_timeout_s
+        self._queue_is_closed = False
         self._overdraft_tokens = overdraft_tokens
         self._usage_retention_months = usage_retention_months
         self._overdrawn: dict[UUID, int] = {}
@@ -354,6 +355,11 @@ class Quota:
             granted += await self._extend(hold, request, tokens - granted) or 0
         return max(0, granted)
 
+    def close_queue(self) -> None:
+        """This process shuts down: who waits in a queue is refused soon, as if the wait had been
+        too long."""
+        self._queue_is_closed = True
+
     def forget(self, request_id: UUID) -> None:
         """Stop renewing this request's lease."""
         self._holds.pop(request_id, None)
@@ -395,7 +401,7 @@ class Quota:
             answer = await self._store.reserve(request)
             if answer.state != "queued":
                 return answer
-            if self._clock() >= deadline:
+            if self._queue_is_closed or self._clock() >= deadline:
                 await self._store.release(request.tenant_id, request.request_id)
                 return msgspec.structs.replace(answer, state="refused")
             await asyncio.sleep(pause_s)

@@ -22,7 +22,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenants.errors import LedgerFull, StoreUnavailable
+from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.limits import Price
 from tenants.progress import Running
@@ -70,6 +70,8 @@ class Ledger:
         self._queue: deque[_Pending] = deque()  # pending, and in no writer's hands
         self._writers: set[asyncio.Task[None]] = set()
         self._num_failures = 0  # in a row; while > 0 the store is away and one writer probes it
+        self._crowded_out: dict[UUID, UsageEvent] = {}
+        """Events that wait for room among the pending."""
         self._hurry = asyncio.Event()
         self._progress = asyncio.Event()
 
@@ -90,18 +92,16 @@ class Ledger:
         """Write the event once; False when its ``request_id`` was settled before.
 
         Returns when the store has answered, or True at its first failure to answer: from there on
-        the event is kept and written later. Raises ``LedgerFull`` at the bound, and what the store
-        raises for an event it will never take (``KeyNotFound``, ``InvalidValue``); both are logged
-        in full, so that they can be entered by hand. Cancelling it changes nothing for the event.
+        the event is kept and written later. At the bound it waits for room; until there is some,
+        the event is its caller's, who keeps the request counted (``begin``) and its reservation
+        held. Raises what the store raises for an event it will never take (``KeyNotFound``,
+        ``InvalidValue``), which is logged in full, so that it can be entered by hand. Cancelling it
+        changes nothing for an event that had room.
         """
-        if event.request_id in self._pending:
+        if event.request_id in self._pending or event.request_id in self._crowded_out:
             return False
-        if len(self._pending) >= self._max_pending:
-            _log_unwritten("the backlog is full", event)
-            raise LedgerFull(
-                f"{self._max_pending} usage events wait for a store that does not answer; "
-                f"request {event.request_id} is in the log instead"
-            )
+        if self._is_full:
+            await self._room_for(event)
         pending = self._enqueue(event)
         if self._num_failures > 0:
             self._keep(pending)
@@ -116,6 +116,24 @@ class Ledger:
         to count in.
         """
         return None if self._journal is None else self._journal.begin(event, price)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._pending) >= self._max_pending
+
+    async def _room_for(self, event: UsageEvent) -> None:
+        if not self._crowded_out:
+            logger.warning(
+                "%d settlements wait for the store already; others wait for room",
+                self._max_pending,
+            )
+        self._crowded_out[event.request_id] = event
+        try:
+            while self._is_full:
+                self._progress.clear()
+                await self._progress.wait()
+        finally:
+            del self._crowded_out[event.request_id]
 
     def _enqueue(self, event: UsageEvent) -> _Pending:
         pending = _Pending(event, asyncio.get_running_loop().create_future())
@@ -157,23 +175,24 @@ class Ledger:
     async def drain(self, deadline_s: float) -> int:
         """Wait until all is written, ``deadline_s`` at most; return how many events are left.
 
-        What is left is logged in full, stays pending and, with a journal, is on the disk. Retries
-        hurry while draining.
+        What is left is logged in full, stays pending and, with a journal, is on the disk, but for
+        what still waits for room. Retries hurry while draining.
         """
         self._hurry.set()
         try:
             async with asyncio.timeout(deadline_s):
-                while self._pending:
+                while self._pending or self._crowded_out:
                     self._start_writers()
                     self._progress.clear()
                     await self._progress.wait()
         except TimeoutError:
             self._keep(*self._pending.values())
-            for pending in self._pending.values():
-                _log_unwritten("the store did not answer until the deadline", pending.event)
+            left = [pending.event for pending in self._pending.values()]
+            for event in (*left, *self._crowded_out.values()):
+                _log_unwritten("the store did not answer until the deadline", event)
         finally:
             self._hurry.clear()
-        return len(self._pending)
+        return len(self._pending) + len(self._crowded_out)
 
     async def close(self) -> None:
         """Cancel the writers and wait for them. After that nothing is sent to the store, and the

@@ -172,8 +172,9 @@ class PromptBackend(AttentionBackend, Protocol):
     def captures_prompts(self) -> bool: ...
 
     def prepare_prompt(self, batch: DeviceBatch, max_num_tokens: int) -> StepAttention:
-        """Attention of at most so many tokens of the batch's first sequence, without looking at the
-        data. It leaves the rows of all other tokens as it finds them, whatever they hold.
+        """Attention of at most so many tokens of the batch's first sequence, and more than so many
+        minus 128, without looking at the data. It leaves the rows of all other tokens as it finds
+        them, whatever they hold.
 
         What it needs besides is made by the first call for ``max_num_tokens``, which must not be
         captured.

@@ -30,6 +30,9 @@ MAX_QUERIES = 8
 MAX_STORING_BATCH = 16
 """In larger batches a CTA has many sequences, and would wait for the new keys of each: at 64 slower
 than the kernel that rotates and stores them before."""
+LEAST_CAPTURED_WINDOW = 128
+"""Where a captured prompt may be longer than the real one by fewer tokens, even a tile past the end
+of the real one sees a key of it: one that saw none would wait for it forever."""
 MAX_STORING_ROWS = 8
 """Of query tokens times query heads per KV head: more leave no registers for the rotation."""
 
@@ -97,7 +100,9 @@ class CudaAttention:
 
     @property
     def captures_prompts(self) -> bool:
-        return self._own_prefill and self._copies is None
+        window = self._shape.window
+        sees = window is None or window >= LEAST_CAPTURED_WINDOW
+        return self._own_prefill and self._copies is None and sees
 
     def prepare_prompt(self, batch: DeviceBatch, max_num_tokens: int) -> HopperStepAttention:
         assert self.captures_prompts

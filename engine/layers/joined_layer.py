@@ -1,7 +1,8 @@
 """A decoder layer on a GPU in two calls beside attention, for steps that are not in a CUDA graph:
 in those the GPU waits for a slow host.
 
-It computes what the layer computes, to the bit, from the weights that the layer holds.
+It computes what the layer computes from the weights that the layer holds: to the bit, but for
+products that the layer has by an algorithm from cuBLASLt's list, which here the library chooses.
 """
 
 from __future__ import annotations
@@ -29,9 +30,6 @@ class DecoderLayer(Protocol):
     @property
     def self_attn(self) -> Module: ...
 
-    @property
-    def mlp(self) -> Module: ...
-
 
 class JoinedLayer:
     def __init__(self, layer: DecoderLayer, attention: SelfAttention, mlp: GatedMLP) -> None:
@@ -46,7 +44,8 @@ class JoinedLayer:
     @classmethod
     def of(cls, layer: DecoderLayer) -> JoinedLayer | None:
         """A packed layer, joined; None where that is not possible."""
-        attention, mlp = layer.self_attn, layer.mlp
+        # A mixture of experts has another name in some families.
+        attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
         if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):
             return None
         linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj

@@ -131,8 +131,12 @@ def _from_pretrained(
     source: Any, model_dir: Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> Any:
     from safetensors import SafetensorError
+    from transformers.utils import logging
 
     register()
+    has_bar = logging.is_progress_bar_enabled()
+    # It would run into whatever else shows progress.
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model, report = _auto_model().from_pretrained(
             model_dir,
@@ -147,6 +151,9 @@ def _from_pretrained(
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(f"{model_dir} cannot be loaded: {one_line(error)}") from error
+    finally:
+        if has_bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := sorted(map(str, report[what])):
             raise ModelLoadError(

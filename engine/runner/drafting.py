@@ -22,6 +22,8 @@ from engine.scheduler.plan import StepPlan
 from engine.spec.draft_network import ChainNetwork, ParallelNetwork
 from kernels.transfer import to_device
 
+_WARM_UP_TOKENS = 16
+
 
 class Drafting(ABC):
     """What the runner does for drafts, with the table and the sampler that it has anyway.
@@ -59,6 +61,10 @@ class Drafting(ABC):
     def rehearse(self, batch: int, num_tokens: int) -> None:
         """Do the work of ``draft`` for so many requests, to be timed. Before the first plan: it
         writes where nobody has anything."""
+
+    def warm_up(self) -> None:
+        """Do what follows prompts: the first time takes longer. Before the first plan, too."""
+        self.rehearse(1, 1)
 
     def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
         """[num_rows] int64; in the table they are at their positions, too."""
@@ -180,6 +186,16 @@ class ChainDrafting(Drafting):
             hidden = self._run(ChunkFields(rows, ones * place, ones, ones), hidden)
             drawn = self._draw(self._network.logits(hidden), rows, ones * (place + 1))
             drawn.tolist()
+
+    def warm_up(self) -> None:
+        num_tokens = min(_WARM_UP_TOKENS, self._table.tokens.shape[1] - 1)
+        one, lens = np.zeros(1, np.int64), np.full(1, num_tokens)
+        features: torch.Tensor | None = None
+        if self._features is not None:
+            nothing = np.full(num_tokens, -1)
+            features = self._features.read(self._slots(one.repeat(num_tokens), nothing))
+        hidden = self._run(ChunkFields(one, one, lens, one + 1), features)
+        self._draw(self._network.logits(hidden[-1:]), one, lens).tolist()
 
     def _chain(
         self, members: Ints, rows: Ints, known: Ints, num_tokens: int

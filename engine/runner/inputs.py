@@ -36,6 +36,8 @@ class StepInputs:
     attention: AttentionBatch
     sampled_chunks: Ints
     """[num_sampled], on the host, ascending: the chunk that each sampled place belongs to."""
+    samples_once_each: bool
+    """Each chunk has one such place: none of them is in the midst of a prompt, or has drafts."""
     sampled_rows: Ints
     sampled_positions: Ints
     """[num_sampled], on the host: the position of each sampled token."""
@@ -198,16 +200,22 @@ def assemble(
     """Complete a step's inputs with what the host knows. rows: [num_chunks] int32, where they are
     on the device as well."""
     places = fields.num_places
-    sampled = np.arange(len(places)).repeat(places)
-    # How far each place is before the last one of its chunk.
-    back = places.cumsum().repeat(places) - np.arange(1, len(sampled) + 1)
     seq_lens = fields.computed + fields.query_lens
     logits_index = sampled_on_device = None
+    samples_once_each = bool((places == 1).all())
+    if samples_once_each:
+        sampled, sampled_rows, sampled_positions = np.arange(len(places)), fields.rows, seq_lens
+        if rows is not None and on_device is not None:
+            sampled_on_device = DeviceRows(rows, on_device.seq_lens)
+    else:
+        sampled = np.arange(len(places)).repeat(places)
+        # How far each place is before the last one of its chunk.
+        back = places.cumsum().repeat(places) - np.arange(1, len(sampled) + 1)
+        sampled_rows, sampled_positions = fields.rows[sampled], seq_lens[sampled] - back
     if len(sampled) < len(positions):
-        last_token = fields.query_lens.cumsum()[sampled] - 1
-        logits_index = to_device(last_token - back, positions.device)
-    if rows is not None and on_device is not None and (places == 1).all():
-        sampled_on_device = DeviceRows(rows, on_device.seq_lens)
+        before_end = 1 + seq_lens[sampled] - sampled_positions
+        ends = fields.query_lens.cumsum()[sampled]
+        logits_index = to_device(ends - before_end, positions.device)
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
@@ -216,8 +224,9 @@ def assemble(
             fields.query_lens, seq_lens, fields.rows, block_table, on_device, window
         ),
         sampled_chunks=sampled,
-        sampled_rows=fields.rows[sampled],
-        sampled_positions=seq_lens[sampled] - back,
+        samples_once_each=samples_once_each,
+        sampled_rows=sampled_rows,
+        sampled_positions=sampled_positions,
         sampled_on_device=sampled_on_device,
         logits_index=logits_index,
     )

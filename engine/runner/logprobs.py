@@ -70,9 +70,15 @@ class LogprobRows:
         """-1: none at all."""
         self._num_prompt = np.full(max_num_rows, -1)
         self._prompt_lens = np.zeros(max_num_rows, np.int64)
+        self._asking: set[int] = set()
+        """Rows that asked for any: seldom one."""
 
     def admit(self, admission: Admission) -> None:
         params, row = admission.params, admission.row
+        self.release(row)
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return
+        self._asking.add(row)
         self._num_output[row] = self._number(params.logprobs)
         # A request that has generated before has reported its prompt already.
         is_new = len(admission.token_ids) == admission.num_prompt_tokens
@@ -80,7 +86,9 @@ class LogprobRows:
         self._prompt_lens[row] = admission.num_prompt_tokens
 
     def release(self, row: int) -> None:
-        self._num_output[row] = self._num_prompt[row] = -1
+        if row in self._asking:
+            self._asking.remove(row)
+            self._num_output[row] = self._num_prompt[row] = -1
 
     def _number(self, asked: int | None) -> int:
         if asked is None:
@@ -90,6 +98,8 @@ class LogprobRows:
     def keep(self, logits: torch.Tensor, rows: Ints) -> KeptLogits | None:
         """A copy of the logits that sampling is about to overwrite; None if no row asks for it.
         logits: [num_rows, vocab], of ``rows``."""
+        if not self._asking:
+            return None
         num_top = self._num_output[rows]
         indices = np.flatnonzero(num_top >= 0)
         if len(indices) == 0:
@@ -99,7 +109,7 @@ class LogprobRows:
 
     def wants_prompts(self, fields: ChunkFields) -> bool:
         """Whether ``of_prompts`` may need the hidden states of all tokens."""
-        return bool(self._num_prompt[fields.rows].max() >= 0)
+        return bool(self._asking) and bool(self._num_prompt[fields.rows].max() >= 0)
 
     def of_prompts(
         self,

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SIZES = (16, 32, 64, 128, 192, 256, 384)
-"""Of more tokens the kernels take longer than launching them."""
+"""Of more tokens the kernels take longer than launching them. Attention wants no steps of more than
+128."""
 _NUM_SEQS = 2
 """The prompt, and what fills the graph up."""
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.cache.groups import LayerGroups
 from engine.scheduler.plan import UNSEEN, Admission, Chunk
-from kernels.transfer import to_device
+from kernels.transfer import to_device, write
 
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -88,8 +88,7 @@ class RowTable:
         if ids:
             found = np.maximum(np.array((places, ids), np.int64), 0)  # NO_BLOCK is below
             self._host_tables.reshape(-1)[found[0]] = found[1]
-            sent = to_device(found, self.tokens.device)
-            self.block_tables.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
+            _put(self.block_tables, found, is_run=len(new) == 1)
 
     def _write_tokens(self, admissions: Sequence[Admission]) -> None:
         """In one copy: each costs the host more than the tokens of a prompt."""
@@ -100,22 +99,34 @@ class RowTable:
             for start, admission in zip(starts, admissions, strict=True)
         ]
         ids = [np.array(admission.token_ids, np.int64) for admission in admissions]
-        sent = to_device(
-            np.stack((np.concatenate(places), np.concatenate(ids))), self.tokens.device
-        )
-        self.tokens.view(-1).index_copy_(0, sent[0], sent[1])
+        found = np.stack((np.concatenate(places), np.concatenate(ids)))
+        _put(self.tokens, found, is_run=len(admissions) == 1)
 
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
         """Write the chunks' drafts after the known tokens. Drafts that the host has not seen are
         there already."""
         places: list[int] = []
         ids: list[int] = []
-        width = self.tokens.shape[1]
+        width, num_runs = self.tokens.shape[1], 0
         for chunk in chunks:
             if chunk.draft_token_ids and chunk.draft_token_ids[0] != UNSEEN:
                 end = chunk.row * width + chunk.num_computed_tokens + chunk.num_scheduled_tokens
                 places += range(end - chunk.num_draft_tokens, end)
                 ids += chunk.draft_token_ids
+                num_runs += 1
         if ids:
-            sent = to_device(np.array((places, ids), np.int64), self.tokens.device)
-            self.tokens.view(-1).index_copy_(0, sent[0], sent[1])
+            _put(self.tokens, np.array((places, ids), np.int64), is_run=num_runs == 1)
+
+
+def _put(table: torch.Tensor, found: Ints, *, is_run: bool) -> None:
+    """found: [2, n], places in the flat table and what belongs there. is_run: the places follow
+    each other, so that one copy to them does: a lone request waits for each call on the way to its
+    first token."""
+    flat = table.view(-1)
+    if is_run:
+        first = int(found[0, 0])
+        run = flat[first : first + found.shape[1]]
+        write(run, found[1].astype(np.int32) if flat.dtype == torch.int32 else found[1])
+        return
+    sent = to_device(found, table.device)
+    flat.index_copy_(0, sent[0], sent[1].to(flat.dtype))

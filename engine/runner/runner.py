@@ -161,7 +161,7 @@ class TorchRunner:
             self._launched = _Launched(plan, None, None)
             return
         launched = self._compute(plan, ChunkFields.read(plan.chunks))
-        self._launched = replace(launched, drafted=drafted)
+        self._launched = launched if drafted is None else replace(launched, drafted=drafted)
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         adapters = self.adapters
@@ -182,6 +182,8 @@ class TorchRunner:
         """Measure ``step_costs``. Call it before the first plan."""
         nothing = StepPlan(-1)
         graphs, drafting = self._verify_graphs, self._drafting
+        if drafting is not None:
+            drafting.warm_up()
         # No request has room for more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]
@@ -286,20 +288,28 @@ class TorchRunner:
         copied_out = self._copies_out.pop(step.plan.step_id, None)
         if copied_out is not None:
             copied_out.synchronize()
-        token_ids: list[list[int]] = [[] for _ in step.plan.chunks]
-        if step.inputs is not None and step.token_ids is not None:
-            sampled = step.token_ids.tolist()
-            for chunk, token_id in zip(step.inputs.sampled_chunks.tolist(), sampled, strict=True):
-                token_ids[chunk].append(token_id)
         chunks = step.plan.chunks
         if step.drafted is not None:
             chunks = step.drafted.seen(chunks)
         return StepResult(
             step.plan.step_id,
-            list(map(self._accept, chunks, token_ids)),
+            self._kept(step, chunks),
             {} if step.logprobs is None else step.logprobs.by_chunk(),
             {} if step.prompt_logprobs is None else step.prompt_logprobs.by_chunk(),
         )
+
+    def _kept(self, step: _Sampled, chunks: Sequence[Chunk]) -> list[list[int]]:
+        """Of each chunk, what was sampled and stays. chunks: the step's, with their drafts."""
+        inputs = step.inputs
+        if inputs is None or step.token_ids is None:
+            return [[] for _ in chunks]
+        sampled = step.token_ids.tolist()
+        if inputs.samples_once_each:
+            return [[token_id] for token_id in sampled]
+        token_ids: list[list[int]] = [[] for _ in chunks]
+        for chunk, token_id in zip(inputs.sampled_chunks.tolist(), sampled, strict=True):
+            token_ids[chunk].append(token_id)
+        return list(map(self._accept, chunks, token_ids))
 
     def _apply(self, plan: StepPlan) -> None:
         """Update the persistent state, in the order that the plan's contract gives."""

@@ -18,10 +18,15 @@ class SentRows:
     def __init__(self, max_batch: int, device: torch.device, num_others: int = 1) -> None:
         self._num = 1 + num_others
         self._sent = torch.zeros(self._num * max_batch, dtype=torch.int32, device=device)
+        self._parts: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def of(self, size: int) -> tuple[torch.Tensor, ...]:
         """The rows, then the other values: [size] int32 each."""
-        return self._sent[: self._num * size].view(self._num, size).unbind(0)
+        parts = self._parts.get(size)
+        if parts is None:
+            parts = self._sent[: self._num * size].view(self._num, size).unbind(0)
+            self._parts[size] = parts
+        return parts
 
     def pad(self, size: int) -> None:
         self._sent[:size] = -1
@@ -56,20 +61,30 @@ class SequenceBuffers:
         self._batch_tables = int32(num_groups * max_batch * width).view(num_groups, max_batch, -1)
         self._tokens = torch.zeros(2, max_batch * num_queries, dtype=torch.int64, device=device)
         self._slots = self._tokens.new_zeros(num_groups, max_batch * num_queries)
+        # To take parts of tensors costs the host more than to keep them.
+        self._batches: dict[tuple[int, int], DeviceBatch] = {}
+        self._parts: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def batch(self, size: int, group: int = 0) -> DeviceBatch:
         """The sequences as the layers of a group see them."""
-        return DeviceBatch(
-            self._seq_lens[:size],
-            self._cu_queries[: size + 1],
-            self._batch_tables[group, :size],
-            group=group,
-        )
+        batch = self._batches.get((size, group))
+        if batch is None:
+            batch = self._batches[size, group] = DeviceBatch(
+                self._seq_lens[:size],
+                self._cu_queries[: size + 1],
+                self._batch_tables[group, :size],
+                group=group,
+            )
+        return batch
 
     def tokens(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Token ids, positions, slots of the first layer group: [size * num_queries] int64 each."""
-        token_ids, positions = self._tokens[:, : size * self._num_queries]
-        return token_ids, positions, self._slots[0, : size * self._num_queries]
+        parts = self._parts.get(size)
+        if parts is None:
+            token_ids, positions = self._tokens[:, : size * self._num_queries]
+            parts = token_ids, positions, self._slots[0, : size * self._num_queries]
+            self._parts[size] = parts
+        return parts
 
     def by_layer(
         self, size: int, attention: CapturableBackend

@@ -34,6 +34,8 @@ _PROBE_REQUESTS = 8
 _HOPE = 0.9
 # Where drafts could gain more than this, though they are not made yet, each step is looked at.
 _TEMPTING = 1.1
+# And so many of them are not, where to begin with drafts has to pay for itself first.
+_MAX_WAIT = 32
 # Steps without drafts, and with them, that will do to know what they take.
 _NUM_KNOWN, _NUM_STEADY = 4, 32
 # Drafts that lose more than this are not made even where the last ones paid.
@@ -94,6 +96,7 @@ class AdaptiveLength:
                 self._gain(step.batch),
                 has_drafts=has_drafts,
                 has_newcomers=step.num_new > 0,
+                is_new=step.num_new == step.batch,
                 num_steps=step.num_like,
             )
 
@@ -188,7 +191,7 @@ class AdaptiveLength:
         if not self._experience.remeasurement.is_idle:
             return 0
         if not self._by_request:
-            return HOLDS if self.is_hopeless(batch) else 0
+            return HOLDS if self.is_hopeless(batch) else self._num_waiting(batch)
         if before is None or before.num_drafts or not before.is_typical:
             return 0
         if (before.batch, before.overlaps) != (batch, overlaps):
@@ -196,6 +199,13 @@ class AdaptiveLength:
         if asked_s is None:
             return HOLDS
         return min(_MAX_REST, int(asked_s / (_ASKING_SHARE * self._costs.even(batch, 0))))
+
+    def _num_waiting(self, batch: int) -> int:
+        """Steps before drafts are taken up, at most, where that costs more than some."""
+        if self._hysteresis.is_drafting or batch == 0:
+            return 0
+        num_steps = min(self._hysteresis.num_steps_left(self._gain(batch)), _MAX_WAIT)
+        return num_steps if num_steps > HOLDS else 0
 
     def is_hopeless(self, batch: int) -> bool:
         """Whether no drafts are made of so many requests, whichever they are, and none will be for

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from engine.spec.pace import Pace
@@ -33,6 +34,9 @@ _PACED_SHARE = 0.1
 # A step that takes this many times what was expected, or longer, counts as if it took just that:
 # something else had the processor.
 OUTLIER = 1.3
+# But what was expected may be far off, by so many times, as where the host takes longer than the
+# device: if the median of the first steps of a kind says so, it counts.
+_FAR_OFF, _NUM_FIRST = 1.7, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,11 @@ class _Correction:
     take less by no larger a part. What is below is a part of it: the device is as much faster.
     """
 
-    __slots__ = ("_expected_s", "_measured_s", "num_steps", "seen", "weight")
+    __slots__ = ("_expected_s", "_first", "_measured_s", "num_steps", "seen", "weight")
 
     def __init__(self) -> None:
+        self._first: list[float] = []
+        """What the first steps took beyond what the table says."""
         self._measured_s = self._expected_s = self.weight = 0.0
         self.num_steps = 0
         self.seen = 0
@@ -118,6 +124,17 @@ class _Correction:
         weight = ageing * self.weight
         found = weight * self.seconds(expected_s) + _PRIOR_WEIGHT * prior_s
         return found / (weight + _PRIOR_WEIGHT)
+
+    def begin(self, measured_s: float, expected_s: float, num_steps: int) -> float | None:
+        """One of the first observations; returns what all of them say that such a step takes, if
+        they are enough to say anything."""
+        self._first += [measured_s - expected_s] * num_steps
+        return expected_s + median_low(self._first) if len(self._first) > 1 else None
+
+    def restart(self, measured_s: float, expected_s: float) -> None:
+        """As if all of the first steps had taken this."""
+        self.weight = len(self._first)
+        self._measured_s, self._expected_s = self.weight * measured_s, self.weight * expected_s
 
     def observe(self, measured_s: float, expected_s: float, kept: float, added: float) -> None:
         """kept: of the weight of all before."""
@@ -151,6 +168,8 @@ class LearnedCosts:
         self.table = table
         self._kinds: dict[tuple[int, int], _Correction] = {}
         self._plain, self._drafted = _Correction(), _Correction()
+        self._latest: dict[int, _Correction] = {}
+        """Of each size of batches, that of the last steps with drafts."""
         self._num_steps = 0
         self._pace = Pace()
         self._by_length: dict[int, list[float]] = {}
@@ -201,15 +220,24 @@ class LearnedCosts:
         is_paced = self._pace.observe(
             slowdown, num_steps, of_kind.num_steps, has_drafts=num_drafts > 0
         )
-        found_s = min(max(seconds / self.pace, known_s / surprise), known_s * surprise)
         expected_s = self._expected(batch, length)
-        if num_drafts == 0:
-            # What steps without drafts took long ago counts less than what they take now.
-            of_kind.weaken(max(_KEPT, _AGEING ** (self._num_steps - num_steps - of_kind.seen)))
-        share = _PACED_SHARE if is_paced else 1.0
-        of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
+        likely_s: float | None = None
+        if of_kind.num_steps < _NUM_FIRST:
+            likely_s = of_kind.begin(seconds / self.pace, expected_s, num_steps)
+        if likely_s is not None and not known_s / _FAR_OFF < likely_s < known_s * _FAR_OFF:
+            found_s = max(0.0, likely_s)
+            of_kind.restart(found_s, expected_s)
+        else:
+            found_s = min(max(seconds / self.pace, known_s / surprise), known_s * surprise)
+            if num_drafts == 0:
+                # What steps without drafts took long ago counts less than what they take now.
+                of_kind.weaken(max(_KEPT, _AGEING ** (self._num_steps - num_steps - of_kind.seen)))
+            share = _PACED_SHARE if is_paced else 1.0
+            of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
         of_kind.num_steps += num_steps
         of_kind.seen = self._num_steps
+        if num_drafts:
+            self._latest[(batch - 1).bit_length()] = of_kind
         overall = self._drafted if kind else self._plain
         overall.observe(found_s, expected_s, *_weights(_OVERALL_DECAY, num_steps))
 
@@ -225,7 +253,7 @@ class LearnedCosts:
         knows_plain = plain is not None and plain.num_steps >= _SURE
         if kind == 0 and plain is not None and knows_plain:
             return plain.seconds(expected_s)
-        prior_s = (self._drafted if kind else self._plain).blended(expected_s, expected_s)
+        prior_s = self._prior_s(size, kind, expected_s)
         if kind and plain is not None and knows_plain:
             # Longer texts, say, make all steps of such a batch longer.
             prior_s = max(prior_s, plain.seconds(expected_s))
@@ -233,3 +261,14 @@ class LearnedCosts:
             return prior_s
         ageing = _AGEING ** (self._num_steps - of_kind.seen)
         return of_kind.blended(expected_s, prior_s, ageing)
+
+    def _prior_s(self, size: int, kind: int, expected_s: float) -> float:
+        """What is thought of a kind of which nothing is known: it is as far from the table as other
+        numbers of drafts are now for such a batch, if these are known, or else for any."""
+        overall = self._drafted if kind else self._plain
+        prior_s = overall.blended(expected_s, expected_s)
+        latest = self._latest.get(size) if kind else None
+        if latest is not None and latest.num_steps >= _SURE:
+            ageing = _AGEING ** (self._num_steps - latest.seen)
+            prior_s = latest.blended(expected_s, prior_s, ageing)
+        return prior_s

@@ -29,6 +29,8 @@ HOLDS = 8
 _HOLDS_DRAFTING, _NUM_FAMILIAR = 4, 32
 # So few of a kind that another is welcome, though it may not be typical.
 _NUM_FEW = 4
+# A probe counts as if it lost no more than so many steps: the first one may take far longer.
+_MAX_LOSS = 4.0
 # What the latest step that was awaited weighs against all before it.
 _PATIENCE_SHARE = 0.02
 
@@ -146,12 +148,13 @@ class Experience:
         kind = step.batch, step.length, step.num_drafts
         if step.is_typical:
             self.costs.observe(*kind, seconds)
-        elif step.only_decodes and not step.is_last and self.costs.num_seen(*kind) < _NUM_FEW:
+        elif step.only_decodes and not step.is_last:
+            is_welcome = self.costs.num_seen(*kind) < _NUM_FEW
             # Without what a network caught up with it is better than nothing.
-            if step.num_drafts and step.follows_others:
+            if is_welcome and step.num_drafts and step.follows_others:
                 self.costs.observe(*kind, seconds - self._exposure.caught_up_s(step))
-            elif usual_s < self.costs.seconds(*kind):  # Others take longer, if anything.
-                self.costs.observe(*kind, seconds)
+            elif (is_welcome or step.is_probe) and usual_s < self.costs.seconds(*kind):
+                self.costs.observe(*kind, seconds)  # Others take longer, if anything.
         was_measured = self._count(step)
         is_measuring = not (self.remeasurement.is_idle or step.num_drafts)
         self._has_learned(1, much=was_measured or is_measuring or step.is_probe)
@@ -164,6 +167,8 @@ class Experience:
         if step.was_awaited and step.only_decodes:
             gained_s = max(gained_s, -plain_s)
             self._observe_patience(gained_s, plain_s)
+        if step.is_probe:
+            gained_s = max(gained_s, -_MAX_LOSS * plain_s)
         if step.is_probe or (step.was_awaited and self.patience_s < 0):
             self.probes.save(gained_s, plain_s)
         elif step.follows_probe:
@@ -200,19 +205,20 @@ class Experience:
     ) -> None:
         self.newcomers.come(step.num_new, drafting=is_drafting)
         num_tokens, saved_s = _num_tokens(step, outcomes), step.saving_s
+        plain_s = self.costs.even(step.batch, 0)
         if step.num_drafts:
             usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
-            saved_s = num_tokens / step.batch * self.costs.even(step.batch, 0) - usual_s
+            saved_s = num_tokens / step.batch * plain_s - usual_s
         self.newcomers.go_on(step.num_like * num_tokens, step.num_like * saved_s)
         if not step.only_decodes:
             if is_drafting:
                 hidden_s = self.costs.table.seconds(step.batch, 0, 0) if self.overlaps else 0.0
                 lost_s = self._exposure.lost_s(step, hidden_s) / self.costs.pace
-                self.newcomers.lose(lost_s)
+                self.newcomers.lose(lost_s, plain_s)
         elif step.num_drafts and not step.is_probe:
             if step.follows_others:
                 usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
-                self.newcomers.lose(max(0.0, seconds - usual_s))
+                self.newcomers.lose(max(0.0, seconds - usual_s), plain_s)
             else:
                 self._exposure.observe(step)
 

@@ -8,9 +8,12 @@ MARGIN = 1.02
 # take drafts up it must be no less than what that costs, which is the best that can be done without
 # a look into the future ("ski rental"); and twice as much each time that they were given up after
 # fewer steps than that.
-_ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 8
-# What the latest taking up says of what the next one costs.
-_SHARE = 0.3
+_ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 32
+# What the latest taking up says of what the next one costs; and at most so many steps, or so many
+# times as much as is known, as what is done for the first time may take far longer.
+_SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
+# Where nobody but newcomers runs, so much less must have been lost to take drafts up.
+_NEW_SHARE = 0.25
 # What a step counts for, at most.
 _MAX_STEP = 0.5
 # And so many steps in a row: a batch that is smaller for a moment, until the next request is let
@@ -35,10 +38,17 @@ class Hysteresis:
         """Steps in a row in which drafts would have paid, though they are not made."""
 
     def planned(
-        self, gain: float, *, has_drafts: bool, has_newcomers: bool = False, num_steps: int = 1
+        self,
+        gain: float,
+        *,
+        has_drafts: bool,
+        has_newcomers: bool = False,
+        is_new: bool = False,
+        num_steps: int = 1,
     ) -> None:
         """So many steps were, of a batch that is ``gain`` times as fast with drafts as without, as
-        far as is known. Where newcomers make the batch another one, that convinces nobody."""
+        far as is known. Where newcomers make the batch another one, that convinces nobody; but
+        where there is nobody else (is_new), no drafts have to catch up with other requests."""
         self._num_drafted += num_steps * has_drafts
         more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
@@ -47,14 +57,22 @@ class Hysteresis:
                 self._give_up()
             return
         if has_newcomers:
+            if is_new and gain > MARGIN and self._lost > _NEW_SHARE * self._needed:
+                self._take_up()
             return
         self._lost = max(0.0, self._lost + more)
         self._num_tempted = self._num_tempted + num_steps if more > 0 else 0
-        if (
-            self._lost > self._factor * max(_ENOUGH, self._cost)
-            and self._num_tempted >= _NUM_CONVINCING
-        ):
+        if self._lost > self._needed and self._num_tempted >= _NUM_CONVINCING:
             self._take_up()
+
+    @property
+    def _needed(self) -> float:
+        return self._factor * max(_ENOUGH, self._cost)
+
+    def num_steps_left(self, gain: float) -> int:
+        """Steps of a batch for which drafts would pay, until they are taken up."""
+        more = min(gain - MARGIN, _MAX_STEP)
+        return int(max(0.0, self._needed - self._lost) / more) if more > 0 else 0
 
     @property
     def takes_up(self) -> bool:
@@ -63,6 +81,7 @@ class Hysteresis:
 
     def took_up(self, cost: float) -> None:
         """In that step so much was lost, in steps without drafts."""
+        cost = min(cost, max(_MAX_COST, _MAX_TIMES * self._cost))
         self._cost += _SHARE * (max(0.0, cost) - self._cost)
 
     def _take_up(self) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _DECAY, _AGEING = 0.98, 0.9995
 # Newcomers that cost nothing, to begin with.
 _PRIOR_WEIGHT = 2.0
+# A loss counts as if it were at most that of so many steps, or so many times what is usual: what is
+# done for the first time may take far longer. And what the latest one says of what is usual.
+_MAX_STEPS, _MAX_TIMES, _LATEST_SHARE = 4.0, 2.0, 0.3
 # What a step says of the host's work beside a device that waits.
 _EXPOSED_SHARE = 0.1
 
@@ -26,7 +29,7 @@ class Newcomers:
     sums over the requests that came, and over those that ended."""
 
     def __init__(self) -> None:
-        self._num_came = self._lost_s = 0.0
+        self._num_came = self._lost_s = self._usual_s = 0.0
         self._num_ended = self._num_tokens = self._saved_s = 0.0
         self._num_ending = 0
 
@@ -43,7 +46,7 @@ class Newcomers:
     def share(self) -> float:
         """Of what drafts could save in all, the part that newcomers cost, at most 1."""
         lost_s = self._s_each * self._num_ended
-        return min(1.0, lost_s / self._saved_s) if lost_s and self._saved_s else 0.0
+        return min(1.0, lost_s / self._saved_s) if lost_s and self._saved_s > 0 else 0.0
 
     def come(self, number: int, *, drafting: bool) -> None:
         """So many came. drafting: drafts are made now."""
@@ -56,8 +59,10 @@ class Newcomers:
         else:
             self._lost_s *= _AGEING**number
 
-    def lose(self, seconds: float) -> None:
-        """So much was lost for the sake of the last ones."""
+    def lose(self, seconds: float, plain_s: float) -> None:
+        """So much was lost for the sake of the last ones. plain_s: of a step without drafts."""
+        seconds = min(seconds, max(_MAX_STEPS * plain_s, _MAX_TIMES * self._usual_s))
+        self._usual_s += _LATEST_SHARE * (seconds - self._usual_s)
         self._lost_s += seconds
 
     def go_on(self, num_tokens: float, saved_s: float) -> None:

@@ -7,6 +7,8 @@ from rich.table import Table
 from engine.architectures import FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE, QUANTIZATIONS
 from gateway.commands.tables import show
 
+OTHERS = "Other decoders run on transformers, too, where a trial while loading finds them exact."
+
 
 def models() -> None:
     """List the architectures that can be served.
@@ -15,7 +17,7 @@ def models() -> None:
     attention interface; one that cannot is refused with the reason when it is loaded.
     """
     methods = ", ".join(QUANTIZATIONS)
-    table = Table("architecture", "family", "runs on", "quantization")
+    table = Table("architecture", "family", "runs on", "quantization", caption=OTHERS)
     for architecture, family in NATIVE.items():
         table.add_row(architecture, family.name, "native", methods)
     for architecture in FALLBACK_TESTED:

@@ -16,6 +16,8 @@ CLIENT_LEFT = 499
 """Logged when the client was gone before an answer began (nginx's code)."""
 MAX_PATH_CHARS = 256
 """More than any route of ours has; a client may send as many as a whole head may have."""
+PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+"""Asked every few seconds, for ever: those that succeed are worth a line only when debugging."""
 
 
 class AccessLog:
@@ -49,7 +51,8 @@ class AccessLog:
     def _log(self, scope: Scope, status: int, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.count_response(route, status)
-        if not logger.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if route in PROBES and status < 400 else logging.INFO
+        if not logger.isEnabledFor(level):
             return
         known = context.of(scope)
         fields: dict[str, str | int | float] = {
@@ -63,4 +66,4 @@ class AccessLog:
         if known.principal is not None:
             fields["tenant"] = known.principal.tenant.name
             fields["key"] = known.principal.key.public_id
-        logger.info("request", extra={"fields": fields})
+        logger.log(level, "request", extra={"fields": fields})

@@ -94,7 +94,8 @@ class Idempotency:
 
     async def _reader(self, scope: Scope, key: str, body: bytes) -> tuple[StreamReader, bool]:
         """Of the answer, and whether somebody else's request runs or ran for it."""
-        tenant_id = context.principal_of(scope).tenant.id
+        principal = context.principal_of(scope)
+        tenant_id = principal.tenant.id
         key_hash = hashlib.sha256(key.encode()).digest()
         body_hash = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
         for _ in range(_MAX_ATTEMPTS):
@@ -134,14 +135,13 @@ class Idempotency:
                     param=HEADER,
                 )
             try:
-                return await self._follow(claim.answer_id, tenant_id), True
+                answer = claim.answer_id
+                replay = await self._streams.follow_as(principal, answer, kind="answer", after=0)
+                return replay, True
             except (StreamNotFound, Gone):
                 # Its worker died, or its answer was too long to be kept whole.
                 await self._shared.release_claim(tenant_id, key_hash, claim.answer_id)
         raise Unavailable("The key changes hands too quickly; try again.", retry_after_s=1)
-
-    async def _follow(self, answer_id: str, tenant_id: UUID) -> StreamReader:
-        return await self._streams.follow(answer_id, tenant_id, kind="answer", after=0)
 
     async def _ended(self, tenant_id: UUID, key_hash: bytes, answer_id: str, is_good: bool) -> None:
         if is_good:

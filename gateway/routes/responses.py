@@ -123,7 +123,8 @@ class ResponseRoutes:
 
     async def retrieve(self, request: Request) -> Response:
         _check_include(request)
-        tenant_id = context.principal_of(request.scope).tenant.id
+        principal = context.principal_of(request.scope)
+        tenant_id = principal.tenant.id
         response_id: str = request.path_params["response_id"]
         if not _flag(request, "stream"):
             if "starting_after" in request.query_params:
@@ -134,7 +135,9 @@ class ResponseRoutes:
         await self._responses.body(tenant_id, response_id)  # a 404 says what was not found
         after = _number(request, "starting_after", default=-1)
         try:
-            reader = await self._streams.follow(response_id, tenant_id, kind="sse", after=after + 1)
+            reader = await self._streams.follow_as(
+                principal, response_id, kind="sse", after=after + 1
+            )
         except StreamNotFound:
             raise Gone(
                 "The events of this response are not kept, or not any longer: they are kept for a "

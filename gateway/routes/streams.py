@@ -24,9 +24,9 @@ from gateway.streams import Streams
 
 def stream_routes(streams: Streams, config: ServerConfig) -> list[Route]:
     async def resume(request: Request) -> Response:
-        reader = await streams.follow(
+        reader = await streams.follow_as(
+            context.principal_of(request.scope),
             request.path_params["stream_id"],
-            context.principal_of(request.scope).tenant.id,
             kind="sse",
             after=_position(request.query_params.get("from", "0")),
         )

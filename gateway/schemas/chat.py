@@ -148,6 +148,7 @@ class FunctionTool(
     kw_only=True,
     tag_field="type",
     tag="function",
+    omit_defaults=True,
     forbid_unknown_fields=True,
 ):
     function: FunctionDefinition

@@ -6,14 +6,24 @@ import msgspec
 
 
 class TextFormat(
-    msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    tag_field="type",
+    tag="text",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
 ):
     json_schema: None = None
     """Some clients send all names that a format can have."""
 
 
 class JsonObjectFormat(
-    msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    tag_field="type",
+    tag="json_object",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
 ):
     json_schema: None = None
 

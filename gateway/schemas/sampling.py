@@ -17,6 +17,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[str, float] | None = None
     """Token ids, as text, to what is added to their logits."""
     stop: str | list[str] | None = None
+    """Looked for in the content: neither in what the model thinks nor in its calls."""
     seed: int | None = None
     user: str | None = None
     """Names the end user in log lines and in the ledger."""

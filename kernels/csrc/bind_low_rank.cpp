@@ -38,6 +38,8 @@ sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& u
   TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == slots.numel() &&
                   tokens.size(1) == sluice::kLowRankTokens,
               "tokens must be [tiles, ", sluice::kLowRankTokens, "]");
+  TORCH_CHECK(slots.numel() <= sluice::kLowRankTiles && parts <= 32, "at most ",
+              sluice::kLowRankTiles, " tiles and 32 parts");
   sluice::LowRank a = {};
   a.down = down.data_ptr();
   a.up = up.data_ptr();
@@ -61,17 +63,19 @@ void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
   TORCH_CHECK(p.tokens <= sluice::kLowRankTokens && down.size(3) == p.k && weight.dim() == 2 &&
                   weight.size(1) == p.k,
               "x must be [at most ", sluice::kLowRankTokens, ", k], weight [features, k]");
-  for (const Tensor& t : {out, low, weight}) {
+  for (const Tensor& t : {out, weight}) {
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type(),
-                "out, low and weight must be contiguous and of x's type");
+                "out and weight must be contiguous and of x's type");
   }
-  TORCH_CHECK(low.dim() == 2 && low.size(0) == p.tokens &&
-                  low.size(1) == down.size(1) * down.size(2),
-              "low must be [tokens, parts * rank]");
+  TORCH_CHECK(low.is_cuda() && low.is_contiguous() && low.scalar_type() == at::kFloat &&
+                  low.dim() == 3 && low.size(0) == sluice::kLowRankSlices &&
+                  low.size(1) == p.tokens && low.size(2) == down.size(1) * down.size(2),
+              "low must be contiguous float32 [", sluice::kLowRankSlices,
+              ", tokens, parts * rank]");
   check_start(low, "low");
   check_int32(counters, "counters");
   TORCH_CHECK(counters.numel() == 2, "counters must be [2]");
-  p.low = low.data_ptr();
+  p.low = low.data_ptr<float>();
   p.counters = counters.data_ptr<int>();
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::low_rank_linear(p, sluice::is_bf16(x), c10::cuda::getCurrentCUDAStream()),

@@ -1,215 +1,275 @@
 // Low-rank adapters of few tokens (Punica, arXiv:2310.18547) in the launch of the layer's own
 // product, that of skinny_linear.cu.
 //
-// The first CTAs shrink x to the adapters' ranks, which takes as long as 16 features do. Those
-// beside them have made their features when the first ones end, and add what the ranks expand to;
-// later ones expand the ranks while their weights are under way. CTAs are dispatched in the order
-// of their indices, so whoever waits has those it waits for running or behind it.
+// The first CTAs shrink x to the adapters' ranks, as others multiply it with features: each 32 of
+// them and a slice of k, so that they are done long before the others are. Each of those has a warp
+// more than without adapters. It waits for the ranks, multiplies them with what they expand to, and
+// keeps its sums beside those of the other warps, which go on reading weights meanwhile. CTAs are
+// dispatched in the order of their indices, so whoever waits has those it waits for running or
+// behind it.
 
-#include "dependent_launch.cuh"
+#include "device.cuh"
 #include "low_rank_linear.cuh"
-#include "skinny_output.cuh"
-#include "vector.cuh"
-#include "weight_rows.cuh"
+#include "skinny_sums.cuh"
 
 namespace sluice {
 namespace {
 
-constexpr int kRows = kSkinnyFeatures;  // features, or ranks, of a CTA
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;  // a row and a token each, in the end
-constexpr int kUnroll = 2;             // chunks under way per warp
-static_assert(kThreads == kRows * kLowRankTokens);
+constexpr int kColumns = kSkinnyTiles * kSkinnyFeatures;  // ranks, of a CTA that shrinks
+constexpr int kBlock = 16;                                // of ranks that an MMA sums
+constexpr int kTilesAtOnce = 4;                           // of tokens, whose matrices are loaded
 
-__device__ __forceinline__ int read_now(const int* at) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
+inline __host__ __device__ int num_columns(const LowRank& a) { return a.parts * a.max_rank; }
+
+// CTAs that shrink the tokens of a tile.
+inline __host__ __device__ int shrinking_each(const LowRank& a) {
+  return (num_columns(a) + kColumns - 1) / kColumns * kLowRankSlices;
 }
 
-// The row of a feature in an adapter's matrix `up`, and where its ranks are.
-template <typename T>
-struct UpRow {
-  const T* weights;
-  int first_column, num_ranks;
+inline __host__ __device__ int num_shrinking(const LowRank& a) {
+  return a.num_tiles * shrinking_each(a);
+}
 
-  __device__ __forceinline__ UpRow(const LowRank& a, int slot, int feature, int features) {
-    int part = 0;
-    while (feature >= a.ends[part + 1]) ++part;
-    first_column = part * a.max_rank;
-    num_ranks = (a.ranks[slot * a.rank_stride + part] + 15) / 16 * 16;
-    weights = static_cast<const T*>(a.up) +
-              (static_cast<int64_t>(slot) * features + feature) * a.max_rank;
-  }
+inline __host__ __device__ int num_expanding(const LowRankLinear& p) {
+  return (p.features / kSkinnyFeatures + kSkinnyTiles - 1) / kSkinnyTiles;
+}
 
-  // low: of a token; other CTAs wrote it.
-  __device__ __forceinline__ float times(const T* low) const {
-    constexpr int kSize = Vector<T>::kSize;
-    float sum = 0.f;
-    for (int i = 0; i < num_ranks; i += kSize) {
-      const uint4 words = __ldcg(reinterpret_cast<const uint4*>(low + first_column + i));
-      const auto x = reinterpret_cast<const Vector<T>&>(words);
-      const auto w = *reinterpret_cast<const Vector<T>*>(weights + i);
-#pragma unroll
-      for (int e = 0; e < kSize; ++e) sum += to_float(x.x[e]) * to_float(w.x[e]);
-    }
-    return sum;
-  }
-};
+// Sums of each warp.
+template <int kWarps, int kGroups>
+using Partial = float[kSkinnyTiles][kWarps + 1][kSkinnyFeatures][kGroups * 8 + 1];
 
-// kGroups: of 8 tokens.
-template <typename T, int kGroups>
-__global__ void __launch_bounds__(kThreads, 2) low_rank_linear_kernel(const LowRankLinear p) {
-  __shared__ float partial[kWarps][kRows][kGroups * 8 + 1];
-  __shared__ int slot_of[kLowRankTokens];
-  __shared__ bool ranks_were_made;
+// Ranks of the tokens of a tile: their sums over a slice of k.
+template <typename T, int kWarps, int kGroups>
+__device__ __forceinline__ void shrink(const LowRankLinear& p, Partial<kWarps, kGroups>& partial) {
   const LowRank& a = p.adapters;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int g = lane / 4, t = lane % 4;
-  const int columns = a.parts * a.max_rank, ctas_each = columns / kRows;
-  const int num_shrinking = a.num_tiles * ctas_each;
-  const bool shrinks = blockIdx.x < num_shrinking;
-  const int tile = shrinks ? blockIdx.x / ctas_each : 0;
-  const int cta = shrinks ? blockIdx.x % ctas_each : blockIdx.x - num_shrinking;
-  // The tables were sent ahead of all kernels of the step.
-  const int slot = shrinks ? a.slots[tile] : -1;
-  if (shrinks) {
-    const int part = cta * kRows / a.max_rank, rank = cta * kRows % a.max_rank;
-    if (slot < 0 || rank >= a.ranks[slot * a.rank_stride + part]) {
-      wait_for_inputs();  // the launch before is done with the counters
-      if (threadIdx.x == 0) arrive(p.counters);
-      return;
-    }
-  }
-  auto row_index = [&](int row) {
-    if (shrinks || !p.gated) return cta * kRows + row;
-    return (row < 8 ? 0 : p.features / 2) + cta * 8 + row % 8;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = num_columns(a);
+  const int tile = blockIdx.x / shrinking_each(a);
+  const int slice = blockIdx.x % kLowRankSlices;
+  const int first = blockIdx.x % shrinking_each(a) / kLowRankSlices * kColumns;
+  const int slot = a.slots[tile];  // sent ahead of all kernels of the step
+  if (slot < 0) return;
+  auto is_used = [&](int column) {
+    const int* ranks = a.ranks + slot * a.rank_stride;
+    return column < columns && column % a.max_rank < ranks[column / a.max_rank];
   };
-  const T* matrix = static_cast<const T*>(shrinks ? a.down : p.weight);
-  if (shrinks) matrix += static_cast<int64_t>(slot) * columns * p.k;
-  const T* low_row = matrix + static_cast<int64_t>(row_index(g)) * p.k + t * 8;
-  const T* high_row = matrix + static_cast<int64_t>(row_index(g + 8)) * p.k + t * 8;
-  const int num_chunks = p.k / kWeightChunk;
-  WeightRows now[kUnroll], next[kUnroll];
-  auto load = [&](WeightRows(&w)[kUnroll], int first) {
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int at = (first + u * kWarps) * kWeightChunk;
-      if (at < p.k) w[u].load(low_row + at, high_row + at);
-    }
-  };
-  load(now, warp);
-
-  auto token_at = [&](int place) {
-    if (shrinks) return a.tokens[tile * kLowRankTokens + place];
-    return place < p.tokens ? place : -1;
-  };
-  const T* x[kGroups];
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const int token = token_at(group * 8 + g);
-    x[group] = token < 0 ? nullptr : static_cast<const T*>(p.x) + token * p.x_stride + t * 8;
-  }
-  const int row = threadIdx.x % kRows, place = threadIdx.x / kRows;
-  if (!shrinks) {
-    if (threadIdx.x < kLowRankTokens) slot_of[threadIdx.x] = -1;
-    __syncthreads();
-    for (int i = threadIdx.x; i < a.num_tiles * kLowRankTokens; i += kThreads) {
-      if (a.tokens[i] >= 0) slot_of[a.tokens[i]] = a.slots[i / kLowRankTokens];
-    }
-    __syncthreads();
-    if (slot_of[place] >= 0) {
-      prefetch_l2(UpRow<T>(a, slot_of[place], row_index(row), p.features).weights);
-    }
-  }
-  wait_for_inputs();
-
-  auto wait_for_ranks = [&] {
-    while (read_now(p.counters) < num_shrinking) {
-    }
-  };
-  auto leave = [&] {  // the last to do so leaves the counters as they were
-    if (arrive(p.counters + 1) != p.features / kRows - 1) return;
-    wait_for_ranks();
-    p.counters[0] = 0;
-    p.counters[1] = 0;
-  };
-  const int own = shrinks ? -1 : slot_of[place], feature = row_index(row);
-  auto expanded = [&] {
-    if (own < 0) return 0.f;
-    const T* low = static_cast<const T*>(p.low) + static_cast<int64_t>(place) * columns;
-    return UpRow<T>(a, own, feature, p.features).times(low);
-  };
-  float added = 0.f;
-  if (!shrinks) {
-    if (threadIdx.x == 0) {
-      ranks_were_made = read_now(p.counters) == num_shrinking;
-      if (ranks_were_made) leave();
-    }
-    __syncthreads();
-    if (ranks_were_made) added = expanded();
-  }
-
-  float sum[kGroups][4] = {};
-  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
-    load(next, first + kWarps * kUnroll);
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int at = (first + u * kWarps) * kWeightChunk;
-      if (at >= p.k) break;
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        now[u].multiply(sum[group], x[group] ? x[group] + at : nullptr);
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) now[u] = next[u];
-  }
-  allow_next();
-
-  keep_skinny(partial[warp], sum, g, t);
-  __syncthreads();
-  const int token = place < kGroups * 8 ? token_at(place) : -1;
-  float total = 0.f;
-  if (token >= 0) {
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += partial[w][row][place];
-  }
-  if (shrinks) {
-    const int64_t at = static_cast<int64_t>(token) * columns + cta * kRows + row;
-    if (token >= 0) static_cast<T*>(p.low)[at] = from_float<T>(total);
-    __syncthreads();
+  if (!is_used(first) && !is_used(first + kSkinnyFeatures)) {
+    wait_for_inputs();  // the launch before is done with the counters
     if (threadIdx.x == 0) arrive(p.counters);
     return;
   }
-
-  if (!ranks_were_made) {
-    if (__syncthreads_or(own >= 0)) {
-      if (threadIdx.x == 0) wait_for_ranks();
-      __syncthreads();
+  if (warp < kWarps) {
+    const int64_t row = static_cast<int64_t>(slot) * columns + first + lane / 4;
+    const bool whole = first + kSkinnyFeatures < columns;
+    const SkinnyRows<T> rows = {static_cast<const T*>(a.down) + row * p.k + lane % 4 * 8,
+                                8l * p.k, whole ? kSkinnyFeatures * static_cast<int64_t>(p.k) : 0};
+    const int chunks = p.k / kSkinnyChunk;
+    const int each = (chunks + kLowRankSlices - 1) / kLowRankSlices;
+    const T* x = static_cast<const T*>(p.x) + lane % 4 * 8;
+    float sum[kSkinnyTiles][kGroups][4] = {};
+    sum_skinny<T, kWarps>(sum, rows, x, p.x_stride, p.tokens, slice * each + warp,
+                          min(chunks, (slice + 1) * each));
+#pragma unroll
+    for (int i = 0; i < kSkinnyTiles; ++i) {
+      keep_skinny(partial[i][warp], sum[i], lane / 4, lane % 4);
     }
-    added = expanded();
   }
-  total += added;
-  if (p.bias && token >= 0) total += to_float(static_cast<const T*>(p.bias)[feature]);
-  total = rounded<T>(total);
-  const float up = __shfl_xor_sync(~0u, total, 8);  // of the gate in the same place
-  T* out = static_cast<T*>(p.out);
-  if (token >= 0 && !p.gated) {
-    out[static_cast<int64_t>(token) * p.features + feature] = from_float<T>(total);
-  } else if (token >= 0 && row < 8) {
-    const float silu = rounded<T>(total / (1.f + __expf(-total)));
-    out[static_cast<int64_t>(token) * (p.features / 2) + feature] = from_float<T>(silu * up);
+  allow_next();
+  __syncthreads();
+  for (int i = threadIdx.x; i < kLowRankTokens * kColumns; i += (kWarps + 1) * 32) {
+    const int token = a.tokens[tile * kLowRankTokens + i / kColumns], row = i % kColumns;
+    if (token < 0 || first + row >= columns) continue;
+    float total = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      total += partial[row / kSkinnyFeatures][w][row % kSkinnyFeatures][token];
+    }
+    p.low[(static_cast<int64_t>(slice) * p.tokens + token) * columns + first + row] = total;
   }
-  if (threadIdx.x == 0 && !ranks_were_made) leave();
+  __syncthreads();
+  if (threadIdx.x == 0) arrive(p.counters);
 }
 
+// Whose adapter a lane's tokens have. Of a tile's number every lane i knows what is said of tile i.
+template <int kGroups>
+struct TokenTiles {
+  int slot, num_used;     // slot: -1 behind the last tile that is used
+  int of_token[kGroups];  // token lane / 4 of each group; -1: none
+
+  __device__ __forceinline__ explicit TokenTiles(const LowRank& a) {
+    __shared__ int tile_of[kLowRankTokens];
+    const int lane = threadIdx.x % 32;
+    slot = lane < a.num_tiles ? a.slots[lane] : -1;
+    num_used = __popc(__ballot_sync(~0u, slot >= 0));
+    if (lane < kLowRankTokens) tile_of[lane] = -1;
+    __syncwarp();
+    for (int i = lane; i < num_used * kLowRankTokens; i += 32) {
+      if (a.tokens[i] >= 0) tile_of[a.tokens[i]] = i / kLowRankTokens;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) of_token[group] = tile_of[group * 8 + lane / 4];
+  }
+};
+
+// What the adapters add to the features of a CTA. One warp computes it.
+template <typename T, int kGroups>
+class Expansion {
+ public:
+  __device__ __forceinline__ Expansion(const LowRankLinear& p, int cta)
+      : p_(p), a_(p.adapters), tiles_(p.adapters) {
+    const int lane = threadIdx.x % 32, end = lane < a_.parts ? a_.ends[lane + 1] : 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = i / 2 * kSkinnyFeatures + i % 2 * 8 + lane / 4;
+      feature_[i] = skinny_feature<kSkinnyTiles>(row, p.features, p.gated, cta);
+      part_[i] = 0;
+    }
+    for (int part = 0; part < a_.parts; ++part) {
+      const int behind = __shfl_sync(~0u, end, part);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) part_[i] += feature_[i] >= behind;
+    }
+    if (!is_whole(p.features, cta)) part_[2] = part_[3] = a_.parts;
+  }
+
+  __device__ __forceinline__ void add(float (&sum)[kSkinnyTiles][kGroups][4]) {
+    if (tiles_.num_used == 0) return;
+    for (int part = 0; part < a_.parts; ++part) {
+      bool any = false;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) any |= part_[i] == part;
+      if (!__any_sync(~0u, any)) continue;
+      const int rank = tiles_.slot < 0 ? 0 : a_.ranks[tiles_.slot * a_.rank_stride + part];
+      for (int first = 0; __any_sync(~0u, first < rank); first += kBlock) {
+        add_block(sum, part, first, rank);
+      }
+    }
+    leave();
+  }
+
+ private:
+  static constexpr int kRows = kSkinnyTiles * 2;  // of features, that a lane has in MMAs
+
+  // rank: of the tile of this lane's number.
+  __device__ __forceinline__ void add_block(float (&sum)[kSkinnyTiles][kGroups][4], int part,
+                                            int first, int rank) {
+    uint2 low[kGroups];
+    for (int tile = 0; tile < tiles_.num_used; tile += kTilesAtOnce) {
+      uint2 up[kTilesAtOnce][kRows];
+#pragma unroll
+      for (int u = 0; u < kTilesAtOnce; ++u) load_up(up[u], tile + u, part, first, rank);
+      if (tile == 0) load_low(low, part * a_.max_rank + first, first, rank);
+#pragma unroll
+      for (int u = 0; u < kTilesAtOnce; ++u) {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          const bool own = tiles_.of_token[group] == tile + u;
+          const uint2 x = own ? low[group] : make_uint2(0, 0);
+#pragma unroll
+          for (int i = 0; i < kSkinnyTiles; ++i) {
+            const uint2 g = up[u][i * 2], h = up[u][i * 2 + 1];
+            Half<T>::mma(sum[i][group], {g.x, h.x, g.y, h.y}, x.x, x.y);
+          }
+        }
+      }
+    }
+  }
+
+  // Four ranks of each row; 0 where the adapter has none. No kernel writes them.
+  __device__ __forceinline__ void load_up(uint2 (&up)[kRows], int tile, int part, int first,
+                                          int rank) const {
+    const int64_t slot = __shfl_sync(~0u, tiles_.slot, tile);
+    const bool has = first < __shfl_sync(~0u, rank, tile);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      up[i] = make_uint2(0, 0);
+      if (!has || part_[i] != part) continue;
+      const int64_t row_index = slot * p_.features + feature_[i];
+      const T* row = static_cast<const T*>(a_.up) + row_index * a_.max_rank;
+      up[i] = __ldg(reinterpret_cast<const uint2*>(row + first + threadIdx.x % 4 * 4));
+    }
+  }
+
+  // The same ranks of each token, which other CTAs have computed.
+  __device__ __forceinline__ void load_low(uint2 (&low)[kGroups], int column, int first, int rank) {
+    wait_for_ranks();
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int token = group * 8 + threadIdx.x % 32 / 4, tile = tiles_.of_token[group];
+      const bool has = first < __shfl_sync(~0u, rank, max(tile, 0)) && tile >= 0;
+      float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int slice = 0; slice < kLowRankSlices; ++slice) {
+        const int64_t row = static_cast<int64_t>(slice) * p_.tokens + token;
+        const float* at = p_.low + row * num_columns(a_) + column + threadIdx.x % 4 * 4;
+        if (!has) continue;
+        const float4 x = __ldcg(reinterpret_cast<const float4*>(at));
+        total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
+      }
+      low[group] = {Half<T>::pack(total.x, total.y), Half<T>::pack(total.z, total.w)};
+    }
+  }
+
+  __device__ __forceinline__ void wait_for_ranks() {
+    wait_for_inputs();  // the launch before is done with the counters
+    const int expected = tiles_.num_used * shrinking_each(a_);
+    while (read_now(p_.counters) < expected) {
+    }
+  }
+
+  // The last to do so leaves the counters as they were.
+  __device__ __forceinline__ void leave() {
+    wait_for_inputs();
+    if (threadIdx.x % 32 != 0 || arrive(p_.counters + 1) != num_expanding(p_) - 1) return;
+    wait_for_ranks();
+    p_.counters[0] = 0;
+    p_.counters[1] = 0;
+  }
+
+  const LowRankLinear& p_;
+  const LowRank& a_;
+  TokenTiles<kGroups> tiles_;
+  int feature_[kRows], part_[kRows];
+};
+
+template <typename T, int kWarps, int kGroups>  // groups of 8 tokens
+__global__ void __launch_bounds__((kWarps + 1) * 32, kSmWarps / kWarps)
+    low_rank_linear_kernel(const LowRankLinear p) {
+  __shared__ Partial<kWarps, kGroups> partial;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int cta = blockIdx.x - num_shrinking(p.adapters);
+  if (cta < 0) return shrink<T, kWarps, kGroups>(p, partial);
+  float sum[kSkinnyTiles][kGroups][4] = {};
+  if (warp < kWarps) {
+    const T* x = static_cast<const T*>(p.x) + lane % 4 * 8;
+    sum_skinny<T, kWarps>(sum, skinny_rows<T>(p, cta), x, p.x_stride, p.tokens, warp,
+                          p.k / kSkinnyChunk);
+    allow_next();
+  } else {
+    Expansion<T, kGroups>(p, cta).add(sum);
+  }
+#pragma unroll
+  for (int tile = 0; tile < kSkinnyTiles; ++tile) {
+    keep_skinny(partial[tile][warp], sum[tile], lane / 4, lane % 4);
+  }
+  __syncthreads();
+  store_skinny_sums<T, (kWarps + 1) * 32>(p, cta, partial);
+}
+
+template <typename T, int kWarps>
+cudaError_t launch_warps(const LowRankLinear& p, cudaStream_t stream) {
+  auto kernel = p.tokens <= 8 ? low_rank_linear_kernel<T, kWarps, 1>
+                              : low_rank_linear_kernel<T, kWarps, 2>;
+  const int ctas = num_shrinking(p.adapters) + num_expanding(p);
+  return launch_dependent(kernel, ctas, (kWarps + 1) * 32, 0, stream, p);
+}
+
+// By how many CTAs an SM gets: as skinny products measure fastest.
 template <typename T>
 cudaError_t launch(const LowRankLinear& p, cudaStream_t stream) {
-  const LowRank& a = p.adapters;
-  const int ctas = a.num_tiles * a.parts * a.max_rank / kRows + p.features / kRows;
-  auto kernel = p.tokens <= 8 ? low_rank_linear_kernel<T, 1> : low_rank_linear_kernel<T, 2>;
-  return launch_dependent(kernel, ctas, kThreads, 0, stream, p);
+  if (num_expanding(p) <= num_sms()) return launch_warps<T, 16>(p, stream);
+  if (num_expanding(p) <= 2 * num_sms()) return launch_warps<T, 8>(p, stream);
+  return launch_warps<T, 4>(p, stream);
 }
 
 }  // namespace

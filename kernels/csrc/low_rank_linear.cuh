@@ -7,6 +7,8 @@
 namespace sluice {
 
 constexpr int kLowRankTokens = 16;  // of a step, and of a tile
+constexpr int kLowRankTiles = 32;   // at most
+constexpr int kLowRankSlices = 4;   // of k, in sums over it
 
 // What the layers of a step share, and one layer's matrices (kernels/low_rank.py).
 struct LowRank {
@@ -14,15 +16,16 @@ struct LowRank {
   const void* up;     // [num_slots, features, max_rank]
   const int* ranks;   // [num_slots, parts], rows rank_stride apart; 0: none
   const int* ends;    // [parts + 1], of the parts' features
-  const int* slots;   // [num_tiles]: whose the tokens of a tile are; -1: no tile
+  const int* slots;   // [num_tiles], each once: whose the tokens of a tile are; -1 from the first
+                      // tile on that is not used
   const int* tokens;  // [num_tiles, kLowRankTokens], -1 behind the last
-  int num_tiles, parts, rank_stride;
+  int num_tiles, parts, rank_stride;  // at most kLowRankTiles and 32 parts
   int max_rank;  // a multiple of 16
 };
 
 struct LowRankLinear {
   void* out;           // [tokens, outputs], contiguous
-  void* low;           // [tokens, columns], scratch
+  float* low;          // [kLowRankSlices, tokens, columns], scratch
   int* counters;       // [2], 0 between launches, which follow one another
   const void* x;       // [tokens, k], rows x_stride elements apart
   const void* weight;  // [features, k], contiguous

@@ -79,6 +79,13 @@ __device__ __forceinline__ int arrive(int* count) {
   return before;
 }
 
+// What is there now, before what this thread reads next.
+__device__ __forceinline__ int read_now(const int* at) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
 // An 8x8 matrix of 16-bit elements, of which each lane holds two of row lane / 4.
 __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
   uint32_t out;

@@ -28,9 +28,9 @@ def write_down(reports: Path) -> None:
     deliver = RequestStream._deliver
 
     def reported(
-        self: RequestStream, output: RequestOutput, now: float, gaps: list[tuple[float, int]]
+        self: RequestStream, output: RequestOutput, now: float, since: list[float]
     ) -> None:
-        deliver(self, output, now, gaps)
+        deliver(self, output, now, since)
         os.write(file, f"{self.request_id} {len(output.new_token_ids)}\n".encode())
 
     RequestStream._deliver = reported  # type: ignore[method-assign]

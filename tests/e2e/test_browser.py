@@ -23,6 +23,7 @@ CHAT_FIELDS = """
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
+    window.socket = this;
     if (message.type === "chat") Object.assign(message, window.chatFields);
     send.call(this, JSON.stringify(message));
   };
@@ -117,6 +118,23 @@ def test_stop_keeps_the_beginning_and_the_next_question_is_answered(page: Page) 
     expect(page.locator(".turn")).to_have_count(4)
     ended(page)
     assert "42" in page.locator(".prose").last.inner_text()
+
+
+def test_an_answer_goes_on_after_a_lost_connection(page: Page) -> None:
+    endless(page, True)
+    ask(page, STORY)
+    begun(page)
+    page.evaluate("socket.close()")
+    expect(page.locator("#link-state")).to_have_attribute("data-state", "waiting")
+    before = len(page.inner_text(".prose"))
+    page.wait_for_selector("#link-state[data-state=open]")
+    expect(page.locator(".prose")).to_have_text(re.compile(rf".{{{before + 20}}}", re.DOTALL))
+    page.click("#stop")
+    ended(page)
+    endless(page, False)
+    # Stopped, or at the context's end where the model is quicker than a browser.
+    expect(page.locator(".meta")).to_have_text(re.compile("stopped|cut off"))
+    assert page.locator(".fault").count() == 0
 
 
 def test_an_opener_becomes_a_table(page: Page) -> None:

@@ -5,21 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
-import re
 import shutil
-from pathlib import Path
 
 import httpx
 import pytest
 
-import gateway as package
 from tests.gateway.raw_http import events
 from tests.gateway.serving import Gateway, chat_body, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-README = Path(package.__file__).with_name("README.md")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on the PATH")
@@ -37,33 +31,6 @@ async def test_curl(gateway: Gateway) -> None:
     assert done == "[DONE]"
     assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on the PATH")
-async def test_the_readmes_way_to_resume(gateway: Gateway, tmp_path: Path) -> None:
-    """Its commands, as printed: what was read and the rest are the whole stream, byte for byte."""
-    (script,) = re.findall(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
-    process = await asyncio.create_subprocess_exec(
-        "bash", "-c", script.replace('"demo"', json.dumps(chat_body()["model"])),
-        cwd=tmp_path,
-        env={**os.environ, "URL": gateway.url, "KEY": gateway.api_key},
-    )  # fmt: skip
-    assert await process.wait() == 0
-    begun, rest = ((tmp_path / name).read_bytes() for name in ("begun", "rest"))
-    read, cut_off, _ = begun.rpartition(b"\n\n")
-    assert read
-    assert len(begun) == 1000
-    *chunks, done = events(read + cut_off + rest)
-    assert done == "[DONE]"
-    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    async with httpx.AsyncClient() as client:
-        stream = (tmp_path / "headers").read_text().partition("x-sluice-stream-id: ")[2].split()[0]
-        whole = await client.get(
-            f"{gateway.url}/v1/streams/{stream}?from=0",
-            headers={"authorization": f"Bearer {gateway.api_key}"},
-        )
-    assert whole.content == read + cut_off + rest
 
 
 async def longest_gap(gateway: Gateway) -> float:

@@ -111,6 +111,23 @@ class TestDeath:
             await until(lambda: client.ready)
             assert client.info.pid != pid
 
+    async def test_a_death_that_is_noticed_while_looking_is_one_as_well(self) -> None:
+        async with running(hang_timeout_s=0.8) as client:
+            transport = client._transport
+            assert isinstance(transport, StandInProcess)
+
+            def die() -> None:  # as an engine's further clients find out
+                del transport.drain
+                transport._close()
+                transport._on_exit("it is gone")
+
+            pid = client.info.pid
+            transport._loop.remove_reader(transport._descriptor)
+            transport.drain = die  # type: ignore[method-assign]
+            await until(lambda: not client.ready)
+            await until(lambda: client.ready)
+            assert client.info.pid != pid
+
     async def test_long_steps_and_a_busy_event_loop_are_no_hang(self) -> None:
         async with running(hang_timeout_s=1.0) as client:
             pid = client.info.pid

@@ -114,6 +114,7 @@ def test_names_are_as_they_are_written() -> None:
 def test_a_hint_is_the_nearest_word_or_all_of_them() -> None:
     assert hint("nmae", ["name", "age"]) == "; did you mean name?"
     assert hint("x", ["name", "age"]) == "; known are age, name"
+    assert hint("x", map(str, range(100))) == ""
 
 
 @given(st.text(max_size=30))

@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
 
@@ -254,10 +257,23 @@ async def test_the_real_engine_through_the_client(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             while not client.ready:  # noqa: ASYNC110 (ready is a property)
                 await asyncio.sleep(0.05)
-        again = await generate(client, "a", SamplingParams(temperature=0.0, max_tokens=20))
+        again = await generate(client, "e", SamplingParams(temperature=0.0, max_tokens=20))
         assert again == tokens
+        await generate(client, "f", params)
+        processes = psutil.Process(client.info.pid).children(recursive=True)
+        assert processes  # that compile grammars
     finally:
         await client.close()
+    assert not [process for process in processes if process.is_running()]
+
+
+def test_its_process_ends_without_a_teardown() -> None:
+    code = (
+        "import atexit; from engine.process import _end; atexit.register(print, 'torn down');"
+        "print('said', end=''); _end(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said", "")
 
 
 @pytest.mark.asyncio

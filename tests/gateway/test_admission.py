@@ -37,6 +37,7 @@ from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
 from tenants.errors import ScopeMissing
 from tenants.keys import mint
+from tenants.limits import Limits
 from tenants.memory import MemoryStore
 from tenants.quota import Quota
 from tenants.types import Principal, Scope
@@ -72,6 +73,7 @@ class Gate:
         self.engine = double_client(self.config, self.double)
         self.store = MemoryStore()
         self.ledger = Ledger(self.store, max_pending=2)
+        self.quota = Quota(self.store)
         self.compiler = GrammarChecker(
             Vocabulary(
                 self.tokenizer.vocabulary(),
@@ -85,7 +87,7 @@ class Gate:
             models=ServedModels(self.config),
             engine=self.engine,
             ledger=self.ledger,
-            quota=Quota(self.store),
+            quota=self.quota,
             authenticator=Authenticator(self.store, PEPPER),
             secrets=generate(),
             tokenizer=self.tokenizer,
@@ -193,12 +195,45 @@ async def test_who_may_not_enter(model_dir: Path) -> None:
             await gate.admit(await gate.somebody("admin", name="boss"))
         with pytest.raises(ModelNotFound):
             await gate.admit(model="other")
-        gate.admission.draining = True
+        gate.admission.drain()
         with pytest.raises(Draining):
             await gate.admit()
     async with Gate(model_dir, started=False) as gate:
         with pytest.raises(EngineDead):
             await gate.admit()
+
+
+async def test_who_is_being_admitted_when_the_server_ends_does_not_enter(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Gate(model_dir) as gate:
+
+        async def drain_meanwhile(public_id: str) -> None:
+            gate.admission.drain()
+
+        authenticator = gate.admission._authenticator
+        monkeypatch.setattr(authenticator, "check", drain_meanwhile)
+        with pytest.raises(Draining):
+            await gate.admit()
+        assert gate.quota.num_held == 0
+
+
+async def test_who_waits_in_a_queue_when_the_server_ends_is_told(model_dir: Path) -> None:
+    async with Gate(model_dir) as gate:
+        limits = Limits(max_concurrent=1, max_queued=1)
+        tenant_id = gate.principal.tenant.id
+        await gate.store.put_limits(tenant_id, "tenant", tenant_id, limits)
+        policies = tuple(await gate.store.list_limits(tenant_id))
+        limited = msgspec.structs.replace(gate.principal, policies=policies)
+        running = await gate.admit(limited)
+        queued = asyncio.create_task(gate.admit(limited))
+        await asyncio.sleep(0.05)
+        assert not queued.done()
+        gate.admission.drain()
+        with pytest.raises(Draining):
+            await queued
+        listed = await gate.store.list_running(tenant_id)
+        assert [one.request_id for one in listed] == [running.id]
 
 
 async def test_no_room_in_the_ledger_is_no_room_for_requests(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,8 +97,53 @@ def test_a_stop_string_ends_it_and_stops_the_engine(fixture: Fixture) -> None:
     assert fixture.stream.closed
 
 
-def test_stop_strings_do_not_count_before_min_tokens(fixture: Fixture) -> None:
-    choice = fixture.choice(stop=("a",), min_tokens=3)
+def _thinks_and_calls() -> AnswerParser:
+    return AnswerParser(reasoning=ReasoningParser(has_begun=False), tools=HermesParser())
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "arguments", "reason"),
+    [
+        (f"<think>hm}}</think>{CALL}", "", ["{}"], "length"),
+        (f"a}}b{CALL}", "a", [], "stop"),
+        (f"a{CALL}b}}c{CALL}", "ab", ["{}"], "tool_calls"),
+        ("a}", "a", [], "stop"),
+        ("a {", "a {", [], "length"),
+    ],
+)
+def test_stop_strings_are_looked_for_in_the_content(
+    fixture: Fixture, text: str, content: str, arguments: list[str], reason: str, size: int
+) -> None:
+    choice = fixture.choice(stop=("}",), make_parser=_thinks_and_calls)
+    deltas = []
+    for start in range(0, len(text), size):
+        deltas.append(choice.advance(fixture.output(text[start : start + size])))
+        if choice.finish_reason is not None:
+            break
+    else:
+        deltas.append(choice.advance(RequestOutput("r", [], finish_reason="length")))
+    assert "".join(delta.content for delta in deltas) == content
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert "".join(str(call.function.arguments) for call in calls) == "".join(arguments)
+    assert choice.finish_reason == reason
+    assert fixture.stream.closed == (reason != "length")
+
+
+def test_a_stop_string_at_the_very_end_counts(fixture: Fixture) -> None:
+    choice = fixture.choice(stop=("\n",), make_parser=_thinks_and_calls)
+    delta = choice.advance(fixture.output("a\n", finish_reason="length"))
+    assert (delta.content, delta.finish_reason) == ("a", "stop")
+    choice = fixture.choice(stop=("\nb",), make_parser=_thinks_and_calls)
+    delta = choice.advance(fixture.output("a\n", finish_reason="length"))
+    assert (delta.content, delta.finish_reason) == ("a\n", "length")
+
+
+@pytest.mark.parametrize("make_parser", [None, _thinks_and_calls])
+def test_stop_strings_do_not_count_before_min_tokens(
+    fixture: Fixture, make_parser: Callable[[], AnswerParser] | None
+) -> None:
+    choice = fixture.choice(stop=("a",), min_tokens=3, make_parser=make_parser)
     assert choice.advance(fixture.output("aaa")).finish_reason is None
     assert choice.advance(fixture.output("a")).finish_reason == "stop"
 

@@ -57,6 +57,10 @@ def test_values_are_taken(tmp_path: Path) -> None:
         (MINIMAL + "[server]\nprot = 1\n", "unknown key server.prot; did you mean port?"),
         (MINIMAL + "[sever]\n", "unknown section [sever]; did you mean server?"),
         (MINIMAL + "[zebra]\n", "known are engine, models, server, tenants"),
+        (
+            MINIMAL + "served_model_name = 'm'\n",
+            "engine.served_model_name; it belongs into [models]",
+        ),
         (MINIMAL + "max_num_seq = 1\n", "engine.max_num_seq; did you mean max_num_seqs?"),
         ("server = 3\n" + MINIMAL, "server must be a section"),
         ("[server]\nport = 1\n", "engine.model is missing"),

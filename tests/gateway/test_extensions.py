@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 
 from gateway import context, extensions
 from gateway.config import ServerConfig
+from gateway.cork import Cork
 from gateway.protocol import limited
 from gateway.server import bind
 
@@ -25,7 +26,7 @@ START = {"type": "http.response.start", "status": 200, "headers": []}
 @asynccontextmanager
 async def serving(app: ASGIApp) -> AsyncIterator[int]:
     """The port where ``app`` is served by our protocols."""
-    http, ws = limited(ServerConfig())
+    http, ws = limited(ServerConfig(), Cork())
     config = uvicorn.Config(
         app, http=http, ws=ws, lifespan="off", log_config=None, ws_per_message_deflate=False
     )

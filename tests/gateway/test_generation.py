@@ -19,9 +19,10 @@ from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.compliance import ComplianceChecks
 from gateway.errors import ApiError, Draining, EngineUnavailable, Gone, InternalError
+from gateway.flushes import Flushes
 from gateway.generation import Generation, Generations, usage_of
 from gateway.metrics import Metrics
-from tenants.errors import LedgerFull, StoreUnavailable
+from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.keys import mint
 from tenants.limits import Limits, ScopePolicy
@@ -123,7 +124,7 @@ async def bench(
         ledger=ledger,
         quota=quota,
         metrics=Metrics(),
-        flush_interval_s=flush_interval_s,
+        flushes=Flushes(flush_interval_s),
         checks=checks,
     )
     yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)
@@ -424,28 +425,40 @@ async def test_an_end_that_nobody_asked_for_is_an_error(model_dir: Path) -> None
         assert (event.status, event.completion_tokens) == ("error", 5)
 
 
-async def test_a_ledger_that_is_full_leaves_the_count_for_who_comes_after(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_while_the_ledger_is_full_an_ended_request_stays_held_and_counted(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Or its reservation would be settled with what it had said when it was renewed last."""
     async with bench(model_dir) as here:
+        monkeypatch.setattr(here.ledger, "_max_pending", 1)
         ends: list[UUID] = []
         monkeypatch.setattr(Generation, "stop_counting", lambda self: ends.append(self.admitted.id))
-
-        async def full(event: UsageEvent) -> bool:
-            raise LedgerFull("too many wait")
-
-        kept, written = here.begin(), here.begin()
-        with monkeypatch.context() as patch:
-            patch.setattr(here.ledger, "settle", full)
-            await read(kept)
-            kept.close()
-            assert await here.generations.drain(5) == 0
-        assert ends == []
-        assert f"usage of {kept.admitted.id} is not in the ledger" in caplog.text
-        await read(written)
-        written.close()
-        assert (await here.event()).request_id == written.admitted.id
-        assert ends == [written.admitted.id]
+        tenant_id, limits = here.principal.tenant.id, Limits(monthly_tokens=10_000)
+        await here.store.put_limits(tenant_id, "tenant", tenant_id, limits)
+        policy = ScopePolicy(scope_kind="tenant", scope_id=tenant_id, limits=limits)
+        limited = msgspec.structs.replace(here.principal, policies=(policy,))
+        holds = [
+            await here.quota.reserve(
+                limited, request_id=uuid4(), model="tiny", prompt_tokens=3, max_tokens=1000
+            )
+            for _ in range(2)
+        ]
+        here.store.away = True
+        for hold in holds:
+            generation = here.begin(id=hold.request_id, hold=hold)
+            await read(generation)
+            generation.close()
+        await until(lambda: here.quota.num_held == 1)  # the first one's is kept by the ledger
+        await asyncio.sleep(0.05)
+        assert here.quota.num_held == 1
+        assert ends == [holds[0].request_id]
+        assert holds[1].generated == 5
+        here.store.away = False
+        assert await here.generations.drain(30) == 0
+        assert await here.ledger.drain(30) == 0
+        assert here.quota.num_held == 0
+        assert ends == [hold.request_id for hold in holds]
+        assert [event.completion_tokens for event in here.store.events] == [5, 5]
 
 
 async def test_a_settlement_that_breaks_is_logged_and_stops_nobody(

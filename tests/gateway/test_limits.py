@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from openai import APIError, AuthenticationError, RateLimitError
@@ -23,7 +24,7 @@ from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.types import ApiKey
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.raw_http import Answer, exchange, get, post
+from tests.gateway.raw_http import Answer, events, exchange, get, post
 from tests.gateway.serving import (
     MODEL,
     SECRETS,
@@ -344,6 +345,46 @@ async def test_a_revoked_key_ends_what_runs_within_a_second(model_dir: Path, pg_
             assert totals.completion_tokens > 0
             assert len(here.double.running) == 1  # the neighbour's
             await anext(aiter(spared))
+
+
+async def test_a_revoked_key_reads_no_stream_of_another_key_on(
+    model_dir: Path, pg_dsn: str
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: ENDLESS
+        other = {"authorization": f"Bearer {await here.gateway.key('chat')}"}
+        mine = {"authorization": f"Bearer {here.gateway.api_key}"}
+        body = {"model": MODEL, "messages": HELLO, "stream": True}
+        keyed = {"idempotency-key": "k"}
+        async with (
+            httpx.AsyncClient(base_url=here.gateway.url, timeout=30) as client,
+            client.stream(
+                "POST", "/v1/chat/completions", json=body | {"resumable": True}, headers=other
+            ) as stream,
+            client.stream(
+                "POST", "/v1/chat/completions", json=body, headers=other | keyed
+            ) as answer,
+        ):
+            lines = [stream.aiter_lines(), answer.aiter_lines()]
+            for begun in lines:
+                await anext(begun)
+            path = f"/v1/streams/{stream.headers['x-sluice-stream-id']}"
+            async with (
+                client.stream("GET", path, headers=mine) as followed,
+                client.stream(
+                    "POST", "/v1/chat/completions", json=body, headers=mine | keyed
+                ) as replay,
+            ):
+                assert replay.headers["idempotent-replayed"] == "true"
+                began = time.monotonic()
+                await here.store.revoke_key(here.key.public_id)
+                ends = [await one.aread() for one in (followed, replay)]
+                assert time.monotonic() - began < SECOND_S
+            for read in ends:
+                assert events(read)[-1]["error"]["code"] == "invalid_api_key"
+            for running in lines:  # those of the other key go on
+                await anext(running)
+        assert not here.gateway.app.state.services.streams.readers
 
 
 async def test_a_key_that_ends_ends_what_runs_within_a_second(model_dir: Path, pg_dsn: str) -> None:

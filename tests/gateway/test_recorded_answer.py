@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
@@ -9,9 +10,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
-from gateway.errors import InternalError, RateLimited
+from gateway.errors import InternalError, RateLimited, Unavailable
 from gateway.recorded_answer import AnswerWork, broken, give
 from gateway.stream_archive import ArchivedReader
+from gateway.stream_log import StreamReader
+from tests.gateway.raw_http import events
 
 pytestmark = pytest.mark.asyncio
 
@@ -118,6 +121,35 @@ async def test_one_that_breaks_off_is_never_a_clean_end() -> None:
     for some in (items, [*items, broken(InternalError("x"))], []):
         with pytest.raises(InternalError):
             await given(some)
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"data: half\n\n"
+        raise ValueError("torn")
+
+    items, told = await play(
+        app_of(lambda _: StreamingResponse(chunks(), media_type="text/event-stream"))
+    )
+    assert told == [False]
+
+    async def lost() -> AsyncIterator[Sequence[bytes]]:
+        yield items
+        raise Unavailable("the worker is gone", code="worker_lost")
+
+    for reader, code in (
+        (ArchivedReader("s", items, 0), "answer_broken"),
+        (cast(StreamReader, lost()), "worker_lost"),
+    ):
+        sent: list[Message] = []
+
+        async def send(message: Message, sent: list[Message] = sent) -> None:
+            sent.append(message)
+
+        await give(reader, send, is_replay=True)
+        assert [message["body"] for message in sent[1:-1]] == [b"data: half\n\n"]
+        assert events(sent[-1]["body"])[0]["error"]["code"] == code
+        assert not sent[-1]["more_body"]
 
 
 async def test_what_is_closed_is_told_that_its_client_left() -> None:

@@ -146,3 +146,9 @@ def test_a_message_that_begins_with_a_field_gets_its_name_in_a_response() -> Non
     )
     found = in_our_words(error, num_earlier=0)
     assert found.object().message == "max_output_tokens must be at least 1."
+
+
+def test_too_many_tools_are_not_looked_at() -> None:
+    with pytest.raises(InvalidRequestError, match="At most 128 tools") as caught:
+        decode_tools([msgspec.Raw(b"{")] * 129)
+    assert caught.value.param == "tools"

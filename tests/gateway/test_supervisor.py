@@ -34,6 +34,14 @@ while True:
     time.sleep(0.01)
     print(flush=True)
 """
+HANGS = "import sys, time; sys.stdin.readline(); time.sleep(600)"
+LATE = """import sys, time
+sys.stdin.readline()
+for number in range(400):
+    time.sleep(0.01)
+    print('{}' if number == 200 else 'words' if number == 100 else '', flush=True)
+time.sleep(600)
+"""
 DIES = "import sys; sys.stdin.readline(); print('{}', flush=True); sys.exit(7)"
 
 
@@ -228,3 +236,50 @@ async def test_time_in_which_the_supervisor_stands_still_does_not_count(
             psutil.Process(pid).resume()
             await asyncio.sleep(0.3)
         assert boss.pids == [pid]
+
+
+async def test_one_that_hangs_before_it_serves_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "START_SILENCE_S", 1.0)
+    programs = Programs([DIES, HANGS, BEATS])
+    async with running(programs, tmp_path, monkeypatch, worker_hang_timeout_s=0.5) as (boss, _, _):
+        await until(lambda: len(programs.born) == 3)
+        (hung, since), (_, then) = programs.born[1:]
+        assert then - since > 0.9
+        assert f"worker {hung} is killed: its event loop has stood still for 1 s" in caplog.text
+        assert "could not be replaced: a gateway worker hung and was killed" in caplog.text
+        await asyncio.sleep(1.2)
+        assert boss.pids == [programs.born[2][0]]
+
+
+async def test_the_first_start_does_not_wait_for_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "START_SILENCE_S", 0.5)
+    programs = Programs([BEATS, HANGS])
+    async with running(programs, tmp_path, monkeypatch, workers=2, worker_hang_timeout_s=0.5) as (
+        _,
+        task,
+        ready,
+    ):
+        with pytest.raises(ExceptionGroup) as caught:
+            await task
+        assert caught.group_contains(SetupError, match="hung and was killed")
+        assert not ready.is_set()
+
+
+async def test_a_start_may_take_long_while_the_loop_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as while the engine reads a large model. Once it serves the shorter time holds."""
+    monkeypatch.setattr(supervisor, "START_SILENCE_S", 1.5)
+    programs = Programs([LATE, BEATS])
+    async with running(programs, tmp_path, monkeypatch, worker_hang_timeout_s=0.5) as (_, _, ready):
+        async with asyncio.timeout(30):
+            await ready.wait()
+        (late, since), ready_at = programs.born[0], time.monotonic()
+        assert ready_at - since > 1.9
+        assert len(programs.born) == 1
+        await until(lambda: len(programs.born) == 2)
+        assert f"worker {late} is killed: its event loop has stood still for 0.5 s" in caplog.text

@@ -8,7 +8,7 @@ import torch
 
 from kernels import cuda, cuda_low_rank, reference
 from kernels.low_rank import AdapterTiles
-from tests.kernels.test_low_rank import PARTS, RANKS, draw, naive
+from tests.kernels.test_low_rank import PARTS, draw, naive, some_slots
 
 CUDA = torch.device("cuda")
 FEATURES = sum(PARTS)
@@ -16,11 +16,6 @@ FEATURES = sum(PARTS)
 
 def tiles_of(slots: np.ndarray) -> AdapterTiles:
     return AdapterTiles.of(slots, CUDA)
-
-
-def some_slots(num_tokens: int) -> list[np.ndarray]:
-    mixed = np.random.default_rng(num_tokens).integers(-1, len(RANKS), num_tokens)
-    return [mixed, np.full(num_tokens, 1), np.full(num_tokens, -1)]
 
 
 def inputs(num_tokens: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

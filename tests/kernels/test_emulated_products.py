@@ -18,7 +18,7 @@ from tests.kernels.test_quantized import LIMIT, draw_int4, randn, relative_error
 KERNELS = (
     *("one_token_linear.cu", "quantized_linear.cu", "skinny_linear.cu"),
     *("one_token_linear.cuh", "quantized_linear.cuh", "quantized_rows.cuh"),
-    *("skinny_linear.cuh", "skinny_output.cuh", "widen.cuh"),
+    *("skinny_linear.cuh", "skinny_output.cuh", "skinny_sums.cuh", "widen.cuh"),
 )
 POINTERS = ("out", "x", "weight", "scales", "bias")
 INTS = (

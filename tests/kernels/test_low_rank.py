@@ -30,11 +30,18 @@ SHAPES = [(1, 200), (7, 40), (40, 700), (300, 130)]
 """(tokens, inputs)"""
 
 
-def draw(in_features: int, dtype: torch.dtype, device: str) -> LowRankMatrices:
+def some_slots(num_tokens: int) -> list[np.ndarray]:
+    mixed = np.random.default_rng(num_tokens).integers(-1, len(RANKS), num_tokens)
+    return [mixed, np.full(num_tokens, 1), np.full(num_tokens, -1)]
+
+
+def draw(
+    in_features: int, dtype: torch.dtype, device: str, parts: tuple[int, ...] = PARTS
+) -> LowRankMatrices:
     """What lies beyond a rank is poisoned."""
     generator = torch.Generator().manual_seed(in_features)
     ranks = torch.tensor(RANKS, dtype=torch.int32)
-    made = LowRankMatrices.empty(ranks, in_features, PARTS, 64, dtype=dtype)
+    made = LowRankMatrices.empty(ranks, in_features, parts, 64, dtype=dtype)
     made.down.fill_(float("nan"))
     made.up.fill_(float("nan"))
     ends = made.ends.tolist()
@@ -45,7 +52,7 @@ def draw(in_features: int, dtype: torch.dtype, device: str) -> LowRankMatrices:
             made.down[slot, part, :rank] = down / in_features**0.5
             made.down[slot, part, behind] = 0
             up = made.up[slot, ends[part] : ends[part + 1]]
-            up[:, :rank] = torch.randn(PARTS[part], rank, generator=generator) / 8
+            up[:, :rank] = torch.randn(parts[part], rank, generator=generator) / 8
             up[:, behind] = 0
     moved = {name: getattr(made, name).to(device) for name in ("down", "up", "ranks", "ends")}
     return replace(made, **moved)

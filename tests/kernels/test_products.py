@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_wide, ops, products
+from kernels import cublas_lt, cuda, cuda_wide, ops, products
 from kernels.products import UNMEASURED, Products, Use, _Choice, _Kind, _Product
 
 KIND = _Kind(torch.Size((32, 64)), torch.float32, gated=False)
@@ -52,11 +52,17 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
         return SKINNY
 
     monkeypatch.setattr(products, "_fastest", found)
-    monkeypatch.setattr(products, "_load_library", lambda weight, rows: None)
+    loaded: list[tuple[int, int]] = []
+    load = loaded.append
+    monkeypatch.setattr(
+        products, "_load_library", lambda weight, rows: load((weight.shape[0], rows))
+    )
     monkeypatch.setattr(products, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
+    monkeypatch.setattr(products, "_listed", lambda *_: [])
     plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
     uses = [Use(plain, False, 3), Use(plain, False, 2), Use(plain, True, 2), Use(head, False, 1)]
     measured = products.measure(uses)
+    assert loaded == [(32, 3), (32, 2), (48, 1)]
     assert [(rows, kind.shape[0], kind.gated, num) for rows, kind, num in seen] == [
         *((rows, 32, False, 2) for rows in (1, 2, 3)),
         *((rows, 32, True, 1) for rows in (1, 2)),
@@ -108,13 +114,55 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     assert products._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
 
 
-def test_the_library_multiplies_every_eighth_number_of_rows_at_first(
+def test_the_library_multiplies_all_small_numbers_of_rows_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[int, ...]] = []
     monkeypatch.setattr(F, "linear", lambda x, weight: seen.append((*x.shape, len(weight))))
     products._load_library(torch.randn(KIND.shape), 30)
-    assert seen == [(8, 64, 32), (16, 64, 32), (24, 64, 32)]
+    assert seen == [(rows, 64, 32) for rows in range(1, 31)]
+
+
+def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with prompts beside running streams have from some hundred to some thousand tokens."""
+    seen: list[int] = []
+    monkeypatch.setattr(F, "linear", lambda x, weight: seen.append(len(x)))
+    products._load_library(torch.zeros(16, 8), 100_000)
+    assert seen == sorted(set(seen))
+    assert seen[:512] == list(range(1, 513))
+    assert set(range(8, 1025, 8)) | set(range(1088, 8193, 64)) <= set(seen)
+    assert {rows % 8 for rows in seen[512:]} == {0, 7}
+    assert seen[-1] == 8192
+
+
+def test_of_what_the_library_lists_the_fastest_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def listed(rows: int, weight: torch.Tensor, most: int) -> list[bytes]:
+        asked.append((rows, most))
+        return [b"a", b"b", b"c"]
+
+    times = {b"a": 3.0, b"b": 1.0, b"c": 2.0}
+    monkeypatch.setattr(cublas_lt, "algorithms", listed)
+    monkeypatch.setattr(
+        products, "_microseconds", lambda product, *_, **__: times[product.algorithm]
+    )
+    found = products._listed(40, KIND, [torch.randn(KIND.shape)], torch.empty(1))
+    assert found == [_Product("listed", algorithm=b"b"), _Product("listed", algorithm=b"c")]
+    assert asked == [(40, products._MOST_LISTED)]
+    assert products._listed(16, KIND, [torch.randn(KIND.shape)], torch.empty(1)) == []
+
+
+def test_what_a_listed_algorithm_does_not_take_is_left_to_the_library() -> None:
+    """As everything is where there is no cuBLASLt, and a bias is."""
+    gen = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(5, 64, generator=gen), torch.randn(32, 64, generator=gen)
+    bias = torch.randn(32, generator=gen)
+    product = _Product("listed", algorithm=b"a")
+    for added in (None, bias):
+        assert torch.equal(product(x, weight, added, gated=False), F.linear(x, weight, added))
+    assert torch.equal(product(x, weight, None, gated=True), ops.silu_mul(F.linear(x, weight)))
+    assert product.code == 0
 
 
 def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,14 +215,22 @@ def test_int4(features: int, k: int, group_size: int, tokens: int, dtype: torch.
 
 
 @pytest.mark.gpu
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """Of which there are some: a lone row has a kernel of its own."""
+@pytest.mark.parametrize("features", [4096, 6144, 28672])
+def test_a_row_does_not_depend_on_its_neighbours(features: int) -> None:
+    """Among as many as one kernel serves: one row, up to 8, up to 16. Each sums in its own order.
+
+    features: two, three and more CTAs on an SM, which decide how a kernel is launched.
+    """
     x = randn(16, 4096, seed=1, device="cuda").to(torch.bfloat16)
-    weight, scale = ops.quantize_rows(randn(4096, 4096, seed=2, device="cuda"))
-    matrix, _ = draw_int4(4096, 4096, 128, torch.bfloat16, "cuda")
-    fp8 = quantized.fp8_linear(x, weight, scale, None)
-    few, more = (quantized.int4_linear(x[:rows], matrix, None) for rows in (8, 16))
-    for rows in (2, 3, 8, 11):
-        assert torch.equal(quantized.fp8_linear(x[:rows], weight, scale, None), fp8[:rows])
-        int4 = quantized.int4_linear(x[:rows], matrix, None)
-        assert torch.equal(int4, (few if rows <= 8 else more)[:rows])
+    weight, scale = ops.quantize_rows(randn(features, 4096, seed=2, device="cuda"))
+    matrix, _ = draw_int4(features, 4096, 128, torch.bfloat16, "cuda")
+    products = (
+        lambda x: quantized.fp8_linear(x, weight, scale, None),
+        lambda x: quantized.int4_linear(x, matrix, None),
+    )
+    for product in products:
+        few, more = product(x[:8]), product(x)
+        for rows in (2, 3, 5):
+            assert torch.equal(product(x[:rows]), few[:rows])
+        for rows in (9, 11):
+            assert torch.equal(product(x[:rows]), more[:rows])

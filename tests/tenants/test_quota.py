@@ -241,6 +241,20 @@ class TestQueue:
         await settle(store, who, first)
         await take(quota, who)
 
+    async def test_a_queue_that_closes_lets_nobody_wait(self, store: Store) -> None:
+        who = await make(store, max_concurrent=1, max_queued=1)
+        quota = Quota(store)
+        first = await take(quota, who)
+        waiter = asyncio.create_task(take(quota, who))
+        await asyncio.sleep(0.05)
+        quota.close_queue()
+        async with asyncio.timeout(10):
+            with pytest.raises(QuotaExceeded):
+                await waiter
+        assert len(await store.list_running()) == 1
+        await settle(store, who, first)
+        await settle(store, who, await take(quota, who))  # there is nothing to wait for
+
     async def test_who_waits_long_asks_no_less_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tenants.quota.MAX_POLL_S", 0.02)
         store = WatchedStore()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenants.errors import KeyNotFound, LedgerFull, StoreUnavailable
+from tenants.errors import KeyNotFound, StoreUnavailable
 from tenants.journal import SUFFIX, Journal
 from tenants.limits import Price
 from tenants.memory import MemoryStore
@@ -292,26 +292,52 @@ class TestOutage:
         if "after" not in faults:
             assert sum(answers) == len(set(numbers))
 
-    async def test_full_backlog_refuses_by_name_and_logs(
+    async def test_beyond_the_bound_settlements_wait_for_room(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         store, key = await faulty()
         store.away = True
-        ledger = Ledger(store, max_pending=4, backoff_s=10, max_backoff_s=10)
+        ledger = Ledger(store, max_pending=4, backoff_s=0.001, max_backoff_s=0.001)
         assert ledger.has_room
         await ledger.settle(make_event(key))
         assert ledger.has_room
         for _ in range(3):
             await ledger.settle(make_event(key))
             assert not ledger.has_room
-        one_more = make_event(key)
-        with pytest.raises(LedgerFull, match=str(one_more.request_id)):
-            await ledger.settle(one_more)
-        assert logged_ids(caplog) == [str(one_more.request_id)]
+        more = [make_event(key) for _ in range(6)]
+        waiting = [asyncio.create_task(ledger.settle(event)) for event in more]
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting)
+        assert ledger.num_pending == 4
+        assert await ledger.settle(more[0]) is False
+        assert caplog.text.count("4 settlements wait for the store already") == 1
         store.away = False
+        assert await asyncio.gather(*waiting) == [True] * 6
         assert await ledger.drain(30.0) == 0
         assert ledger.has_room
-        assert (await usage_totals(store, key.tenant_id)).requests == 4
+        assert logged_ids(caplog) == []
+        assert (await usage_totals(store, key.tenant_id)).requests == 10
+
+    async def test_one_that_waits_for_room_is_its_callers(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, max_pending=1, backoff_s=0.001, max_backoff_s=0.001)
+        kept, left, given_up = (make_event(key) for _ in range(3))
+        await ledger.settle(kept)
+        waiting, cancelled = (
+            asyncio.create_task(ledger.settle(event)) for event in (left, given_up)
+        )
+        await asyncio.sleep(0.01)
+        cancelled.cancel()
+        assert await ledger.drain(0.05) == 2
+        assert logged_ids(caplog) == [str(kept.request_id), str(left.request_id)]
+        store.away = False
+        assert await ledger.drain(30.0) == 0
+        assert await waiting is True
+        assert (await usage_totals(store, key.tenant_id)).requests == 2
+        assert await ledger.settle(given_up) is True
 
 
 class TestJournal:

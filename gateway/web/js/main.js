@@ -123,7 +123,10 @@ function contextInUse() {
   return last?.usage.total_tokens ?? 0;
 }
 
-addEventListener("pagehide", () => conversation.save());
+addEventListener("pagehide", ({ persisted }) => {
+  conversation.save();
+  if (!persisted) turn?.leave();
+});
 byId("new-chat").addEventListener("click", newChat);
 byId("change-key").addEventListener("click", () => apiKey.ask());
 byId("openers").addEventListener("click", (event) => {

@@ -1,6 +1,8 @@
 /** One question and its answer on the way: folds the server's messages into the answer. */
 
 const REACH_WITHIN_MS = 10_000;
+const RESUME_WITHIN_MS = 30_000; // the server's own patience, unless it is set otherwise
+const DROPPED = "The connection dropped before the answer was finished.";
 
 export class Turn {
   id = crypto.randomUUID?.() ?? `t${Date.now()}-${Math.random().toString(36).slice(2)}`;
@@ -9,6 +11,8 @@ export class Turn {
   #patience = null;
   #begun = 0;
   #sent = false;
+  #streamId = null;
+  #lastSeq = -1;
   #usedTokens = 0;
 
   /** Called after every change of `message`. */
@@ -25,10 +29,15 @@ export class Turn {
     this.#question = question;
   }
 
-  /** Ask now, or as soon as the connection is there. */
+  /** Ask now, or as soon as the connection is there; go on reading after it was lost. */
   begin() {
-    if (this.#sent || this.ended) return;
-    const request = { type: "chat", id: this.id, ...this.#question };
+    if (this.ended) return;
+    if (this.#sent) {
+      const place = { stream_id: this.#streamId, last_seq: this.#lastSeq };
+      this.#socket.send({ type: "resume", id: this.id, ...place });
+      return;
+    }
+    const request = { type: "chat", id: this.id, resumable: true, ...this.#question };
     if (this.#socket.send(request)) {
       this.#sent = true;
       this.#begun = performance.now();
@@ -44,13 +53,20 @@ export class Turn {
   }
 
   stop() {
-    if (this.#sent) this.#socket.send({ type: "cancel", id: this.id });
-    else this.#end({ finishReason: "cancelled" });
+    const told = this.#sent && this.#socket.send({ type: "cancel", id: this.id });
+    if (!told) this.#end({ finishReason: "cancelled" });
   }
 
-  /** The connection is gone: what was already asked will not be answered any more. */
+  /** Nobody will read on: the server need not write on, as it does after a lost connection. */
+  leave() {
+    if (this.#sent) this.#socket.send({ type: "cancel", id: this.id });
+  }
+
+  /** The connection is gone: what was already asked is read on once there is another. */
   disconnected() {
-    if (this.#sent) this.fail("The connection dropped before the answer was finished.");
+    if (!this.#sent) return;
+    if (this.#streamId) this.#patience ??= setTimeout(() => this.fail(DROPPED), RESUME_WITHIN_MS);
+    else this.fail(DROPPED);
   }
 
   fail(message, { retryable = true, code = null } = {}) {
@@ -59,10 +75,14 @@ export class Turn {
 
   receive(event) {
     if (event.id !== this.id || this.ended) return;
+    clearTimeout(this.#patience);
+    this.#patience = null;
+    this.#lastSeq = event.seq;
     this[`_${event.type}`]?.(event);
   }
 
-  _started({ prompt_tokens: promptTokens }) {
+  _started({ prompt_tokens: promptTokens, stream_id: streamId }) {
+    this.#streamId = streamId;
     this.#usedTokens = promptTokens;
     this.onContext(promptTokens);
   }
@@ -80,8 +100,9 @@ export class Turn {
     this.#end({ finishReason, usage, seconds: (performance.now() - this.#begun) / 1000 });
   }
 
-  _error({ error, retryable }) {
-    this.fail(error.message, { retryable, code: error.code });
+  _error({ error, retryable, status }) {
+    const isLost = this.#streamId && (status === 404 || status === 410); // not kept any more
+    this.fail(isLost ? DROPPED : error.message, { retryable: isLost || retryable, code: error.code });
   }
 
   #addToolCall({ index, id, type, function: { name, arguments: text } }) {

@@ -16,7 +16,9 @@ from engine.attention.base import (
     KVScales,
     storing,
 )
+from engine.attention.cuda import CudaAttention
 from engine.attention.select import select_backend
+from engine.runner.prompt_graphs import capture_sizes
 from tests.kernels.test_paged_decode import Case, NewKeys, make_case
 
 pytestmark = pytest.mark.gpu
@@ -163,3 +165,32 @@ def test_layers_of_different_windows_share_a_step() -> None:
     for window, case in ((64, narrow), (None, whole), (64, narrow)):
         out = step(case.q, case.k_cache, case.v_cache, 128**-0.5, window=window)
         assert (out.double() - case.expected).norm() / case.expected.norm() < 1e-2
+
+
+@pytest.mark.parametrize("window", [0, 128, 300])
+@pytest.mark.parametrize(
+    ("query_len", "seq_len"), [(9, 9), (65, 65), (129, 129), (257, 257), (257, 600), (384, 384)]
+)
+def test_a_prompt_in_place_of_a_longer_one(query_len: int, seq_len: int, window: int) -> None:
+    case = make_case([seq_len], [query_len], window=window)
+    how = backend_for("cuda", case, window, 0.0)
+    assert isinstance(how, CudaAttention)
+    if not how.captures_prompts:
+        pytest.skip("prompts are captured on Hopper")
+    size = next(size for size in capture_sizes(384) if size >= query_len)
+    q = torch.full((size, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype, device=case.q.device)
+    q[:query_len] = case.q
+    table = torch.cat([case.block_table, torch.full_like(case.block_table, 2**30)])
+    starts = torch.tensor([0, query_len, size]).to(case.cu_queries)
+    filled = DeviceBatch(torch.tensor([seq_len, 0]).to(case.seq_lens), starts, table)
+    step = how.prepare_prompt(filled, size)
+    out = step(q, case.k_cache, case.v_cache, 128**-0.5, window=window or None)[:query_len]
+    error = (out.double() - case.expected).norm() / case.expected.norm()
+    assert error < 1e-2
+
+
+def test_prompts_that_a_tile_might_see_nothing_of_are_not_captured() -> None:
+    case = make_case([40], [40])
+    how = backend_for("cuda", case, 127, 0.0)
+    assert isinstance(how, CudaAttention)
+    assert not how.captures_prompts

@@ -28,12 +28,15 @@ from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
 from engine.layers.joined_layer import JoinedLayer
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
+from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
-from engine.models.base import ModelConfig
+from engine.models.base import ModelConfig, MoEConfig
 from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
 from engine.models.llama import LlamaDecoderLayer, LlamaModel
+from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3 import Qwen3DecoderLayer
+from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import build, cuda, cuda_wide, ops, reference
 from kernels.products import Products, _Choice, _Kind, _Product
@@ -245,6 +248,13 @@ def test_layers_of_another_structure_are_not_joined() -> None:
     assert isinstance(quantized.self_attn, SelfAttention)
     quantized.self_attn.o_proj.quantize(partial(OnlineFp8Weight, activations=False))
     assert JoinedLayer.of(quantized) is None
+
+
+@pytest.mark.parametrize("layer", [MixtralDecoderLayer, Qwen3MoeDecoderLayer])
+def test_experts_are_not_joined(layer: type[LlamaDecoderLayer]) -> None:
+    """Whatever the layer calls them."""
+    moe = MoEConfig(RouterConfig(num_experts=4, top_k=2, renormalize=True), 64)
+    assert JoinedLayer.of(model(layer, moe=moe).layers[0]) is None
 
 
 def test_without_a_gpu_nothing_is_joined() -> None:

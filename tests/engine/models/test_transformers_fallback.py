@@ -70,9 +70,14 @@ def test_longrope_is_refused(tmp_path: Path) -> None:
         read_facts(config(write(phi3, tmp_path), model_impl="transformers"))
 
 
-def test_a_native_family_can_be_left_to_transformers(tmp_path: Path) -> None:
-    runner = load_runner(config(write(CASES[0], tmp_path), model_impl="transformers"))
+def test_a_native_family_can_be_left_to_transformers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(CASES[0], tmp_path)
+    capfd.readouterr()
+    runner = load_runner(config(folder, model_impl="transformers"))
     assert type(runner._model).__name__ == "TransformersModel"
+    assert "Loading weights" not in capfd.readouterr().err  # the bar of transformers
 
 
 def test_native_alone_can_be_asked_for(tmp_path: Path) -> None:

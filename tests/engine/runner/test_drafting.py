@@ -209,6 +209,18 @@ def test_a_rehearsal_leaves_no_keys(config: ModelConfig, num_tokens: int) -> Non
     heads.drafting.rehearse(ROWS, num_tokens)
 
 
+def test_to_warm_up_is_to_catch_up_with_a_prompt_that_nobody_has(config: ModelConfig) -> None:
+    network = Counting(config)
+    bench = Bench(network)
+    bench.drafting.warm_up()
+    assert [positions for _, positions, _ in network.seen] == [[*range(16)]]
+    network.seen.clear()
+    bench.admit(0, [7, 8, 20], num_blocks=3)
+    assert bench.draft([(0, 3)], 1) == [[21]]
+    assert len(network.seen[0][0]) == 3
+    Bench(Parallel()).drafting.warm_up()
+
+
 def test_drafts_of_rows_that_sample_are_drawn_as_the_target_draws(config: ModelConfig) -> None:
     """By the noise of seed and position, so that the two agree as often as they can."""
 

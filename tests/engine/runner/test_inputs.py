@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.cache.groups import LayerGroups, single_group
 from engine.cache.manager import NO_BLOCK
-from engine.runner.inputs import ChunkFields, build_inputs, other_groups
+from engine.runner.inputs import ChunkFields, assemble, build_inputs, other_groups
 from engine.runner.rows import RowTable
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk
@@ -59,6 +59,41 @@ def test_mixed_chunks_become_flat_tensors() -> None:
     assert inputs.sampled_positions.tolist() == [3, 6]
     assert inputs.logits_index is not None
     assert inputs.logits_index.tolist() == [0, 10]
+    assert not inputs.samples_once_each
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), min_size=1))
+def test_what_is_sampled_is_the_same_whether_or_not_each_chunk_samples_once(
+    made: list[tuple[int, int, bool]],
+) -> None:
+    """Found one by one, for chunks with drafts and without."""
+    chunks = [
+        Chunk(row % 5, str(row), computed, n, samples, draft_token_ids=(1,) * (samples * (n // 3)))
+        for row, (computed, n, samples) in enumerate(made)
+    ]
+    fields = ChunkFields.read(chunks)
+    num_tokens = int(fields.query_lens.sum())
+    nothing = torch.zeros(num_tokens, dtype=torch.int64)
+    inputs = assemble(
+        fields,
+        token_ids=nothing,
+        positions=nothing,
+        slots=nothing,
+        block_table=nothing,
+    )
+    places, begins = [], 0
+    for number, one in enumerate(chunks):
+        ends = begins + one.num_scheduled_tokens
+        for back in range(one.num_draft_tokens if one.samples else -1, -1, -1):
+            end = one.num_computed_tokens + one.num_scheduled_tokens
+            places.append((number, one.row, end - back, ends - 1 - back))
+        begins = ends
+    found = zip(inputs.sampled_chunks, inputs.sampled_rows, inputs.sampled_positions, strict=True)
+    assert [tuple(map(int, one)) for one in found] == [place[:3] for place in places]
+    index = inputs.logits_index
+    where = [*range(num_tokens)] if index is None else index.tolist()
+    assert where == [place[3] for place in places]
+    assert inputs.samples_once_each == ([place[0] for place in places] == [*range(len(chunks))])
 
 
 MAX_LEN = 20
@@ -123,6 +158,7 @@ def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
     assert inputs.slots.tolist() == [33, 20]
     assert inputs.logits_index is None
     assert inputs.sampled_positions.tolist() == [6, 9]
+    assert inputs.samples_once_each
 
 
 def test_blocks_are_appended_behind_those_a_row_has() -> None:

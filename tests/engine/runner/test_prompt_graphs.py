@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.attention.cuda import LEAST_CAPTURED_WINDOW
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
 from engine.runner import TorchRunner, load_runner
@@ -31,6 +33,7 @@ def test_sizes_ascend_to_what_a_step_may_have(max_num_tokens: int) -> None:
     sizes = capture_sizes(max_num_tokens)
     assert sizes == sorted(set(sizes))
     assert all(size <= max_num_tokens for size in sizes)
+    assert all(b - a <= LEAST_CAPTURED_WINDOW for a, b in pairwise([0, *sizes]))
     assert bool(sizes) == (max_num_tokens >= 16)
     assert (max_num_tokens in sizes) == (max_num_tokens in (16, 32, 64, 128, 192, 256, 384))
 

@@ -19,8 +19,8 @@ WIDTH = 6
 TWO_GROUPS = LayerGroups(windows=(None, 8), places=((0, 0), (1, 0), (1, 1)))
 
 
-def row_table(groups: LayerGroups | None = None) -> RowTable:
-    return RowTable(ROWS, MAX_LEN, BLOCK, torch.device("cpu"), groups)
+def row_table(groups: LayerGroups | None = None, device: str = "cpu") -> RowTable:
+    return RowTable(ROWS, MAX_LEN, BLOCK, torch.device(device), groups)
 
 
 def admission(
@@ -87,6 +87,20 @@ def test_requests_admitted_together_are_written_as_one_by_one(
         left = [50] * (MAX_LEN - len(tokens))
         assert together.tokens[row].tolist() == tokens + left, "nothing past its end is touched"
     assert together.block_tables.tolist() == one_by_one.block_tables.tolist()
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_given_what_a_cpu_is() -> None:
+    tables = [row_table(device=device) for device in ("cpu", "cuda")]
+    for table in tables:
+        table.apply([admission(2, [5] * 9, [1, 2, 3])], [])
+        table.apply([admission(0, [7, 8], [4]), admission(1, [9], [5])], [(2, [6])])
+        table.apply([], [(0, [8, 9])])
+        table.write_drafts([drafts(2, 9, 4, (30, 31, 32))])
+        table.write_drafts([drafts(0, 2, 3, (33, 34)), drafts(1, 1, 2, (35,))])
+    on_cpu, on_gpu = tables
+    assert torch.equal(on_gpu.tokens.cpu(), on_cpu.tokens)
+    assert torch.equal(on_gpu.block_tables.cpu(), on_cpu.block_tables)
 
 
 def test_one_plan_admits_some_rows_and_appends_to_others() -> None:

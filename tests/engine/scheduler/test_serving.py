@@ -17,7 +17,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
 from tests.engine.scheduler.harness import config
 
-LIMIT = 1536
+LIMIT = 1024
 LATENCY_S = 0.004
 """From the end of an answer to the arrival of the client's next request."""
 # Measured (PERFORMANCE.md): milliseconds of the matrix products, by the tokens of a step.
@@ -127,6 +127,6 @@ def test_64_streams_flow_evenly_and_lose_nothing() -> None:
 def test_256_streams_flow_evenly_and_lose_little() -> None:
     limited, unlimited = (serve(256, 512, which) for which in (LIMIT, None))
     assert max(unlimited.gaps_s) > 0.15
-    assert max(limited.gaps_s) < 0.05
+    assert max(limited.gaps_s) < 0.035
     assert limited.later_ttft_s < unlimited.later_ttft_s
     assert limited.tokens_per_s > 0.98 * unlimited.tokens_per_s

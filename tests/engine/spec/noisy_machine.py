@@ -41,6 +41,10 @@ class Machine:
     """Of the host, before drafts for requests that had none yet; and for each of these."""
     catch_up_request: float
     overlap: bool
+    launch_drafts: float = 0.0
+    """Of the host, in a step with drafts."""
+    first: float = 0.0
+    """Of the host, whenever something runs for the first time with about so many requests."""
     spread: float = 0.15
     slow: float = 0.8
     """How much slower everything may be for a while."""
@@ -73,6 +77,7 @@ class NoisyRunner(ModelledRunner):
         self._idle_at = self._mean_idle_at = 0.0
         self._done_at: deque[tuple[float, float]] = deque()
         self._caught_up: set[int] = set()
+        self._done_before: set[tuple[int, int]] = set()
 
     def clock(self) -> float:
         return self.now
@@ -101,6 +106,8 @@ class NoisyRunner(ModelledRunner):
         if behind := rows - self._caught_up:
             self.host(self._machine.catch_up + len(behind) * self._machine.catch_up_request)
             self._caught_up |= rows
+        self.host(self._machine.launch_drafts)
+        self._begin(len(asked), -num_tokens)
         self._device(num_tokens * self._machine.draft(len(asked)))
         return [[1] * num_tokens for _ in asked]
 
@@ -110,10 +117,18 @@ class NoisyRunner(ModelledRunner):
         if plan.admissions:
             self.host(machine.prompts + len(plan.admissions) * machine.prompt)
             self._caught_up -= {admission.row for admission in plan.admissions}
-        self._device(machine.step(len(chunks), max(chunk.num_draft_tokens for chunk in chunks)))
+        longest = max(chunk.num_draft_tokens for chunk in chunks)
+        self._begin(len(chunks), longest)
+        self._device(machine.step(len(chunks), longest))
         self._done_at.append((self._idle_at, self._mean_idle_at))
         tokens = [[1] * self._num_sampled(c.num_draft_tokens) if c.samples else [] for c in chunks]
         self._results.append(StepResult(plan.step_id, tokens))
+
+    def _begin(self, batch: int, what: int) -> None:
+        kind = batch.bit_length(), what
+        if kind not in self._done_before:
+            self._done_before.add(kind)
+            self.host(self._machine.first)
 
     def _num_sampled(self, num_drafts: int) -> int:
         count = 1

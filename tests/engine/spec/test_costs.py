@@ -53,6 +53,41 @@ def test_what_steps_take_is_learned_by_kind() -> None:
     assert costs.even(16, 1) < 35
 
 
+def test_other_numbers_of_drafts_are_as_far_off_as_the_one_that_is_made() -> None:
+    """In a batch of that size: what was thought of them in a bad moment fades."""
+    costs = LearnedCosts(TABLE)
+    for _ in range(4):
+        costs.observe(16, 4, 64, 60.0)
+    for _ in range(400):
+        costs.observe(64, 1, 64, 90.0)
+        costs.observe(16, 1, 16, 15.0)
+    assert costs.even(16, 1) == pytest.approx(15, rel=0.1)
+    assert 15 + 14 - 12 < costs.even(16, 4) < 22
+
+
+@pytest.mark.parametrize("spike", [15.0, 900.0])
+def test_a_table_that_is_far_off_is_found_out_in_a_few_steps(spike: float) -> None:
+    """Where the host takes longer than the device, and whatever one of the steps took."""
+    costs = LearnedCosts(TABLE)
+    for seconds in (spike, 60.0, 61.0, 59.0):
+        costs.observe(16, 0, 0, seconds)
+        costs.observe(16, 4, 64, 2 * seconds)
+    assert costs.even(16, 0) == pytest.approx(60, rel=0.05)
+    assert costs.even(16, 4) == pytest.approx(120, rel=0.4)
+    for _ in range(10):
+        costs.observe(16, 0, 0, 60.0)
+        costs.observe(16, 4, 64, 120.0)
+    assert costs.even(16, 0) == pytest.approx(60, rel=0.05)
+    assert costs.even(16, 4) == pytest.approx(120, rel=0.15)
+
+
+def test_a_table_that_is_nearly_right_is_not_given_up_for_a_bad_moment() -> None:
+    costs = LearnedCosts(TABLE)
+    for _ in range(4):
+        costs.observe(16, 4, 64, 1.6 * 14)
+    assert costs.even(16, 4) < 0.95 * 1.6 * 14
+
+
 def test_a_device_that_is_faster_than_it_was_is_so_in_every_step() -> None:
     costs = LearnedCosts(TABLE)
     for _ in range(400):

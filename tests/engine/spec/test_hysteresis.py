@@ -73,10 +73,10 @@ def test_the_less_they_gain_the_longer_it_takes() -> None:
 def test_who_gives_up_soon_thinks_twice_as_long_next_time() -> None:
     hysteresis, waited = Hysteresis(), []
     hysteresis.planned(PAYING, has_drafts=True)
-    for _ in range(6):
+    for _ in range(7):
         give_up(hysteresis)
         waited.append(num_steps_until_drafts(hysteresis))
-    assert [round(steps / waited[0]) for steps in waited] == [1, 2, 4, 4, 4, 4]
+    assert [round(steps / waited[0]) for steps in waited] == [1, 2, 4, 8, 16, 16, 16]
     for _ in range(40):
         hysteresis.planned(PAYING, has_drafts=True)
     give_up(hysteresis)
@@ -100,6 +100,50 @@ def test_while_newcomers_come_drafts_are_given_up_but_not_taken_up() -> None:
     assert not hysteresis.is_drafting
 
 
+def test_with_nobody_but_newcomers_less_has_to_be_lost_first() -> None:
+    hysteresis = Hysteresis()
+    for _ in range(20):
+        hysteresis.took_up(4.0)
+    give_up(hysteresis)
+    for _ in range(2):
+        hysteresis.planned(MARGIN + 0.4, has_drafts=False)
+    hysteresis.planned(2.0, has_drafts=False, has_newcomers=True, is_new=True)
+    assert not hysteresis.is_drafting
+    hysteresis.planned(MARGIN + 0.4, has_drafts=False)
+    hysteresis.planned(2.0, has_drafts=False, has_newcomers=True)
+    hysteresis.planned(LOSING, has_drafts=False, has_newcomers=True, is_new=True)
+    assert not hysteresis.is_drafting
+    hysteresis.planned(PAYING, has_drafts=False, has_newcomers=True, is_new=True)
+    assert hysteresis.is_drafting
+
+
+def test_what_is_done_for_the_first_time_is_not_what_it_costs() -> None:
+    once, often = Hysteresis(), Hysteresis()
+    for cost in (50.0, 0.5, 0.5, 0.5):
+        once.took_up(cost)
+    for _ in range(20):
+        often.took_up(50.0)
+    give_up(once)
+    give_up(often)
+    assert num_steps_until_drafts(once, MARGIN + 0.5) < 4
+    assert num_steps_until_drafts(often, MARGIN + 0.5) == pytest.approx(100, abs=2)
+
+
+@given(st.floats(0.0, 10.0), st.floats(0.02, 0.5), st.integers(0, 40))
+def test_it_says_for_how_long_nothing_will_change(cost: float, more: float, num: int) -> None:
+    hysteresis = Hysteresis()
+    hysteresis.took_up(cost)
+    give_up(hysteresis)
+    for _ in range(num):
+        hysteresis.planned(MARGIN + more, has_drafts=False)
+    if hysteresis.is_drafting:
+        return
+    left = hysteresis.num_steps_left(MARGIN + more)
+    waited = num_steps_until_drafts(hysteresis, MARGIN + more)
+    assert left <= waited <= max(left + 2, 3)
+    assert hysteresis.num_steps_left(LOSING) == 0
+
+
 @given(st.lists(st.floats(0.3, 3.0), max_size=300), st.floats(0.0, 10.0))
 def test_what_is_lost_between_two_changes_is_bounded(gains: list[float], cost: float) -> None:
     """By the decision as it was, against the other one."""
@@ -113,4 +157,4 @@ def test_what_is_lost_between_two_changes_is_bounded(gains: list[float], cost: f
             continue
         step = min(gain - MARGIN, 0.5)
         lost = max(0.0, lost + (-step if before else step))
-        assert lost < (0.06 if before else 8 * max(0.06, cost) + 1.5) + 1e-9
+        assert lost < (0.06 if before else 32 * max(0.06, cost) + 1.5) + 1e-9

@@ -26,7 +26,7 @@ CATCH_UP_S, PREFILL_S = 0.0012, 0.001
 def serve_one(newcomers: Newcomers, *, num_tokens: int, lost_s: float, saved_s: float = 0) -> None:
     """A request comes, generates, and ends; drafts are made."""
     newcomers.come(1, drafting=True)
-    newcomers.lose(lost_s)
+    newcomers.lose(lost_s, 0.001)
     newcomers.end()
     newcomers.go_on(num_tokens, saved_s)
 
@@ -51,7 +51,7 @@ def test_what_they_cost_counts_when_it_is_known_what_they_gave() -> None:
     """Many that come at once have given nothing yet."""
     newcomers = Newcomers()
     newcomers.come(32, drafting=True)
-    newcomers.lose(0.1)
+    newcomers.lose(0.1, 0.04)
     newcomers.go_on(32, 0.0001)
     assert newcomers.s_per_token == newcomers.share == 0.0
     newcomers.go_on(32 * 50, 0.3)
@@ -66,6 +66,16 @@ def test_losses_are_forgotten_with_those_who_made_them() -> None:
     for lost_s in [0.002] * 100 + [0.0] * 300:
         serve_one(newcomers, num_tokens=10, lost_s=lost_s)
     assert newcomers.s_per_token < 0.01 * 0.002 / 10
+
+
+def test_what_is_done_for_the_first_time_is_not_what_they_cost() -> None:
+    once, often = Newcomers(), Newcomers()
+    for lost_s in [0.5] + [0.0001] * 20:
+        serve_one(once, num_tokens=10, lost_s=lost_s, saved_s=0.002)
+    assert once.share < 0.5
+    for _ in range(300):
+        serve_one(often, num_tokens=10, lost_s=0.5, saved_s=0.8)
+    assert often.share == pytest.approx(0.5 / 0.8, rel=0.1)
 
 
 def test_losses_fade_while_nobody_drafts() -> None:

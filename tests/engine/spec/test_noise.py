@@ -34,6 +34,10 @@ CPU = Machine(
     overlap=False,
 )
 QUIET_GPU = replace(GPU, spread=0.03, slow=0.05, spike_chance=0.001)
+# A host that takes several times as long as the device, and anything the first time far longer.
+SLOW_HOST = replace(
+    QUIET_GPU, plan=0.6, plan_request=0.003, prompts=0.4, catch_up=1.3, launch_drafts=0.3, first=4.0
+)
 MACHINES = {"gpu": GPU, "quiet gpu": QUIET_GPU, "cpu": CPU}
 
 
@@ -52,4 +56,16 @@ def test_a_host_that_is_slow_for_seconds(rate: float) -> None:
     machine = replace(GPU, slow_ms=1000.0)
     fixed, adaptive = speed_ups(machine, 8, rate, 3, mean_tokens=150)
     assert adaptive > 0.97
+    assert adaptive > 0.93 * fixed
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_drafts", "rate"),
+    [(8, 3, 0.8), (32, 3, 0.8), (8, 1, 0.87), (8, 1, 0.5), (8, 3, 0.3), (1, 1, 0.6)],
+)
+def test_what_is_done_for_the_first_time_decides_nothing(
+    batch: int, num_drafts: int, rate: float
+) -> None:
+    fixed, adaptive = speed_ups(SLOW_HOST, batch, rate, num_drafts, mean_tokens=24)
+    assert adaptive > 0.98
     assert adaptive > 0.93 * fixed

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -409,6 +412,50 @@ def test_requests_come_and_go_in_a_rest() -> None:
     run(core, runner, 100)
     assert [learned[batch] for batch in range(63, 58, -1)] == [3] * 5
     core.check_integrity()
+
+
+def test_nobody_is_asked_either_while_drafts_have_to_pay_for_their_beginning_first() -> None:
+    runner = TimedRunner(padded(H200), 0.8)
+    core, asked = start(runner, 8, overlap=True)
+    run(core, runner, 100)
+    adaptive = core._speculator._adaptive
+    assert isinstance(adaptive, AdaptiveLength)
+    adaptive._hysteresis._cost = 1000.0  # in steps without drafts
+    adaptive._experience.probes.saved_s = -1000.0  # so nobody tries either
+    adaptive._hysteresis.planned(0.0, has_drafts=False)
+    run(core, runner, 2)  # one had been made
+    asked.clear()
+    num_drafts = core.stats().spec_decode_num_drafts
+    run(core, runner, 200)
+    assert core.stats().spec_decode_num_drafts == num_drafts
+    assert len(asked) < 200 / 16
+    adaptive._hysteresis._cost = 0.0
+    run(core, runner, 50)
+    assert core.stats().spec_decode_num_drafts - num_drafts > 8 * 10
+
+
+def test_a_step_at_rest_is_counted_and_no_more() -> None:
+    """In calls, as these are what it takes the host: a few more than without drafts."""
+    runner = TimedRunner(padded(H200), 0.05)
+    core, _ = start(runner, 64, overlap=True)
+    run(core, runner, 400)
+    called: list[str] = []
+    folder = Path(speculator.__file__).parent
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.parent == folder and file.name != "costs.py":
+            called.append(frame.f_code.co_name)  # But for what the runner asks.
+
+    while core._speculator._rest.num_steps < 40:
+        run(core, runner, 1)
+    sys.setprofile(count)
+    try:
+        run(core, runner, 30)
+    finally:
+        sys.setprofile(None)
+    assert set(called) == {"begin", "rests", "planned", "plan", "collected", "collect", "learn"}
+    assert len(called) == 30 * 7
 
 
 class Slow(Ideas):

@@ -44,6 +44,17 @@ async def test_nobody_fills_the_log_with_a_path(
     assert lines(caplog)[0]["path"] == "/v1/models/".ljust(MAX_PATH_CHARS, "x")
 
 
+@pytest.mark.parametrize(("level", "logged"), [(logging.INFO, []), (logging.DEBUG, [200])])
+async def test_probes_that_succeed_are_for_debugging(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, level: int, logged: list[int]
+) -> None:
+    caplog.set_level(level)
+    assert (await get(gateway, "/livez")).status == 200
+    assert (await get(gateway, "/metrics")).status == 401
+    await until(lambda: 401 in [line["status"] for line in lines(caplog)])
+    assert [line["status"] for line in lines(caplog)] == [*logged, 401]
+
+
 @pytest.fixture
 def stderr() -> Iterator[Callable[[], str]]:
     """What the gateway logs in production at its most talkative."""

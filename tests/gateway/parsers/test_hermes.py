@@ -67,6 +67,21 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "",
         [("f\\ud800", '{"a": "\\udfff"}')],
     ),
+    "two calls in one tag": (
+        f'{OPEN}{{"name": "f", "arguments": {{"a": 1}}}}\n{{"name": "g"}} {{"x": 1}}{CLOSE}',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    "a tag that is not closed before the next": (
+        f'{OPEN}{{"name": "f"}}\n{OPEN}{WEATHER}{CLOSE}\nDone',
+        "Done",
+        [("f", "{}"), ("get_weather", '{"city": "Oslo"}')],
+    ),
+    "a brace too many": (
+        f'{OPEN}{{"name": "f", "arguments": {{}}}}}}{CLOSE}',
+        "",
+        [("f", "{}")],
+    ),
     "other members": (
         f'{OPEN}{{"id": 5, "ok": true, "name": "f", "arguments": {{}}}}{CLOSE}',
         "",

@@ -108,6 +108,21 @@ class Gate:
         self._event.clear()
 
 
+@dataclass
+class Stream:
+    """A turn's frames, which outlive its socket if it is resumable."""
+
+    socket: WebSocket | None
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    async def send(self, **frame: Any) -> None:
+        frame["seq"] = len(self.frames)
+        self.frames.append(frame)
+        if self.socket is not None:
+            await self.socket.send_json(frame)
+
+
 class ScriptedServer:
     """Set ``script`` to what the next turns shall do; read ``received`` for what clients sent."""
 
@@ -120,8 +135,11 @@ class ScriptedServer:
         self.models = ["scripted"]
         self.deaf = False
         """Ignore cancels."""
+        self.forgetful = False
+        """Know of no stream to resume."""
         self.url = ""
         self._sockets: set[WebSocket] = set()
+        self._streams: dict[str, Stream] = {}
 
     def say(self, *steps: Step | str) -> None:
         """Answer every turn with these steps; a bare string is a ``Say``."""
@@ -150,7 +168,13 @@ class ScriptedServer:
         while self._sockets:
             assert time.monotonic() < deadline, "a connection stays"
             time.sleep(0.005)
-        self.__dict__.update(script=lambda _: [Say("Hello."), Done()], accepting=True, deaf=False)
+        for stream in self._streams.values():
+            if stream.task is not None:
+                self._loop.call_soon_threadsafe(stream.task.cancel)
+        self._streams.clear()
+        self.script = lambda _: [Say("Hello."), Done()]
+        self.models = ["scripted"]
+        self.accepting, self.deaf, self.forgetful = True, False, False
         self.received.clear()
         self.gate.shut()
 
@@ -175,7 +199,7 @@ class ScriptedServer:
             return
         await socket.accept()
         self._sockets.add(socket)
-        turns: dict[str, asyncio.Task[None]] = {}
+        turns: dict[str, Stream] = {}
         try:
             if not await self._authenticate(socket):
                 return
@@ -186,15 +210,23 @@ class ScriptedServer:
                     continue
                 self.received.append(message)
                 if message["type"] == "chat":
-                    turns[message["id"]] = asyncio.create_task(self._turn(socket, message))
+                    stream = turns[message["id"]] = Stream(socket)
+                    if message.get("resumable"):
+                        self._streams[f"stream_{message['id']}"] = stream
+                    stream.task = asyncio.create_task(self._turn(stream, message))
+                elif message["type"] == "resume":
+                    await self._resume(socket, message, turns)
                 elif message["id"] in turns and not self.deaf:
-                    turns[message["id"]].cancel()
+                    _cancel(turns[message["id"]])
         except (WebSocketDisconnect, RuntimeError):
             pass
         finally:
             self._sockets.discard(socket)
-            for turn in turns.values():
-                turn.cancel()
+            for stream in turns.values():
+                if stream not in self._streams.values():
+                    _cancel(stream)
+                elif stream.socket is socket:
+                    stream.socket = None
 
     async def _authenticate(self, socket: WebSocket) -> bool:
         if "authorization" in socket.headers:  # checked before the upgrade
@@ -220,15 +252,29 @@ class ScriptedServer:
         await socket.close(4401)
         return False
 
-    async def _turn(self, socket: WebSocket, message: dict[str, Any]) -> None:
-        seq = 0
+    async def _resume(
+        self, socket: WebSocket, message: dict[str, Any], turns: dict[str, Stream]
+    ) -> None:
+        stream = self._streams.get(message["stream_id"])
+        if stream is None or self.forgetful:
+            error = {"message": "There is no such stream.", "type": "t", "code": "not_found"}
+            frame = {"type": "error", "id": message["id"], "seq": 0, "error": error}
+            await socket.send_json({**frame, "status": 404, "retryable": False})
+            return
+        place = message["last_seq"] + 1
+        while place < len(stream.frames):
+            await socket.send_json(stream.frames[place])
+            place += 1
+        stream.socket = socket
+        turns[message["id"]] = stream
 
+    async def _turn(self, stream: Stream, message: dict[str, Any]) -> None:
         async def send(kind: str, **fields: Any) -> None:
-            nonlocal seq
-            await socket.send_json({"type": kind, "id": message["id"], "seq": seq, **fields})
-            seq += 1
+            await stream.send(type=kind, id=message["id"], **fields)
 
-        await send("started", request_id="r", model="scripted", created=0, prompt_tokens=21)
+        named = {"stream_id": f"stream_{message['id']}"} if message.get("resumable") else {}
+        about = {"request_id": "r", "model": "scripted", "created": 0, "prompt_tokens": 21}
+        await send("started", **about, **named)
         try:
             for step in self.script(message):
                 match step:
@@ -247,8 +293,15 @@ class ScriptedServer:
                         error = {"message": words, "type": "t", "param": None, "code": code}
                         await send("error", status=status, retryable=retryable, error=error)
                     case Drop(code):
-                        await socket.close(code)
+                        assert stream.socket is not None
+                        dropped, stream.socket = stream.socket, None
+                        await dropped.close(code)
                     case Done(reason, usage):
                         await send("done", finish_reason=reason, usage=usage)
         except asyncio.CancelledError:
             await send("done", finish_reason="cancelled", usage=Done().usage)
+
+
+def _cancel(stream: Stream) -> None:
+    assert stream.task is not None
+    stream.task.cancel()

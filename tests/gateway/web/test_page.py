@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -274,18 +275,51 @@ def test_a_length_limit_says_so(page: Page, server: ScriptedServer) -> None:
     assert "cut off at the token limit" in page.inner_text(".meta")
 
 
-def test_a_dropped_connection_fails_the_turn_then_comes_back(
+def test_an_answer_goes_on_after_a_lost_connection(page: Page, server: ScriptedServer) -> None:
+    server.say("Half", Drop(), " of it", Wait(), ", and all.")
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half of it")
+    server.gate.set()
+    ended(page)
+    assert answer(page) == "Half of it, and all."
+    assert "finished" in page.inner_text(".meta")
+    assert [m["type"] for m in server.received] == ["auth", "chat", "auth", "resume"]
+    assert server.received[-1]["last_seq"] == 1
+
+
+def test_an_answer_that_goes_on_can_be_stopped(page: Page, server: ScriptedServer) -> None:
+    server.say("Half", Drop(), " of it", Wait(), ", and all.")
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half of it")
+    page.click("#stop")
+    ended(page)
+    assert answer(page) == "Half of it"
+    assert "stopped" in page.inner_text(".meta")
+
+
+def test_an_answer_that_the_server_has_forgotten_can_be_tried_again(
     page: Page, server: ScriptedServer
 ) -> None:
+    server.forgetful = True
     server.say("Half", Drop())
     ask(page, "Go")
     expect(page.locator(".fault p")).to_contain_text("connection dropped")
     assert answer(page) == "Half"
-    page.wait_for_selector("#link-state[data-state=open]")
     server.say("Whole")
     page.click("text=Try again")
     expect(page.locator(".prose")).to_have_text("Whole")
-    assert [m["type"] for m in server.received] == ["auth", "chat", "auth", "chat"]
+    assert [m["type"] for m in server.received] == ["auth", "chat", "auth", "resume", "chat"]
+
+
+def test_a_page_that_is_left_lets_the_server_stop(page: Page, server: ScriptedServer) -> None:
+    server.say("Half", Wait(), " of it")
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half")
+    page.goto("about:blank")
+    deadline = time.monotonic() + 10
+    while server.received[-1]["type"] != "cancel":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_question_asked_offline_is_sent_when_the_server_is_back(

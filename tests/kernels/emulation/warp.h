@@ -163,6 +163,14 @@ inline bool any(bool x) {
   return out;
 }
 
+inline unsigned ballot(bool x) {
+  unsigned out = 0;
+  exchange({x}, [&](auto& slots) {
+    for (int i = 0; i < 32; ++i) out |= slots[i][0] << i;
+  });
+  return out;
+}
+
 }  // namespace emulation
 
 #define threadIdx (emulation::Place{emulation::current % emulation::threads_each, 0, 0})
@@ -172,6 +180,7 @@ inline bool any(bool x) {
 #define __shfl_xor_sync(mask, x, d) emulation::shuffle(x, emulation::lane() ^ (d))
 #define __shfl_sync(mask, x, from) emulation::shuffle(x, from)
 #define __any_sync(mask, x) emulation::any(x)
+#define __ballot_sync(mask, x) emulation::ballot(x)
 #define __cvta_generic_to_shared(at) \
   static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - emulation::shared_memory)
 
@@ -181,6 +190,7 @@ inline emulation::Place& gridDim = emulation::grid;
 using std::max;
 using std::min;
 
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
 
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t order) {

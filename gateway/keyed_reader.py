@@ -1,0 +1,65 @@
+"""A reader of a stream that another key's request may run: it ends with the key it came with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from gateway.errors import ApiError
+from gateway.stream_log import StreamReader
+from gateway.stream_record import Take
+from tenants.types import Principal
+
+
+class KeyedReader:
+    """A ``StreamReader`` over another one, until ``refuse``. In ``readers`` while it is open."""
+
+    __slots__ = ("_cut", "_items", "_reader", "_readers", "_refusal", "principal", "stream_id")
+
+    def __init__(
+        self, reader: StreamReader, principal: Principal, readers: set[KeyedReader]
+    ) -> None:
+        self.stream_id = reader.stream_id
+        self.principal = principal
+        self._reader = reader
+        self._items = aiter(reader)
+        self._readers = readers
+        self._refusal: ApiError | None = None
+        self._cut: asyncio.Timeout | None = None
+        readers.add(self)
+
+    def __aiter__(self) -> AsyncIterator[Sequence[bytes]]:
+        return self
+
+    async def __anext__(self) -> Sequence[bytes]:
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            async with asyncio.timeout(None) as self._cut:  # runs out when it is refused
+                return await anext(self._items)
+        except TimeoutError:
+            if self._refusal is None:
+                raise
+            raise self._refusal from None
+        finally:
+            self._cut = None
+
+    def refuse(self, error: ApiError) -> None:
+        """The key is no longer valid: whoever reads gets ``error`` in place of more."""
+        self._refusal = error
+        if self._cut is not None:
+            self._cut.reschedule(0.0)
+
+    def divert(self, take: Take) -> None:
+        self._reader.divert(take)
+
+    async def beat(self) -> None:
+        await self._reader.beat()
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+    def close(self) -> None:
+        """Idempotent. The stream goes on."""
+        self._readers.discard(self)
+        self._reader.close()

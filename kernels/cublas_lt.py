@@ -1,0 +1,193 @@
+"""cuBLASLt's products by an algorithm of one's choice.
+
+torch takes the first that the library's heuristic names. For up to some hundred rows one of the
+others is often faster: they differ in tiles, in clusters of CTAs, and in how k is split.
+Numbers and structures are of cublasLt.h, which CUDA keeps as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+Algorithm = bytes
+"""What cuBLASLt knows an algorithm by."""
+
+_ALGORITHM_WORDS = 8
+_TYPES = {torch.float16: 2, torch.bfloat16: 14}
+_FLOAT32 = 0
+_COMPUTE_FLOAT32 = 68
+_TRANSPOSE_A, _TRANSPOSED = 3, 1
+_MAX_WORKSPACE_BYTES, _REDUCTION_SCHEMES = 1, 3
+_REDUCED_IN_FLOAT32 = 2
+"""Parts of k are added up out of place, in a fixed order."""
+_WORKSPACE_BYTES = 32 * 1024 * 1024
+_ALIGNMENT = 256
+"""Of addresses, as the heuristic assumes."""
+
+
+class _Result(ctypes.Structure):
+    _fields_ = [
+        ("algorithm", c_uint64 * _ALGORITHM_WORDS),
+        ("workspace_bytes", c_size_t),
+        ("status", c_int),
+        ("num_waves", c_float),
+        ("reserved", c_int * 4),
+    ]
+
+
+class _Shape(NamedTuple):
+    rows: int
+    features: int
+    k: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, rows: int, weight: torch.Tensor) -> _Shape:
+        features, k = weight.shape
+        return cls(rows, features, k, weight.dtype)
+
+
+class _Description(NamedTuple):
+    """The product and its three matrices. To the library they are column by column: it computes
+    ``weight.T.T @ x.T``."""
+
+    product: c_void_p
+    weight: c_void_p
+    x: c_void_p
+    out: c_void_p
+
+
+class _Library:
+    """cuBLASLt on one GPU. All products are launched on one stream, since they share a workspace:
+    a captured one uses it whenever its graph runs."""
+
+    def __init__(self, lib: ctypes.CDLL, device: torch.device) -> None:
+        self._lib = lib
+        self._handle = c_void_p()
+        self._call("Create", byref(self._handle))
+        self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._described: dict[_Shape, _Description] = {}
+        self._found: dict[tuple[_Shape, Algorithm], _Result | None] = {}
+        self._one, self._zero = c_float(1), c_float(0)
+
+    def _call(self, name: str, *args: object) -> None:
+        status = getattr(self._lib, f"cublasLt{name}")(*args)
+        assert status == 0, f"cublasLt{name} failed with status {status}"
+
+    def _describe(self, shape: _Shape) -> _Description:
+        if shape not in self._described:
+            rows, features, k, dtype = shape
+            product, transposed = c_void_p(), c_int(_TRANSPOSED)
+            self._call("MatmulDescCreate", byref(product), _COMPUTE_FLOAT32, _FLOAT32)
+            size = c_size_t(sizeof(transposed))
+            self._call("MatmulDescSetAttribute", product, _TRANSPOSE_A, byref(transposed), size)
+            sizes = (k, features), (k, rows), (features, rows)
+            layouts = (self._layout(_TYPES[dtype], *size) for size in sizes)
+            self._described[shape] = _Description(product, *layouts)
+        return self._described[shape]
+
+    def _layout(self, dtype: int, height: int, width: int) -> c_void_p:
+        layout, sizes = c_void_p(), (c_uint64(height), c_uint64(width), c_int64(height))
+        self._call("MatrixLayoutCreate", byref(layout), dtype, *sizes)
+        return layout
+
+    def algorithms(self, shape: _Shape, most: int) -> list[Algorithm]:
+        product, weight, x, out = self._describe(shape)
+        preference, results, num = c_void_p(), (_Result * most)(), c_int()
+        self._call("MatmulPreferenceCreate", byref(preference))
+        for attribute, value in (
+            (_MAX_WORKSPACE_BYTES, c_uint64(_WORKSPACE_BYTES)),
+            (_REDUCTION_SCHEMES, c_uint32(_REDUCED_IN_FLOAT32)),
+        ):
+            size = c_size_t(sizeof(value))
+            self._call("MatmulPreferenceSetAttribute", preference, attribute, byref(value), size)
+        # It fails where it knows none: then their number stays 0.
+        self._lib.cublasLtMatmulAlgoGetHeuristic(
+            *(self._handle, product, weight, x, out, out, preference, most, results, byref(num))
+        )
+        self._call("MatmulPreferenceDestroy", preference)
+        return [bytes(result.algorithm) for result in results[: num.value] if result.status == 0]
+
+    def find(self, shape: _Shape, algorithm: Algorithm) -> _Result | None:
+        """The algorithm as it serves a shape; None where it does not."""
+        key = shape, algorithm
+        if key not in self._found:
+            product, weight, x, out = self._describe(shape)
+            words = (c_uint64 * _ALGORITHM_WORDS).from_buffer_copy(algorithm)
+            result = _Result()
+            status = self._lib.cublasLtMatmulAlgoCheck(
+                self._handle, product, weight, x, out, out, byref(words), byref(result)
+            )
+            fits = status == 0 == result.status and result.workspace_bytes <= _WORKSPACE_BYTES
+            result.algorithm = words
+            self._found[key] = result if fits else None
+        return self._found[key]
+
+    def multiply(
+        self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, found: _Result
+    ) -> None:
+        shape = _Shape.of(x.shape[0], weight)
+        product, weights, inputs, outputs = self._describe(shape)
+        self._call(
+            "Matmul",
+            self._handle,
+            product,
+            byref(self._one),
+            *(c_void_p(weight.data_ptr()), weights, c_void_p(x.data_ptr()), inputs),
+            byref(self._zero),
+            *(c_void_p(out.data_ptr()), outputs) * 2,
+            byref(found, _Result.algorithm.offset),
+            c_void_p(self._workspace.data_ptr()),
+            c_size_t(_WORKSPACE_BYTES),
+            c_void_p(torch.cuda.current_stream(x.device).cuda_stream),
+        )
+
+
+@cache
+def _library(device: torch.device) -> _Library | None:
+    """None where torch has brought none along."""
+    if device.type != "cuda":
+        return None
+    version = (torch.version.cuda or "").partition(".")[0]
+    try:
+        return _Library(ctypes.CDLL(f"libcublasLt.so.{version}"), device)
+    except OSError:
+        return None
+
+
+def algorithms(rows: int, weight: torch.Tensor, most: int) -> list[Algorithm]:
+    """At most so many for ``linear`` of this number of rows, the most promising first; none where
+    there is no cuBLASLt.
+
+    weight: [features, k] float16 or bfloat16, contiguous, on a GPU.
+    """
+    library = _library(weight.device)
+    return [] if library is None else library.algorithms(_Shape.of(rows, weight), most)
+
+
+def takes(x: torch.Tensor, weight: torch.Tensor, algorithm: Algorithm) -> bool:
+    """Whether ``linear`` can multiply them so."""
+    library = _library(x.device)
+    if library is None or not x.is_contiguous():
+        return False
+    if x.dtype not in _TYPES or x.dtype != weight.dtype:
+        return False
+    if (x.data_ptr() | weight.data_ptr()) % _ALIGNMENT:
+        return False
+    return library.find(_Shape.of(x.shape[0], weight), algorithm) is not None
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
+    """``x @ weight.T``; x: [rows, k], weight: [features, k], such as it ``takes``."""
+    library = _library(x.device)
+    assert library is not None, "no algorithm was listed without the library"
+    found = library.find(_Shape.of(x.shape[0], weight), algorithm)
+    assert found is not None, "an algorithm for other shapes"
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    library.multiply(out, x, weight, found)
+    return out

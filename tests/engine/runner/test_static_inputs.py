@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.runner.rows import RowTable
+from engine.runner.static_inputs import SentRows, SequenceBuffers
+
+CPU = torch.device("cpu")
+
+
+def test_what_is_sent_is_read_by_graphs_of_that_size() -> None:
+    sent = SentRows(8, CPU, num_others=2)
+    for size, rows in ((4, [5, 0, 3]), (2, [1, 2]), (4, [7])):
+        values = np.array(rows)
+        sent.send(values, 10 * values, 100 * values, size=size)
+        num_others = size - len(rows)
+        found = [part.tolist() for part in sent.of(size)]
+        assert found[0] == rows + [-1] * num_others
+        assert found[1] == [10 * row for row in rows] + [0] * num_others
+        assert found[2] == [100 * row for row in rows] + [0] * num_others
+
+
+def test_parts_are_the_same_memory_whenever_they_are_asked_for() -> None:
+    sent = SentRows(8, CPU)
+    graph_reads = sent.of(4)
+    sent.send(np.array([3, 1]), np.array([30, 10]), size=4)
+    assert [part.tolist() for part in graph_reads] == [[3, 1, -1, -1], [30, 10, 0, 0]]
+    sent.pad(2)
+    assert sent.of(2)[0].tolist() == [-1, -1]
+
+    table = RowTable(6, 20, 4, CPU)
+    buffers = SequenceBuffers(table, 4, 6, 3)
+    for size in (2, 5, 2):
+        token_ids, positions, slots = buffers.tokens(size)
+        assert len(token_ids) == len(positions) == len(slots) == 3 * size
+        batch = buffers.batch(size)
+        assert batch.cu_queries.tolist() == [3 * i for i in range(size + 1)]
+        assert len(batch.seq_lens) == len(batch.block_table) == size
+    slots.fill_(9)
+    buffers.skip_first(torch.tensor([1, 0], dtype=torch.int32))
+    assert buffers.tokens(2)[2].tolist() == [-1, 9, 9, 9, 9, 9]
+    assert buffers.tokens(5)[2][:6].tolist() == [-1, 9, 9, 9, 9, 9]

@@ -1,0 +1,136 @@
+"""Adapters in the launch of a layer's product without a GPU: the kernel's own source
+(``emulated``), against the products one by one."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import cuda_low_rank, reference
+from kernels.low_rank import AdapterTiles, LowRankMatrices, max_tiles, tile_table
+from tests.kernels import emulated
+from tests.kernels.test_low_rank import PARTS, draw, naive, some_slots
+from tests.kernels.test_quantized import randn
+
+KERNELS = (
+    *("low_rank_linear.cu", "low_rank_linear.cuh"),
+    *("skinny_linear.cuh", "skinny_output.cuh", "skinny_sums.cuh"),
+)
+POINTERS = (
+    *("out", "low", "counters", "x", "weight", "bias"),
+    *("down", "up", "ranks", "ends", "slots", "tokens"),
+)
+INTS = (
+    *("num_tokens", "features", "k", "x_stride", "num_tiles"),
+    *("parts", "max_rank", "gated", "bf16"),
+)
+UNUSED_TILES = 2
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_int) for name in INTS),
+    )
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("low_rank")
+    return emulated.library(folder, "low_rank", KERNELS, threads=17 * 32)
+
+
+def multiply(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    matrices: LowRankMatrices,
+    slots: np.ndarray,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    """What nobody wrote is NaN."""
+    (num_tokens, k), features = x.shape, weight.shape[0]
+    _, parts, max_rank, _ = matrices.down.shape
+    num_tiles = max_tiles(num_tokens, 4) + UNUSED_TILES
+    table = torch.from_numpy(tile_table(slots, cuda_low_rank.MAX_TOKENS, num_tiles))
+    tiles = AdapterTiles.view(table, num_tokens, cuda_low_rank.MAX_TOKENS)
+    nan = float("nan")
+    tensors = {
+        "out": torch.full((num_tokens, features // (1 + gated)), nan, dtype=x.dtype),
+        "low": torch.full((cuda_low_rank.SLICES, num_tokens, parts * max_rank), nan),
+        "counters": torch.zeros(2, dtype=torch.int32),
+        **{"x": x, "weight": weight, "bias": bias},
+        **{name: getattr(matrices, name) for name in ("down", "up", "ranks", "ends")},
+        **{"slots": tiles.slots, "tokens": tiles.tokens},
+    }
+    call = Call(
+        **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
+        num_tokens=num_tokens,
+        features=features,
+        k=k,
+        x_stride=x.stride(0),
+        num_tiles=num_tiles,
+        parts=parts,
+        max_rank=max_rank,
+        gated=gated,
+        bf16=x.dtype == torch.bfloat16,
+    )
+    assert library.multiply(ctypes.byref(call)) == 0
+    assert not tensors["counters"].any()
+    return tensors["out"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 8, 9, 16])
+@pytest.mark.parametrize(("parts", "k"), [((16, 8, 8), 1152), ((40, 8, 16), 64), (PARTS, 320)])
+def test_it_equals_the_products(
+    parts: tuple[int, ...],
+    k: int,
+    num_tokens: int,
+    dtype: torch.dtype,
+    library: ctypes.CDLL,
+) -> None:
+    """parts: for one, two and more CTAs, which decide how many warps one has; in the last the
+    last CTA has features for half its tiles."""
+    matrices = draw(k, dtype, "cpu", parts)
+    x = randn(num_tokens, k + 8, seed=num_tokens).to(dtype)[:, :k]
+    weight = (randn(sum(parts), k, seed=2) * k**-0.5).to(dtype)
+    bias = randn(sum(parts), seed=3).to(dtype)
+    for slots in some_slots(num_tokens):
+        want = naive(torch.nn.functional.linear(x, weight, bias), x, matrices, slots)
+        got = multiply(library, x, weight, bias, matrices, slots)
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 9, 16])
+def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, library: ctypes.CDLL) -> None:
+    """A part may end within the gates."""
+    dtype = torch.bfloat16
+    matrices = draw(192, dtype, "cpu")
+    x = randn(num_tokens, 192, seed=num_tokens).to(dtype)
+    weight = (randn(sum(PARTS), 192, seed=2) * 192**-0.5).to(dtype)
+    for slots in some_slots(num_tokens):
+        both = naive(torch.nn.functional.linear(x, weight), x, matrices, slots)
+        got = multiply(library, x, weight, None, matrices, slots, gated=True)
+        want = reference.silu_mul(both.to(dtype).double())
+        torch.testing.assert_close(got.double(), want, rtol=3e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 16])
+def test_tokens_do_not_meet_the_adapters_of_others(num_tokens: int, library: ctypes.CDLL) -> None:
+    """Who has none gets the bits of a product without any."""
+    matrices = draw(128, torch.bfloat16, "cpu")
+    x = randn(num_tokens, 128, seed=1).to(torch.bfloat16)
+    weight = randn(sum(PARTS), 128, seed=2).to(torch.bfloat16)
+    slots = np.arange(num_tokens) % 5 - 1
+    plain = multiply(library, x, weight, None, matrices, np.full(num_tokens, -1))
+    got = multiply(library, x, weight, None, matrices, slots)
+    without = torch.from_numpy((slots < 0) | (slots == 3))
+    assert torch.equal(got[without], plain[without])
+    assert (got[~without] != plain[~without]).any(1).all()
