@@ -140,14 +140,18 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if output.num_draft_tokens:
             self.num_draft_tokens = output.num_draft_tokens
             self.num_accepted_tokens = output.num_accepted_tokens
-        if self.on_count is not None:
-            self.on_count(num_tokens)
+        # By a local name: called as an attribute, a function in a slot is looked for in the class
+        # first, each time (Python 3.11).
+        count = self.on_count
+        if count is not None:
+            count(num_tokens)
         if output.finish_reason is None:
             if self._pending is not None:
                 self._pending = _merge(self._pending, output)
                 self._client._park_if_unread(self, len(self._pending.new_token_ids))
                 return
-            taken = False if self.divert is None else self.divert(output, now)
+            divert = self.divert
+            taken = False if divert is None else divert(output, now)
             if taken:
                 return
             self._pending = output

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -180,11 +180,8 @@ class Latencies(Collector):
         """Record events that have ended ``now``, each by when it began. Of the many that began
         together, as those of one step do, each costs next to nothing."""
         counts, buckets_s = self._counts, self._buckets_s
-        times: dict[float, int] = {}
-        for begun_at in since:
-            times[begun_at] = times.get(begun_at, 0) + 1
-        for begun_at, count in times.items():
-            seconds = now - begun_at
+        for begun_at, together in groupby(since):
+            seconds, count = now - begun_at, len(list(together))
             counts[bisect_left(buckets_s, seconds)] += count
             self._sum_s += seconds * count
 

@@ -35,6 +35,7 @@ from gateway.errors import (
     InternalError,
     to_api_error,
 )
+from gateway.flushes import Flushes
 from gateway.grants import Grants
 from gateway.meter import Meter
 from gateway.metrics import Metrics
@@ -125,7 +126,7 @@ class Generation:
         """All that the choices gain, each choice's last one with its finish reason.
 
         After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
-        nothing more comes. Deltas of a choice are ``flush_interval_s`` apart, but for the last.
+        nothing more comes. Deltas of a choice are ``flushes.interval_s`` apart, but for the last.
         ``sink`` gets what comes while the next delta is waited for, if it can take it; that is not
         yielded then, the last one always is.
         """
@@ -145,7 +146,7 @@ class Generation:
 
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         heard, self._heard = self._heard, None
-        reader = Reader(self._choices, self._advance, self._owner.flush_interval_s, sink)
+        reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
         return reader.deltas(heard)
 
     def cancel(self) -> None:
@@ -296,14 +297,14 @@ class Generations:
         ledger: Ledger,
         quota: Quota,
         metrics: Metrics,
-        flush_interval_s: float,
+        flushes: Flushes,
         checks: ComplianceChecks | None = None,
         public_prefixes: PublicPrefixes | None = None,
     ) -> None:
         """``checks``: without it no answer is checked."""
         self.metrics = metrics
         self.checks = checks
-        self.flush_interval_s = flush_interval_s
+        self.flushes = flushes
         self._public_prefixes = public_prefixes
         self._engine = engine
         self._tokenizer = tokenizer

@@ -43,8 +43,9 @@ class Outlet(Generic[T]):
         if not self.is_free:
             return False
         self.put_at = now
+        write = self._write  # a local name: see ``RequestStream._deliver``
         try:
-            if self._write is not None and self._write(message):
+            if write is not None and write(message):
                 return True
         except Exception as exc:
             self._fail(exc)

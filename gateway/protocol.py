@@ -16,7 +16,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import SecurityError
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
-from websockets.protocol import State
+from websockets.protocol import OPEN
 
 from gateway import extensions
 from gateway.config import ServerConfig
@@ -125,6 +125,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._bytes_waiting = 0
         self._header_deadline.stop()
+        num_hosts = [name for name, _ in self.headers].count(b"host")
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise ValueError("not one host")  # RFC 9112, section 3.2: the answer is a 400
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
@@ -271,7 +274,7 @@ class TextWriter:
         self._is_open = False
 
     def write(self, data: bytes) -> bool:
-        if self._conn.state is not State.OPEN or not (self._is_open or self._open()):
+        if self._conn.state is not OPEN or not (self._is_open or self._open()):
             self._cork.release()  # or what goes another way would pass it
             return False
         size = len(data)
@@ -342,7 +345,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < MAX_FRAGMENTS:
             super().handle_cont(event)
-        elif self.conn.state is State.OPEN:
+        elif self.conn.state is OPEN:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
 

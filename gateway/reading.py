@@ -1,9 +1,9 @@
 """When the outputs of a generation are read: what a client gains, and in how many pieces.
 
 What comes while a client can take it goes straight on, in the callback that received it. What comes
-sooner than ``flush_interval_s`` after the piece before waits, and goes on from a timer; what comes
-while the client is slow waits for a task to read it. The engine client merges what waits. The first
-piece leaves at once, and so does the last.
+sooner than ``Flushes.interval_s`` after the piece before waits, and goes on from a timer; what
+comes while the client is slow waits for a task to read it. The engine client merges what waits. The
+first piece leaves at once, and so does the last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Protocol
 from engine.messages import RequestOutput
 from gateway.assembler import Delta
 from gateway.choice import Choice
+from gateway.flushes import Flushes
 from gateway.text_events import Text, TextSink
 
 
@@ -41,21 +42,22 @@ class _Line:
 
     # Slots, and all that a plain piece of text needs: see ``engine.request_stream``.
     __slots__ = (
+        "_flushes",
         "_interval_s",
         "_loop",
         "_reader",
         "_text_sink",
         "_texts",
-        "_timer",
         "choice",
         "due_at",
         "is_awaited",
         "is_settled",
+        "is_waiting",
         "last",
         "stream",
     )
 
-    def __init__(self, choice: Choice, interval_s: float, text_sink: TextSink | None) -> None:
+    def __init__(self, choice: Choice, flushes: Flushes, text_sink: TextSink | None) -> None:
         self.choice = choice
         self.stream = choice.stream
         self.due_at = -math.inf
@@ -66,12 +68,14 @@ class _Line:
         """As its choice says it, where there is a shorter way."""
         self.last: Delta | None = None
         """Of a choice that ended while its output was diverted."""
-        self._interval_s = interval_s
+        self._interval_s = flushes.interval_s
         self._texts = choice.texts
         self._reader: Reader | None = None
         self._text_sink = text_sink
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._flushes = flushes
+        self.is_waiting = False
+        """For ``flush_late``."""
         self.settle()
 
     def settle(self) -> None:
@@ -118,13 +122,15 @@ class _Line:
     def _wait(self) -> None:
         """With what comes until it is due. No task wakes for that: it would cost more than all the
         rest, and where an engine is quick this is most of what comes."""
-        if self._timer is None:
-            self._timer = self._loop.call_at(self.due_at, self._end_wait)
+        if not self.is_waiting:
+            self.is_waiting = True
+            self._flushes.wait(self, self.due_at)
 
-    def _end_wait(self) -> None:
-        self._timer = None
-        # Event loops round their timers: this one may be early.
-        self.stream.divert_pending(max(self._loop.time(), self.due_at))
+    def flush_late(self, now: float) -> None:
+        """As ``flushes.Waiting``; nothing once it is detached."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self.stream.divert_pending(max(now, self.due_at))
 
     def _text(self, output: RequestOutput) -> Text | None:
         """What a settled choice gains by ``output``, if that is known text and nothing else."""
@@ -151,9 +157,7 @@ class _Line:
             self.stream.divert = self.divert
 
     def detach(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.is_waiting = False
         self.stream.on_change = self.stream.divert = self._reader = None
 
 
@@ -164,7 +168,7 @@ class Reader:
         self,
         choices: Sequence[Choice],
         advance: Advance,
-        flush_interval_s: float,
+        flushes: Flushes,
         sink: Sink | None,
     ) -> None:
         """``advance`` is told of each output that is read. ``sink`` gets what comes in between."""
@@ -173,7 +177,7 @@ class Reader:
         self._lines = [
             _Line(
                 choice,
-                flush_interval_s,
+                flushes,
                 None if sink is None else sink.text_sink(choice.index),
             )
             for choice in choices
@@ -210,9 +214,9 @@ class Reader:
                 return due
             self._waiter = waiter = self._loop.create_future()
             timer = None
-            if unread:
-                delay_s = min(line.delay_s() for line in unread)
-                timer = self._loop.call_later(delay_s, self.wake)
+            # A line that waits is flushed, or tells of it, when it is due.
+            if delays_s := [line.delay_s() for line in unread if not line.is_waiting]:
+                timer = self._loop.call_later(min(delays_s), self.wake)
             for line in running:
                 line.is_awaited = True
             try:

@@ -24,6 +24,7 @@ from gateway.compliance import ComplianceChecks
 from gateway.config import Config, TenantsConfig
 from gateway.cork import Cork
 from gateway.errors import ConfigError
+from gateway.flushes import Flushes
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
@@ -132,8 +133,10 @@ def create_services(
     )
     # The first part that holds anything: whatever can be refused stands above.
     accounts = _create_accounts(config.tenants, store, secrets)
+    engine.around_outputs = cork = Cork()
+    flushes = Flushes(config.server.flush_interval_ms / 1000, cork)
     generations = _create_generations(
-        config, engine, tokenizer, accounts, metrics, compiler, public_prefixes
+        engine, tokenizer, accounts, metrics, flushes, compiler, public_prefixes
     )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
@@ -152,7 +155,6 @@ def create_services(
     )
     work = _background_work(config, store, accounts, peers, adapters, metrics, revocations)
     engine.on_tokens = metrics.observe_inter_token
-    engine.around_outputs = cork = Cork()
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
         engine=engine,
@@ -277,11 +279,11 @@ def _create_admission(
 
 
 def _create_generations(
-    config: Config,
     engine: EngineClient,
     tokenizer: Tokenizer,
     accounts: _Accounts,
     metrics: Metrics,
+    flushes: Flushes,
     compiler: GrammarChecker,
     public_prefixes: PublicPrefixes,
 ) -> Generations:
@@ -291,7 +293,7 @@ def _create_generations(
         ledger=accounts.ledger,
         quota=accounts.quota,
         metrics=metrics,
-        flush_interval_s=config.server.flush_interval_ms / 1000,
+        flushes=flushes,
         checks=ComplianceChecks(compiler.submit_validation),
         public_prefixes=public_prefixes,
     )

@@ -137,7 +137,8 @@ def _entries(kept: Kept) -> Iterator[bytes | _Texts]:
     for kind, items in itertools.groupby(kept.items, type):
         if kind is Text:
             assert kept.around is not None
-            yield _Texts(*kept.around, list(map(bytes, items)))
+            # The encoder takes no subclass; within JSON strings there is no line break.
+            yield _Texts(*kept.around, b"\n".join(items).split(b"\n"))
         else:
             yield from items
 

@@ -171,7 +171,8 @@ class Record:
         self._unused = unused = self._unused - ITEM_OVERHEAD_BYTES - len(text)
         if unused < 0:
             self._provide()
-        if not self._take(self._head + text + self._tail, now) and self.waiting:
+        take = self._take
+        if not take(self._head + text + self._tail, now) and self.waiting:
             self._tell(self._head + text + self._tail, now)
         return True
 
@@ -191,7 +192,8 @@ class Record:
         self._unused -= ITEM_OVERHEAD_BYTES + len(kept)
         if self._unused < 0:
             self._provide()
-        if not self._take(item, now) and self.waiting:
+        take = self._take
+        if not take(item, now) and self.waiting:
             self._tell(item, now)
 
     def _tell(self, item: bytes, now: float) -> None:
@@ -294,8 +296,9 @@ class NumberedItems:
         self._following = form.following
 
     def put(self, text: Text, now: float) -> bool:
-        if not self._record.ended:
-            self._record.say(self._following(text), now, text=text)
+        record, following = self._record, self._following
+        if not record.ended:
+            record.say(following(text), now, text=text)
         return True
 
 

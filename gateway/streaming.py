@@ -183,7 +183,8 @@ class _TextSink:
         self._head, self._tail = around
 
     def put(self, text: Text, now: float) -> bool:
-        return self._offer(self._head + text + self._tail, now)
+        offer = self._offer
+        return offer(self._head + text + self._tail, now)
 
 
 class FollowingEventStream(EventResponse):

@@ -45,8 +45,6 @@ def load_draft_network(
     if speculative is None or speculative.model is None:
         return None
     folder = speculative.model_dir
-    if not folder.is_dir():
-        raise ModelLoadError(f"speculative_config.model: folder {str(folder)!r} does not exist")
     if speculative.method == "draft_model":
         return load_draft_model(
             folder,

@@ -29,8 +29,10 @@ class JsonCall:
     """A ``Region`` of one object; every character is looked at once.
 
     Strings are told from structure, so a closing tag inside a string is data. With a closing tag,
-    whatever is no JSON leaves only that to be looked for. Without one the region ends with the
-    object, or where it turns out to be no call: at what is no JSON, or at a foreign key.
+    whatever is no JSON leaves only that to be looked for; and if another object comes before it,
+    that is another call, whose opening tag the model may have left out or may have said. Without
+    one the region ends with the object, or where it turns out to be no call: at what is no JSON, or
+    at a foreign key.
     """
 
     def __init__(self, close: str = "") -> None:
@@ -50,6 +52,7 @@ class JsonCall:
         self._is_raw_arguments = False  # the value being read is passed on as it comes
         self._arguments: list[str] = []
         self._had_arguments = False
+        self._earlier: list[Event] = []  # calls before this one, not taken yet
 
     @property
     def raw(self) -> str:
@@ -76,10 +79,12 @@ class JsonCall:
 
     def take(self) -> list[Event]:
         """Nothing before the name is known."""
+        taken, self._earlier = self._earlier, []
         if self._name is None:
-            return []
-        taken: list[Event] = [] if self._has_begun else [CallName(self._name)]
-        self._has_begun = True
+            return taken
+        if not self._has_begun:
+            taken.append(CallName(self._name))
+            self._has_begun = True
         if self._arguments:
             taken.append("".join(self._arguments))
             self._arguments.clear()
@@ -116,6 +121,9 @@ class JsonCall:
             return
         elif self._at is _At.START and char == "{":
             self._depth, self._at = 1, _At.KEY
+        elif self._at is _At.END:
+            if char == "{":
+                self._begin_another()
         elif self._at is _At.KEY and char == '"':
             self._begin_text(char)
             self._in_string = True
@@ -138,10 +146,18 @@ class JsonCall:
         """Whether the member's value is the call's arguments: the first such member's is."""
         return self._key in _ARGUMENTS and not self._had_arguments
 
+    def _begin_another(self) -> None:
+        self.end()
+        self._earlier = self.take()
+        self._name, self._has_begun = None, False
+        self._had_arguments = False
+        self._depth, self._at = 1, _At.KEY
+
     def _value(self, char: str) -> None:
         if self._depth == 1 and char in ",}":  # ends a number or a word
             self._end_text()
-            self._structure(char)
+            if not self._broken:
+                self._structure(char)
             return
         self._keep(char)
         if char == '"':

@@ -19,6 +19,7 @@ from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.compliance import ComplianceChecks
 from gateway.errors import ApiError, Draining, EngineUnavailable, Gone, InternalError
+from gateway.flushes import Flushes
 from gateway.generation import Generation, Generations, usage_of
 from gateway.metrics import Metrics
 from tenants.errors import StoreUnavailable
@@ -123,7 +124,7 @@ async def bench(
         ledger=ledger,
         quota=quota,
         metrics=Metrics(),
-        flush_interval_s=flush_interval_s,
+        flushes=Flushes(flush_interval_s),
         checks=checks,
     )
     yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)

@@ -87,6 +87,23 @@ async def test_a_request_may_not_say_its_length_twice(gateway: Gateway) -> None:
         assert answer.headers["connection"] == "close"
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /livez HTTP/1.1\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nhost: a\r\nhost: a\r\n", 400),
+        (b"GET /livez HTTP/1.0\r\nhost: a\r\nhost: b\r\n", 400),
+        (b"GET /livez HTTP/1.0\r\n", 200),
+        (b"GET /v1/chat HTTP/1.1\r\nhost: a\r\nhost: b\r\nconnection: upgrade\r\n"
+         b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+         b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", 400),
+    ],
+)  # fmt: skip
+async def test_a_request_is_for_one_host(gateway: Gateway, head: bytes, status: int) -> None:
+    answer = await exchange(gateway, head + b"\r\n")
+    assert answer.status == status
+
+
 async def test_silent_and_slow_sockets_are_dropped(model_dir: Path) -> None:
     async with served_double(model_dir, header_timeout_s=0.3, body_timeout_s=0.3) as (gateway, _):
         silent = await RawClient.connect(gateway)

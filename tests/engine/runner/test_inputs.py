@@ -96,6 +96,60 @@ def test_what_is_sampled_is_the_same_whether_or_not_each_chunk_samples_once(
     assert inputs.samples_once_each == ([place[0] for place in places] == [*range(len(chunks))])
 
 
+MAX_LEN = 20
+
+
+@st.composite
+def chunks_of_rows(draw: st.DrawFn) -> list[Chunk]:
+    chunks = []
+    for row in draw(st.lists(st.integers(0, 5), min_size=1, unique=True)):
+        n = draw(st.integers(1, 7))
+        computed = draw(st.integers(0, MAX_LEN - n))
+        samples = draw(st.booleans())
+        drafts = range(draw(st.integers(0, n - 1)) if samples else 0)
+        chunks.append(Chunk(row, str(row), computed, n, samples, draft_token_ids=tuple(drafts)))
+    return chunks
+
+
+@given(chunks=chunks_of_rows(), seed=st.integers(0, 99))
+def test_any_step_is_what_the_module_says(chunks: list[Chunk], seed: int) -> None:
+    rows = RowTable(6, MAX_LEN, BLOCK_SIZE, torch.device("cpu"))
+    rng = np.random.default_rng(seed)
+    block_ids = rng.permutation(30).reshape(6, 5).tolist()
+    token_ids = rng.integers(1, 1000, (6, MAX_LEN)).tolist()
+    rows.apply(
+        [
+            Admission(r, str(r), token_ids[r], MAX_LEN, block_ids[r], SamplingParams())
+            for r in range(6)
+        ],
+        [],
+    )
+    inputs = build_inputs(ChunkFields.read(chunks), rows, BLOCK_SIZE)
+    flat = [
+        (index, c.row, c.num_computed_tokens + i)
+        for index, c in enumerate(chunks)
+        for i in range(c.num_scheduled_tokens)
+    ]
+    assert inputs.token_ids.tolist() == [token_ids[row][p] for _, row, p in flat]
+    assert inputs.positions.tolist() == [p for _, _, p in flat]
+    assert inputs.slots.tolist() == [
+        block_ids[row][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for _, row, p in flat
+    ]
+    ends = [c.num_computed_tokens + c.num_scheduled_tokens for c in chunks]
+    places = [
+        (at, index, row, p + 1)
+        for at, (index, row, p) in enumerate(flat)
+        if chunks[index].samples and p >= ends[index] - len(chunks[index].draft_token_ids) - 1
+    ]
+    assert inputs.sampled_chunks.tolist() == [index for _, index, _, _ in places]
+    assert inputs.sampled_rows.tolist() == [row for _, _, row, _ in places]
+    assert inputs.sampled_positions.tolist() == [position for _, _, _, position in places]
+    if inputs.logits_index is None:
+        assert len(places) == len(flat)
+    else:
+        assert inputs.logits_index.tolist() == [at for at, _, _, _ in places]
+
+
 def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
     inputs = build_inputs(
         ChunkFields.read([chunk(2, 5, 1, True), chunk(1, 8, 1, True)]), table(), BLOCK_SIZE

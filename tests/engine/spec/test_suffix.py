@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from engine.request import Request
 from engine.spec.config import SpeculativeConfig
 from engine.spec.suffix import SuffixProposer
@@ -84,6 +87,27 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
     assert suffix.continue_text(request_of(1, [9], [1, 2, 3]), 3) == []
     teach(suffix, [1, 2, 3, 4], [5, 6, 7, 8], salt="other")
     assert sum(corpus.count for corpus in suffix._corpora.values()) <= 4
+
+
+@given(
+    max_count=st.integers(1, 5),
+    done=st.lists(
+        st.tuples(st.lists(st.integers(1, 5), max_size=5), st.sampled_from(["", "one", "two"])),
+        min_size=1,
+        max_size=12,
+    ),
+)
+def test_however_few_are_kept_the_last_is_among_them(
+    max_count: int, done: list[tuple[list[int], str]]
+) -> None:
+    suffix = proposer(max_cached_requests=max_count, min_token_prob=0.01)
+    for output, salt in done:
+        teach(suffix, output, salt=salt)
+        assert sum(corpus.count for corpus in suffix._corpora.values()) <= max_count
+        if len(output) > 2:  # shorter ones have nothing behind a match
+            request = request_of(0, [9], output[:2], salt)
+            assert suffix.continue_text(request, 1) != []
+            suffix._own.clear()
 
 
 def test_nothing_is_kept_where_that_is_asked_for() -> None:

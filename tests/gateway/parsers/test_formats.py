@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat_template import ChatTemplate
@@ -113,3 +113,31 @@ def test_any_arguments_arrive_letter_by_letter(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert replay(format.make_parser({}), pieces).plain == ("", [("f", each) for each in arguments])
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *(mark.replace("%s", "f") for mark in MARKS),
+        *('{"name": "f"', '"name": ', '"arguments": ', '"parameters": ', ', "id": '),
+        *("nan", "1", "-", "f", '"', "\\", "{", "}", "[", "]", ":", ",", ";", " ", "\n"),
+    ]
+)
+
+
+@given(
+    format=st.sampled_from(ALL),
+    fragments=st.lists(FRAGMENTS, max_size=10),
+    is_begun=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=400)
+def test_whatever_a_model_writes_is_read_alike_however_it_is_cut(
+    format: ToolFormat, fragments: list[str], is_begun: bool, data: st.DataObject
+) -> None:
+    begin = format.opening + format.begin.replace("%s", "f") if is_begun else ""
+    text = begin + "".join(fragments)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert (
+        replay(format.make_parser({}), pieces).plain == replay(format.make_parser({}), [text]).plain
+    )

@@ -67,6 +67,21 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "",
         [("f\\ud800", '{"a": "\\udfff"}')],
     ),
+    "two calls in one tag": (
+        f'{OPEN}{{"name": "f", "arguments": {{"a": 1}}}}\n{{"name": "g"}} {{"x": 1}}{CLOSE}',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    "a tag that is not closed before the next": (
+        f'{OPEN}{{"name": "f"}}\n{OPEN}{WEATHER}{CLOSE}\nDone',
+        "Done",
+        [("f", "{}"), ("get_weather", '{"city": "Oslo"}')],
+    ),
+    "a brace too many": (
+        f'{OPEN}{{"name": "f", "arguments": {{}}}}}}{CLOSE}',
+        "",
+        [("f", "{}")],
+    ),
     "other members": (
         f'{OPEN}{{"id": 5, "ok": true, "name": "f", "arguments": {{}}}}{CLOSE}',
         "",
@@ -80,6 +95,12 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "cut before the name": (f'{OPEN}{{"na', f'{OPEN}{{"na', []),
     "cut in the tag": ("Hi <tool_ca", "Hi <tool_ca", []),
     "no JSON": (f"{OPEN}nonsense{CLOSE} x", f"{OPEN}nonsense{CLOSE} x", []),
+    "a word that is no JSON": (
+        f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
+        f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
+        [],
+    ),
+    "a word after the name": (f'{OPEN}{{"name": "f", "id": nan}}{CLOSE}!', "!", [("f", "")]),
     "a name that is no string": (
         f'{OPEN}{{"name": 3}}{CLOSE}',
         f'{OPEN}{{"name": 3}}{CLOSE}',
