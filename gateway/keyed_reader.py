@@ -45,7 +45,10 @@ class KeyedReader:
             self._cut = None
 
     def refuse(self, error: ApiError) -> None:
-        """The key is no longer valid: whoever reads gets ``error`` in place of more."""
+        """The key is no longer valid: whoever reads gets ``error`` in place of more. The first
+        counts: what is read may take its time to end."""
+        if self._refusal is not None:
+            return
         self._refusal = error
         if self._cut is not None:
             self._cut.reschedule(0.0)

@@ -48,6 +48,7 @@ class Use:
     weight: torch.Tensor
     gated: bool
     max_rows: int
+    bias: torch.Tensor | None = None
 
 
 class _Kind(NamedTuple):
@@ -170,7 +171,8 @@ def measure(uses: Iterable[Use]) -> Products:
         weights = [use.weight for use in some]
         max_rows = max(use.max_rows for use in some)
         sizes = _up_to(max_rows)
-        _load_library(weights[0], max_rows)
+        for use in {use.bias is None: use for use in some}.values():
+            _load_library(use.weight, use.bias, max_rows)
         for rows in sizes:
             candidates = [*_candidates(rows, device), *_listed(rows, kind, weights, flushed)]
             chosen[kind].add(rows, _fastest(candidates, rows, kind, weights, flushed))
@@ -183,8 +185,9 @@ def _up_to(max_rows: int) -> Sequence[int]:
     return [*(rows for rows in _ROWS if rows < most), most]
 
 
-def _load_library(weight: torch.Tensor, max_rows: int) -> None:
-    """Have the library load its kernels now, of which it has some for almost each number of rows.
+def _load_library(weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int) -> None:
+    """Have the library load its kernels now, of which it has some for almost each number of rows,
+    and others where there is a bias.
 
     At its first use a kernel waits until the GPU has nothing else to do: for as long as the step
     before takes, and all streams wait with it.
@@ -192,7 +195,7 @@ def _load_library(weight: torch.Tensor, max_rows: int) -> None:
     sizes = _LOADED[: bisect_right(_LOADED, max_rows)]
     x = torch.zeros(sizes[-1], weight.shape[1], dtype=weight.dtype, device=weight.device)
     for rows in sizes:
-        F.linear(x[:rows], weight)
+        F.linear(x[:rows], weight, bias)
 
 
 def _candidates(rows: int, device: torch.device) -> Iterator[_Product]:

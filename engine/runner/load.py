@@ -271,4 +271,6 @@ def _uses(
                 weight = module.weight.data
                 is_head = weight.shape[0] == facts.vocab_size
                 rows = config.num_seqs if is_head else config.step_tokens
-                yield products.Use(weight, module in gated, rows)
+                bias = module.bias if isinstance(module, Linear) else None
+                added = None if bias is None else bias.data
+                yield products.Use(weight, module in gated, rows, added)

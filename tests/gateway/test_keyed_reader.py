@@ -79,6 +79,29 @@ async def test_who_waits_is_told_at_once_and_who_comes_back_too() -> None:
                 await anext(reader)
 
 
+async def test_a_second_refusal_finds_it_ending() -> None:
+    reader, source, _ = await make()
+    is_ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def ends_slowly() -> Sequence[bytes]:
+        try:
+            return await asyncio.Future[Sequence[bytes]]()
+        finally:
+            is_ending.set()
+            await may_end.wait()
+
+    source.items.get = ends_slowly  # type: ignore[method-assign]
+    reading = asyncio.ensure_future(anext(reader))
+    async with asyncio.timeout(5):
+        await asyncio.sleep(0)
+        reader.refuse(InvalidApiKey("revoked"))
+        await is_ending.wait()
+        reader.refuse(InvalidApiKey("suspended"))
+        may_end.set()
+        with pytest.raises(InvalidApiKey, match="revoked"):
+            await reading
+
+
 async def test_a_time_limit_of_the_reader_is_its_own() -> None:
     reader, _, _ = await make()
     with pytest.raises(TimeoutError):

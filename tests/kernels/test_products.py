@@ -52,17 +52,24 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
         return SKINNY
 
     monkeypatch.setattr(products, "_fastest", found)
-    loaded: list[tuple[int, int]] = []
-    load = loaded.append
+    loaded: list[tuple[int, int, bool]] = []
     monkeypatch.setattr(
-        products, "_load_library", lambda weight, rows: load((weight.shape[0], rows))
+        products,
+        "_load_library",
+        lambda weight, bias, rows: loaded.append((len(weight), rows, bias is not None)),
     )
     monkeypatch.setattr(products, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
     monkeypatch.setattr(products, "_listed", lambda *_: [])
     plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
-    uses = [Use(plain, False, 3), Use(plain, False, 2), Use(plain, True, 2), Use(head, False, 1)]
+    bias = torch.zeros(32)
+    uses = [
+        Use(plain, False, 3),
+        Use(plain, False, 2, bias),
+        Use(plain, True, 2),
+        Use(head, False, 1),
+    ]
     measured = products.measure(uses)
-    assert loaded == [(32, 3), (32, 2), (48, 1)]
+    assert loaded == [(32, 3, False), (32, 3, True), (32, 2, False), (48, 1, False)]
     assert [(rows, kind.shape[0], kind.gated, num) for rows, kind, num in seen] == [
         *((rows, 32, False, 2) for rows in (1, 2, 3)),
         *((rows, 32, True, 1) for rows in (1, 2)),
@@ -118,16 +125,26 @@ def test_the_library_multiplies_all_small_numbers_of_rows_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[int, ...]] = []
-    monkeypatch.setattr(F, "linear", lambda x, weight: seen.append((*x.shape, len(weight))))
-    products._load_library(torch.randn(KIND.shape), 30)
-    assert seen == [(rows, 64, 32) for rows in range(1, 31)]
+    biases: list[torch.Tensor | None] = []
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        seen.append((*x.shape, len(weight)))
+        biases.append(bias)
+
+    monkeypatch.setattr(F, "linear", linear)
+    for bias in (None, torch.randn(32)):
+        products._load_library(torch.randn(KIND.shape), bias, 30)
+        assert seen == [(rows, 64, 32) for rows in range(1, 31)]
+        assert all(given is bias for given in biases)
+        seen.clear()
+        biases.clear()
 
 
 def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with prompts beside running streams have from some hundred to some thousand tokens."""
     seen: list[int] = []
-    monkeypatch.setattr(F, "linear", lambda x, weight: seen.append(len(x)))
-    products._load_library(torch.zeros(16, 8), 100_000)
+    monkeypatch.setattr(F, "linear", lambda x, weight, bias: seen.append(len(x)))
+    products._load_library(torch.zeros(16, 8), None, 100_000)
     assert seen == sorted(set(seen))
     assert seen[:512] == list(range(1, 513))
     assert set(range(8, 1025, 8)) | set(range(1088, 8193, 64)) <= set(seen)

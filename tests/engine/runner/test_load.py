@@ -13,6 +13,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.layers.linear import Linear, TiedLinear
+from engine.layers.parameter import Weight
 from engine.messages import LoadProgress
 from engine.models.base import ModelConfig
 from engine.runner import load, load_runner
@@ -163,6 +164,8 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     )
     assert isinstance(target.facts, ModelConfig)
     network = DraftModel(draft, target.facts)
+    biased = next(module for module in model.modules() if isinstance(module, Linear))
+    biased.bias = Weight(torch.zeros(len(biased.weight.data)))
     measured: list[products.Use] = []
     fastest = products.Products({})
 
@@ -180,6 +183,8 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     ]
     assert len(linears) == 2 * (1 + 3 * 4), "the head, and four of each layer"
     assert all(linear.products is fastest for linear in linears)
+    biases = [use.bias for use in measured if use.bias is not None]
+    assert [bias.data_ptr() for bias in biases] == [biased.bias.data.data_ptr()]
     heads = [use for use in measured if len(use.weight) == VOCAB_SIZE]
     assert len(heads) == 2 * (not quantize_lm_head)
     assert all(use.max_rows == target.config.num_seqs for use in heads)
