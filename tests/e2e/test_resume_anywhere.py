@@ -45,8 +45,8 @@ class Client:
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) >= limit:
-                    body = body[:limit]
-                    return response.headers, body[: body.rfind(b"\n\n") + 2], False
+                    events, end, _ = body[:limit].rpartition(b"\n\n")
+                    return response.headers, events + end, False
         return response.headers, body, True
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.attention.cuda import LEAST_CAPTURED_WINDOW
@@ -27,12 +27,15 @@ SIZES = [4, 8, 32]
 
 
 @given(st.integers(1, 10_000))
+@example(16)
+@example(384)
 def test_sizes_ascend_to_what_a_step_may_have(max_num_tokens: int) -> None:
     sizes = capture_sizes(max_num_tokens)
     assert sizes == sorted(set(sizes))
     assert all(size <= max_num_tokens for size in sizes)
     assert all(b - a <= LEAST_CAPTURED_WINDOW for a, b in pairwise([0, *sizes]))
     assert bool(sizes) == (max_num_tokens >= 16)
+    assert (max_num_tokens in sizes) == (max_num_tokens in (16, 32, 64, 128, 192, 256, 384))
 
 
 def chunk(n: int, *, samples: bool = True, drafts: tuple[int, ...] = ()) -> Chunk:

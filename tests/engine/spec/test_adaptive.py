@@ -84,6 +84,24 @@ def test_as_fast_as_the_best_length_and_never_slower_than_none(
     assert speed > 0.98 * plain
 
 
+@pytest.mark.parametrize("batch", [1, 8, 32, 128])
+def test_where_costs_are_as_measured_what_is_chosen_is_as_fast_as_the_best(batch: int) -> None:
+    """Within 2 % on average, once acceptance is known, whatever it is; with all probes."""
+    rng, ratios = random.Random(batch), []
+    plain = batch / TABLE.seconds(batch, 0, 0)
+    for seed in range(16):
+        rates = [rng.uniform(0.05, 0.98) for _ in range(rng.randint(1, 5))]
+        run = Run(TABLE, batch, constant(*rates), jitter=0.01, seed=seed)
+        for _ in range(600):
+            run.step()
+        speed = run.speed(until=run.now + 400 * TABLE.seconds(batch, 0, 0))
+        best, _ = best_fixed(TABLE, batch, rates)
+        assert speed > 0.98 * plain
+        ratios.append(speed / best)
+    assert statistics.mean(ratios) > 0.98
+    assert min(ratios) > 0.93
+
+
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_it_follows_changes_of_acceptance(batch: int) -> None:
     """Low, high, and low again; when the next probe is due is luck."""
