@@ -233,21 +233,24 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
     socket.sndhwm = SEND_HIGH_WATER_MARK
     socket.linger = LINGER_MS
     socket.connect(launch.address)
-    try:
-        _send(socket, LoadProgress("Starting", 0.0))
-        engine = build(launch.config, lambda progress: _send(socket, progress))
-        tune_collector()
-        attached = None if launch.shared_address is None else listen(context, launch.shared_address)
-        with contextlib.closing(engine), contextlib.closing(Clients(socket, attached)) as clients:
+    with contextlib.ExitStack() as opened:
+        opened.callback(context.term)
+        opened.callback(socket.close)
+        try:
+            _send(socket, LoadProgress("Starting", 0.0))
+            engine = build(launch.config, lambda progress: _send(socket, progress))
+            opened.callback(engine.close)
+            tune_collector()
+            shared = launch.shared_address
+            attached = None if shared is None else listen(context, shared)
+            clients = opened.enter_context(contextlib.closing(Clients(socket, attached)))
             _send(socket, engine.ready)
             engine.warm_up()
             serve(engine.core, clients, engine.ready)
-    except Exception as error:
-        _send(socket, _failure(error))
-        return 1
-    finally:
-        socket.close()
-        context.term()
+        except Exception as error:
+            # Now: to close the engine may take a while, as long as a grammar's compiler works.
+            _send(socket, _failure(error))
+            return 1
     return 0
 
 

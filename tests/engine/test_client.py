@@ -47,7 +47,7 @@ class TestServing:
             assert [o.finish_reason for o in outputs] == [None] * (len(outputs) - 1) + ["length"]
             assert (stream.num_generated_tokens, stream.num_cached_tokens) == (7, 1)
             assert stream.finish_reason == "length"
-        assert progress == [LoadProgress("starting", 0.0), LoadProgress("reading", 0.5)]
+        assert progress == [LoadProgress("Starting", 0.0), LoadProgress("reading", 0.5)]
 
     async def test_200_concurrent_streams(self) -> None:
         async with running() as client:

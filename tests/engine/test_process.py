@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -222,6 +223,33 @@ class TestRun:
         code, messages = self.live(build, address)
         assert code == 1
         assert messages == [LoadProgress("Starting", 0.0), failed]
+
+    def test_the_client_hears_of_a_failure_before_the_engine_is_closed(self, address: str) -> None:
+        heard = threading.Event()
+
+        def failing(config: EngineConfig, on_progress: OnProgress) -> Engine:
+            def warm_up() -> None:
+                raise EngineDead("gone")
+
+            def close() -> None:
+                assert heard.wait(30)
+
+            made = build(config, on_progress)
+            return msgspec.structs.replace(made, warm_up=warm_up, close=close)
+
+        launch = Launch(config=EngineConfig(model="ok"), address=address)
+        with zmq.Context() as context, ThreadPoolExecutor() as pool:
+            socket = context.socket(zmq.PAIR)
+            socket.linger = 0
+            socket.bind(address)
+            code = pool.submit(run, launch, failing)
+            message: EngineMessage = LoadProgress("", 0.0)
+            while not isinstance(message, Failed):
+                assert socket.poll(10_000), "nothing is said while the engine closes"
+                message = decode_engine_message(socket.recv())
+            heard.set()
+            assert code.result(30) == 1
+            socket.close()
 
 
 @pytest.mark.asyncio
