@@ -29,8 +29,7 @@ def write(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
 
 
 def _pinned_copy(host: torch.Tensor) -> torch.Tensor:
-    """As ``host.pin_memory()``, which asks the driver first whether the memory is pinned already:
-    that takes longer than all the rest."""
+    """As ``host.pin_memory()``, which asks the driver first whether it is pinned already."""
     return torch.empty_like(host, pin_memory=True).copy_(host)
 
 
