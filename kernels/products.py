@@ -173,8 +173,10 @@ def measure(uses: Iterable[Use]) -> Products:
         sizes = _up_to(max_rows)
         for use in {use.bias is None: use for use in some}.values():
             _load_library(use.weight, use.bias, max_rows)
+        has_bias = any(use.bias is not None for use in some)  # which no listed product adds
         for rows in sizes:
-            candidates = [*_candidates(rows, device), *_listed(rows, kind, weights, flushed)]
+            listed = [] if has_bias else _listed(rows, kind, weights, flushed)
+            candidates = [*_candidates(rows, device), *listed]
             chosen[kind].add(rows, _fastest(candidates, rows, kind, weights, flushed))
     return Products(dict(chosen))
 

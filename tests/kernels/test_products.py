@@ -59,7 +59,13 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
         lambda weight, bias, rows: loaded.append((len(weight), rows, bias is not None)),
     )
     monkeypatch.setattr(products, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
-    monkeypatch.setattr(products, "_listed", lambda *_: [])
+    asked: list[tuple[int, _Kind]] = []
+
+    def listed(rows: int, kind: _Kind, *_: object) -> list[_Product]:
+        asked.append((rows, kind))
+        return []
+
+    monkeypatch.setattr(products, "_listed", listed)
     plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
     bias = torch.zeros(32)
     uses = [
@@ -70,6 +76,8 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
     ]
     measured = products.measure(uses)
     assert loaded == [(32, 3, False), (32, 3, True), (32, 2, False), (48, 1, False)]
+    without_bias = [(rows, kind) for rows, kind, _ in seen if kind.gated or kind.shape[0] == 48]
+    assert asked == without_bias, "a bias is nothing for what cuBLASLt lists"
     assert [(rows, kind.shape[0], kind.gated, num) for rows, kind, num in seen] == [
         *((rows, 32, False, 2) for rows in (1, 2, 3)),
         *((rows, 32, True, 1) for rows in (1, 2)),
