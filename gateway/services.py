@@ -134,9 +134,8 @@ def create_services(
     # The first part that holds anything: whatever can be refused stands above.
     accounts = _create_accounts(config.tenants, store, secrets)
     engine.around_outputs = cork = Cork()
-    flushes = Flushes(config.server.flush_interval_ms / 1000, cork)
     generations = _create_generations(
-        engine, tokenizer, accounts, metrics, flushes, compiler, public_prefixes
+        config, engine, cork, tokenizer, accounts, metrics, compiler, public_prefixes
     )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
@@ -279,11 +278,12 @@ def _create_admission(
 
 
 def _create_generations(
+    config: Config,
     engine: EngineClient,
+    cork: Cork,
     tokenizer: Tokenizer,
     accounts: _Accounts,
     metrics: Metrics,
-    flushes: Flushes,
     compiler: GrammarChecker,
     public_prefixes: PublicPrefixes,
 ) -> Generations:
@@ -293,7 +293,7 @@ def _create_generations(
         ledger=accounts.ledger,
         quota=accounts.quota,
         metrics=metrics,
-        flushes=flushes,
+        flushes=Flushes(config.server.flush_interval_ms / 1000, cork),
         checks=ComplianceChecks(compiler.submit_validation),
         public_prefixes=public_prefixes,
     )
