@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.attention.base import DeviceBatch, PromptBackend
@@ -18,6 +19,7 @@ from engine.runner.inputs import ChunkFields, StepInputs, assemble
 from engine.runner.rows import RowTable
 from engine.runner.sized_graphs import SizedGraphs, capture_all
 from kernels import cuda
+from kernels.transfer import write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,8 +105,7 @@ class PromptGraphs:
     def _send(self, row: int, computed: int, num_tokens: int, *, size: int) -> None:
         """The row of each sequence (-1: padding), its computed tokens, and where its own begin."""
         values = [row, -1, computed, 0, 0, num_tokens, size]
-        host = torch.tensor(values, dtype=torch.int32, pin_memory=self._sent.is_cuda)
-        self._sent.copy_(host, non_blocking=True)
+        write(self._sent, np.array(values, np.int32))
 
     def _forward(self, size: int) -> torch.Tensor:
         rows, computed = self._sent[: 2 * _NUM_SEQS].view(2, _NUM_SEQS).unbind()
