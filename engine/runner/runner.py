@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from engine.runner.memory import PagedCache
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
+from engine.runner.step_waits import StepWaits
 from engine.runner.swap import HostBlocks
 from engine.runner.unseen_drafts import UnseenDrafts
 from engine.runner.verify_graphs import VerifyGraphs
@@ -56,6 +58,7 @@ class _Sampled:
     logprobs: Reading | None
     prompt_logprobs: Reading | None
     drafted: UnseenDrafts | None
+    launched_at: float
     arrived: torch.cuda.Event | None
 
 
@@ -103,6 +106,9 @@ class TorchRunner:
         self.device = device
         self._logprobs = LogprobRows(len(table.tokens), vocab_size)
         self._launched: _Launched | None = None
+        self._launched_at = 0.0
+        """When that began."""
+        self._waits = StepWaits()
         self._sampled: deque[_Sampled] = deque()
         self._drafted: UnseenDrafts | None = None
         """Drafts for the next plan that the host has not seen."""
@@ -155,6 +161,7 @@ class TorchRunner:
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
         assert len(self._sampled) < 2, "forward with two steps not collected"
+        self._launched_at = time.perf_counter()
         self._apply(plan)
         drafted, self._drafted = self._drafted, None
         if not plan.chunks:
@@ -277,6 +284,7 @@ class TorchRunner:
                 logprobs,
                 launched.prompt_logprobs,
                 launched.drafted,
+                self._launched_at,
                 arrived,
             )
         )
@@ -284,7 +292,7 @@ class TorchRunner:
     def collect(self) -> StepResult:
         step = self._sampled.popleft()
         if step.arrived is not None:
-            step.arrived.synchronize()
+            self._waits.wait(step.arrived, step.plan, step.launched_at)
         copied_out = self._copies_out.pop(step.plan.step_id, None)
         if copied_out is not None:
             copied_out.synchronize()
