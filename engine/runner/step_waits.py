@@ -14,9 +14,10 @@ from typing import Protocol
 
 from engine.scheduler.plan import StepPlan
 
-AWAKE_S = 0.001
-"""Before a step is expected to end the host spins for so long; steps that take less are not slept
-through at all."""
+LONG_S = 0.001
+"""Shorter steps are not slept through at all."""
+AWAKE_S = 0.0005
+"""Before a step is expected to end the host spins for so long."""
 NAP_S = 0.001
 """So often a host that sleeps asks whether the step has ended sooner than expected."""
 _RISE = 1 / 8
@@ -58,7 +59,7 @@ class StepWaits:
 
     def _wait(self, end: Event, kind: tuple[int, int], began_at: float) -> None:
         expected_s = self._expected_s.get(kind, 0.0)
-        if self._nap(end, began_at + expected_s - AWAKE_S):
+        if expected_s < LONG_S or self._nap(end, began_at + expected_s - AWAKE_S):
             end.synchronize()
         taken_s = self._clock() - began_at
         # Longer ones may have waited for something else: believed step by step.
