@@ -16,7 +16,7 @@ from gateway.fine_timer import Timer, fine_timer
 
 NUM_TICKS = 8
 """The interval of streams is so many ticks long; what is due within one goes on at its end."""
-BURST = 64
+BURST = 32
 """So many at once, so that the first need not wait for all."""
 
 
