@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -213,3 +215,16 @@ async def test_one_may_wait_again_when_it_is_flushed() -> None:
     await until(lambda: len(line.flushed_at) == 3)
     assert min(gaps(line.flushed_at)) >= flushes.pause_s
     flushes.close()
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_flushed_or_left_open_once_they_are_closed() -> None:
+    num_open = len(os.listdir("/proc/self/fd"))
+    flushes = Flushes(INTERVAL_S)
+    flushes.close()  # without a timer yet
+    line = Line(flushes)
+    line.wait(time.monotonic() + 0.005)
+    flushes.close()
+    await asyncio.sleep(0.02)
+    assert not line.flushed_at
+    assert len(os.listdir("/proc/self/fd")) == num_open
