@@ -38,12 +38,12 @@ class AdapterSlots:
         max_loras: int,
         max_lora_rank: int,
         max_num_rows: int,
-        max_num_queries: int = 1,
+        max_graph_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """max_loras: number of slots, and so of adapters in one step. max_num_queries: tokens of a
-        row in a CUDA graph."""
+        """max_loras: number of slots, and so of adapters in one step. max_graph_tokens: the most of
+        a step in a CUDA graph."""
         self.max_loras = max_loras
         self._max_rank = max_lora_rank
         self._dtype, self._device = dtype, device
@@ -57,7 +57,7 @@ class AdapterSlots:
         """How often an adapter was copied into a slot."""
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
-        self._static = StaticTiles(max_num_rows * max_num_queries, max_loras, device)
+        self._static = StaticTiles(max_graph_tokens, max_loras, device)
         # CUDA graphs record both streams; for eager launches the events would cost what a second
         # stream gains.
         self._beside: torch.cuda.Stream | None = None

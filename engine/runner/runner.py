@@ -170,11 +170,12 @@ class TorchRunner:
             return _Launched(plan, *self._graphs.run(fields, adapted=adapted))
         if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
             return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
+        graphs = self._prompt_graphs
+        fits = graphs is not None and graphs.fits(fields, adapted=adapted)
+        if graphs is not None and fits and not self._logprobs.wants_prompts(fields):
+            return _Launched(plan, *graphs.run(fields, adapted=adapted))
         if adapters is None or not adapted:
-            graphs = self._prompt_graphs
-            if graphs is None or not graphs.fits(fields) or self._logprobs.wants_prompts(fields):
-                return self._run_eagerly(plan, fields)
-            return _Launched(plan, *graphs.run(fields))
+            return self._run_eagerly(plan, fields)
         with adapters.applied(fields.rows, fields.query_lens):
             return self._run_eagerly(plan, fields, adapted=True)
 

@@ -48,6 +48,7 @@ def slots(model: Model, folder: Path) -> AdapterSlots:
         max_loras=2,
         max_lora_rank=12,
         max_num_rows=4,
+        max_graph_tokens=4,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

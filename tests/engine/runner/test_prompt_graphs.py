@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from engine.llm import LLM, TokensPrompt
 from engine.runner import TorchRunner, load_runner
 from engine.runner.inputs import ChunkFields
 from engine.runner.prompt_graphs import PromptGraphs, capture_sizes
+from engine.runner.sized_graphs import SizedGraphs
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Chunk
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -57,7 +59,9 @@ def chunk(n: int, *, samples: bool = True, drafts: tuple[int, ...] = ()) -> Chun
 def test_only_a_lone_prompt_that_ends_fits(chunks: list[Chunk], fits: bool) -> None:
     graphs = object.__new__(PromptGraphs)
     graphs.max_num_tokens = 32
+    graphs._families = {False: cast(SizedGraphs, None)}
     assert graphs.fits(ChunkFields.read(chunks)) is fits
+    assert not graphs.fits(ChunkFields.read(chunks), adapted=True)
 
 
 class TestEmulated:
