@@ -55,6 +55,7 @@ def wide_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=8,
         num_key_value_heads=2,
         vocab_size=1000,
+        max_position_embeddings=512,
         initializer_range=0.08,
     )
     for seed, rank in enumerate((8, 16, 64)):
@@ -149,7 +150,7 @@ def test_logits_of_prompts_in_graphs_are_those_of_other_steps(wide_dir: Path) ->
         common = captured.keys() & eager.keys()
         assert len(common) >= 3
         for token in common:
-            assert captured[token] == pytest.approx(eager[token], abs=0.1)
+            assert captured[token] == pytest.approx(eager[token], abs=0.2)
 
 
 def test_adapters_change_what_is_generated(wide_dir: Path) -> None:
