@@ -21,8 +21,6 @@ class StepAdapters:
 
     tiles: AdapterTiles | None = None
     """None: no token has an adapter."""
-    beside: torch.cuda.Stream | None = None
-    """A stream for the products with A, beside the layer's own product."""
 
 
 class LowRankAddition:
@@ -69,22 +67,16 @@ class LowRankAddition:
         elif weight is not None and cuda_low_rank.serves(x, weight):
             return cuda_low_rank.linear(x, weight, bias, self._matrices, tiles, gated=gated)
         else:
-            out = self._beside(x, product, tiles)
+            out = self._around(x, product, tiles)
         return ops.silu_mul(out) if gated else out
 
-    def _beside(self, x: torch.Tensor, product: Product, tiles: AdapterTiles) -> torch.Tensor:
-        """``product(x)``, to which the adapters' share is added in place."""
-        beside = self._step.beside
-        if beside is None:
-            out = product(x)
-            low = ops.shrink_low_rank(x, self._matrices, tiles)
-        else:
-            current = torch.cuda.current_stream()
-            beside.wait_stream(current)
-            with torch.cuda.stream(beside):
-                low = ops.shrink_low_rank(x, self._matrices, tiles)
-            out = product(x)
-            current.wait_stream(beside)
+    def _around(self, x: torch.Tensor, product: Product, tiles: AdapterTiles) -> torch.Tensor:
+        """``product(x)``, to which the adapters' share is added in place.
+
+        It is shrunk first: a product that begins early then loads weights meanwhile.
+        """
+        low = ops.shrink_low_rank(x, self._matrices, tiles)
+        out = product(x)
         ops.expand_low_rank(out, low, self._matrices, tiles)
         return out
 

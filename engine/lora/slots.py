@@ -24,9 +24,6 @@ from kernels import ops, reference
 from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices
 from kernels.transfer import to_device
 
-MAX_TOKENS_BESIDE = 128
-"""With more tokens a layer's own product keeps the GPU busy alone."""
-
 
 class AdapterSlots:
     """Hooks adapters into the linear layers of a model whose weights are loaded and packed."""
@@ -58,11 +55,6 @@ class AdapterSlots:
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
         self._static = StaticTiles(max_graph_tokens, max_loras, device)
-        # CUDA graphs record both streams; for eager launches the events would cost what a second
-        # stream gains.
-        self._beside: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         num_parts = len(self._places)
         self._ranks = torch.zeros(max_loras, num_parts, dtype=torch.int32, device=device)
         """[max_loras, num_parts]: ranks of all parts of all layers, so that one copy sets a
@@ -169,8 +161,7 @@ class AdapterSlots:
     def captured(self, num_tokens: int) -> AbstractContextManager[None]:
         """Inside, a forward pass of ``num_tokens`` is captured, whose adapters ``send`` sets
         later."""
-        beside = self._beside if num_tokens <= MAX_TOKENS_BESIDE else None
-        return self._adding(self._static.of(num_tokens), beside)
+        return self._adding(self._static.of(num_tokens))
 
     def send(self, rows: npt.NDArray[np.int64], num_tokens: int, num_queries: int = 1) -> None:
         """Set the adapters of the next replay of a graph of ``num_tokens`` tokens: ``num_queries``
@@ -179,14 +170,12 @@ class AdapterSlots:
         self._static.send(self._slots_of(rows).repeat(num_queries), num_tokens)
 
     @contextmanager
-    def _adding(
-        self, tiles: AdapterTiles, beside: torch.cuda.Stream | None = None
-    ) -> Iterator[None]:
-        self._step.tiles, self._step.beside = tiles, beside
+    def _adding(self, tiles: AdapterTiles) -> Iterator[None]:
+        self._step.tiles = tiles
         try:
             yield
         finally:
-            self._step.tiles = self._step.beside = None
+            self._step.tiles = None
 
     def serves(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether any of the rows has an adapter."""

@@ -43,7 +43,7 @@ from engine.runner.target import Target, resolve
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
-from kernels import cpu, cuda, cuda_experts, products
+from kernels import cpu, cuda, cuda_experts, cuda_low_rank, products
 
 LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
@@ -230,6 +230,7 @@ def _register_kernels(device: torch.device) -> bool:
     kernels.register()
     if device.type == "cuda":
         cuda_experts.register()
+        cuda_low_rank.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
 
