@@ -33,7 +33,7 @@ def shrink_low_rank(
         return found
     low = _sums(x, matrices)
     x = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 else x.contiguous()
-    torch.ops.sluice_cuda.shrink_low_rank(low, x, *_described(matrices, tiles))
+    torch.ops.sluice_cuda.shrink_low_rank(low, x, *described(matrices, tiles))
     return low
 
 
@@ -42,7 +42,7 @@ def expand_low_rank(
 ) -> None:
     """See ``reference.expand_low_rank``."""
     if takes(matrices):
-        torch.ops.sluice_cuda.expand_low_rank(out, low, *_described(matrices, tiles))
+        torch.ops.sluice_cuda.expand_low_rank(out, low, *described(matrices, tiles))
     else:
         ops.resolve("expand_low_rank", "cuda", out.dtype, behind="cuda")(out, low, matrices, tiles)
 
@@ -52,7 +52,8 @@ def takes(matrices: LowRankMatrices) -> bool:
     return matrices.down.shape[-1] % 64 == 0 and all(size % 8 == 0 for size in matrices.parts)
 
 
-def _described(matrices: LowRankMatrices, tiles: AdapterTiles) -> tuple[torch.Tensor, ...]:
+def described(matrices: LowRankMatrices, tiles: AdapterTiles) -> tuple[torch.Tensor, ...]:
+    """The arguments by which the kernels know them."""
     m = matrices
     return m.down, m.up, m.ranks, m.ends, tiles.slots, tiles.tokens
 
@@ -100,7 +101,7 @@ def linear(
         x,
         weight,
         bias,
-        *_described(matrices, tiles),
+        *described(matrices, tiles),
         gated,
     )
     return out

@@ -24,6 +24,10 @@ class Addition(Protocol):
     @property
     def is_active(self) -> bool: ...
 
+    @property
+    def joined(self) -> tuple[torch.Tensor, ...] | None:
+        """The same in this step for ``cuda_layer.Matrix``; None: only a call can add it."""
+
     def __call__(
         self,
         x: torch.Tensor,

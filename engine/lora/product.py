@@ -33,6 +33,8 @@ class LowRankAddition:
         self._matrices = matrices
         self._names = names
         self._step = step
+        floats = matrices.down.dtype in cuda_low_rank.HALVES
+        self._can_join = floats and cuda_low_rank.takes(matrices)
 
     @property
     def in_features(self) -> int:
@@ -50,6 +52,14 @@ class LowRankAddition:
     @property
     def is_active(self) -> bool:
         return self._step.tiles is not None
+
+    @property
+    def joined(self) -> tuple[torch.Tensor, ...] | None:
+        """See ``linear.Addition``."""
+        tiles = self._step.tiles
+        if tiles is None:
+            return ()
+        return cuda_low_rank.described(self._matrices, tiles) if self._can_join else None
 
     def __call__(
         self,

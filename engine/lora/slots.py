@@ -20,8 +20,8 @@ from engine.lora.places import find_places
 from engine.lora.product import LowRankAddition, Product, StepAdapters
 from engine.lora.static_tiles import StaticTiles
 from engine.models.base import Model
-from kernels import ops, reference
-from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices
+from kernels import cuda_low_rank, ops, reference
+from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices, padded_rank
 from kernels.transfer import to_device
 
 
@@ -133,8 +133,9 @@ class AdapterSlots:
     def step_bytes(self, num_tokens: int) -> int:
         """Most memory, in bytes, that the products of ``num_tokens`` take at any time."""
         widest = max(place.out_features for place in self._places.values())
-        # Either a product in the model's dtype, or float32 sums over shares of the inputs.
-        return num_tokens * max(widest * self._dtype.itemsize, 8 * 3 * self._max_rank * 4)
+        # A product in the model's dtype, and float32 sums over slices of the inputs.
+        sums = cuda_low_rank.SLICES * 3 * padded_rank(self._max_rank) * 4
+        return num_tokens * (widest * self._dtype.itemsize + sums)
 
     # ---- a step ---------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 // Registers the products with low-rank adapters with torch.
 
+#include "bind_layer.h"
 #include "bind_linear.h"
 #include "low_rank.cuh"
 
@@ -92,6 +93,10 @@ void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
         "low_rank_linear");
 }
 
+}  // namespace
+
+namespace sluice::bindings {
+
 void shrink_low_rank(Tensor low, const Tensor& x, const Tensor& down, const Tensor& up,
                      const Tensor& ranks, const Tensor& ends, const Tensor& slots,
                      const Tensor& tokens) {
@@ -131,7 +136,7 @@ void expand_low_rank(Tensor out, const Tensor& low, const Tensor& down, const Te
         "expand_low_rank");
 }
 
-}  // namespace
+}  // namespace sluice::bindings
 
 TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
@@ -147,7 +152,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
-  m.impl("shrink_low_rank", &shrink_low_rank);
-  m.impl("expand_low_rank", &expand_low_rank);
+  m.impl("shrink_low_rank", &sluice::bindings::shrink_low_rank);
+  m.impl("expand_low_rank", &sluice::bindings::expand_low_rank);
   m.impl("low_rank_linear", &low_rank_linear);
 }

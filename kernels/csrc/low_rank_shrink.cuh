@@ -60,8 +60,8 @@ struct TileTokens {
   __device__ __forceinline__ const T* row(int group) const { return x + token[group] * stride; }
 };
 
-// Sums of the first kGroups * 8 tokens of a share, by the first kWarps of a CTA's warps, into p.low.
-// x: those tokens, or, kWhole, all of the step.
+// Sums of the first kGroups * 8 tokens of a share, by the first kWarps of a CTA, into p.low. x: those
+// tokens, or, kWhole, all of the step.
 template <typename T, int kWarps, int kGroups, int kThreads, bool kWhole, typename Product,
           typename Tokens, int kParts>
 __device__ __forceinline__ void shrink(

@@ -54,6 +54,7 @@ class Adapters:
     """An addition of nothing."""
 
     is_active: bool
+    joined = None
 
     def __call__(
         self,
