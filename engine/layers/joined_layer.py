@@ -67,7 +67,7 @@ class JoinedLayer:
             return True
         attention, mlp = self._attention, self._mlp
         linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-        return all(_adapters(linear) is not None for linear in linears)
+        return all(_adapters(linear, len(step.positions)) is not None for linear in linears)
 
     def __call__(
         self,
@@ -112,11 +112,11 @@ def _norm(norm: RMSNorm) -> Norm:
 
 
 def _matrix(linear: Linear, rows: int, *, gated: bool = False) -> Matrix:
-    weight, bias, adapters = linear.weight.data, linear.bias, _adapters(linear)
+    weight, bias, adapters = linear.weight.data, linear.bias, _adapters(linear, rows)
     assert adapters is not None
     code = linear.products.code(rows, weight, gated=gated and not adapters)
     return Matrix(weight, None if bias is None else bias.data, code, adapters)
 
 
-def _adapters(linear: Linear) -> tuple[torch.Tensor, ...] | None:
-    return () if linear.addition is None else linear.addition.joined
+def _adapters(linear: Linear, rows: int) -> tuple[torch.Tensor, ...] | None:
+    return () if linear.addition is None else linear.addition.joined(rows)

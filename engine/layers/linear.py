@@ -24,9 +24,9 @@ class Addition(Protocol):
     @property
     def is_active(self) -> bool: ...
 
-    @property
-    def joined(self) -> tuple[torch.Tensor, ...] | None:
-        """The same in this step for ``cuda_layer.Matrix``; None: only a call can add it."""
+    def joined(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
+        """What a call with so many tokens adds, for ``cuda_layer.Matrix``; None: only a call can
+        add it."""
 
     def __call__(
         self,

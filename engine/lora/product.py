@@ -21,6 +21,16 @@ class StepAdapters:
 
     tiles: AdapterTiles | None = None
     """None: no token has an adapter."""
+    wanted: AdapterTiles | None = None
+    """Of the tokens whose hidden states the step needs; the last layer computes no others."""
+
+    def of(self, num_tokens: int) -> AdapterTiles | None:
+        """Those of a product of so many tokens: all of the step, or the wanted ones."""
+        if self.tiles is None or self.tiles.num_tokens == num_tokens:
+            return self.tiles
+        assert self.wanted is not None
+        assert self.wanted.num_tokens == num_tokens
+        return self.wanted
 
 
 class LowRankAddition:
@@ -53,10 +63,9 @@ class LowRankAddition:
     def is_active(self) -> bool:
         return self._step.tiles is not None
 
-    @property
-    def joined(self) -> tuple[torch.Tensor, ...] | None:
+    def joined(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
         """See ``linear.Addition``."""
-        tiles = self._step.tiles
+        tiles = self._step.of(num_tokens)
         if tiles is None:
             return ()
         return cuda_low_rank.described(self._matrices, tiles) if self._can_join else None
@@ -71,7 +80,7 @@ class LowRankAddition:
         gated: bool = False,
     ) -> torch.Tensor:
         """See ``linear.Addition``. x: [num_tokens, in_features]."""
-        tiles = self._step.tiles
+        tiles = self._step.of(len(x))
         if tiles is None:
             out = product(x)
         elif weight is not None and cuda_low_rank.serves(x, weight):

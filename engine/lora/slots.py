@@ -24,6 +24,9 @@ from kernels import cuda_low_rank, ops, reference
 from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices, padded_rank
 from kernels.transfer import to_device
 
+Tokens = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Rows, and how many tokens of each, [num_rows] each; the tokens are in that order."""
+
 
 class AdapterSlots:
     """Hooks adapters into the linear layers of a model whose weights are loaded and packed."""
@@ -144,13 +147,14 @@ class AdapterSlots:
         self._row_adapters[row] = name
 
     @contextmanager
-    def applied(
-        self, rows: npt.NDArray[np.int64], query_lens: npt.NDArray[np.int64]
-    ) -> Iterator[None]:
-        """Inside, a forward pass computes ``query_lens[i]`` tokens of each ``rows[i]``, in that
-        order, with the row's adapter."""
-        of_tokens = self._slots_of(rows).repeat(query_lens)
-        with self._adding(AdapterTiles.of(of_tokens, self._device)):
+    def applied(self, tokens: Tokens, wanted: Tokens | None = None) -> Iterator[None]:
+        """Inside, a forward pass computes these tokens, each with its row's adapter. wanted: those
+        that its last layer computes alone, if it does."""
+        tiles, *of_wanted = (
+            AdapterTiles.of(self._slots_of(rows).repeat(query_lens), self._device)
+            for rows, query_lens in ((tokens,) if wanted is None else (tokens, wanted))
+        )
+        with self._adding(tiles, *of_wanted):
             yield
 
     @property
@@ -171,12 +175,12 @@ class AdapterSlots:
         self._static.send(self._slots_of(rows).repeat(num_queries), num_tokens)
 
     @contextmanager
-    def _adding(self, tiles: AdapterTiles) -> Iterator[None]:
-        self._step.tiles = tiles
+    def _adding(self, tiles: AdapterTiles, wanted: AdapterTiles | None = None) -> Iterator[None]:
+        self._step.tiles, self._step.wanted = tiles, wanted
         try:
             yield
         finally:
-            self._step.tiles = None
+            self._step.tiles = self._step.wanted = None
 
     def serves(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether any of the rows has an adapter."""

@@ -148,7 +148,7 @@ class PromptGraphs:
             self._attention.prepare_prompt(batch, size),
             self._kv_cache,
             adapted=adapted,
-            # Adapters are added to all tokens in every layer.
+            # What is sent of adapters is for all tokens.
             wanted=None if adapted else Wanted(last),
         )
         with captured(self._adapters if adapted else None, size):

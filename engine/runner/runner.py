@@ -176,7 +176,9 @@ class TorchRunner:
             return _Launched(plan, *graphs.run(fields, adapted=adapted))
         if adapters is None or not adapted:
             return self._run_eagerly(plan, fields)
-        with adapters.applied(fields.rows, fields.query_lens):
+        places = fields.of_places()
+        wanted = places.rows, places.query_lens
+        with adapters.applied((fields.rows, fields.query_lens), wanted):
             return self._run_eagerly(plan, fields, adapted=True)
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
@@ -203,8 +205,8 @@ class TorchRunner:
         self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
-        # Adapters and log-probabilities of prompts need the hidden states of all tokens.
-        needs_all = adapted or self._logprobs.wants_prompts(fields)
+        # Log-probabilities of prompts need the hidden states of all tokens.
+        needs_all = self._logprobs.wants_prompts(fields)
         step = StepContext(
             inputs.positions,
             inputs.slots,

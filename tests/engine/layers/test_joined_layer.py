@@ -4,7 +4,7 @@ contracts written out, which shows that each argument comes to its place."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -243,19 +243,24 @@ def test_queries_cut_down_to_wanted_tokens_attend_by_themselves() -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_adapters_come_to_the_products_that_they_are_of() -> None:
+@pytest.mark.parametrize("chosen", [range(25), [3, 18, 22]], ids=["all", "some"])
+def test_adapters_come_to_the_products_that_they_are_of(chosen: Sequence[int]) -> None:
     made = model(dtype=torch.bfloat16, attention_bias=True)
-    with adapters_for(made, 25):
-        plain = run(made, [(20, 0), (5, 7)], eager=True, adapted=True)
+    wanted = None if len(chosen) == 25 else Wanted(torch.tensor(chosen))
+    compute = partial(run, made, [(20, 0), (5, 7)], eager=True, wanted=wanted)
+    with adapters_for(made, 25, chosen):
+        plain = compute(adapted=True)
         join(made)
-        assert_same(run(made, [(20, 0), (5, 7)], eager=True, adapted=True), plain)
-    base = run(made, [(20, 0), (5, 7)], eager=True)
-    assert (base[0][:20] != plain[0][:20]).any(1).all()
-    assert torch.equal(base[0][20:], plain[0][20:])
+        assert_same(compute(adapted=True), plain)
+    base = compute()
+    differs = (base[0] != plain[0]).any(1)
+    assert differs.tolist() == [token < 20 for token in chosen]
 
 
 @contextmanager
-def adapters_for(of: LlamaModel, num_tokens: int) -> Iterator[None]:
+def adapters_for(
+    of: LlamaModel, num_tokens: int, wanted: Sequence[int] | None = None
+) -> Iterator[None]:
     """One of all layers for all tokens but the last five, who have none."""
     weight = of.norm.weight.data
     gen = torch.Generator().manual_seed(2)
@@ -271,6 +276,8 @@ def adapters_for(of: LlamaModel, num_tokens: int) -> Iterator[None]:
         names = {name: slice(0) for name in linear.parts}
         linear.addition = LowRankAddition(matrices, names, step)
     step.tiles = AdapterTiles.of(slots, weight.device)
+    if wanted is not None:
+        step.wanted = AdapterTiles.of(slots[wanted], weight.device)
     yield
     step.tiles = None
 
@@ -385,10 +392,14 @@ def test_with_adapters_it_equals_the_layers_to_the_bit(
     if product == "own":
         serve_with_own_products(made)
     base = run(made, shapes, eager=False)
-    with adapters_for(made, sum(n for n, _ in shapes)):
-        plain = run(made, shapes, eager=False, adapted=True)
-        assert_same(run(made, shapes, eager=True, adapted=True), plain)
-    assert not torch.equal(plain[0], base[0])
+    num_tokens = sum(n for n, _ in shapes)
+    chosen = range(0, num_tokens, 3)
+    with adapters_for(made, num_tokens, chosen):
+        for wanted in (None, Wanted(torch.tensor(chosen, device=GPU))):
+            plain = run(made, shapes, eager=False, adapted=True, wanted=wanted)
+            assert_same(run(made, shapes, eager=True, adapted=True, wanted=wanted), plain)
+            if wanted is None:
+                assert not torch.equal(plain[0], base[0])
 
 
 def serve_with_own_products(of: LlamaModel) -> None:

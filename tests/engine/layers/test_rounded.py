@@ -54,7 +54,9 @@ class Adapters:
     """An addition of nothing."""
 
     is_active: bool
-    joined = None
+
+    def joined(self, num_tokens: int) -> None:
+        return None
 
     def __call__(
         self,
