@@ -12,6 +12,8 @@ from kernels.low_rank import AdapterTiles, LowRankMatrices
 HALVES = frozenset({torch.bfloat16, torch.float16})
 MAX_TOKENS = 16
 """Of ``linear``."""
+MOST_TOKENS = 1024
+"""Of the kernels beside a product of any kind: from about two thousand on Triton's are faster."""
 SLICES = 4
 """Of the inputs, whose sums are added up where they are used."""
 
@@ -27,7 +29,7 @@ def shrink_low_rank(
 ) -> torch.Tensor:
     """See ``reference.shrink_low_rank``; here the sums over each slice of the inputs: [SLICES,
     num_tokens, num_parts * max_rank] float32."""
-    if not takes(matrices):
+    if not takes(matrices, tiles.num_tokens):
         other = ops.resolve("shrink_low_rank", "cuda", x.dtype, behind="cuda")
         found: torch.Tensor = other(x, matrices, tiles)
         return found
@@ -41,15 +43,16 @@ def expand_low_rank(
     out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
 ) -> None:
     """See ``reference.expand_low_rank``."""
-    if takes(matrices):
+    if takes(matrices, tiles.num_tokens):
         torch.ops.sluice_cuda.expand_low_rank(out, low, *described(matrices, tiles))
     else:
         ops.resolve("expand_low_rank", "cuda", out.dtype, behind="cuda")(out, low, matrices, tiles)
 
 
-def takes(matrices: LowRankMatrices) -> bool:
-    """Whether they are of sizes that the kernels for any number of tokens read."""
-    return matrices.down.shape[-1] % 64 == 0 and all(size % 8 == 0 for size in matrices.parts)
+def takes(matrices: LowRankMatrices, num_tokens: int) -> bool:
+    """Whether ``shrink_low_rank`` and ``expand_low_rank`` are our own for so many tokens."""
+    whole = matrices.down.shape[-1] % 64 == 0 and all(size % 8 == 0 for size in matrices.parts)
+    return num_tokens <= MOST_TOKENS and whole
 
 
 def described(matrices: LowRankMatrices, tiles: AdapterTiles) -> tuple[torch.Tensor, ...]:

@@ -43,8 +43,6 @@ class LowRankAddition:
         self._matrices = matrices
         self._names = names
         self._step = step
-        floats = matrices.down.dtype in cuda_low_rank.HALVES
-        self._can_join = floats and cuda_low_rank.takes(matrices)
 
     @property
     def in_features(self) -> int:
@@ -68,7 +66,10 @@ class LowRankAddition:
         tiles = self._step.of(num_tokens)
         if tiles is None:
             return ()
-        return cuda_low_rank.described(self._matrices, tiles) if self._can_join else None
+        floats = self._matrices.down.dtype in cuda_low_rank.HALVES
+        if not (floats and cuda_low_rank.takes(self._matrices, num_tokens)):
+            return None
+        return cuda_low_rank.described(self._matrices, tiles)
 
     def __call__(
         self,

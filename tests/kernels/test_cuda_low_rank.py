@@ -111,7 +111,7 @@ def test_around_a_product_they_add_what_the_products_add(
 ) -> None:
     cuda.load()
     matrices = draw(k, dtype, "cuda")
-    assert cuda_low_rank.takes(matrices)
+    assert cuda_low_rank.takes(matrices, num_tokens)
     x = inputs(num_tokens, k + 8, dtype)[0][:, :k]
     product = torch.randn(num_tokens, FEATURES, device=CUDA).to(dtype)
     for slots in some_slots(num_tokens):
@@ -124,17 +124,19 @@ def test_around_a_product_they_add_what_the_products_add(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("parts", "k"), [((96, 44, 8), 64), (PARTS, 72)])
+@pytest.mark.parametrize(
+    ("parts", "k", "num_tokens"), [((96, 44, 8), 64, 40), (PARTS, 72, 40), (PARTS, 64, 1025)]
+)
 def test_sizes_that_they_do_not_take_are_left_to_others(
-    parts: tuple[int, ...], k: int, monkeypatch: pytest.MonkeyPatch
+    parts: tuple[int, ...], k: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ops, "_registry", dict(ops._registry))
     cuda.load()
     cuda_low_rank.register()
     matrices = draw(k, torch.bfloat16, "cuda", parts)
-    assert not cuda_low_rank.takes(matrices)
-    slots = some_slots(40)[0]
-    x, out = (torch.randn(40, size, device=CUDA).bfloat16() for size in (k, sum(parts)))
+    assert not cuda_low_rank.takes(matrices, num_tokens)
+    slots = some_slots(num_tokens)[0]
+    x, out = (torch.randn(num_tokens, size, device=CUDA).bfloat16() for size in (k, sum(parts)))
     want = naive(out, x, matrices, slots)
     ops.expand_low_rank(
         out, ops.shrink_low_rank(x, matrices, tiles_of(slots)), matrices, tiles_of(slots)
