@@ -126,22 +126,23 @@ class TestEmulated:
         assert counted.num_runs == 0
 
 
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save_tiny_llama(
+        folder,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+    )
+    return folder
+
+
 @pytest.mark.gpu
 class TestOnGpu:
-    @pytest.fixture(scope="class")
-    def model_dir(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("llama")
-        save_tiny_llama(
-            folder,
-            hidden_size=512,
-            intermediate_size=1024,
-            num_attention_heads=8,
-            num_key_value_heads=2,
-            max_position_embeddings=1024,
-            initializer_range=0.05,
-        )
-        return folder
-
     def load(self, folder: Path) -> LLM:
         return LLM(
             model=str(folder),
