@@ -67,7 +67,7 @@ struct Expanded {
     }
   }
 
-  // To this lane's features of row lane / 4 (+ 8, high) of a group, and back.
+  // before: eight features of token lane / 4 of a group, or, high, of the one eight behind it.
   __device__ __forceinline__ uint4 added_to(const uint4& before, int group, int high) const {
     auto add = [&](uint32_t pair, int i) {
       const float2 x = Half<T>::unpack(pair);
