@@ -177,12 +177,15 @@ class TorchRunner:
             return _Launched(plan, *self._graphs.run(fields, adapted=adapted))
         if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
             return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
+        graphs = self._prompt_graphs
+        fits = graphs is not None and graphs.fits(fields, adapted=adapted)
+        if graphs is not None and fits and not self._logprobs.wants_prompts(fields):
+            return _Launched(plan, *graphs.run(fields, adapted=adapted))
         if adapters is None or not adapted:
-            graphs = self._prompt_graphs
-            if graphs is None or not graphs.fits(fields) or self._logprobs.wants_prompts(fields):
-                return self._run_eagerly(plan, fields)
-            return _Launched(plan, *graphs.run(fields))
-        with adapters.applied(fields.rows, fields.query_lens):
+            return self._run_eagerly(plan, fields)
+        places = fields.of_places()
+        wanted = places.rows, places.query_lens
+        with adapters.applied((fields.rows, fields.query_lens), wanted):
             return self._run_eagerly(plan, fields, adapted=True)
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
@@ -209,8 +212,8 @@ class TorchRunner:
         self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
-        # Adapters and log-probabilities of prompts need the hidden states of all tokens.
-        needs_all = adapted or self._logprobs.wants_prompts(fields)
+        # Log-probabilities of prompts need the hidden states of all tokens.
+        needs_all = self._logprobs.wants_prompts(fields)
         step = StepContext(
             inputs.positions,
             inputs.slots,

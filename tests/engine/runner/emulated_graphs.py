@@ -178,6 +178,7 @@ def emulate_prompts(
         runner._cache.layers,
         runner._table,
         EmulatedPrompts(),
+        runner.adapters,
         block_size=runner._block_size,
         sizes=sizes,
     )
