@@ -57,7 +57,7 @@ def teach(length: AdaptiveLength, chances: dict[Request, float], times: int = 60
         length.observe(step, 0.0, outcomes)
     for _ in range(8):
         # It is time for some steps without drafts.
-        step = PlannedStep(len(chances), 0, 0, 0.0, only_decodes=False)
+        step = PlannedStep(len(chances), 0, 0, 0.0, is_last=True)
         length.planned(step)
         length.observe(step, 0.0, [])
 
