@@ -17,6 +17,7 @@ from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelFacts
 from engine.models.llama import ForCausalLM
+from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_scales import load_kv_scales
 from engine.runner.load_drafting import (
@@ -87,9 +88,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if capturable and isinstance(attention, CapturableBackend):
         graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention, held)
-    # Draft networks read features of prompts, which these graphs do not copy.
     prompt_graphs = None
-    if capturable and isinstance(attention, PromptBackend) and made.drafting is None:
+    if capturable and isinstance(attention, PromptBackend):
         prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention, held)
     runner = TorchRunner(
         made.model,
@@ -110,6 +110,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         eos_token_ids=facts.eos_token_ids,
         device=device,
     )
+    report(LoadProgress("Warming up", 0.99))
+    runner.warm_up()
     if (speculative := config.speculative_config) is not None and speculative.adaptive:
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
@@ -194,6 +196,7 @@ def _capture_graphs(
         table,
         attention,
         adapters,
+        model.model if isinstance(model, WatchedModel) else None,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
     )
@@ -213,7 +216,8 @@ def _capture_prompt_graphs(
     sizes = capture_sizes(min(config.step_tokens, table.tokens.shape[1]))
     if not attention.captures_prompts or len(table.windows) > 1 or not sizes:
         return None
-    if not isinstance(model, ForCausalLM):
+    target = model.model if isinstance(model, WatchedModel) else model
+    if not isinstance(target, ForCausalLM):
         return None  # Of transformers' models only decode steps are known to wait for nothing.
     graphs = PromptGraphs(
         model, cache.layers, table, attention, adapters, block_size=config.block_size, sizes=sizes

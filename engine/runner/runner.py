@@ -16,6 +16,7 @@ from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.runner.drafting import Drafting
+from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs, other_groups
 from engine.runner.logprobs import LogprobRows, Reading
@@ -32,6 +33,9 @@ from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
+
+_WARM_UP_LENGTHS = 12, 24, 48, 160
+"""Of prompts: attention runs as another kernel the more queries a sequence has, up to the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class TorchRunner:
         device: torch.device,
     ) -> None:
         self._model = model
+        self._resting_model = model.model if isinstance(model, WatchedModel) else model
+        """Keeps nothing for a draft network."""
         self._cache = cache
         self._table = table
         self._sampler = sampler
@@ -174,7 +180,8 @@ class TorchRunner:
         adapters = self.adapters
         adapted = adapters is not None and adapters.serves(fields.rows)
         if self._graphs is not None and self._graphs.fits(fields, adapted=adapted):
-            return _Launched(plan, *self._graphs.run(fields, adapted=adapted))
+            keeps = _keeps_features(plan)
+            return _Launched(plan, *self._graphs.run(fields, adapted=adapted, keeps_features=keeps))
         if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
             return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
         graphs = self._prompt_graphs
@@ -188,12 +195,22 @@ class TorchRunner:
         with adapters.applied((fields.rows, fields.query_lens), wanted):
             return self._run_eagerly(plan, fields, adapted=True)
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Do what is compiled or loaded at its first use, which may take as long as a thousand
+        steps. Call it before the first plan."""
+        if self.device.type == "cuda":
+            for length in _WARM_UP_LENGTHS:
+                one = np.ones(1, np.int64)
+                lens = one * min(length, self.max_model_len - 1)
+                self._run_eagerly(StepPlan(-1), ChunkFields(one * 0, one * 0, lens, one))
+        if self._drafting is not None:
+            self._drafting.warm_up()
+
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Measure ``step_costs``. Call it before the first plan."""
-        nothing = StepPlan(-1)
+        nothing = StepPlan(-1, keeps_features=False)
         graphs, drafting = self._verify_graphs, self._drafting
-        if drafting is not None:
-            drafting.warm_up()
         # No request has room for more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]
@@ -212,6 +229,8 @@ class TorchRunner:
         self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
+        is_longer = bool((fields.query_lens > 1).any())
+        model = self._model if is_longer or _keeps_features(plan) else self._resting_model
         # Log-probabilities of prompts need the hidden states of all tokens.
         needs_all = self._logprobs.wants_prompts(fields)
         step = StepContext(
@@ -224,7 +243,7 @@ class TorchRunner:
             wanted=None if needs_all else self._wanted(fields, inputs),
             is_eager=True,
         )
-        hidden = self._model.hidden_states(inputs.token_ids, step)
+        hidden = model.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(
             fields, hidden, self._table.tokens, self._model.logits
         )
@@ -354,6 +373,11 @@ class TorchRunner:
                 self._copies_out[plan.step_id] = copied_out
         if plan.swap_ins:
             host_blocks.copy_in(plan.swap_ins)
+
+
+def _keeps_features(plan: StepPlan) -> bool:
+    """Of a step in which each chunk is one token."""
+    return plan.keeps_features or bool(plan.admissions)
 
 
 def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:
