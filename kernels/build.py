@@ -68,7 +68,7 @@ def library(arch: str | None = None) -> Path:
     if built.exists():
         return built
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    with locked(folder / "lock"):
         if not built.exists():  # another process may have built it while this one waited
             _build(built, arch, nvcc)
     return built
@@ -94,7 +94,8 @@ def _fingerprint(arch: str, torch_version: str, nvcc: str) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock across processes; ``path`` is a file for nothing else."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

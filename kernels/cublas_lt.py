@@ -79,6 +79,12 @@ class _Library:
         status = getattr(self._lib, f"cublasLt{name}")(*args)
         assert status == 0, f"cublasLt{name} failed with status {status}"
 
+    @property
+    def version(self) -> int:
+        get_version = self._lib.cublasLtGetVersion
+        get_version.restype = c_size_t
+        return int(get_version())
+
     def _describe(self, shape: _Shape) -> _Description:
         if shape not in self._described:
             rows, features, k, dtype = shape
@@ -158,6 +164,12 @@ def _library(device: torch.device) -> _Library | None:
         return _Library(ctypes.CDLL(f"libcublasLt.so.{version}"), device)
     except OSError:
         return None
+
+
+def version(device: torch.device) -> int:
+    """The library's own; 0 where there is none."""
+    library = _library(device)
+    return 0 if library is None else library.version
 
 
 def algorithms(rows: int, weight: torch.Tensor, most: int) -> list[Algorithm]:

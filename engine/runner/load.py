@@ -44,7 +44,8 @@ from engine.runner.target import Target, resolve
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
-from kernels import cpu, cuda, cuda_experts, cuda_low_rank, products
+from kernels import cpu, cuda, cuda_experts, cuda_low_rank, tuning
+from kernels.kept_choices import KeptChoices
 
 LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
@@ -79,7 +80,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     table = RowTable(config.num_seqs, max_model_len, config.block_size, device, cache.groups)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     if device.type == "cuda" and has_kernels:
-        _measure_products(config, model, network, facts, report)
+        _measure_products(target, model, network, report)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     graphs, verify_graphs = None, None
@@ -246,18 +247,15 @@ def _register_kernels(device: torch.device) -> bool:
 
 
 def _measure_products(
-    config: EngineConfig,
-    model: Model,
-    network: DraftNetwork | None,
-    facts: ModelFacts,
-    report: OnProgress,
+    target: Target, model: Model, network: DraftNetwork | None, report: OnProgress
 ) -> None:
     """Before graphs are captured, those of drafts, too: they keep the products that they began
     with."""
     report(LoadProgress("Measuring matrix products", 0.95))
     parts = [model] if network is None else [model, network]
     modules = [module for part in parts for module in part.modules()]
-    fastest = products.measure(_uses(config, modules, facts))
+    uses = _uses(target.config, modules, target.facts)
+    fastest = tuning.measure(uses, KeptChoices.of(target.device))
     for module in modules:
         if isinstance(module, Linear | TiedLinear):
             module.products = fastest
@@ -265,7 +263,7 @@ def _measure_products(
 
 def _uses(
     config: EngineConfig, modules: Iterable[Module], facts: ModelFacts
-) -> Iterator[products.Use]:
+) -> Iterator[tuning.Use]:
     """The weights that are multiplied as they are, quantized ones left out."""
     gated: set[Linear] = set()
     for module in modules:
@@ -280,4 +278,4 @@ def _uses(
                 rows = config.num_seqs if is_head else config.step_tokens
                 bias = module.bias if isinstance(module, Linear) else None
                 added = None if bias is None else bias.data
-                yield products.Use(weight, module in gated, rows, added)
+                yield tuning.Use(weight, module in gated, rows, added)

@@ -20,7 +20,8 @@ from engine.runner import load, load_runner
 from engine.runner.model import load_model
 from engine.runner.target import resolve
 from engine.spec.draft_model import DraftModel
-from kernels import products, quantized
+from kernels import products, quantized, tuning
+from kernels.kept_choices import KeptChoices
 from tests.engine.runner.harness import Generation, Harness
 from tests.engine.runner.tiny_llama import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_llama
 
@@ -166,15 +167,16 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     network = DraftModel(draft, target.facts)
     biased = next(module for module in model.modules() if isinstance(module, Linear))
     biased.bias = Weight(torch.zeros(len(biased.weight.data)))
-    measured: list[products.Use] = []
+    measured: list[tuning.Use] = []
     fastest = products.Products({})
 
-    def measure(uses: Iterable[products.Use]) -> products.Products:
+    def measure(uses: Iterable[tuning.Use], _: KeptChoices) -> products.Products:
         measured.extend(uses)
         return fastest
 
-    monkeypatch.setattr(products, "measure", measure)
-    load._measure_products(target.config, model, network, target.facts, lambda _: None)
+    monkeypatch.setattr(tuning, "measure", measure)
+    monkeypatch.setattr(KeptChoices, "of", lambda device: KeptChoices(Path(str(device))))
+    load._measure_products(target, model, network, lambda _: None)
     linears = [
         module
         for part in (model, network)

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernels import cublas_lt, cuda, cuda_wide, ops, tuning
+from kernels.kept_choices import KeptChoices
+from kernels.products import UNMEASURED, Kind, Product
+from kernels.tuning import Use
+
+KIND = Kind(torch.Size((32, 64)), torch.float32, gated=False)
+LIBRARY, SKINNY, WIDE = Product("library"), Product("skinny"), Product("wide", width=224)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptChoices:
+    return KeptChoices(tmp_path / "products")
+
+
+def test_each_kind_of_weight_is_measured_for_its_largest_use(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptChoices
+) -> None:
+    """And what is found serves whoever has it: another model is measured by itself."""
+    seen: list[tuple[int, Kind, int]] = []
+
+    def found(
+        _candidates: object, rows: int, kind: Kind, weights: list[torch.Tensor], _flushed: object
+    ) -> Product:
+        seen.append((rows, kind, len(weights)))
+        return SKINNY
+
+    monkeypatch.setattr(tuning, "_fastest", found)
+    loaded: list[tuple[int, int, bool]] = []
+    monkeypatch.setattr(
+        tuning,
+        "_load_library",
+        lambda weight, bias, rows: loaded.append((len(weight), rows, bias is not None)),
+    )
+    monkeypatch.setattr(tuning, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
+    asked: list[tuple[int, Kind]] = []
+
+    def listed(rows: int, kind: Kind, *_: object) -> list[Product]:
+        asked.append((rows, kind))
+        return []
+
+    monkeypatch.setattr(tuning, "_listed", listed)
+    plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
+    bias = torch.zeros(32)
+    uses = [
+        Use(plain, False, 3),
+        Use(plain, False, 2, bias),
+        Use(plain, True, 2),
+        Use(head, False, 1),
+    ]
+    measured = tuning.measure(uses, kept)
+    assert loaded == [(32, 3, False), (32, 3, True), (32, 2, False), (48, 1, False)]
+    without_bias = [(rows, kind) for rows, kind, _ in seen if kind.gated or kind.shape[0] == 48]
+    assert asked == without_bias, "a bias is nothing for what cuBLASLt lists"
+    assert [(rows, kind.shape[0], kind.gated, num) for rows, kind, num in seen] == [
+        *((rows, 32, False, 2) for rows in (1, 2, 3)),
+        *((rows, 32, True, 1) for rows in (1, 2)),
+        (1, 48, False, 1),
+    ]
+    assert measured._product(3, plain, gated=False) == SKINNY
+    assert measured._product(3, plain, gated=True) == LIBRARY, "more rows than measured"
+    assert UNMEASURED._product(3, plain, gated=False) == LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "last"),
+    [(1, [1]), (5, [2, 4, 5]), (64, [32, 48, 64]), (65, [48, 64, 65]), (9999, [768, 896, 1024])],
+)
+def test_what_is_measured_ends_with_the_largest_step(max_rows: int, last: list[int]) -> None:
+    sizes = tuning._up_to(max_rows)
+    assert list(sizes[-len(last) :]) == last
+    assert list(sizes) == sorted(set(sizes))
+
+
+def test_what_no_product_of_ours_takes_is_not_measured(kept: KeptChoices) -> None:
+    odd = torch.randn(24, 64).bfloat16(), torch.randn(32, 48).bfloat16(), torch.randn(32, 64)
+    uses = (Use(weight, gated=False, max_rows=100) for weight in odd)
+    assert tuning.measure(uses, kept) is UNMEASURED
+
+
+class Measurer:
+    """In place of a GPU: of any kind of weight a wide product is chosen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.measured: list[tuple[int, int]] = []
+        """Features and rows."""
+        self.loaded: list[tuple[Product, int]] = []
+        self.chosen = WIDE
+        monkeypatch.setattr(tuning, "_load_library", lambda *_: None)
+        monkeypatch.setattr(tuning, "_FLUSHED_BYTES", 1)
+        monkeypatch.setattr(tuning, "_listed", lambda *_: [])
+        monkeypatch.setattr(tuning, "_fastest", self._fastest)
+        monkeypatch.setattr(Product, "__call__", self._run)
+
+    def _fastest(self, _: object, rows: int, kind: Kind, *__: object) -> Product:
+        self.measured.append((kind.shape[0], rows))
+        return self.chosen
+
+    def _run(self, x: torch.Tensor, *_: object, **__: object) -> None:
+        self.loaded.append((self.chosen, len(x)))
+
+
+@pytest.fixture
+def measurer(monkeypatch: pytest.MonkeyPatch) -> Measurer:
+    return Measurer(monkeypatch)
+
+
+def test_what_was_kept_is_not_measured_again(measurer: Measurer, kept: KeptChoices) -> None:
+    plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
+    first = tuning.measure([Use(plain, False, 4)], kept)
+    assert measurer.measured == [(32, 1), (32, 2), (32, 4)]
+    assert not measurer.loaded, "by having been measured they are"
+    measurer.measured.clear()
+    again = tuning.measure([Use(plain, False, 4)], kept)
+    assert not measurer.measured
+    assert again._chosen == first._chosen
+    assert measurer.loaded == [(WIDE, 1), (WIDE, 2), (WIDE, 4)]
+    measurer.chosen = LIBRARY
+    more = tuning.measure([Use(plain, False, 8), Use(plain, True, 1), Use(head, False, 1)], kept)
+    assert measurer.measured == [(32, 8), (32, 1), (48, 1)], "what is new of it"
+    kind = Kind(plain.shape, plain.dtype, False)
+    assert list(more._chosen[kind].products) == [WIDE, WIDE, WIDE, LIBRARY]
+    fewer = tuning.measure([Use(plain, False, 3)], kept)
+    assert list(fewer._chosen[kind].rows) == [1, 2, 3], "as if nothing had been kept"
+
+
+def test_another_process_may_measure_while_this_one_waits(
+    measurer: Measurer, kept: KeptChoices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.zeros(32, 64, dtype=torch.bfloat16)
+    kind = Kind(weight.shape, weight.dtype, False)
+    held = KeptChoices.locked
+
+    @contextmanager
+    def locked(self: KeptChoices) -> Iterator[None]:
+        with held(self):
+            self.write(kind, {1: SKINNY, 2: SKINNY}, biased=False)
+            yield
+
+    monkeypatch.setattr(KeptChoices, "locked", locked)
+    found = tuning.measure([Use(weight, False, 2)], kept)
+    assert not measurer.measured
+    assert list(found._chosen[kind].products) == [SKINNY, SKINNY]
+
+
+def test_an_algorithm_that_the_library_lost_is_measured_anew(
+    measurer: Measurer, kept: KeptChoices
+) -> None:
+    """Here there is no library at all."""
+    weight = torch.zeros(32, 64, dtype=torch.bfloat16)
+    kind = Kind(weight.shape, weight.dtype, False)
+    with kept.locked():
+        kept.write(kind, {1: SKINNY, 2: Product("listed", algorithm=bytes(64))}, biased=False)
+    found = tuning.measure([Use(weight, False, 2)], kept)
+    assert measurer.measured == [(32, 2)]
+    assert list(found._chosen[kind].products) == [SKINNY, WIDE]
+    assert kept.read(kind, biased=False) == {1: SKINNY, 2: WIDE}
+
+
+@pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.95] * 3, LIBRARY)])
+def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, wide: list[float], best: Product
+) -> None:
+    times = {LIBRARY: [5.0] * 5, SKINNY: [1.0, 1.0, 9.0, 9.0, 9.0], WIDE: [*wide, 9.0, 9.0]}
+
+    def took(product: Product, *_: object, **__: object) -> float:
+        return times[product].pop()
+
+    monkeypatch.setattr(tuning, "_microseconds", took)
+    monkeypatch.setattr(Product, "__call__", lambda *_, **__: torch.empty(0))
+    weight, flushed = torch.randn(KIND.shape), torch.empty(1)
+    candidates = [LIBRARY, SKINNY, WIDE]
+    assert tuning._fastest(candidates, 64, KIND, [weight], flushed) == best
+    assert not any(times.values()), "every candidate has its rounds"
+    assert tuning._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
+
+
+def test_the_library_multiplies_all_small_numbers_of_rows_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    biases: list[torch.Tensor | None] = []
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        seen.append((*x.shape, len(weight)))
+        biases.append(bias)
+
+    monkeypatch.setattr(F, "linear", linear)
+    for bias in (None, torch.randn(32)):
+        tuning._load_library(torch.randn(KIND.shape), bias, 30)
+        assert seen == [(rows, 64, 32) for rows in range(1, 31)]
+        assert all(given is bias for given in biases)
+        seen.clear()
+        biases.clear()
+
+
+def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with prompts beside running streams have from some hundred to some thousand tokens."""
+    seen: list[int] = []
+    monkeypatch.setattr(F, "linear", lambda x, weight, bias: seen.append(len(x)))
+    tuning._load_library(torch.zeros(16, 8), None, 100_000)
+    assert seen == sorted(set(seen))
+    assert seen[:512] == list(range(1, 513))
+    assert set(range(8, 1025, 8)) | set(range(1088, 8449, 64)) <= set(seen)
+    assert {rows % 8 for rows in seen[512:]} == {0, 7}
+    assert seen[-1] == 8448
+
+
+def test_of_what_the_library_lists_the_fastest_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def listed(rows: int, weight: torch.Tensor, most: int) -> list[bytes]:
+        asked.append((rows, most))
+        return [b"a", b"b", b"c"]
+
+    times = {b"a": 3.0, b"b": 1.0, b"c": 2.0}
+    monkeypatch.setattr(cublas_lt, "algorithms", listed)
+    monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product.algorithm])
+    found = tuning._listed(40, KIND, [torch.randn(KIND.shape)], torch.empty(1))
+    assert found == [Product("listed", algorithm=b"b"), Product("listed", algorithm=b"c")]
+    assert asked == [(40, tuning._MOST_LISTED)]
+    assert tuning._listed(16, KIND, [torch.randn(KIND.shape)], torch.empty(1)) == []
+
+
+def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    few, more = (list(tuning._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
+    assert few == [LIBRARY, *(Product("skinny", warps=warps) for warps in cuda.SKINNY_WARPS)]
+    assert more == [LIBRARY, *(Product("wide", width=width) for width in cuda_wide.WIDTHS)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert list(tuning._candidates(17, torch.device("cuda"))) == [LIBRARY]
+
+
+@pytest.mark.gpu
+def test_each_number_of_rows_gets_the_product_that_was_measured(kept: KeptChoices) -> None:
+    cuda.register()
+    gen = torch.Generator(device="cuda").manual_seed(0)
+    up = torch.randn(2048, 512, generator=gen, device="cuda").bfloat16()
+    down = torch.randn(512, 1024, generator=gen, device="cuda").bfloat16()
+    uses = [Use(up, True, 500), Use(down, False, 40)]
+    measured = tuning.measure(uses, kept)
+    assert tuning.measure(uses, kept)._chosen == measured._chosen
+    assert [choice.rows[-1] for choice in measured._chosen.values()] == [500, 40]
+    for rows in (1, 3, 16, 17, 40, 64, 100, 256, 700, 1100, 8448):
+        x = torch.randn(rows, 512, generator=gen, device="cuda").bfloat16()
+        inner = measured.gated_linear(x, up, None)
+        exact = ops.silu_mul((x.double() @ up.double().T).float())
+        assert (inner - exact).norm() / exact.norm() < 2e-2
+        out = measured.linear(inner, down, None).double()
+        exact = inner.double() @ down.double().T
+        assert (out - exact).norm() / exact.norm() < 5e-3
