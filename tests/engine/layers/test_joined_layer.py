@@ -42,7 +42,7 @@ from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import build, cuda, cuda_low_rank, cuda_wide, ops, reference
 from kernels.low_rank import AdapterTiles, LowRankMatrices
-from kernels.products import Products, _Choice, _Kind, _Product
+from kernels.products import Choice, Kind, Product, Products
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BLOCK_SIZE, MAX_LEN, HEAD_DIM = 16, 512, 64
@@ -403,12 +403,14 @@ def test_with_adapters_it_equals_the_layers_to_the_bit(
 
 
 def serve_with_own_products(of: LlamaModel) -> None:
-    by_rows = _Choice([cuda.MAX_SKINNY_TOKENS], [_Product("skinny")])
+    rows, products = [cuda.MAX_SKINNY_TOKENS], [Product("skinny")]
     if cuda_wide.has_wide(GPU):
-        by_rows.add(1024, _Product("wide", 192))
+        rows.append(1024)
+        products.append(Product("wide", width=192))
+    by_rows = Choice(rows, products)
     linears = [module for module in of.modules() if isinstance(module, Linear)]
     chosen = {
-        _Kind(linear.weight.data.shape, torch.bfloat16, gated): by_rows
+        Kind(linear.weight.data.shape, torch.bfloat16, gated): by_rows
         for linear in linears
         for gated in (False, True)
     }
