@@ -18,6 +18,7 @@ Algorithm = bytes
 """What cuBLASLt knows an algorithm by."""
 
 _ALGORITHM_WORDS = 8
+_ALGORITHM_BYTES = 8 * _ALGORITHM_WORDS
 _TYPES = {torch.float16: 2, torch.bfloat16: 14}
 _FLOAT32 = 0
 _COMPUTE_FLOAT32 = 68
@@ -180,6 +181,14 @@ def algorithms(rows: int, weight: torch.Tensor, most: int) -> list[Algorithm]:
     """
     library = _library(weight.device)
     return [] if library is None else library.algorithms(_Shape.of(rows, weight), most)
+
+
+def knows(rows: int, weight: torch.Tensor, algorithm: Algorithm) -> bool:
+    """Whether it is an algorithm for so many rows. weight: as for ``algorithms``."""
+    library = _library(weight.device)
+    if library is None or len(algorithm) != _ALGORITHM_BYTES:
+        return False
+    return library.find(_Shape.of(rows, weight), algorithm) is not None
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, algorithm: Algorithm) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,8 @@ from kernels.products import (
 )
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
+"""Measured for whatever a step computes. Between two of them the choice of the larger one takes up
+to 5 % longer than the best: so those of the batches that most steps are of are measured, too."""
 _LOADED = (
     *range(1, 513),
     *(rows + odd for rows in range(520, 1025, 8) for odd in (-1, 0)),
@@ -38,8 +40,10 @@ _NUM_LISTED = 2
 _MAX_DISTINCT = 8
 _DISTINCT_BYTES = 1 << 30
 """Of weights of one shape that are multiplied in a row, so that none waits in the L2."""
-_LEAD = 0.98
+_LEAD = 0.99
 """Less than this share of the library's time is no noise."""
+_FAR = 1.15
+"""So many times the least time of the first round is too much."""
 _FLUSHED_BYTES = 256 * 1024 * 1024
 """Several times the L2 of any GPU: in a model every weight comes from memory."""
 _FLUSHES = 6
@@ -57,11 +61,11 @@ class Use:
 
 
 @torch.inference_mode()
-def measure(uses: Iterable[Use], kept: KeptChoices) -> Products:
+def measure(uses: Iterable[Use], kept: KeptChoices, batches: Iterable[int] = ()) -> Products:
     """What is fastest for each number of rows of each kind of weight.
 
     uses: of all weights of a model, on one GPU. kept: of former measurements on GPUs like this one,
-    which are not repeated.
+    which are not repeated. batches: numbers of rows that are to be measured in any case.
     """
     by_kind: dict[Kind, list[Use]] = defaultdict(list)
     for use in uses:
@@ -72,7 +76,7 @@ def measure(uses: Iterable[Use], kept: KeptChoices) -> Products:
     if not by_kind:
         return UNMEASURED
     device = next(iter(by_kind.values()))[0].weight.device
-    chosen = {kind: _chosen(kind, some, kept) for kind, some in by_kind.items()}
+    chosen = {kind: _chosen(kind, some, kept, batches) for kind, some in by_kind.items()}
     sms = (
         torch.cuda.get_device_properties(device).multi_processor_count
         if cuda_wide.has_wide(device)
@@ -81,35 +85,40 @@ def measure(uses: Iterable[Use], kept: KeptChoices) -> Products:
     return Products(chosen, sms)
 
 
-def _chosen(kind: Kind, uses: Sequence[Use], kept: KeptChoices) -> Choice:
+def _chosen(kind: Kind, uses: Sequence[Use], kept: KeptChoices, batches: Iterable[int]) -> Choice:
     max_rows = max(use.max_rows for use in uses)
-    sizes = _up_to(max_rows)
+    sizes = _up_to(max_rows, batches)
     for use in {use.bias is None: use for use in uses}.values():
         _load_library(use.weight, use.bias, max_rows)
     biased = any(use.bias is not None for use in uses)
-    found = _still_served(kept.read(kind, biased=biased), kind, uses[0].weight)
+    weights = [use.weight for use in uses]
+
+    def read() -> dict[int, Product]:
+        found = kept.read(kind, biased=biased)
+        return {rows: one for rows, one in found.items() if _is_served(one, rows, weights)}
+
+    found = read()
     if not found.keys() >= set(sizes):
         with kept.locked():
-            # Another process may have measured them while this one waited.
-            found = _still_served(kept.read(kind, biased=biased), kind, uses[0].weight)
-            weights = [use.weight for use in uses]
+            found = read()  # another process may have measured while this one waited
             found |= _measured(sorted({*sizes} - found.keys()), kind, weights, biased=biased)
             kept.write(kind, found, biased=biased)
-    return Choice(sizes, [found[rows] for rows in sizes])
+    choice = Choice(sizes, [found[rows] for rows in sizes])
+    _load_chosen(choice, kind, uses[0])
+    return choice
 
 
-def _still_served(
-    found: Mapping[int, Product], kind: Kind, weight: torch.Tensor
-) -> dict[int, Product]:
-    """Products that were found before, without those that the library does not know any more. Their
-    kernels are loaded, as ``_load_library`` does it."""
-    served = {}
-    for rows, product in found.items():
-        x = torch.zeros(rows, kind.shape[1], dtype=kind.dtype, device=weight.device)
-        if product.name != "listed" or cublas_lt.takes(x, weight, product.algorithm):
-            product(x, weight, None, gated=kind.gated)
-            served[rows] = product
-    return served
+def _is_served(product: Product, rows: int, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether the library still knows the algorithm."""
+    return product.name != "listed" or cublas_lt.knows(rows, weights[0], product.algorithm)
+
+
+def _load_chosen(choice: Choice, kind: Kind, use: Use) -> None:
+    """As ``_load_library``: what was measured by another process is new to this one."""
+    x = torch.zeros(choice.rows[-1], kind.shape[1], dtype=kind.dtype, device=use.weight.device)
+    for rows, product in zip(choice.rows, choice.products, strict=True):
+        if product.name != "library":
+            product(x[:rows], use.weight, use.bias, gated=kind.gated)
 
 
 def _measured(
@@ -125,10 +134,10 @@ def _measured(
     return found
 
 
-def _up_to(max_rows: int) -> Sequence[int]:
+def _up_to(max_rows: int, batches: Iterable[int]) -> Sequence[int]:
     """The numbers of rows to be measured for steps of at most ``max_rows``."""
     most = min(max_rows, MAX_CHOSEN_ROWS)
-    return [*(rows for rows in _ROWS if rows < most), most]
+    return [*sorted(rows for rows in {*_ROWS, *batches} if rows < most), most]
 
 
 def _load_library(weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int) -> None:
@@ -186,18 +195,26 @@ def _fastest(
     weights: Sequence[torch.Tensor],
     flushed: torch.Tensor,
 ) -> Product:
-    """By the median of some rounds in which they take turns."""
+    """By the median of some rounds in which they take turns. After the first one what is far behind
+    is left out."""
     if len(candidates) == 1:
         return candidates[0]
     halves, used = _operands(rows, kind, weights)
     times: dict[Product, list[float]] = {product: [] for product in candidates}
+
+    def measure(product: Product) -> None:
+        times[product].append(_microseconds(product, halves, used, flushed, gated=kind.gated))
+
     for product in candidates:
         product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # what is made at first use
-    for _ in range(_REPEATS):
-        for product in candidates:
-            times[product].append(_microseconds(product, halves, used, flushed, gated=kind.gated))
-    medians = {product: sorted(times[product])[_REPEATS // 2] for product in candidates}
-    best = min(candidates, key=medians.__getitem__)
+        measure(product)
+    least = min(first for first, *_ in times.values())
+    close = [p for p in candidates if times[p][0] <= _FAR * least or p == LIBRARY]
+    for _ in range(_REPEATS - 1):
+        for product in close:
+            measure(product)
+    medians = {product: sorted(times[product])[_REPEATS // 2] for product in close}
+    best = min(close, key=medians.__getitem__)
     return best if medians[best] < _LEAD * medians[LIBRARY] else LIBRARY
 
 

@@ -19,6 +19,7 @@ from engine.models.base import Model, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import capture_sizes as batch_sizes
 from engine.runner.kv_scales import load_kv_scales
 from engine.runner.load_drafting import (
     acceptance,
@@ -254,8 +255,10 @@ def _measure_products(
     report(LoadProgress("Measuring matrix products", 0.95))
     parts = [model] if network is None else [model, network]
     modules = [module for part in parts for module in part.modules()]
-    uses = _uses(target.config, modules, target.facts)
-    fastest = tuning.measure(uses, KeptChoices.of(target.device))
+    config = target.config
+    uses = _uses(config, modules, target.facts)
+    batches = [] if config.enforce_eager else batch_sizes(config.num_seqs)
+    fastest = tuning.measure(uses, KeptChoices.of(target.device), batches)
     for module in modules:
         if isinstance(module, Linear | TiedLinear):
             module.products = fastest

@@ -10,6 +10,8 @@ def test_without_a_library_nothing_is_listed_or_taken() -> None:
     x, weight = torch.zeros(4, 64), torch.zeros(32, 64)
     assert cublas_lt.algorithms(4, weight, 8) == []
     assert not cublas_lt.takes(x, weight, bytes(64))
+    assert not cublas_lt.knows(4, weight, bytes(64))
+    assert cublas_lt.version(weight.device) == 0
 
 
 @pytest.mark.gpu
@@ -70,3 +72,14 @@ def test_rows_that_are_not_aligned_are_not_taken() -> None:
     assert not cublas_lt.takes(x[1:], weight, algorithm), "128 bytes further on"
     assert not cublas_lt.takes(x[:8, :32], weight[:, :32], algorithm)
     assert not cublas_lt.takes(x[:8].half(), weight, algorithm)
+
+
+@pytest.mark.gpu
+def test_what_it_lists_it_knows_later() -> None:
+    """As it is kept on disk, from which anything might come."""
+    weight = torch.zeros(512, 1024, device="cuda").bfloat16()
+    assert cublas_lt.version(weight.device) > 110000
+    for algorithm in cublas_lt.algorithms(40, weight, 8):
+        assert cublas_lt.knows(40, weight, algorithm)
+    assert not cublas_lt.knows(40, weight, b"")
+    assert not cublas_lt.knows(40, weight, bytes(63))

@@ -41,6 +41,7 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
         "_load_library",
         lambda weight, bias, rows: loaded.append((len(weight), rows, bias is not None)),
     )
+    monkeypatch.setattr(tuning, "_load_chosen", lambda *_: None)
     monkeypatch.setattr(tuning, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
     asked: list[tuple[int, Kind]] = []
 
@@ -76,9 +77,12 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
     [(1, [1]), (5, [2, 4, 5]), (64, [32, 48, 64]), (65, [48, 64, 65]), (9999, [768, 896, 1024])],
 )
 def test_what_is_measured_ends_with_the_largest_step(max_rows: int, last: list[int]) -> None:
-    sizes = tuning._up_to(max_rows)
+    sizes = tuning._up_to(max_rows, [])
     assert list(sizes[-len(last) :]) == last
     assert list(sizes) == sorted(set(sizes))
+    batches = [1, 24, 40, max_rows + 1]
+    more = tuning._up_to(max_rows, batches)
+    assert list(more) == sorted({*sizes, *(size for size in batches if size < sizes[-1])})
 
 
 def test_what_no_product_of_ours_takes_is_not_measured(kept: KeptChoices) -> None:
@@ -93,20 +97,20 @@ class Measurer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.measured: list[tuple[int, int]] = []
         """Features and rows."""
-        self.loaded: list[tuple[Product, int]] = []
+        self.loaded: list[int] = []
+        """Rows."""
         self.chosen = WIDE
         monkeypatch.setattr(tuning, "_load_library", lambda *_: None)
         monkeypatch.setattr(tuning, "_FLUSHED_BYTES", 1)
         monkeypatch.setattr(tuning, "_listed", lambda *_: [])
         monkeypatch.setattr(tuning, "_fastest", self._fastest)
-        monkeypatch.setattr(Product, "__call__", self._run)
+        monkeypatch.setattr(
+            Product, "__call__", lambda _, x, *__, **___: self.loaded.append(len(x))
+        )
 
     def _fastest(self, _: object, rows: int, kind: Kind, *__: object) -> Product:
         self.measured.append((kind.shape[0], rows))
         return self.chosen
-
-    def _run(self, x: torch.Tensor, *_: object, **__: object) -> None:
-        self.loaded.append((self.chosen, len(x)))
 
 
 @pytest.fixture
@@ -114,63 +118,69 @@ def measurer(monkeypatch: pytest.MonkeyPatch) -> Measurer:
     return Measurer(monkeypatch)
 
 
+WEIGHT = torch.zeros(32, 64, dtype=torch.bfloat16)
+PLAIN = Kind(WEIGHT.shape, WEIGHT.dtype, gated=False)
+
+
 def test_what_was_kept_is_not_measured_again(measurer: Measurer, kept: KeptChoices) -> None:
-    plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
-    first = tuning.measure([Use(plain, False, 4)], kept)
-    assert measurer.measured == [(32, 1), (32, 2), (32, 4)]
-    assert not measurer.loaded, "by having been measured they are"
+    head = torch.zeros(48, 64, dtype=torch.bfloat16)
+    first = tuning.measure([Use(WEIGHT, False, 4)], kept, [3])
+    assert measurer.measured == [(32, 1), (32, 2), (32, 3), (32, 4)]
     measurer.measured.clear()
-    again = tuning.measure([Use(plain, False, 4)], kept)
+    measurer.loaded.clear()
+    again = tuning.measure([Use(WEIGHT, False, 4)], kept, [3])
     assert not measurer.measured
     assert again._chosen == first._chosen
-    assert measurer.loaded == [(WIDE, 1), (WIDE, 2), (WIDE, 4)]
+    assert measurer.loaded == [1, 2, 3, 4], "not by having been measured"
     measurer.chosen = LIBRARY
-    more = tuning.measure([Use(plain, False, 8), Use(plain, True, 1), Use(head, False, 1)], kept)
+    more = tuning.measure([Use(WEIGHT, False, 8), Use(WEIGHT, True, 1), Use(head, False, 1)], kept)
     assert measurer.measured == [(32, 8), (32, 1), (48, 1)], "what is new of it"
-    kind = Kind(plain.shape, plain.dtype, False)
-    assert list(more._chosen[kind].products) == [WIDE, WIDE, WIDE, LIBRARY]
-    fewer = tuning.measure([Use(plain, False, 3)], kept)
-    assert list(fewer._chosen[kind].rows) == [1, 2, 3], "as if nothing had been kept"
+    assert list(more._chosen[PLAIN].products) == [WIDE, WIDE, WIDE, LIBRARY]
+    fewer = tuning.measure([Use(WEIGHT, False, 2)], kept)
+    assert list(fewer._chosen[PLAIN].rows) == [1, 2], "as if nothing else had been kept"
 
 
 def test_another_process_may_measure_while_this_one_waits(
     measurer: Measurer, kept: KeptChoices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight = torch.zeros(32, 64, dtype=torch.bfloat16)
-    kind = Kind(weight.shape, weight.dtype, False)
     held = KeptChoices.locked
 
     @contextmanager
     def locked(self: KeptChoices) -> Iterator[None]:
         with held(self):
-            self.write(kind, {1: SKINNY, 2: SKINNY}, biased=False)
+            self.write(PLAIN, {1: SKINNY, 2: SKINNY}, biased=False)
             yield
 
     monkeypatch.setattr(KeptChoices, "locked", locked)
-    found = tuning.measure([Use(weight, False, 2)], kept)
+    products = tuning.measure([Use(WEIGHT, False, 2)], kept)
     assert not measurer.measured
-    assert list(found._chosen[kind].products) == [SKINNY, SKINNY]
+    assert list(products._chosen[PLAIN].products) == [SKINNY, SKINNY]
 
 
 def test_an_algorithm_that_the_library_lost_is_measured_anew(
     measurer: Measurer, kept: KeptChoices
 ) -> None:
     """Here there is no library at all."""
-    weight = torch.zeros(32, 64, dtype=torch.bfloat16)
-    kind = Kind(weight.shape, weight.dtype, False)
+    lost = Product("listed", algorithm=bytes(64))
     with kept.locked():
-        kept.write(kind, {1: SKINNY, 2: Product("listed", algorithm=bytes(64))}, biased=False)
-    found = tuning.measure([Use(weight, False, 2)], kept)
+        kept.write(PLAIN, {1: SKINNY, 2: lost}, biased=False)
+    found = tuning.measure([Use(WEIGHT, False, 2)], kept)
     assert measurer.measured == [(32, 2)]
-    assert list(found._chosen[kind].products) == [SKINNY, WIDE]
-    assert kept.read(kind, biased=False) == {1: SKINNY, 2: WIDE}
+    assert list(found._chosen[PLAIN].products) == [SKINNY, WIDE]
+    assert kept.read(PLAIN, biased=False) == {1: SKINNY, 2: WIDE}
 
 
-@pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.95] * 3, LIBRARY)])
+@pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.96] * 3, LIBRARY)])
 def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     monkeypatch: pytest.MonkeyPatch, wide: list[float], best: Product
 ) -> None:
-    times = {LIBRARY: [5.0] * 5, SKINNY: [1.0, 1.0, 9.0, 9.0, 9.0], WIDE: [*wide, 9.0, 9.0]}
+    far = Product("wide", width=192)
+    times = {
+        LIBRARY: [5.0] * 5,
+        SKINNY: [1.0, 1.0, 5.5, 5.5, 5.5],
+        WIDE: [*wide, 5.5, 5.5],
+        far: [6.0],
+    }
 
     def took(product: Product, *_: object, **__: object) -> float:
         return times[product].pop()
@@ -178,9 +188,8 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     monkeypatch.setattr(tuning, "_microseconds", took)
     monkeypatch.setattr(Product, "__call__", lambda *_, **__: torch.empty(0))
     weight, flushed = torch.randn(KIND.shape), torch.empty(1)
-    candidates = [LIBRARY, SKINNY, WIDE]
-    assert tuning._fastest(candidates, 64, KIND, [weight], flushed) == best
-    assert not any(times.values()), "every candidate has its rounds"
+    assert tuning._fastest([*times], 64, KIND, [weight], flushed) == best
+    assert not any(times.values()), "whoever is not far behind has all rounds"
     assert tuning._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
 
 

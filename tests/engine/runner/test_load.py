@@ -16,7 +16,7 @@ from engine.layers.linear import Linear, TiedLinear
 from engine.layers.parameter import Weight
 from engine.messages import LoadProgress
 from engine.models.base import ModelConfig
-from engine.runner import load, load_runner
+from engine.runner import graphs, load, load_runner
 from engine.runner.model import load_model
 from engine.runner.target import resolve
 from engine.spec.draft_model import DraftModel
@@ -170,8 +170,11 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     measured: list[tuning.Use] = []
     fastest = products.Products({})
 
-    def measure(uses: Iterable[tuning.Use], _: KeptChoices) -> products.Products:
+    def measure(
+        uses: Iterable[tuning.Use], _: KeptChoices, batches: list[int]
+    ) -> products.Products:
         measured.extend(uses)
+        assert batches == graphs.capture_sizes(target.config.num_seqs)
         return fastest
 
     monkeypatch.setattr(tuning, "measure", measure)
