@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"zz": 1}, "zz", "unknown_parameter"),
     ({"temperature": -1}, "temperature", "invalid_request"),
     ({"temperature": "1"}, "temperature", "invalid_value"),
-    ({"top_p": 0}, "top_p", "invalid_request"),
+    ({"top_p": -0.1}, "top_p", "invalid_request"),
     ({"top_k": -2}, "top_k", "invalid_request"),
     ({"min_p": 2}, "min_p", "invalid_request"),
     ({"max_tokens": 0}, "max_tokens", "invalid_request"),
