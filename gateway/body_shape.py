@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 from gateway.errors import PayloadTooLarge
 
-FREE_BYTES = 65_536
+FREE_BYTES = 32_768
 """A shorter text cannot have so many values that it matters."""
 PIECE_BYTES = 65_536
 """Counted at once: about a millisecond."""
-MAX_CONTAINERS = 32_768
+MAX_CONTAINERS = 16_384
 """Arrays and objects."""
-MAX_STRINGS = 131_072
+MAX_STRINGS = 81_920
 """With the names of objects' fields."""
 MAX_VALUES = 524_288
 """Of any kind, as the token ids of a prompt."""
