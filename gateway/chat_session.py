@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
-from gateway import bodies
+from gateway import bodies, body_shape
 from gateway.admission import Admission
 from gateway.assembler import TurnFrames
 from gateway.client_notes import client_notes
@@ -89,6 +89,7 @@ class ChatSession(SocketSession):
 
     async def _handle(self, text: str) -> None:
         try:
+            await body_shape.check(text.encode())
             message = _decode(text)
             match message:
                 case ws.Chat() | ws.Resume():

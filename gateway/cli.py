@@ -143,7 +143,7 @@ def chat(
     data_dir: DataDir = database.DATA_DIR,
     model: Annotated[str | None, typer.Option(help="Model; by default the one served.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
 ) -> None:
     """Chat in the terminal over the WebSocket. Ctrl-C stops an answer, a second one leaves."""
     from gateway.chat_client import ChatClient, Options

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import SecurityError
 from websockets.frames import CloseCode, Frame
@@ -311,6 +312,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     cork: Cork
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._has_failed = False  # the client broke the protocol
         self._writer: TextWriter | None = None
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         super().connection_made(transport)
@@ -349,7 +351,24 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
 
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and self.conn.state is OPEN:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:  # uvicorn logs an error for each, which a client could flood
+                self.frames = []
+                self.conn.fail(CloseCode.INVALID_DATA, "not UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        self._has_failed = True
+        super().handle_parser_exception()
+
     async def send(self, message: ASGISendEvent) -> None:
+        if self._has_failed:  # what the application would send crossed it
+            raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             # uvicorn logs an error for every upgrade that was refused, though it was answered.

@@ -17,7 +17,7 @@ import msgspec
 import orjson
 from starlette.websockets import WebSocket
 
-from gateway import bodies
+from gateway import bodies, body_shape
 from gateway.assembler import Delta
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
@@ -120,7 +120,9 @@ class ResponsesSession(SocketSession):
 
     async def _handle(self, text: str) -> None:
         try:
-            message = bodies.decode(_decoder, text.encode(), what="message")
+            data = text.encode()
+            await body_shape.check(data)
+            message = bodies.decode(_decoder, data, what="message")
             if isinstance(message, Create):
                 self._enqueue(message, await self._authenticate())
             else:

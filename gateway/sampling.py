@@ -23,10 +23,26 @@ MAX_TOKEN_IDS = 1024
 """Of ``logit_bias``, ``allowed_token_ids`` and ``stop_token_ids`` each."""
 MAX_KEPT = 128
 """Parameters that are made once for all requests that say the same."""
+LEAST_TOP_P = 1e-6
+"""In place of 0, which OpenAI allows and the engine does not: less than the likeliest token of any
+vocabulary has, so that it alone is kept."""
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    # OpenAI's.
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "seed": (-(2**63), 2**63 - 1),
+    # vLLM's.
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+}
+"""The other fields are checked by ``SamplingParams``."""
 
 _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "temperature": float,
-    "top_p": float,
+    "top_p": lambda top_p: max(float(top_p), LEAST_TOP_P),
     "top_k": int,
     "min_p": float,
     "frequency_penalty": float,
@@ -59,6 +75,7 @@ class Sampling:
         structured_outputs: StructuredOutputs | None,
     ) -> SamplingParams:
         """Raises ``InvalidRequestError`` naming the field."""
+        _check_ranges(fields)
         given = {
             name: convert(value)
             for name, convert in _FIELDS.items()
@@ -90,7 +107,7 @@ class Sampling:
         _check_count("logit_bias", len(biases))
         found = {}
         for text, bias in biases.items():
-            if not (text.isascii() and text.isdigit() and int(text) < self._tokenizer.vocab_size):
+            if not _is_token_id(text, self._tokenizer.vocab_size):
                 raise InvalidRequestError(
                     "Keys are token ids of this model, from 0 to "
                     f"{self._tokenizer.vocab_size - 1}, got {text[:20]!r}.",
@@ -122,6 +139,20 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     if any(len(text) > MAX_STOP for text in stops):
         raise InvalidRequestError(f"A stop string has at most {MAX_STOP} characters.", param="stop")
     return stops
+
+
+def _check_ranges(fields: SamplingFields) -> None:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(fields, name)
+        if value is not None and not least <= value <= most:
+            raise InvalidRequestError(
+                f"{name} must be from {least} to {most}, got {value}.", param=name
+            )
+
+
+def _is_token_id(text: str, vocab_size: int) -> bool:
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(vocab_size))
+    return is_number and int(text) < vocab_size
 
 
 def _check_count(name: str, count: int) -> None:

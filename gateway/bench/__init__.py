@@ -3,6 +3,7 @@
     sluice bench --replay 20 -c 1000 --requests 2000 --max-tokens 400
     sluice bench --replay 20 -c 1000 --max-tokens 400 --duration 600 --stalled 0.05 --leaving 0.02
     sluice bench --replay 20 -c 250 --max-tokens 200 --most
+    sluice bench --replay 20 -c 100 --max-tokens 400 --duration 30 --large-bodies 1
     sluice bench --replay 20 -c 1000 --requests 1000 --max-tokens 400 --limits --resumable --floor
 
 A key without limits is not asked about, and a stream that cannot be resumed is not logged:

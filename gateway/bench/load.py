@@ -14,7 +14,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +22,7 @@ import msgspec
 from gateway.bench.aborts import Aborts
 from gateway.bench.failures import Failure
 from gateway.bench.figures import Level, percentile, summarize
+from gateway.bench.large_bodies import LargeBodies
 from gateway.bench.process import NO_OTHERS, Processes, between
 from gateway.bench.stream import (
     HttpStream,
@@ -66,6 +67,8 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the streams whose readers stall."""
     leaving: float = 0.0
     """Share of the requests whose readers leave."""
+    large_bodies: float = 0.0
+    """As large as they may be, sent so many times a second beside the streams."""
 
 
 class Load:
@@ -134,6 +137,7 @@ class Load:
         try:
             async with (
                 asyncio.timeout(duration_s if is_cut else None),
+                self._large_bodies(),
                 asyncio.TaskGroup() as group,
             ):
                 num_streams = concurrency if duration_s else min(concurrency, num_requests)
@@ -160,6 +164,21 @@ class Load:
             memory=self._processes.memory(),
             **self._abort_figures(samples),
         )
+
+    @contextlib.asynccontextmanager
+    async def _large_bodies(self) -> AsyncIterator[None]:
+        if not self._manner.large_bodies:
+            yield
+            return
+        bodies = LargeBodies(self._address, self._model, self._manner.large_bodies)
+        sending = asyncio.create_task(bodies.run())
+        try:
+            yield
+        finally:
+            sending.cancel()
+            await asyncio.wait((sending,))
+        if not sending.cancelled():
+            sending.result()  # it failed
 
     async def warm_up(self, num_requests: int) -> None:
         """Some short requests at once, which are not measured."""

@@ -48,6 +48,9 @@ Leaving = Annotated[
         "engine hears of it.",
     ),
 ]
+LargeBodies = Annotated[
+    float, typer.Option(min=0, help="Bodies of 4 MB a second, sent beside the streams.")
+]
 Most = Annotated[
     bool, typer.Option("--most", help="Search for the most streams that keep the engine's pace.")
 ]
@@ -87,6 +90,7 @@ def bench(
     duration: Duration = None,
     stalled: Stalled = 0.0,
     leaving: Leaving = 0.0,
+    large_bodies: LargeBodies = 0.0,
     most: Most = False,
     pid: Pids = None,
     through: Through = None,
@@ -121,6 +125,7 @@ def bench(
         resumable=resumable,
         stalled=stalled,
         leaving=leaving,
+        large_bodies=large_bodies,
     )
     benchmark.run(
         target,

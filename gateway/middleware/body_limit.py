@@ -1,4 +1,4 @@
-"""Bounds a request's body in size and in time, while it is read."""
+"""Bounds a request's body in size, in time and in how many values it has, while it is read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.body_shape import JsonCounts, cut
 from gateway.errors import InvalidRequestError, PayloadTooLarge, RequestTimeout
 
 DRAIN_BYTES = 64 * 1024 * 1024
@@ -39,7 +40,7 @@ class BodyLimit:
             raise
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
-        size, whole = 0, False
+        size, whole, counts = 0, False, JsonCounts()
 
         async def receive_limited() -> Message:
             nonlocal size, whole
@@ -53,9 +54,14 @@ class BodyLimit:
                     f"The body did not arrive within {self._timeout_s:g} s.",
                     headers={"connection": "close"},
                 ) from None
-            size += len(message.get("body", b""))
+            body = message.get("body", b"")
+            size += len(body)
             try:
                 self._check(size)
+                for piece in cut(body):
+                    counts.feed(piece)
+                    if len(body) > len(piece):
+                        await asyncio.sleep(0)
             except PayloadTooLarge:
                 if message.get("more_body", False):
                     await _drain(receive)

@@ -8,7 +8,7 @@ is asked.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -36,12 +36,31 @@ Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 
 
-def admin_route(path: str, method: str, handler: Handler, *, scope: Scope = "admin") -> Route:
-    """A route below ``/admin/v1`` for keys with ``scope``."""
+def admin_route(
+    path: str,
+    method: str,
+    handler: Handler,
+    *,
+    scope: Scope = "admin",
+    query: Collection[str] = (),
+) -> Route:
+    """A route below ``/admin/v1`` for keys with ``scope``.
+
+    ``query``: the parameters that it reads. Any other is refused: who misspells ``tenant_id`` would
+    take everybody's sums for a tenant's.
+    """
 
     async def guarded(request: Request) -> Response:
         key = context.principal_of(request.scope).key
         require_scope(key, scope)
+        for name in request.query_params:
+            if name not in query:
+                known = f"; this route takes {', '.join(query)}" if query else ""
+                raise InvalidRequestError(
+                    f"Unknown parameter: {quoted(name)}{known}.",
+                    param=name,
+                    code="unknown_parameter",
+                )
         with acting_as(f"key {key.public_id}"):
             return await handler(request)
 

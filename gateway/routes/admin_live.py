@@ -61,7 +61,7 @@ def live_routes(store: Store, generations: Generations, engine: EngineClient) ->
         )
 
     return [
-        admin_route("/streams", "GET", list_streams),
+        admin_route("/streams", "GET", list_streams, query=("tenant_id",)),
         admin_route("/streams/{stream_id}", "DELETE", kill_stream),
         admin_route("/engine", "GET", state),
     ]

@@ -28,6 +28,7 @@ from tenants.types import USAGE_GROUPS, UsageBucket, UsageGroup
 MAX_ROWS = 10_000
 _DAY_S = 86_400
 _MAX_TIME = 2**35
+_USAGE_QUERY = ("tenant_id", "start_time", "end_time", "bucket_width", "group_by", "limit")
 _BUCKETS: dict[str, UsageBucket] = {"1h": "hour", "1d": "day", "all": "total"}
 
 
@@ -78,8 +79,8 @@ def usage_routes(store: Store) -> list[Route]:
         return listing([AuditObject.of(entry) for entry in entries], limit)
 
     return [
-        admin_route("/usage", "GET", usage, scope="usage"),
-        admin_route("/audit_log", "GET", audit_log),
+        admin_route("/usage", "GET", usage, scope="usage", query=_USAGE_QUERY),
+        admin_route("/audit_log", "GET", audit_log, query=("tenant_id", "before", "limit")),
     ]
 
 

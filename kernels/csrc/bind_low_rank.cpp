@@ -76,9 +76,9 @@ void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
                   slots.numel() <= sluice::kLowRankTiles && p.adapters.parts <= 32,
               "tokens must be [at most ", sluice::kLowRankTiles, ", ", sluice::kLowRankTokens,
               "], of at most 32 parts");
-  TORCH_CHECK(p.tokens <= sluice::kLowRankTokens && down.size(3) == p.k && weight.dim() == 2 &&
+  TORCH_CHECK(p.tokens <= sluice::kLowRankLinearTokens && down.size(3) == p.k && weight.dim() == 2 &&
                   weight.size(1) == p.k,
-              "x must be [at most ", sluice::kLowRankTokens, ", k], weight [features, k]");
+              "x must be [at most ", sluice::kLowRankLinearTokens, ", k], weight [features, k]");
   for (const Tensor& t : {out, weight}) {
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type(),
                 "out and weight must be contiguous and of x's type");

@@ -6,9 +6,10 @@
 
 namespace sluice {
 
-constexpr int kLowRankTokens = 16;  // of a step of few tokens, and of a tile
-constexpr int kLowRankTiles = 32;   // of such a step, at most
-constexpr int kLowRankSlices = 4;   // of k, in sums over it
+constexpr int kLowRankTokens = 16;       // of a tile
+constexpr int kLowRankLinearTokens = 8;  // of a step of few tokens
+constexpr int kLowRankTiles = 32;        // of such a step, at most
+constexpr int kLowRankSlices = 4;        // of k, in sums over it
 
 // What the layers of a step share, and one layer's matrices (kernels/low_rank.py).
 struct LowRank {
@@ -24,7 +25,7 @@ struct LowRank {
   int rows;      // kLowRankTokens, or a multiple of it
 };
 
-// At most kLowRankTokens tokens, a tile for each slot, at most kLowRankTiles tiles and 32 parts.
+// At most kLowRankLinearTokens tokens, a tile for each slot, at most kLowRankTiles tiles and 32 parts.
 struct LowRankLinear {
   void* out;           // [tokens, outputs], contiguous
   float* low;          // [kLowRankSlices, tokens, columns], scratch

@@ -7,6 +7,9 @@
 // keeps its sums beside those of the other warps, which go on reading weights meanwhile. CTAs are
 // dispatched in the order of their indices, so whoever waits has those it waits for running or
 // behind it.
+//
+// A warp more than 16 on an SM leaves each 96 registers, in which the sums of more than 8 tokens do
+// not fit: for those the two launches of low_rank_tiles.cu around a plain product are faster.
 
 #include "device.cuh"
 #include "low_rank_shrink.cuh"
@@ -214,10 +217,10 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, kSmWarps / kWarps)
 
 template <typename T, int kWarps>
 cudaError_t launch_warps(const LowRankLinear& p, cudaStream_t stream) {
-  auto kernel = p.tokens <= 8 ? low_rank_linear_kernel<T, kWarps, 1>
-                              : low_rank_linear_kernel<T, kWarps, 2>;
+  constexpr int kGroups = kLowRankLinearTokens / 8;
   const int ctas = num_shrinking(p.adapters) + num_expanding(p);
-  return launch_dependent(kernel, ctas, (kWarps + 1) * 32, 0, stream, p);
+  return launch_dependent(low_rank_linear_kernel<T, kWarps, kGroups>, ctas, (kWarps + 1) * 32, 0,
+                          stream, p);
 }
 
 // By how many CTAs an SM gets: as skinny products measure fastest.

@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from engine import lora_bench
 from engine.layers.linear import Linear, QuantizedWeight
-from engine.lora_bench import WITHOUT, Measurement
+from engine.llm import LLM
+from engine.lora_bench import NOBODY, WITHOUT, Measurement
 
 
 @pytest.mark.parametrize("options", [["--adapters", "1"], ["--adapters", "2", "--rank", "8"]])
@@ -20,7 +22,7 @@ def test_every_case_is_measured_beside_an_engine_without_adapters(
     lora_bench.main([*options, *lengths, "--requests", "1", "3"])
     lines = capsys.readouterr().out.splitlines()
     found = [msgspec.json.decode(line, type=Measurement) for line in lines]
-    alone = [WITHOUT, "no request has an adapter", "one adapter"]
+    alone = [WITHOUT, NOBODY, "one adapter"]
     together = [*alone, "one request has an adapter"]
     if "2" in options:
         together.append("2 adapters")
@@ -34,6 +36,28 @@ def test_every_case_is_measured_beside_an_engine_without_adapters(
         assert row.first_ms > 0
         cost = plain[row.requests].out_tok_s / row.out_tok_s - 1
         assert row.cost == pytest.approx(cost, abs=0.01, rel=0.01)
+
+
+def test_one_engine_is_compared_with_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines: list[LLM] = []
+    monkeypatch.setattr(LLM, "__init__", noted(engines, LLM.__init__))
+    lengths = ["--input-len", "5", "--output-len", "4", "--repeats", "1", "--requests", "1"]
+    lora_bench.main(["--one-engine", "--adapters", "1", *lengths])
+    lines = capsys.readouterr().out.splitlines()
+    found = [msgspec.json.decode(line, type=Measurement) for line in lines]
+    assert [row.case for row in found] == [NOBODY, "one adapter"]
+    assert found[0].cost == 0
+    assert len(engines) == 1
+
+
+def noted(engines: list[LLM], create: Callable[..., None]) -> Callable[..., None]:
+    def init(self: LLM, *given: Any, **options: Any) -> None:
+        engines.append(self)
+        create(self, *given, **options)
+
+    return init
 
 
 def test_quantization_is_of_a_shape(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def inputs(num_tokens: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, .
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_tokens", [1, 3, 8, 9, 16])
+@pytest.mark.parametrize("num_tokens", [1, 3, 7, 8])
 @pytest.mark.parametrize("k", [64, 704, 4096])
 def test_it_equals_the_products(k: int, num_tokens: int, dtype: torch.dtype) -> None:
     cuda.load()
@@ -44,7 +44,7 @@ def test_it_equals_the_products(k: int, num_tokens: int, dtype: torch.dtype) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_tokens", [1, 5, 16])
+@pytest.mark.parametrize("num_tokens", [1, 5, 8])
 def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, dtype: torch.dtype) -> None:
     """A part may end within the gates."""
     cuda.load()
@@ -90,11 +90,11 @@ def test_launch_after_launch_finds_the_counters_at_0() -> None:
     """Steps with adapters and without, of layers of any size, one right after the other."""
     cuda.load()
     matrices = draw(256, torch.bfloat16, "cuda")
-    x, weight, _ = inputs(16, 256, torch.bfloat16)
+    x, weight, _ = inputs(8, 256, torch.bfloat16)
     plain = torch.nn.functional.linear(x, weight)
     cases = [
         (slots, cuda_low_rank.linear(x, weight, None, matrices, tiles_of(slots)))
-        for slots in some_slots(16) * 200
+        for slots in some_slots(8) * 200
     ]
     assert not cuda_low_rank._counters(x.device).any()
     for slots, got in cases:
@@ -104,7 +104,7 @@ def test_launch_after_launch_finds_the_counters_at_0() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_tokens", [1, 17, 256, 257, 1000])
+@pytest.mark.parametrize("num_tokens", [1, 9, 16, 17, 256, 257, 1000])
 @pytest.mark.parametrize("k", [64, 704, 4096])
 def test_around_a_product_they_add_what_the_products_add(
     k: int, num_tokens: int, dtype: torch.dtype
@@ -149,11 +149,11 @@ def test_many_tokens_floats_and_other_devices_are_not_served() -> None:
     weight = torch.zeros(16, 64, dtype=torch.bfloat16)
     assert not cuda_low_rank.serves(weight[:1], weight)
     if torch.cuda.is_available():
-        x, weight = weight.new_zeros(17, 64, device=CUDA), weight.to(CUDA)
+        x, weight = weight.new_zeros(9, 64, device=CUDA), weight.to(CUDA)
         assert not cuda_low_rank.serves(x, weight)
-        assert cuda_low_rank.serves(x[:16], weight)
-        assert not cuda_low_rank.serves(x[:16].float(), weight)
-        assert not cuda_low_rank.serves(x[:16], weight[:8])
+        assert cuda_low_rank.serves(x[:8], weight)
+        assert not cuda_low_rank.serves(x[:8].float(), weight)
+        assert not cuda_low_rank.serves(x[:8], weight[:8])
 
 
 @pytest.mark.gpu

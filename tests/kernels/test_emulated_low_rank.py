@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels import cuda_low_rank, reference
-from kernels.low_rank import AdapterTiles, LowRankMatrices, tile_table
+from kernels.low_rank import AdapterTiles, LowRankMatrices, tile_rows, tile_table
 from tests.kernels import emulated
 from tests.kernels.test_low_rank import PARTS, draw, naive, some_slots
 from tests.kernels.test_quantized import randn
@@ -60,7 +60,8 @@ def multiply(
     out = torch.full((len(x), features // (1 + gated)), float("nan"), dtype=x.dtype)
     counters = torch.zeros(2, dtype=torch.int32)
     given = {"weight": weight, "bias": bias, "counters": counters}
-    rows = cuda_low_rank.MAX_TOKENS
+    assert len(x) <= cuda_low_rank.MAX_TOKENS
+    rows = tile_rows(len(x))
     call(library.multiply, out, x, matrices, slots, rows, features, given, gated=gated)
     assert not counters.any()
     return out
@@ -108,7 +109,7 @@ def call(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_tokens", [1, 8, 9, 16])
+@pytest.mark.parametrize("num_tokens", [1, 3, 8])
 @pytest.mark.parametrize(("parts", "k"), [((16, 8, 8), 1152), ((40, 8, 16), 64), (PARTS, 320)])
 def test_it_equals_the_products(
     parts: tuple[int, ...],
@@ -129,7 +130,7 @@ def test_it_equals_the_products(
         torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=5e-2)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8, 9, 16])
+@pytest.mark.parametrize("num_tokens", [1, 3, 8])
 def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, library: ctypes.CDLL) -> None:
     """A part may end within the gates."""
     dtype = torch.bfloat16
@@ -143,7 +144,7 @@ def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, library: ctyp
         torch.testing.assert_close(got.double(), want, rtol=3e-2, atol=5e-2)
 
 
-@pytest.mark.parametrize("num_tokens", [3, 16])
+@pytest.mark.parametrize("num_tokens", [3, 8])
 def test_tokens_do_not_meet_the_adapters_of_others(num_tokens: int, library: ctypes.CDLL) -> None:
     """Who has none gets the bits of a product without any."""
     matrices = draw(128, torch.bfloat16, "cpu")

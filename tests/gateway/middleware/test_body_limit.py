@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.body_shape import MAX_CONTAINERS, PIECE_BYTES
 from gateway.errors import ApiError, InvalidRequestError, PayloadTooLarge, RequestTimeout
 from gateway.middleware import body_limit
 from gateway.middleware.body_limit import BodyLimit
@@ -132,3 +133,37 @@ def test_after_the_body_the_wait_is_without_end() -> None:
 
     limit = BodyLimit(answer, max_bytes=MAX_BYTES, timeout_s=0.01)
     asyncio.run(limit({"type": "http", "headers": []}, Staying([b"all"]).receive, send))
+
+
+def test_a_large_piece_is_counted_in_several_turns_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = 0
+    text = b'"%s"' % (b"x" * (10 * PIECE_BYTES))
+    monkeypatch.setattr(f"{__name__}.MAX_BYTES", len(text))
+
+    class Counting(Client):
+        async def receive(self) -> Message:
+            message = await super().receive()
+
+            def turn() -> None:
+                nonlocal turns
+                turns += 1
+                asyncio.get_running_loop().call_soon(turn)
+
+            turn()
+            return message
+
+    assert run(Counting([text])) == text
+    assert turns >= 10
+
+
+def test_a_body_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"[%s]" % (b"[]," * MAX_CONTAINERS)
+    monkeypatch.setattr(f"{__name__}.MAX_BYTES", len(text))
+    pieces = [text[: len(text) // 2], text[len(text) // 2 :]]
+    client = Client(pieces)
+    with pytest.raises(PayloadTooLarge, match="arrays and objects") as caught:
+        run(client)
+    assert caught.value.extra_headers["connection"] == "close"
+    assert client.num_taken == len(pieces)

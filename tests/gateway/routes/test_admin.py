@@ -263,6 +263,17 @@ async def test_what_usage_cannot_be_asked_for(gateway: Gateway) -> None:
         assert error["param"] == param
 
 
+async def test_what_a_route_does_not_read_is_refused(gateway: Gateway) -> None:
+    """Else ``tenant=`` in place of ``tenant_id=`` would show the sums of all."""
+    admin = await admin_of(gateway)
+    reads = {"/usage": "tenant_id", "/audit_log": "before", "/streams": "tenant_id"}
+    for path in ("/usage", "/audit_log", "/streams", "/tenants", "/engine"):
+        error = await admin.error(400, "GET", f"{path}?tenant={gateway.tenant.id}")
+        assert (error["param"], error["code"]) == ("tenant", "unknown_parameter")
+        assert reads.get(path, "") in error["message"]
+        await admin.ok("GET", path)
+
+
 async def test_changes_are_the_key_s_that_made_them(gateway: Gateway) -> None:
     admin = await admin_of(gateway)
     *_, key = await gateway.store.list_keys(gateway.tenant.id)
