@@ -161,7 +161,7 @@ class AdaptiveLength:
         if not self._hysteresis.is_drafting:
             return 0
         even = self._best_even(batch, most)
-        if even.gain < _TOLERATED:
+        if even.gain < _TOLERATED and not self._hysteresis.is_trial:
             return 0
         num_known = self._costs.num_seen(batch, 0, 0)
         return 0 if self._experience.remeasurement.is_due(even.gain, num_known) else even.length

@@ -9,6 +9,11 @@ MARGIN = 1.02
 # a look into the future ("ski rental"); and twice as much each time that they were given up after
 # fewer steps than that.
 _ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 32
+# And to give them up, a part of what it would cost to take them up again.
+_BORNE_SHARE = 0.3
+# To begin with, nothing is known of drafts but what the first texts say, and a probe says little:
+# so for so many steps with drafts as much more may be lost before they are given up.
+_NUM_TRIED, _PATIENCE = 32, 8.0
 # What the latest taking up says of what the next one costs; and at most so many steps, or so many
 # times as much as is known, as what is done for the first time may take far longer.
 _SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
@@ -34,6 +39,8 @@ class Hysteresis:
         self._factor = 1
         self._num_drafted = 0
         """Steps with drafts since they were taken up."""
+        self._is_first = True
+        """They were never given up."""
         self._num_tempted = 0
         """Steps in a row in which drafts would have paid, though they are not made."""
 
@@ -53,7 +60,7 @@ class Hysteresis:
         more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
             self._lost = max(0.0, self._lost - more)
-            if self._lost > _ENOUGH:
+            if self._lost > self._borne:
                 self._give_up()
             return
         if has_newcomers:
@@ -64,6 +71,18 @@ class Hysteresis:
         self._num_tempted = self._num_tempted + num_steps if more > 0 else 0
         if self._lost > self._needed and self._num_tempted >= _NUM_CONVINCING:
             self._take_up()
+
+    @property
+    def is_trial(self) -> bool:
+        """Drafts are made to learn of them, whatever they are said to gain."""
+        return self._is_first and self._num_drafted < _NUM_TRIED
+
+    @property
+    def _borne(self) -> float:
+        """What drafts may lose until they are given up."""
+        if self.is_trial:
+            return _PATIENCE
+        return max(_ENOUGH, _BORNE_SHARE * self._cost)
 
     @property
     def _needed(self) -> float:
@@ -90,7 +109,7 @@ class Hysteresis:
         self._num_tempted = self._num_drafted = 0
 
     def _give_up(self) -> None:
-        self.is_drafting = False
+        self.is_drafting = self._is_first = False
         self._lost = 0.0
         if self._num_drafted >= _SHORT:
             self._factor = 1
