@@ -11,9 +11,9 @@ MARGIN = 1.02
 _ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 32
 # And to give them up, a part of what it would cost to take them up again.
 _BORNE_SHARE = 0.3
-# To begin with, nothing is known of drafts but what the first texts say, and a probe says little:
-# so for so many steps with drafts as much more may be lost before they are given up.
-_NUM_TRIED, _PATIENCE = 32, 8.0
+# To begin with, nothing is known of drafts but what the first texts say, and a probe says little.
+# So until drafts were checked so many times, in so many steps, this may be lost by them.
+_NUM_TRIED, _MIN_STEPS, _PATIENCE = 64, 4, 8.0
 # What the latest taking up says of what the next one costs; and at most so many steps, or so many
 # times as much as is known, as what is done for the first time may take far longer.
 _SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
@@ -39,6 +39,8 @@ class Hysteresis:
         self._factor = 1
         self._num_drafted = 0
         """Steps with drafts since they were taken up."""
+        self._num_tried = 0
+        """Times that drafts were checked, of all requests."""
         self._is_first = True
         """They were never given up."""
         self._num_tempted = 0
@@ -52,11 +54,15 @@ class Hysteresis:
         has_newcomers: bool = False,
         is_new: bool = False,
         num_steps: int = 1,
+        batch: int = 1,
     ) -> None:
         """So many steps were, of a batch that is ``gain`` times as fast with drafts as without, as
         far as is known. Where newcomers make the batch another one, that convinces nobody; but
-        where there is nobody else (is_new), no drafts have to catch up with other requests."""
-        self._num_drafted += num_steps * has_drafts
+        where there is nobody else (is_new), no drafts have to catch up with other requests.
+        batch: of how many requests."""
+        if has_drafts:
+            self._num_drafted += num_steps
+            self._num_tried += num_steps * batch
         more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
             self._lost = max(0.0, self._lost - more)
@@ -75,7 +81,8 @@ class Hysteresis:
     @property
     def is_trial(self) -> bool:
         """Drafts are made to learn of them, whatever they are said to gain."""
-        return self._is_first and self._num_drafted < _NUM_TRIED
+        is_known = self._num_tried >= _NUM_TRIED and self._num_drafted >= _MIN_STEPS
+        return self._is_first and not is_known
 
     @property
     def _borne(self) -> float:

@@ -12,8 +12,8 @@ LOSING, PAYING = MARGIN - 0.08, MARGIN + 0.02
 def tried() -> Hysteresis:
     """Its first drafts are behind it, and they paid."""
     hysteresis = Hysteresis()
-    for _ in range(32):
-        hysteresis.planned(PAYING, has_drafts=True)
+    for _ in range(4):
+        hysteresis.planned(PAYING, has_drafts=True, batch=16)
     return hysteresis
 
 
@@ -48,12 +48,21 @@ def test_the_first_drafts_are_tried_whatever_they_are_said_to_gain() -> None:
     """What the first request teaches is true of that one."""
     hysteresis = Hysteresis()
     for _ in range(31):
-        hysteresis.planned(LOSING, has_drafts=True)
+        hysteresis.planned(LOSING, has_drafts=True, batch=2)
         assert hysteresis.is_drafting
         assert hysteresis.is_trial
-    hysteresis.planned(LOSING, has_drafts=True)
+    hysteresis.planned(LOSING, has_drafts=True, batch=2)
     assert not hysteresis.is_drafting
     assert not hysteresis.is_trial, "once"
+
+
+def test_many_requests_say_as_much_in_fewer_steps() -> None:
+    hysteresis = Hysteresis()
+    for _ in range(3):
+        hysteresis.planned(LOSING, has_drafts=True, batch=200)
+        assert hysteresis.is_trial
+    hysteresis.planned(LOSING, has_drafts=True, batch=200)
+    assert not hysteresis.is_drafting
 
 
 def test_the_trial_ends_where_it_loses_too_much() -> None:

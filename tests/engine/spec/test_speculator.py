@@ -392,7 +392,9 @@ def test_requests_come_and_go_in_a_rest() -> None:
     assert isinstance(adaptive, AdaptiveLength)
     observe_rest = adaptive.observe_rest
 
-    def spy(taken: Mapping[int, Sequence[float]], num_tokens: int, num_passed: int = 0) -> None:
+    def spy(
+        taken: Mapping[int, Sequence[float]], num_tokens: Mapping[int, int], num_passed: int = 0
+    ) -> None:
         for batch, seconds in taken.items():
             learned[batch] = learned.get(batch, 0) + len(seconds)
             step_s = H200.seconds(batch, 0, 0)
