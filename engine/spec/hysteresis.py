@@ -89,7 +89,7 @@ class Hysteresis:
         """What drafts may lose until they are given up."""
         if self.is_trial:
             return _PATIENCE
-        return max(_ENOUGH, _BORNE_SHARE * self._cost)
+        return max(_ENOUGH, _BORNE_SHARE * min(self._cost, _MAX_COST))
 
     @property
     def _needed(self) -> float:

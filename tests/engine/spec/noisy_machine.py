@@ -48,7 +48,7 @@ class Machine:
     cold: float = 0.0
     """Of the host, before drafts when none were made for a fifth of a second."""
     num_unlucky: int = 0
-    """So many of the first steps with drafts have none that is right: the first texts are hard."""
+    """So many of the first drafts of a request in a step are wrong: the first texts are hard."""
     spread: float = 0.15
     slow: float = 0.8
     """How much slower everything may be for a while."""
@@ -130,12 +130,7 @@ class NoisyRunner(ModelledRunner):
         self._begin(len(chunks), longest)
         self._device(machine.step(len(chunks), longest))
         self._done_at.append((self._idle_at, self._mean_idle_at))
-        is_unlucky = longest > 0 and self._num_unlucky > 0
-        self._num_unlucky -= is_unlucky
-        tokens = [
-            [1] * (1 if is_unlucky else self._num_sampled(c.num_draft_tokens)) if c.samples else []
-            for c in chunks
-        ]
+        tokens = [[1] * self._num_sampled(c.num_draft_tokens) if c.samples else [] for c in chunks]
         self._results.append(StepResult(plan.step_id, tokens))
 
     def _begin(self, batch: int, what: int) -> None:
@@ -145,6 +140,9 @@ class NoisyRunner(ModelledRunner):
             self.host(self._machine.first)
 
     def _num_sampled(self, num_drafts: int) -> int:
+        if num_drafts and self._num_unlucky:
+            self._num_unlucky -= 1
+            return 1
         count = 1
         while count <= num_drafts and self._luck.random() < self._rate:
             count += 1

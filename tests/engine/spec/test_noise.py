@@ -48,7 +48,7 @@ UNLUCKY = replace(
     launch_drafts=0.12,
     first=1.0,
     cold=1.5,
-    num_unlucky=4,
+    num_unlucky=8,
 )
 MACHINES = {"gpu": GPU, "quiet gpu": QUIET_GPU, "cpu": CPU}
 
@@ -85,8 +85,8 @@ def test_what_is_done_for_the_first_time_decides_nothing(
 
 @pytest.mark.parametrize("batch", [1, 8, 32])
 def test_a_beginning_that_is_unlucky_is_not_believed(batch: int) -> None:
-    """Of the demo model's first request none of four drafts was right, of the others 87 %. So they
-    were given up for good: a probe took ten steps' time, so there was one in a second."""
+    """Of the demo model's first request hardly a draft was right, of the others 87 %. So they were
+    given up for good: a probe of one step took ten steps' time, so there was one in a second."""
     fixed, adaptive = speed_ups(UNLUCKY, batch, 0.87, 3, mean_tokens=24)
     assert fixed > 1.15
     assert adaptive > 0.95 * fixed
