@@ -80,6 +80,8 @@ class AdaptiveLength:
         self._probe = Probe()
         self._version = 0
         """Of the experience that what follows was found out with."""
+        self._share, self._share_due = 0.0, 0
+        """Of newcomers, and in which version it is to be found out anew."""
         self._even: dict[tuple[int, int], _Even] = {}
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """The cheapest probe: its length, and what it would lose."""
@@ -148,9 +150,15 @@ class AdaptiveLength:
         if even.gain_in_all is None:
             even.gain_in_all = even.gain
             if even.gain > 1:
-                share = self._experience.newcomers.share(self._saved_s_per_token)
-                even.gain_in_all = 1 + (even.gain - 1) * (1 - share)
+                even.gain_in_all = 1 + (even.gain - 1) * (1 - self._newcomers_share())
         return even.gain_in_all
+
+    def _newcomers_share(self) -> float:
+        """Of what drafts save. It changes slowly, and each size of batch has a part in it."""
+        if self._version >= self._share_due:
+            self._share_due = self._version + HOLDS
+            self._share = self._experience.newcomers.share(self._saved_s_per_token)
+        return self._share
 
     def _saved_s_per_token(self, batch: int) -> float:
         """What drafts save of a batch of so many requests, newcomers aside."""
