@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.core import EngineCore
 from engine.demo import MODEL_DIR
 from engine.demo.heads import HEADS_DIR
 from engine.llm import LLM, SamplingParams, TokensPrompt
@@ -32,7 +33,7 @@ class Counter(TorchDispatchMode):
 
 def num_operations(**speculative: Any) -> int:
     """Of a step with prompts that each take over a half-filled block."""
-    config = {"speculative_config": speculative} if speculative else {}
+    config: dict[str, Any] = {"speculative_config": speculative} if speculative else {}
     llm = LLM(MODEL_DIR, device="cpu", num_threads=1, kv_cache_memory_bytes=64 << 20, **config)
     prompts = [
         TokensPrompt(prompt_token_ids=[*range(100, 124), *[200 + i] * (10 + i % 5)])
@@ -40,6 +41,7 @@ def num_operations(**speculative: Any) -> int:
     ]
     params = SamplingParams(max_tokens=2, temperature=0.0)
     llm.generate(prompts[:1], params)
+    assert isinstance(llm._core, EngineCore)
     runner = llm._core._runner
     forward = runner.forward
     counted: list[int] = []
