@@ -9,8 +9,6 @@ MARGIN = 1.02
 # a look into the future ("ski rental"); and twice as much each time that they were given up after
 # fewer steps than that.
 _ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 32
-# And to give them up, a part of what it would cost to take them up again.
-_BORNE_SHARE = 0.3
 # To begin with, nothing is known of drafts but what the first texts say, and a probe says little.
 # So until drafts were checked so many times, in so many steps, this may be lost by them.
 _NUM_TRIED, _MIN_STEPS, _PATIENCE = 64, 4, 8.0
@@ -87,9 +85,7 @@ class Hysteresis:
     @property
     def _borne(self) -> float:
         """What drafts may lose until they are given up."""
-        if self.is_trial:
-            return _PATIENCE
-        return max(_ENOUGH, _BORNE_SHARE * min(self._cost, _MAX_COST))
+        return _PATIENCE if self.is_trial else _ENOUGH
 
     @property
     def _needed(self) -> float:

@@ -75,19 +75,6 @@ def test_the_trial_ends_where_it_loses_too_much() -> None:
     assert not hysteresis.is_drafting
 
 
-def test_who_paid_much_for_drafts_keeps_them_for_a_while() -> None:
-    """They may have met a hard text; to take them up again would cost as much."""
-    hysteresis = tried()
-    for _ in range(20):
-        hysteresis.took_up(2.0)
-    for _ in range(5):
-        hysteresis.planned(MARGIN - 0.1, has_drafts=True)
-        assert hysteresis.is_drafting
-    hysteresis.planned(MARGIN - 0.1, has_drafts=True)
-    hysteresis.planned(MARGIN - 0.1, has_drafts=True)
-    assert not hysteresis.is_drafting
-
-
 def test_small_losses_are_borne_for_a_few_steps() -> None:
     """A batch that is larger for a moment."""
     hysteresis = tried()

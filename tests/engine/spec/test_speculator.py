@@ -424,7 +424,7 @@ def test_nobody_is_asked_either_while_drafts_have_to_pay_for_their_beginning_fir
     assert isinstance(adaptive, AdaptiveLength)
     adaptive._hysteresis._cost = 1000.0  # in steps without drafts
     adaptive._experience.probes.saved_s = -1000.0  # so nobody tries either
-    adaptive._hysteresis.planned(0.0, has_drafts=False, num_steps=2)
+    adaptive._hysteresis.planned(0.0, has_drafts=False)
     run(core, runner, 2)  # one had been made
     asked.clear()
     num_drafts = core.stats().spec_decode_num_drafts
