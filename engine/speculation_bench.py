@@ -6,9 +6,10 @@ nothing.
 ``copy``: the demo model repeats what it was told, with and without prompt lookup.
 ``chat``: the demo model answers held-out prompts, with and without one of its heads.
 
-One JSON line a measurement. Engines take turns, in one order and then in the other, and the median
-counts. ``control`` says how a second plain engine compares with the first: what differs by less is
-noise. EOS is ignored in ``synthetic``.
+One JSON line a measurement. Engines take turns in short rounds (``engine.race``): ``speed_up`` is
+the median of these, known within ``interval``, ``in_all`` the same by the time of all rounds.
+``control`` says how a second plain engine compares with the first: what differs by less is noise.
+EOS is ignored in ``synthetic``.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import operator
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from engine.demo import MODEL_DIR
 from engine.demo.data import examples
@@ -34,6 +35,7 @@ from engine.demo.heads.answers import draw_prompts
 from engine.demo.template import render
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.messages import Stats
+from engine.race import race, settle_down
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,43 +56,41 @@ LLAMA_3_8B: dict[str, Any] = {
 EAGLE_3_8B = {**LLAMA_3_8B, "num_hidden_layers": 1, "draft_vocab_size": 32000}
 
 
+_PROMPTS_A_ROUND = 8
+
 PLAIN = "plain", "control"
 """Names of engines without drafts."""
 
 
-def race(
-    engines: dict[str, LLM], work: Callable[[LLM], int], turns: int
-) -> dict[str, dict[str, float]]:
-    """Of each engine its median tokens a second, how they compare with those of the plain engines
-    in the same turn (the median of that, too), and what it drafted. Plain ones are called so; the
-    second one compares with the first.
+def compare(
+    engines: dict[str, LLM], work: Callable[[LLM, int], int], options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Of each engine how fast it is, beside those called ``PLAIN``, and what it drafted.
 
-    ``work`` returns how many tokens it made. Its first turn warms up.
+    ``work``, of a round with this number, returns how many tokens it made.
     """
-    rates: dict[str, list[float]] = {name: [] for name in engines}
-    before = {}
-    for turn in range(turns + 1):
-        for name in engines if turn % 2 else reversed(engines):
-            llm = engines[name]
-            if turn == 1:
-                before[name] = llm.stats()
-            start = time.perf_counter()
-            rate = work(llm) / (time.perf_counter() - start)
-            if turn:
-                rates[name].append(rate)
-    first, *others = [found for name, found in rates.items() if name in PLAIN]
-    plain = [statistics.mean(found) for found in zip(first, *others, strict=True)]
+    before = {name: llm.stats() for name, llm in engines.items()}
+    found = race(
+        {name: partial(work, llm) for name, llm in engines.items()},
+        [name for name in engines if name in PLAIN],
+        precision=options.precision,
+        max_s=options.max_seconds,
+        min_rounds=options.min_rounds,
+    )
     return {
         name: {
-            "tok_s": round(statistics.median(found), 1),
-            "speed_up": round(
-                statistics.median(map(operator.truediv, found, first if name in PLAIN else plain)),
-                3,
-            ),
+            "tok_s": round(standing.tok_s, 1),
+            "speed_up": round(standing.speed_up, 3),
+            "interval": [round(end, 3) for end in standing.interval],
+            "in_all": round(standing.in_all, 3),
             **_drafted(engines[name], before[name]),
         }
-        for name, found in rates.items()
+        for name, standing in found.items()
     }
+
+
+def on_gpu(options: argparse.Namespace) -> bool:
+    return options.device != "cpu" and torch.cuda.is_available()
 
 
 def _drafted(llm: LLM, before: Stats) -> dict[str, float]:
@@ -107,13 +107,12 @@ def _drafted(llm: LLM, before: Stats) -> dict[str, float]:
     }
 
 
-def _decode(batch: int, isl: int, osl: int, seed: int) -> Callable[[LLM], int]:
+def _decode(batch: int, isl: int, osl: int) -> Callable[[LLM, int], int]:
     """Work: so many requests at once, with prompts that nobody has seen."""
-    rng = random.Random(seed)
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=osl)
 
-    def work(llm: LLM) -> int:
-        vocab_size = llm.info.vocab_size
+    def work(llm: LLM, number: int) -> int:
+        rng, vocab_size = random.Random(f"{batch} {number}"), llm.info.vocab_size
         prompts = [
             TokensPrompt(prompt_token_ids=[rng.randrange(vocab_size) for _ in range(isl)])
             for _ in range(batch)
@@ -165,15 +164,16 @@ def synthetic(options: argparse.Namespace) -> None:
                 synthetic_acceptance_length=length,
             )
             kind = {"num_speculative_tokens": num_tokens, "length": length, "adaptive": adaptive}
+            settle_down(on_gpu=on_gpu(options))
             for batch in options.batches:
-                work = _decode(batch, options.input_len, options.output_len, batch)
-                found = race({**plain, "drafting": llm}, work, options.turns)
-                plain_rate, control = found["plain"]["tok_s"], found["control"]["speed_up"]
+                work = _decode(batch, options.input_len, options.output_len)
+                found = compare({**plain, "drafting": llm}, work, options)
+                of_control = found["control"]
                 _say(
                     **kind,
                     batch=batch,
-                    plain_tok_s=plain_rate,
-                    control=control,
+                    plain_tok_s=found["plain"]["tok_s"],
+                    control=[of_control["speed_up"], *of_control["interval"]],
                     **found["drafting"],
                 )
             del llm
@@ -209,16 +209,20 @@ def chat(options: argparse.Namespace) -> None:
     drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, options.prompts)
     prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
     params = SamplingParams(temperature=0.0, max_tokens=128)
+    settle_down(on_gpu=on_gpu(options))
     for batch in options.batches:
 
-        def work(llm: LLM, batch: int = batch) -> int:
+        def work(llm: LLM, number: int, batch: int = batch) -> int:
+            """All together, or a few one after the other: a lone answer is short."""
+            size = max(batch, _PROMPTS_A_ROUND)
+            some = [prompts[(number * size + i) % len(prompts)] for i in range(size)]
             count = 0
-            for first in range(0, len(prompts), batch):
-                results = llm.generate(prompts[first : first + batch], params)
+            for first in range(0, size, batch):
+                results = llm.generate(some[first : first + batch], params)
                 count += sum(len(result.outputs[0].token_ids) for result in results)
             return count
 
-        for name, found in race(engines, work, options.turns).items():
+        for name, found in compare(engines, work, options).items():
             _say(engine=name, batch=batch, **found)
 
 
@@ -241,11 +245,11 @@ def copy(options: argparse.Namespace) -> None:
                 break
     params = SamplingParams(temperature=0.0, max_tokens=256)
 
-    def work(llm: LLM) -> int:
-        results = (llm.generate(prompt, params)[0] for prompt in prompts)
-        return sum(len(result.outputs[0].token_ids) for result in results)
+    def work(llm: LLM, number: int) -> int:
+        return len(llm.generate(prompts[number % len(prompts)], params)[0].outputs[0].token_ids)
 
-    for name, found in race(engines, work, options.turns).items():
+    settle_down(on_gpu=on_gpu(options))
+    for name, found in compare(engines, work, options).items():
         _say(engine=name, **found)
 
 
@@ -296,7 +300,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     answering.set_defaults(run=chat)
     for kind in (chance, repeating, answering):
-        kind.add_argument("--turns", type=int, default=3)
+        kind.add_argument(
+            "--precision", type=float, default=0.01, help="half of the interval, at most"
+        )
+        kind.add_argument(
+            "--max-seconds",
+            type=float,
+            default=60.0,
+            help="of a measurement, whatever its precision",
+        )
+        kind.add_argument("--min-rounds", type=int, default=8)
         kind.add_argument("--device", default="auto")
         kind.add_argument("--num-threads", type=int)
     options = parser.parse_args(argv)

@@ -461,6 +461,16 @@ def copy_blocks(
     torch.ops.sluice_cuda.copy_blocks(tensors, rows, blocks, out, max_ctas)
 
 
+def copy_leading_slots(tensors: torch.Tensor, copies: torch.Tensor, *, block_size: int) -> None:
+    """Copy the first slots of blocks to other blocks, in each tensor of a cache, all in one launch.
+
+    tensors: [num_tensors, 2] int64: the address of each, and the bytes of one of its slots, both
+    multiples of 16. copies: [num_copies, 3] int32: block to read, block to write, number of slots.
+    No block that is written is read.
+    """
+    torch.ops.sluice_cuda.copy_leading_slots(tensors, copies, block_size)
+
+
 def mapped_address(host: torch.Tensor) -> int:
     """Where kernels find pinned host memory."""
     address: int = torch.ops.sluice_cuda.mapped_address(host)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from engine.runner.rows import Ints
 from engine.scheduler.plan import StepPlan
 
@@ -19,7 +17,7 @@ class DraftedSlots:
 
     def __init__(self, num_blocks: int, block_size: int, max_num_rows: int) -> None:
         self._block_size = block_size
-        self._filled = np.zeros(num_blocks, np.int64)
+        self._filled = [0] * num_blocks
         """Leading slots of each block that are made."""
         self._blocks: list[list[int]] = [[] for _ in range(max_num_rows)]
         self._starts = [0] * max_num_rows
@@ -46,16 +44,16 @@ class DraftedSlots:
 
     def _grow(self) -> None:
         """Blocks change hands."""
-        fresh: list[int] = []
+        filled = self._filled
         for row, block_ids in self._new:
-            fresh += block_ids
             self._blocks[row] += block_ids
-        self._filled[fresh] = 0
+            for block_id in block_ids:
+                filled[block_id] = 0
         self._new = []
 
     def _admit(self, plan: StepPlan) -> None:
         computed = {chunk.row: chunk.num_computed_tokens for chunk in plan.chunks}
-        copied = {target: min(n, int(self._filled[s])) for s, target, n in plan.block_copies}
+        copied = {target: min(n, self._filled[s]) for s, target, n in plan.block_copies}
         swapped_in = {block_id for block_id, _ in plan.swap_ins}
         for admission in plan.admissions:
             num_shared = computed.get(admission.row, 0) // self._block_size
@@ -70,7 +68,7 @@ class DraftedSlots:
     def _leading(self, blocks: Sequence[int]) -> int:
         count = 0
         for block_id in blocks:
-            count += int(self._filled[block_id])
+            count += self._filled[block_id]
             if self._filled[block_id] < self._block_size:
                 break
         return count

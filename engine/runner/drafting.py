@@ -47,10 +47,9 @@ class Drafting(ABC):
         self._block_size = block_size
 
     def apply(self, plan: StepPlan) -> None:
-        """Hear what a plan does to rows and blocks, before its forward pass."""
+        """Hear what a plan does to rows and blocks, before its forward pass. What it does to
+        memory, others do."""
         if self._features is not None:
-            for source, target, num_slots in plan.block_copies:
-                self._features.copy_block(source, target, num_slots)
             self._holes.apply(plan)
 
     def _fill_holes(self, asked: Sequence[tuple[int, int]]) -> None:
@@ -155,8 +154,6 @@ class ChainDrafting(Drafting):
     def apply(self, plan: StepPlan) -> None:
         super().apply(plan)
         self._drafted.apply(plan)
-        for source, target, num_slots in plan.block_copies:
-            self._cache.copy_block(source, target, num_slots)
 
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int

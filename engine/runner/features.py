@@ -57,9 +57,6 @@ class FeatureCache:
         self.blocks = self._rows[:num_slots].view(-1, block_size, size)
         """[num_blocks, block_size, size]"""
 
-    def copy_block(self, source: int, target: int, num_slots: int) -> None:
-        self.blocks[target, :num_slots] = self.blocks[source, :num_slots]
-
     def keep(self, slots: torch.Tensor, source: torch.Tensor) -> None:
         """Of tokens just computed. slots: [num_tokens] int64, -1 for padding; source: as for
         ``DraftNetwork.feature``."""

@@ -17,6 +17,7 @@ from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelFacts
 from engine.models.llama import ForCausalLM
+from engine.runner.block_copies import BlockCopies
 from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.graphs import capture_sizes as batch_sizes
@@ -100,6 +101,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         sampler,
         attention,
         graphs=graphs,
+        block_copies=BlockCopies([cache.stack, *made.copied]),
         host_blocks=host_blocks,
         drafting=made.drafting,
         verify_graphs=verify_graphs,

@@ -15,6 +15,7 @@ from engine.layers.attention import KVCache
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.llama import ForCausalLM
+from engine.runner.block_copies import as_stack
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting, Drafting, ParallelDrafting
 from engine.runner.features import FeatureCache, WatchedModel, kept_size
@@ -107,6 +108,8 @@ class Made:
     drafting: Drafting | None
     swapped: KVCache
     """What must be swapped along with the target's blocks."""
+    copied: list[torch.Tensor]
+    """What must be copied along with them, from block to block: stacks of ``BlockCopies``."""
 
 
 def create_drafting(
@@ -120,7 +123,7 @@ def create_drafting(
 ) -> Made:
     """cache: the target's. Without a network the model stays as it is."""
     if network is None:
-        return Made(model, None, [])
+        return Made(model, None, [], [])
     device, block_size = table.tokens.device, config.block_size
     features: FeatureCache | None = None
     if network.feature_size:
@@ -128,9 +131,11 @@ def create_drafting(
         features = FeatureCache(num_slots, block_size, network, dtype=dtype, device=device)
         model = WatchedModel(model, network, features)
     swapped: KVCache = [] if features is None else [(features.blocks, features.blocks)]
+    copied = [] if features is None else [as_stack(features.blocks[None])]
     if isinstance(network, ParallelNetwork):
         assert features is not None
-        return Made(model, ParallelDrafting(network, features, table, sampler, block_size), swapped)
+        parallel = ParallelDrafting(network, features, table, sampler, block_size)
+        return Made(model, parallel, swapped, copied)
     assert isinstance(network, ChainNetwork)
     assert config.speculative_config is not None
     draft_cache = PagedCache(
@@ -180,7 +185,7 @@ def create_drafting(
         max_num_tokens=config.step_tokens,
         num_lookahead_tokens=num_drafts,
     )
-    return Made(model, drafting, swapped)
+    return Made(model, drafting, swapped, [*copied, draft_cache.stack])
 
 
 def capture_verify_graphs(

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.attention import KVCache
 from engine.models.base import ModelFacts
+from engine.runner.block_copies import as_stack
 
 GPU_WINDOW_STEP = 128
 """Keys that the largest tile of any attention kernel reads at a time."""
@@ -147,17 +148,14 @@ class PagedCache:
         layout = model.cache_layout
         self.groups = groups or single_group(layout.num_layers)
         shape = (self.groups.num_layers_each, layout.num_tensors, num_blocks, block_size)
-        self._memory = torch.zeros(
+        memory = torch.zeros(
             *shape, layout.num_kv_heads, layout.head_dim, dtype=dtype, device=device
         )
         self.num_blocks = num_blocks
+        self.stack = as_stack(memory.view(-1, *memory.shape[2:]))
+        """All layers, as ``BlockCopies`` wants them."""
         self.tensors: KVCache = [
-            (layer[0],) * 2 if layout.is_latent else (layer[0], layer[1]) for layer in self._memory
+            (layer[0],) * 2 if layout.is_latent else (layer[0], layer[1]) for layer in memory
         ]
         """The caches without repetitions."""
         self.layers: KVCache = [self.tensors[number] for _, number in self.groups.places]
-
-    def copy_block(self, source: int, target: int, num_slots: int) -> None:
-        """Copy the leading slots of a block to another, in all layers."""
-        memory = self._memory.view(torch.uint8)  # torch cannot copy parts of every dtype
-        memory[:, :, target, :num_slots] = memory[:, :, source, :num_slots]

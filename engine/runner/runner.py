@@ -15,6 +15,7 @@ from engine.attention.base import AttentionBackend, StepAttention
 from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
+from engine.runner.block_copies import BlockCopies
 from engine.runner.drafting import Drafting
 from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
@@ -84,6 +85,7 @@ class TorchRunner:
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
         adapters: AdapterSlots | None = None,
         *,
+        block_copies: BlockCopies,
         block_size: int,
         max_model_len: int,
         vocab_size: int,
@@ -94,6 +96,7 @@ class TorchRunner:
         self._resting_model = model.model if isinstance(model, WatchedModel) else model
         """Keeps nothing for a draft network."""
         self._cache = cache
+        self._block_copies = block_copies
         self._table = table
         self._sampler = sampler
         self._attention = attention
@@ -360,8 +363,7 @@ class TorchRunner:
             )
         if plan.admissions or plan.new_blocks or plan.other_new_blocks:
             self._table.apply(plan.admissions, plan.new_blocks, plan.other_new_blocks)
-        for source, target, num_slots in plan.block_copies:
-            self._cache.copy_block(source, target, num_slots)
+        self._block_copies.copy(plan.block_copies)
         self._table.write_drafts(plan.chunks)
         if self._drafting is not None:
             self._drafting.apply(plan)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.spec.experience import HOLDS, Experience
 from engine.spec.hysteresis import MARGIN, Hysteresis
+from engine.spec.probes import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -51,6 +52,8 @@ class _Even:
     """How many times as fast as no drafts, newcomers aside."""
     plain_s: float
     """Of a step without."""
+    could_pay: bool
+    """If they were right as often as can be hoped for."""
     gain_in_all: float | None = None
     """How many times as fast with newcomers, once somebody asked."""
 
@@ -74,8 +77,11 @@ class AdaptiveLength:
         self._most = costs.lengths[-1]
         self._by_request = by_request
         self._hysteresis = Hysteresis()
+        self._probe = Probe()
         self._version = 0
         """Of the experience that what follows was found out with."""
+        self._share, self._share_due = 0.0, 0
+        """Of newcomers, and in which version it is to be found out anew."""
         self._even: dict[tuple[int, int], _Even] = {}
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """The cheapest probe: its length, and what it would lose."""
@@ -89,15 +95,18 @@ class AdaptiveLength:
         self._experience.planned(step)
         if not self._by_request and step.batch:
             has_drafts = step.num_drafts > 0 and not step.is_probe
+            if step.is_probe:
+                self._probe.planned(step.length, step.num_drafts // max(1, step.length))
+            else:
+                self._probe.end()
             step.takes_up = has_drafts and self._hysteresis.takes_up
-            if not step.num_drafts:
-                step.saving_s = self._saving_s(step.batch)
             self._hysteresis.planned(
                 self._gain(step.batch),
                 has_drafts=has_drafts,
                 has_newcomers=step.num_new > 0,
                 is_new=step.num_new == step.batch,
                 num_steps=step.num_like,
+                batch=step.batch,
             )
 
     def observe(
@@ -108,39 +117,53 @@ class AdaptiveLength:
             usual_s = self._costs.seconds(step.batch, step.length, step.num_drafts)
             more_s = seconds / self._costs.pace - usual_s
             self._hysteresis.took_up(more_s / self._costs.even(step.batch, 0))
+        if step.is_probe:
+            self._probe.judge(sum(num_right > 0 for *_, num_right in outcomes), len(outcomes))
         is_drafting = self._hysteresis.is_drafting
         self._experience.observe(step, seconds, outcomes, is_drafting=is_drafting)
 
     def observe_rest(
-        self, taken: Mapping[int, Sequence[float]], num_tokens: int, num_passed: int = 0
+        self,
+        taken: Mapping[int, Sequence[float]],
+        num_tokens: Mapping[int, int],
+        num_passed: int = 0,
     ) -> None:
-        """Steps of ``rest_length`` are over: of each batch, what some of them took; the tokens that
-        all of them gave; and how many nobody timed, which are taken for like the first of these."""
+        """Steps of ``rest_length`` are over: of each batch, what some of them took, and the tokens
+        that all of them gave; and how many nobody timed, which are taken for like the first of
+        these."""
         for batch, seconds in taken.items():
-            num_tokens -= batch * len(seconds)
-            saving_s = 0.0
             if not self._by_request:
                 num_steps = len(seconds) + num_passed
-                saving_s = num_steps * self._saving_s(batch)
                 gain = self._gain(batch)
                 self._hysteresis.planned(gain, has_drafts=False, num_steps=num_steps)
-            self._experience.observe_rest(batch, seconds, saving_s)
+            self._experience.observe_rest(batch, seconds)
             self._experience.pass_by(batch, num_passed)
             num_passed = 0
-        self._experience.newcomers.go_on(num_tokens, 0.0)
+        for batch, num_given in num_tokens.items():
+            num_others = num_given - batch * len(taken.get(batch, ()))
+            if num_others > 0:
+                self._experience.newcomers.go_on(batch, num_others)
 
     def _gain(self, batch: int) -> float:
         """How many times as fast such a batch is with drafts, newcomers and all."""
         even = self._best_even(batch, self._most)
         if even.gain_in_all is None:
-            share = 1 - self._experience.newcomers.share
-            even.gain_in_all = even.gain if even.gain < 1 else 1 + (even.gain - 1) * share
+            even.gain_in_all = even.gain
+            if even.gain > 1:
+                even.gain_in_all = 1 + (even.gain - 1) * (1 - self._newcomers_share())
         return even.gain_in_all
 
-    def _saving_s(self, batch: int) -> float:
-        """What drafts would save in a step of so many requests that has none."""
+    def _newcomers_share(self) -> float:
+        """Of what drafts save. It changes slowly, and each size of batch has a part in it."""
+        if self._version >= self._share_due:
+            self._share_due = self._version + HOLDS
+            self._share = self._experience.newcomers.share(self._saved_s_per_token)
+        return self._share
+
+    def _saved_s_per_token(self, batch: int) -> float:
+        """What drafts save of a batch of so many requests, newcomers aside."""
         even = self._best_even(batch, self._most)
-        return even.plain_s * (1 - 1 / even.gain) if even.gain > 1 else 0.0
+        return even.plain_s / batch * (1 - 1 / even.gain) if even.gain > 1 else 0.0
 
     def drop(self, request: Request) -> None:
         """The request is finished."""
@@ -161,7 +184,8 @@ class AdaptiveLength:
         if not self._hysteresis.is_drafting:
             return 0
         even = self._best_even(batch, most)
-        if even.gain < _TOLERATED:
+        is_trial = not self._by_request and self._hysteresis.is_trial and even.could_pay
+        if even.gain < _TOLERATED and not is_trial:
             return 0
         num_known = self._costs.num_seen(batch, 0, 0)
         return 0 if self._experience.remeasurement.is_due(even.gain, num_known) else even.length
@@ -177,16 +201,17 @@ class AdaptiveLength:
         return found
 
     def _find_even(self, batch: int, most: int) -> _Even:
-        best, best_speed = 0, 0.0
+        best, best_speed, could_pay = 0, 0.0, False
         plain_s = self._costs.even(batch, 0)
         survival = self._acceptance.survival()
         for length in self._costs.table.choices:
             if length > most:
                 break
-            tokens = 1 + sum(survival[:length])
-            if (speed := tokens / self._costs.even(batch, length)) > best_speed:
+            tokens, step_s = 1 + sum(survival[:length]), self._costs.even(batch, length)
+            if (speed := tokens / step_s) > best_speed:
                 best, best_speed = length, speed
-        return _Even(best, best_speed * plain_s, plain_s)
+            could_pay |= _hoped(length) * plain_s > MARGIN * step_s
+        return _Even(best, best_speed * plain_s, plain_s, could_pay)
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
         """How many steps nobody need ask for drafts: of ``batch`` requests that compute one token
@@ -241,9 +266,11 @@ class AdaptiveLength:
         """Drafts for each request of a probe, if one is due; 0 if not.
 
         Of the lengths that could pay the one that costs least, as far as is known: nothing, where
-        drafts nearly pay."""
+        drafts nearly pay. One that has begun goes on."""
         if batch == 0 or not self._experience.remeasurement.is_idle:
             return 0
+        if self.is_probing:
+            return min(self._probe.length, most)
         self._forget_outdated()
         cheapest = self._probes.get((batch, most))
         if cheapest is None:
@@ -256,21 +283,25 @@ class AdaptiveLength:
         of a step: what is known may be wrong."""
         size, plain_s = min(batch, _PROBE_REQUESTS), self._costs.even(batch, 0)
         found, found_s = 0, float("inf")
-        gain = hope = 0.0
+        gain = 0.0
         for length, chance in enumerate(self._acceptance.survival()[:most], 1):
-            hope += _HOPE**length
             gain += chance
             if length not in self._costs.table.choices:
                 continue
             hopeful_s = self._costs.hopeful(batch, length)
-            hopeful_s += batch * (1 + hope) * self._experience.newcomers.s_per_token
-            if (1 + hope) * plain_s < MARGIN * hopeful_s:
+            hopeful_s += batch * _hoped(length) * self._experience.newcomers.s_per_token
+            if _hoped(length) * plain_s < MARGIN * hopeful_s:
                 continue
             step_s = self._costs.seconds(batch, length, size * length)
             lost_s = step_s - (1 + size / batch * gain) * plain_s
             if lost_s < found_s:
                 found, found_s = length, lost_s
         return found, min(max(found_s, _MIN_LOSS * plain_s), plain_s)
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the next step belongs to a probe that has begun."""
+        return self._probe.length > 0
 
     @staticmethod
     def probed(asked: Mapping[Request, int]) -> dict[Request, int]:
@@ -372,6 +403,12 @@ class AdaptiveLength:
         return (batch + sum(gains)) / costs.even(batch, first) > plain_speed or (
             batch + max(gains)
         ) / costs.seconds(batch, most, most) > plain_speed
+
+
+def _hoped(length: int) -> float:
+    """Tokens of a request in a step with so many drafts, if these are right as often as in a probe
+    that could change anything."""
+    return (1 - _HOPE ** (length + 1)) / (1 - _HOPE)
 
 
 def _gain(first: float, later: float, length: int) -> float:

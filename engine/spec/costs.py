@@ -265,7 +265,9 @@ class LearnedCosts:
     def _prior_s(self, size: int, kind: int, expected_s: float) -> float:
         """What is thought of a kind of which nothing is known: it is as far from the table as other
         numbers of drafts are now for such a batch, if these are known, or else for any."""
-        overall = self._drafted if kind else self._plain
+        # The table knows no host. Before any step without drafts was measured, those with drafts
+        # tell of it: or else they would be compared with what nothing takes.
+        overall = self._plain if kind == 0 and self._plain.weight else self._drafted
         prior_s = overall.blended(expected_s, expected_s)
         latest = self._latest.get(size) if kind else None
         if latest is not None and latest.num_steps >= _SURE:

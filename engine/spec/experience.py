@@ -41,7 +41,6 @@ class _Plain:
 
     batch: int = 0
     seconds: list[float] = field(default_factory=list)
-    saving_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -123,7 +122,7 @@ class Experience:
         step.is_typical &= not step.is_last
         if step.is_typical and not step.num_drafts and self.remeasurement.is_idle:
             # Most steps, where drafts do not pay: the host has better things to do.
-            self.observe_rest(step.batch, [seconds], step.saving_s)
+            self.observe_rest(step.batch, [seconds])
             return
         self._observe_plain()
         if step.is_typical and step.num_drafts and not step.is_probe:
@@ -186,8 +185,9 @@ class Experience:
         return plain_s
 
     def _count(self, step: PlannedStep) -> bool:
-        """As ``Remeasurement.count``; a prompt says nothing: of short answers each has one."""
-        if not (step.only_decodes or step.num_drafts):
+        """As ``Remeasurement.count``. A prompt says nothing: of short answers each has one. Nor
+        does a probe, around which steps without drafts are measured anyway."""
+        if step.is_probe or not (step.only_decodes or step.num_drafts):
             return False
         num_known = self.costs.num_seen(step.batch, 0, 0)
         return self.remeasurement.count(
@@ -210,12 +210,8 @@ class Experience:
         is_drafting: bool,
     ) -> None:
         self.newcomers.come(step.num_new, drafting=is_drafting)
-        num_tokens, saved_s = _num_tokens(step, outcomes), step.saving_s
+        self.newcomers.go_on(step.batch, step.num_like * _num_tokens(step, outcomes))
         plain_s = self.costs.even(step.batch, 0)
-        if step.num_drafts:
-            usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
-            saved_s = num_tokens / step.batch * plain_s - usual_s
-        self.newcomers.go_on(step.num_like * num_tokens, step.num_like * saved_s)
         if not step.only_decodes:
             if is_drafting:
                 hidden_s = self.costs.table.seconds(step.batch, 0, 0) if self.overlaps else 0.0
@@ -258,11 +254,8 @@ class Experience:
         self._drafted = _Drafted()
         step = drafted.steps[-1]
         num_tokens = sum(map(_num_tokens, drafted.steps, drafted.outcomes))
-        usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
-        plain_s = self.costs.even(step.batch, 0)
-        saved_s = num_tokens / step.batch * plain_s - num_steps * usual_s
         num_like = sum(each.num_like for each in drafted.steps) / num_steps
-        self.newcomers.go_on(num_like * num_tokens, num_like * saved_s)
+        self.newcomers.go_on(step.batch, num_like * num_tokens)
         self._exposure.observe(step, num_steps)
         self.acceptance.observe([one for outcomes in drafted.outcomes for one in outcomes])
         seconds = _mean(drafted.seconds)
@@ -278,15 +271,13 @@ class Experience:
             if self.patience_s < 0:
                 self.probes.save(num_steps * gained_s, plain_s)
 
-    def observe_rest(self, batch: int, seconds: Sequence[float], saving_s: float = 0.0) -> None:
-        """Steps without drafts are over that nobody was asked for, or others like them. saving_s:
-        what drafts could have saved."""
+    def observe_rest(self, batch: int, seconds: Sequence[float]) -> None:
+        """Steps without drafts are over that nobody was asked for, or others like them."""
         self._observe_drafted()
         if self._plain.batch != batch:
             self._observe_plain()
             self._plain.batch = batch
         self._plain.seconds += seconds
-        self._plain.saving_s += saving_s
         if len(self._plain.seconds) >= HOLDS:
             self._observe_plain()
 
@@ -304,7 +295,7 @@ class Experience:
         if num_steps == 0:
             return
         self.acceptance.rest(num_steps)
-        self.newcomers.go_on(num_steps * plain.batch, plain.saving_s)
+        self.newcomers.go_on(plain.batch, num_steps * plain.batch)
         seconds = _mean(plain.seconds)
         self.costs.observe(plain.batch, 0, 0, seconds, num_steps)
         self._has_learned(num_steps)

@@ -21,7 +21,10 @@ class DraftLength(Protocol):
     ) -> None: ...
 
     def observe_rest(
-        self, taken: Mapping[int, Sequence[float]], num_tokens: int, num_passed: int = 0
+        self,
+        taken: Mapping[int, Sequence[float]],
+        num_tokens: Mapping[int, int],
+        num_passed: int = 0,
     ) -> None: ...
 
     def drop(self, request: Request) -> None: ...
@@ -40,6 +43,9 @@ class DraftLength(Protocol):
     def may_wait(self) -> bool: ...
 
     def probe_length(self, batch: int, most: int) -> int: ...
+
+    @property
+    def is_probing(self) -> bool: ...
 
     def probed(self, asked: Mapping[Request, int]) -> dict[Request, int]: ...
 
@@ -60,7 +66,10 @@ class FixedLength:
         """Nor does this."""
 
     def observe_rest(
-        self, taken: Mapping[int, Sequence[float]], num_tokens: int, num_passed: int = 0
+        self,
+        taken: Mapping[int, Sequence[float]],
+        num_tokens: Mapping[int, int],
+        num_passed: int = 0,
     ) -> None:
         """Nor does this."""
 
@@ -88,6 +97,10 @@ class FixedLength:
 
     def probe_length(self, batch: int, most: int) -> int:
         return 0
+
+    @property
+    def is_probing(self) -> bool:
+        return False
 
     def probed(self, asked: Mapping[Request, int]) -> dict[Request, int]:
         return {}

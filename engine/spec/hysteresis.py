@@ -9,6 +9,9 @@ MARGIN = 1.02
 # a look into the future ("ski rental"); and twice as much each time that they were given up after
 # fewer steps than that.
 _ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 32
+# To begin with, nothing is known of drafts but what the first texts say, and a probe says little.
+# So until drafts were checked so many times, in so many steps, this may be lost by them.
+_NUM_TRIED, _MIN_STEPS, _PATIENCE = 64, 4, 8.0
 # What the latest taking up says of what the next one costs; and at most so many steps, or so many
 # times as much as is known, as what is done for the first time may take far longer.
 _SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
@@ -34,6 +37,10 @@ class Hysteresis:
         self._factor = 1
         self._num_drafted = 0
         """Steps with drafts since they were taken up."""
+        self._num_tried = 0
+        """Times that drafts were checked, of all requests."""
+        self._is_first = True
+        """They were never given up."""
         self._num_tempted = 0
         """Steps in a row in which drafts would have paid, though they are not made."""
 
@@ -45,15 +52,19 @@ class Hysteresis:
         has_newcomers: bool = False,
         is_new: bool = False,
         num_steps: int = 1,
+        batch: int = 1,
     ) -> None:
         """So many steps were, of a batch that is ``gain`` times as fast with drafts as without, as
         far as is known. Where newcomers make the batch another one, that convinces nobody; but
-        where there is nobody else (is_new), no drafts have to catch up with other requests."""
-        self._num_drafted += num_steps * has_drafts
+        where there is nobody else (is_new), no drafts have to catch up with other requests.
+        batch: of how many requests."""
+        if has_drafts:
+            self._num_drafted += num_steps
+            self._num_tried += num_steps * batch
         more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
             self._lost = max(0.0, self._lost - more)
-            if self._lost > _ENOUGH:
+            if self._lost > self._borne:
                 self._give_up()
             return
         if has_newcomers:
@@ -64,6 +75,17 @@ class Hysteresis:
         self._num_tempted = self._num_tempted + num_steps if more > 0 else 0
         if self._lost > self._needed and self._num_tempted >= _NUM_CONVINCING:
             self._take_up()
+
+    @property
+    def is_trial(self) -> bool:
+        """Drafts are made to learn of them, whatever they are said to gain."""
+        is_known = self._num_tried >= _NUM_TRIED and self._num_drafted >= _MIN_STEPS
+        return self._is_first and not is_known
+
+    @property
+    def _borne(self) -> float:
+        """What drafts may lose until they are given up."""
+        return _PATIENCE if self.is_trial else _ENOUGH
 
     @property
     def _needed(self) -> float:
@@ -90,7 +112,7 @@ class Hysteresis:
         self._num_tempted = self._num_drafted = 0
 
     def _give_up(self) -> None:
-        self.is_drafting = False
+        self.is_drafting = self._is_first = False
         self._lost = 0.0
         if self._num_drafted >= _SHORT:
             self._factor = 1

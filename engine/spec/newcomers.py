@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.spec.planned_step import PlannedStep
 
 # What is remembered from one newcomer to the next; and of what they cost, while nobody drafts.
@@ -20,6 +22,8 @@ _PRIOR_WEIGHT = 2.0
 # A loss counts as if it were at most that of so many steps, or so many times what is usual: what is
 # done for the first time may take far longer. And what the latest one says of what is usual.
 _MAX_STEPS, _MAX_TIMES, _LATEST_SHARE = 4.0, 2.0, 0.3
+# A part from which on they cost all of it: both are only estimates.
+_NEARLY_ALL = 0.85
 # What a step says of the host's work beside a device that waits.
 _EXPOSED_SHARE = 0.1
 
@@ -30,7 +34,9 @@ class Newcomers:
 
     def __init__(self) -> None:
         self._num_came = self._lost_s = self._usual_s = 0.0
-        self._num_ended = self._num_tokens = self._saved_s = 0.0
+        self._num_ended = 0.0
+        self._num_tokens: dict[int, float] = {}
+        """That were generated, by the size of the batch: the bits of one less than it."""
         self._num_ending = 0
 
     @property
@@ -40,13 +46,19 @@ class Newcomers:
     @property
     def s_per_token(self) -> float:
         """Seconds that newcomers cost for each generated token."""
-        return self._s_each * self._num_ended / self._num_tokens if self._num_tokens else 0.0
-
-    @property
-    def share(self) -> float:
-        """Of what drafts could save in all, the part that newcomers cost, at most 1."""
         lost_s = self._s_each * self._num_ended
-        return min(1.0, lost_s / self._saved_s) if lost_s and self._saved_s > 0 else 0.0
+        return lost_s / sum(self._num_tokens.values()) if lost_s else 0.0
+
+    def share(self, saved_s: Callable[[int], float]) -> float:
+        """Of what drafts would save in all, the part that newcomers cost, at most 1. saved_s: of a
+        batch of so many requests, what drafts save for each token, as far as is known now."""
+        lost_s = self._s_each * self._num_ended
+        if not lost_s:
+            return 0.0
+        in_all_s = sum(count * saved_s(1 << size) for size, count in self._num_tokens.items())
+        if in_all_s <= 0:
+            return 0.0
+        return lost_s / in_all_s if lost_s < _NEARLY_ALL * in_all_s else 1.0
 
     def come(self, number: int, *, drafting: bool) -> None:
         """So many came. drafting: drafts are made now."""
@@ -65,14 +77,14 @@ class Newcomers:
         self._usual_s += _LATEST_SHARE * (seconds - self._usual_s)
         self._lost_s += seconds
 
-    def go_on(self, num_tokens: float, saved_s: float) -> None:
-        """Of a step: the tokens it generated, and the seconds that drafts saved or could have."""
-        self._num_tokens += num_tokens
-        self._saved_s += saved_s
+    def go_on(self, batch: int, num_tokens: float) -> None:
+        """Of steps of so many requests, the tokens that they generated."""
+        size = (batch - 1).bit_length()
+        self._num_tokens[size] = self._num_tokens.get(size, 0.0) + num_tokens
         if self._num_ending:
             kept = _DECAY**self._num_ending
-            self._num_tokens *= kept
-            self._saved_s *= kept
+            for each in self._num_tokens:
+                self._num_tokens[each] *= kept
             self._num_ended = kept * self._num_ended + (1 - kept) / (1 - _DECAY)
             self._num_ending = 0
 

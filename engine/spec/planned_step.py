@@ -27,8 +27,6 @@ class PlannedStep:
     follows_probe: bool = False
     takes_up: bool = False
     """The first with drafts, after others where none were made."""
-    saving_s: float = 0.0
-    """What drafts would save if it has none, as far as is known."""
     num_tokens: int = 0
     """That its requests gained: fewer than were right, where an answer ended; 0 if not known."""
     was_awaited: bool = False

@@ -9,6 +9,38 @@ PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 _LEAST_PART, _HARDLY = 0.25, 0.2
 
 
+# A network has to catch up before the first drafts of a probe, and the next ones cost little. So a
+# probe goes on until drafts were checked so many times, but not where all of so many were wrong.
+_NUM_CHECKED, _NUM_WRONG = 8, 3
+
+
+class Probe:
+    """The present one of a network, if there is one: several steps."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        """Drafts of each request in its next step; 0 where there is none."""
+        self._num_checked = self._num_judged = self._num_right = 0
+
+    def planned(self, length: int, num_requests: int) -> None:
+        """A step of it, which may be the first, with drafts of so many requests."""
+        if not self.length:
+            self._num_checked = self._num_judged = self._num_right = 0
+        self._num_checked += num_requests
+        self.length = length if self._num_checked < _NUM_CHECKED else 0
+
+    def judge(self, num_right: int, num_requests: int) -> None:
+        """Of so many requests in one of its steps the first draft was right."""
+        self._num_judged += num_requests
+        self._num_right += num_right
+        if not self._num_right and self._num_judged >= _NUM_WRONG:
+            self.end()
+
+    def end(self) -> None:
+        """Its requests may be gone, or drafts are made anyway."""
+        self.length = 0
+
+
 class ProbeBudget:
     """Probes that turn out to pay earn their successors' time."""
 

@@ -3,6 +3,7 @@ what the steps teach is looked at once, when the rest is over."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from engine.spec.experience import HOLDS
@@ -22,8 +23,8 @@ class Rest:
         self.num_steps = 0
         """Still to come."""
         self.batch = 0
-        self.num_tokens = 0
-        """That its steps gave."""
+        self.num_tokens: defaultdict[int, int] = defaultdict(int)
+        """That its steps gave, by how many a step gave: its batch, as a rule."""
         self.num_passed = 0
         """Steps of it that are over, and were not timed."""
         self._num_held = HOLDS
@@ -83,7 +84,7 @@ class Rest:
         # Of the last one of those that overlap, the time is only a part of what a step takes; and
         # what the host does for the prompts of the next one is a part of it.
         is_whole = not self._overlaps if follower is None else follower > 0
-        self.num_tokens += num_tokens
+        self.num_tokens[num_tokens] += num_tokens
         is_settled = planned == (self.batch if self._is_of_batch else self._last)
         if planned and is_whole and is_settled:
             self._seconds.setdefault(planned, []).append(seconds)
@@ -91,13 +92,13 @@ class Rest:
 
     def passed(self, num_tokens: int) -> None:
         """A step of which ``passes`` was true is over."""
-        self.num_tokens += num_tokens
+        self.num_tokens[num_tokens] += num_tokens
         self.num_passed += 1
         self._last = 0
 
-    def take(self) -> tuple[Mapping[int, list[float]], int, int]:
-        """What steps took, by their batch, the tokens that all steps gave, and how many were not
-        timed; to be told once."""
+    def take(self) -> tuple[Mapping[int, list[float]], Mapping[int, int], int]:
+        """What steps took, and the tokens that all steps gave, by their batch, and how many were
+        not timed; to be told once."""
         taken = self._seconds, self.num_tokens, self.num_passed
-        self._seconds, self.num_tokens, self.num_passed = {}, 0, 0
+        self._seconds, self.num_tokens, self.num_passed = {}, defaultdict(int), 0
         return taken

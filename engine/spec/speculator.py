@@ -182,7 +182,7 @@ class Speculator:
     def _ask_network(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """As many drafts for all, before there are any: they cost time."""
         most = max(asked.values())
-        probe_length = 0 if self._num_probes else self._adaptive.probe_length(batch, most)
+        probe_length = self._probe_length(batch, most)
         length = self._adaptive.even_length(batch, most)
         has_features, self.keeps_features = self.keeps_features, length > 0 or probe_length > 0
         if not self.keeps_features:
@@ -192,6 +192,12 @@ class Speculator:
                 self._is_probe = True
                 length, asked = probe_length, self._adaptive.probed(asked)
             self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
+
+    def _probe_length(self, batch: int, most: int) -> int:
+        adaptive = self._adaptive
+        if self._num_probes and not adaptive.is_probing:
+            return 0
+        return adaptive.probe_length(batch, most)
 
     def _ask_text(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """Of the drafts that are found those that pay."""
@@ -240,6 +246,10 @@ class Speculator:
             planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
             if planned is not None:
                 self._planned.append(planned)
+                if plan.admissions and self._probe_length(batch, self._max_tokens):
+                    # Newcomers' features are all kept, and behind a prompt a network has to catch
+                    # up with anyway: no better time for a probe.
+                    self._rest.end()
                 if not is_plain and any(chunk.constrained for chunk in plan.chunks):
                     self._rest.end()  # What a grammar forces costs next to nothing.
                 return
@@ -340,7 +350,7 @@ class Speculator:
         if self._proposer is None:
             return False
         adaptive, batch = self._adaptive, len(running)
-        is_probe = not self._num_probes and adaptive.probe_length(batch, self._max_tokens) > 0
+        is_probe = self._probe_length(batch, self._max_tokens) > 0
         if not self._proposer.is_free:
             wants_drafts = is_probe or adaptive.even_length(batch, self._max_tokens) > 0
             has_features, self.keeps_features = self.keeps_features, wants_drafts

@@ -65,6 +65,24 @@ void copy_blocks(const Tensor& tensors, const Tensor& rows, const Tensor& blocks
   check(sluice::copy_blocks(c, max_ctas, c10::cuda::getCurrentCUDAStream()), "copy_blocks");
 }
 
+void copy_leading_slots(const Tensor& tensors, const Tensor& copies, int64_t block_size) {
+  TORCH_CHECK(tensors.is_cuda() && tensors.scalar_type() == at::kLong && tensors.is_contiguous() &&
+                  tensors.dim() == 2 && tensors.size(1) == 2,
+              "tensors must be contiguous int64 [num_tensors, 2] on a GPU");
+  check_int32(copies, "copies");
+  TORCH_CHECK(copies.dim() == 2 && copies.size(1) == 3, "copies must be [num_copies, 3]");
+  TORCH_CHECK(copies.size(0) <= 65535, "at most 65535 copies, got ", copies.size(0));
+  TORCH_CHECK(block_size >= 1, "block_size must be at least 1, got ", block_size);
+  sluice::SlotCopies c = {};
+  c.tensors = tensors.data_ptr<int64_t>();
+  c.copies = copies.data_ptr<int>();
+  c.num_tensors = tensors.size(0);
+  c.num_copies = copies.size(0);
+  c.block_size = block_size;
+  const c10::cuda::CUDAGuard guard(copies.device());
+  check(sluice::copy_leading_slots(c, c10::cuda::getCurrentCUDAStream()), "copy_leading_slots");
+}
+
 void store_latents(Tensor q, const Tensor& q_turned, const Tensor& kv, const Tensor& norm,
                    Tensor cache, const Tensor& cos_sin, const Tensor& positions,
                    const Tensor& slots, double eps, bool interleaved,
@@ -139,11 +157,13 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "Tensor cos_sin, Tensor positions, Tensor slots, float eps, bool interleaved, "
       "Tensor? scale) -> ()");
   m.def("copy_blocks(Tensor tensors, Tensor rows, Tensor blocks, bool out, int max_ctas) -> ()");
+  m.def("copy_leading_slots(Tensor tensors, Tensor copies, int block_size) -> ()");
   m.def("mapped_address(Tensor host) -> int", &mapped_address);
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("dequantize_blocks", &dequantize_blocks);
   m.impl("copy_blocks", &copy_blocks);
+  m.impl("copy_leading_slots", &copy_leading_slots);
   m.impl("store_latents", &store_latents);
 }

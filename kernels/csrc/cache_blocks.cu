@@ -1,4 +1,5 @@
-// Whole blocks of the KV cache: between it and rows elsewhere (swap), and from FP8 to 16 bits.
+// Blocks of the KV cache: between it and rows elsewhere (swap), from block to block (prefixes), and
+// from FP8 to 16 bits.
 
 #include "cache_blocks.cuh"
 #include "decode_tile.cuh"
@@ -41,6 +42,15 @@ __global__ void __launch_bounds__(kThreads) copy_blocks_kernel(const BlockCopies
       copy_vectors(block, row, bytes / 16);
     }
   }
+}
+
+__global__ void __launch_bounds__(kThreads) copy_leading_slots_kernel(const SlotCopies c) {
+  const int64_t* tensor = c.tensors + blockIdx.x * 2;
+  const int* copy = c.copies + blockIdx.y * 3;
+  const int64_t slot_bytes = tensor[1], block_bytes = c.block_size * slot_bytes;
+  copy_vectors(reinterpret_cast<uint4*>(tensor[0] + copy[1] * block_bytes),
+               reinterpret_cast<const uint4*>(tensor[0] + copy[0] * block_bytes),
+               copy[2] * slot_bytes / 16);
 }
 
 // 16 elements from e4m3, times scale.
@@ -86,6 +96,13 @@ cudaError_t copy_blocks(const BlockCopies& copies, int max_ctas, cudaStream_t st
   if (items == 0) return cudaSuccess;
   const int ctas = static_cast<int>(min(items, static_cast<int64_t>(max_ctas)));
   copy_blocks_kernel<<<ctas, kThreads, 0, stream>>>(copies);
+  return cudaGetLastError();
+}
+
+cudaError_t copy_leading_slots(const SlotCopies& copies, cudaStream_t stream) {
+  if (copies.num_copies == 0 || copies.num_tensors == 0) return cudaSuccess;
+  const dim3 ctas(copies.num_tensors, copies.num_copies);
+  copy_leading_slots_kernel<<<ctas, kThreads, 0, stream>>>(copies);
   return cudaGetLastError();
 }
 

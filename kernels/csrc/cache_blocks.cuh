@@ -18,6 +18,16 @@ struct BlockCopies {
 // block. Everything is a multiple of 16 bytes. At most max_ctas CTAs work on it.
 cudaError_t copy_blocks(const BlockCopies& copies, int max_ctas, cudaStream_t stream);
 
+struct SlotCopies {
+  const int64_t* tensors;  // [num_tensors, 2]: address, bytes of a slot
+  const int* copies;       // [num_copies, 3]: block to read, block to write, leading slots
+  int num_tensors, num_copies, block_size;
+};
+
+// Copies the first slots of blocks to other blocks, in each of the tensors. No block that is written
+// is read. Addresses and slots are multiples of 16 bytes; at most 65,535 copies.
+cudaError_t copy_leading_slots(const SlotCopies& copies, cudaStream_t stream);
+
 struct Dequantization {
   void *k_out, *v_out;           // [num_blocks, block_size, num_kv_heads, D] of 16-bit floats
   const void *k_cache, *v_cache;  // e4m3, the same but for the number of blocks

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.runner.block_copies import BlockCopies, as_stack
 from engine.runner.features import FeatureCache, kept_size
 from engine.spec.draft_network import DraftNetwork
 
@@ -56,7 +57,7 @@ def test_each_slot_has_its_feature_and_padding_has_none(layers: tuple[int, ...])
         0,
         unwritten,
     ]
-    features.copy_block(0, 2, 1)
+    BlockCopies([as_stack(features.blocks[None])]).copy([(0, 2, 1)])
     assert read(features, 8, 9) == [1 + sources, unwritten]
 
 

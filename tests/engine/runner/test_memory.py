@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from engine.cache.groups import group_layers, single_group
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.runner.block_copies import BlockCopies
 from engine.runner.memory import (
     PagedCache,
     block_bytes,
@@ -32,17 +32,16 @@ def test_layers_are_views_of_the_documented_shape() -> None:
         assert v_cache.is_contiguous()
 
 
-def test_copying_a_block_copies_its_leading_slots_only() -> None:
-    cache = PagedCache(CONFIG, 5, 4, dtype=torch.float32, device=torch.device("cpu"))
-    for layer, (k_cache, v_cache) in enumerate(cache.layers):
-        k_cache[3], v_cache[3] = layer + 1.0, -layer - 1.0
-        k_cache[1], v_cache[1] = math.pi, math.pi
-    cache.copy_block(3, 1, 3)
-    for layer, (k_cache, v_cache) in enumerate(cache.layers):
-        assert (k_cache[1, :3] == layer + 1).all()
-        assert (v_cache[1, :3] == -layer - 1).all()
-        assert (k_cache[1, 3] == math.pi).all()
-        assert (k_cache[3] == layer + 1).all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_the_stack_is_the_memory_of_all_layers(dtype: torch.dtype) -> None:
+    cache = PagedCache(CONFIG, 5, 4, dtype=dtype, device=torch.device("cpu"))
+    slot_bytes = CONFIG.num_kv_heads * CONFIG.head_dim * dtype.itemsize
+    assert cache.stack.shape == (2 * CONFIG.num_layers, 5, 4, slot_bytes)
+    tensors = [tensor for layer in cache.layers for tensor in layer]
+    assert [t.data_ptr() for t in cache.stack] == [t.data_ptr() for t in tensors]
+    cache.layers[0][1][3, 2] = 1.0
+    assert cache.stack[1, 3, 2].any()
+    assert int(cache.stack.count_nonzero()) == int(cache.stack[1, 3, 2].count_nonzero())
 
 
 class TestLayerGroups:
@@ -55,7 +54,7 @@ class TestLayerGroups:
         assert places[0] == places[1] == places[4] != places[3] == places[2] == places[5]
         for index, (k_cache, v_cache) in enumerate(cache.tensors):
             k_cache[3], v_cache[3] = index + 1.0, index + 2.0
-        cache.copy_block(3, 1, 2)
+        BlockCopies([cache.stack]).copy([(3, 1, 2)])
         assert [float(k_cache[1, 1, 0, 0]) for k_cache, _ in cache.layers] == [1, 1, 2, 2, 1, 2]
         assert not any(k_cache[1, 2:].any() for k_cache, _ in cache.layers)
 

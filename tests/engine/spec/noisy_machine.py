@@ -45,6 +45,10 @@ class Machine:
     """Of the host, in a step with drafts."""
     first: float = 0.0
     """Of the host, whenever something runs for the first time with about so many requests."""
+    cold: float = 0.0
+    """Of the host, before drafts when none were made for a fifth of a second."""
+    num_unlucky: int = 0
+    """So many of the first drafts of a request in a step are wrong: the first texts are hard."""
     spread: float = 0.15
     slow: float = 0.8
     """How much slower everything may be for a while."""
@@ -78,6 +82,8 @@ class NoisyRunner(ModelledRunner):
         self._done_at: deque[tuple[float, float]] = deque()
         self._caught_up: set[int] = set()
         self._done_before: set[tuple[int, int]] = set()
+        self._num_unlucky = machine.num_unlucky
+        self._drafted_s = 0.0
 
     def clock(self) -> float:
         return self.now
@@ -106,6 +112,9 @@ class NoisyRunner(ModelledRunner):
         if behind := rows - self._caught_up:
             self.host(self._machine.catch_up + len(behind) * self._machine.catch_up_request)
             self._caught_up |= rows
+        if self.now - self._drafted_s > 0.2:
+            self.host(self._machine.cold)
+        self._drafted_s = self.now
         self.host(self._machine.launch_drafts)
         self._begin(len(asked), -num_tokens)
         self._device(num_tokens * self._machine.draft(len(asked)))
@@ -131,6 +140,9 @@ class NoisyRunner(ModelledRunner):
             self.host(self._machine.first)
 
     def _num_sampled(self, num_drafts: int) -> int:
+        if num_drafts and self._num_unlucky:
+            self._num_unlucky -= 1
+            return 1
         count = 1
         while count <= num_drafts and self._luck.random() < self._rate:
             count += 1

@@ -109,12 +109,12 @@ def test_it_follows_changes_of_acceptance(batch: int) -> None:
     plain = batch / TRUE.seconds(batch, 0, 0)
     best, _ = best_fixed(TRUE, batch, (high,))
     for seed in range(3):
-        run = Run(TABLE, batch, lambda now: (high if 6 < now < 12 else 0.05,), TRUE, seed=seed)
+        run = Run(TABLE, batch, lambda now: (high if 6 < now < 14 else 0.05,), TRUE, seed=seed)
         assert run.speed(until=6) > 0.98 * plain
-        run.speed(until=8)  # Two seconds to find out.
-        found_out.append(run.speed(until=12))
-        run.speed(until=12.5)
-        assert run.speed(until=20) > 0.98 * plain
+        run.speed(until=10)  # Some seconds to find out.
+        found_out.append(run.speed(until=14))
+        run.speed(until=14.5)
+        assert run.speed(until=22) > 0.98 * plain
     assert statistics.median(found_out) > 0.96 * best
 
 

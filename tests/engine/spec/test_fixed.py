@@ -12,7 +12,7 @@ def test_every_draft_pays_whatever_was_right() -> None:
         step = PlannedStep(2, 3, 6, 0.0)
         length.planned(step)
         length.observe(step, 100.0, [(first.request_id, 3, 0), (second.request_id, 3, 0)])
-    length.observe_rest({2: [0.1] * 8}, 16)
+    length.observe_rest({2: [0.1] * 8}, {2: 16})
     length.drop(first)
     assert length.lengths({first: 3, second: 1}, 2) == {first: 3, second: 1}
     assert length.even_length(500, 3) == 3

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -23,28 +23,51 @@ CATCH_UP_S, PREFILL_S = 0.0012, 0.001
 """What the host does for the first drafts of newcomers, and to take them in."""
 
 
-def serve_one(newcomers: Newcomers, *, num_tokens: int, lost_s: float, saved_s: float = 0) -> None:
+def serve_one(newcomers: Newcomers, *, num_tokens: int, lost_s: float) -> None:
     """A request comes, generates, and ends; drafts are made."""
     newcomers.come(1, drafting=True)
     newcomers.lose(lost_s, 0.001)
     newcomers.end()
-    newcomers.go_on(num_tokens, saved_s)
+    newcomers.go_on(1, num_tokens)
+
+
+def each_saves(saved_s: float) -> Callable[[int], float]:
+    """As much of each token, whatever the batch."""
+    return lambda batch: saved_s
 
 
 def test_who_comes_seldom_costs_little() -> None:
     newcomers = Newcomers()
-    assert newcomers.s_per_token == newcomers.share == 0.0
+    assert newcomers.s_per_token == newcomers.share(each_saves(0.1)) == 0.0
     for _ in range(300):
-        serve_one(newcomers, num_tokens=100, lost_s=0.002, saved_s=0.02)
+        serve_one(newcomers, num_tokens=100, lost_s=0.002)
     assert newcomers.s_per_token == pytest.approx(0.002 / 100, rel=0.1)
-    assert newcomers.share == pytest.approx(0.1, rel=0.1)
+    assert newcomers.share(each_saves(0.0002)) == pytest.approx(0.1, rel=0.1)
 
 
 def test_newcomers_may_cost_all_that_drafts_save() -> None:
     newcomers = Newcomers()
     for _ in range(300):
-        serve_one(newcomers, num_tokens=4, lost_s=0.002, saved_s=0.001)
-    assert newcomers.share == 1.0
+        serve_one(newcomers, num_tokens=4, lost_s=0.002)
+    assert newcomers.share(each_saves(0.00025)) == 1.0
+    assert newcomers.share(each_saves(0.0)) == 0.0, "there is nothing to share"
+
+
+def test_what_they_cost_is_a_part_of_what_drafts_are_said_to_save_now() -> None:
+    """Not of what was thought before; and of each batch what they save there."""
+    newcomers = Newcomers()
+    for _ in range(300):
+        newcomers.come(1, drafting=True)
+        newcomers.lose(0.002, 0.001)
+        newcomers.end()
+        newcomers.go_on(32, 30)
+        newcomers.go_on(1, 10)
+
+    def saved_s(batch: int) -> float:
+        return {1: 0.0004, 32: 0.0}[batch]
+
+    assert newcomers.share(saved_s) == pytest.approx(0.5, rel=0.1)
+    assert newcomers.share(each_saves(0.001)) == pytest.approx(0.05, rel=0.1)
 
 
 def test_what_they_cost_counts_when_it_is_known_what_they_gave() -> None:
@@ -52,13 +75,13 @@ def test_what_they_cost_counts_when_it_is_known_what_they_gave() -> None:
     newcomers = Newcomers()
     newcomers.come(32, drafting=True)
     newcomers.lose(0.1, 0.04)
-    newcomers.go_on(32, 0.0001)
-    assert newcomers.s_per_token == newcomers.share == 0.0
-    newcomers.go_on(32 * 50, 0.3)
+    newcomers.go_on(32, 32)
+    assert newcomers.s_per_token == newcomers.share(each_saves(0.0001)) == 0.0
+    newcomers.go_on(32, 32 * 50)
     for _ in range(32):
         newcomers.end()
-    newcomers.go_on(32, 0.003)
-    assert 0.1 < newcomers.share < 0.6
+    newcomers.go_on(32, 32)
+    assert 0.1 < newcomers.share(each_saves(0.0002)) < 0.6
 
 
 def test_losses_are_forgotten_with_those_who_made_them() -> None:
@@ -71,11 +94,11 @@ def test_losses_are_forgotten_with_those_who_made_them() -> None:
 def test_what_is_done_for_the_first_time_is_not_what_they_cost() -> None:
     once, often = Newcomers(), Newcomers()
     for lost_s in [0.5] + [0.0001] * 20:
-        serve_one(once, num_tokens=10, lost_s=lost_s, saved_s=0.002)
-    assert once.share < 0.5
+        serve_one(once, num_tokens=10, lost_s=lost_s)
+    assert once.share(each_saves(0.0002)) < 0.5
     for _ in range(300):
-        serve_one(often, num_tokens=10, lost_s=0.5, saved_s=0.8)
-    assert often.share == pytest.approx(0.5 / 0.8, rel=0.1)
+        serve_one(often, num_tokens=10, lost_s=0.5)
+    assert often.share(each_saves(0.08)) == pytest.approx(0.5 / 0.8, rel=0.1)
 
 
 def test_losses_fade_while_nobody_drafts() -> None:
@@ -90,8 +113,8 @@ def test_losses_fade_while_nobody_drafts() -> None:
 
 def test_gains_are_no_reason_to_draft_more() -> None:
     newcomers = Newcomers()
-    serve_one(newcomers, num_tokens=10, lost_s=-1.0, saved_s=1.0)
-    assert newcomers.s_per_token == newcomers.share == 0.0
+    serve_one(newcomers, num_tokens=10, lost_s=-1.0)
+    assert newcomers.s_per_token == newcomers.share(each_saves(0.1)) == 0.0
 
 
 def mixed(exposed_s: float, drafting_s: float = 0.0, batch: int = 4) -> PlannedStep:

@@ -3,9 +3,41 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.spec.probes import PROBE_SHARE, ProbeBudget
+from engine.spec.probes import PROBE_SHARE, Probe, ProbeBudget
 
 PLAIN_S = 0.01
+
+
+def num_steps(probe: Probe, num_requests: int, num_right: int) -> int:
+    """Of a probe of two drafts each, which is judged a step later."""
+    probe.planned(2, num_requests)
+    count = 1
+    while probe.length:
+        assert probe.length == 2
+        probe.planned(2, num_requests)
+        count += 1
+        probe.judge(num_right, num_requests)
+    return count
+
+
+def test_a_probe_goes_on_until_it_says_something() -> None:
+    probe = Probe()
+    assert probe.length == 0
+    assert [num_steps(probe, n, n) for n in (1, 2, 3, 8)] == [8, 4, 3, 1]
+
+
+def test_a_probe_ends_where_all_is_wrong() -> None:
+    probe = Probe()
+    assert [num_steps(probe, n, 0) for n in (1, 2, 3)] == [4, 3, 2]
+    assert num_steps(probe, 1, 1) == 8, "the next one begins anew"
+
+
+def test_a_probe_ends_with_its_requests() -> None:
+    probe = Probe()
+    probe.planned(3, 1)
+    assert probe.length == 3
+    probe.end()
+    assert probe.length == 0
 
 
 def test_the_first_probes_are_paid_in_advance() -> None:
