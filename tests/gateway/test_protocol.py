@@ -32,6 +32,16 @@ async def test_headers_too_large(gateway: Gateway) -> None:
         assert answer.headers["connection"] == "close"
 
 
+async def test_how_large_headers_may_be_is_a_setting(model_dir: Path) -> None:
+    async with served_double(model_dir, max_header_bytes=2000) as (gateway, _):
+        for size, status in ((1500, 200), (2500, 431)):
+            header = b"x-big: " + b"a" * size + b"\r\n"
+            raw = b"GET /livez HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n"
+            answer = await exchange(gateway, raw)
+            assert answer.status == status
+        assert "2000 bytes" in answer.error["message"]
+
+
 async def test_one_endless_header_is_cut_off_early(gateway: Gateway) -> None:
     client = await RawClient.connect(gateway)
     client.send(b"GET /livez HTTP/1.1\r\nx-bomb: ")
