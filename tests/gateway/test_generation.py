@@ -519,6 +519,31 @@ async def test_failing_those_of_one_request_or_key(model_dir: Path, of: str) -> 
         await until(lambda: len(here.store.events) == 2)
 
 
+async def test_failing_a_key_spares_the_tenants_other_keys(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x" * 100, interval_s=0.001)
+        minted, own = mint(b"p" * 32), here.principal
+        key = await here.store.create_key(
+            own.tenant.id,
+            public_id=minted.public_id,
+            key_hash=minted.key_hash,
+            name="other",
+            scopes=["chat"],
+        )
+        spared = here.begin(principal=Principal(tenant=own.tenant, key=key))
+        ours = here.begin()
+        reading = [asyncio.create_task(read(generation)) for generation in (ours, spared)]
+        await until(lambda: len(here.double.generated) == 2)
+        here.generations.fail_key(own.key.public_id, Draining("bye"))
+        ends = await asyncio.gather(*reading, return_exceptions=True)
+        for generation in (ours, spared):
+            generation.close()
+    assert isinstance(ends[0], Draining)
+    assert not isinstance(ends[1], BaseException)
+    assert ends[1][-1].finish_reason == "stop"
+    assert [request.num_public_tokens for request in here.double.requests] == [0, 0]
+
+
 async def test_the_time_to_the_first_token_is_measured_from_the_beginning(
     model_dir: Path,
 ) -> None:
