@@ -83,6 +83,18 @@ class TestRates:
         assert (await timed.reserve(ask(key))).state == "running"
         assert (await timed.reserve(ask(key))).state == "refused"
 
+    @pytest.mark.parametrize("hours", [1, 24 * 365])
+    async def test_after_a_long_time_nothing_is_left_of_what_was_used(
+        self, timed: Store, clock: Clock, hours: int
+    ) -> None:
+        key = await limited(timed, requests_per_minute=3, tokens_per_minute=7000)
+        for _ in range(3):
+            await timed.reserve(ask(key, prompt=1000, completion=1000))
+        clock.advance(hours=hours)
+        answer = await timed.reserve(ask(key, prompt=7, completion=7))
+        assert answer.requests == Window(limit=3, remaining=2, reset_us=MINUTE_US // 3)
+        assert answer.tokens == Window(limit=7000, remaining=6986, reset_us=MINUTE_US * 14 // 7000)
+
     async def test_headers_tell_the_truth(self, timed: Store, clock: Clock) -> None:
         key = await limited(timed, requests_per_minute=60, tokens_per_minute=600)
         answer = await timed.reserve(ask(key, prompt=100, completion=50))
