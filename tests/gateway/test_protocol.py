@@ -310,6 +310,21 @@ async def test_nothing_keeps_a_connection_without_a_request(model_dir: Path) -> 
             client.reset()
 
 
+async def test_an_idle_connection_is_kept_for_a_while(model_dir: Path) -> None:
+    async with served_double(model_dir, header_timeout_s=30.0, keep_alive_timeout_s=1) as (
+        gateway,
+        _,
+    ):
+        client = await RawClient.connect(gateway)
+        for _ in range(2):
+            client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await client.answer()).status == 200
+            await asyncio.sleep(0.1)
+        async with asyncio.timeout(10):
+            assert await client.reader.read() == b"", "it ends without a word"
+        await client.close()
+
+
 async def test_a_websocket_is_under_no_limit_of_requests(model_dir: Path) -> None:
     limits: dict[str, Any] = {
         "header_timeout_s": 0.2,
