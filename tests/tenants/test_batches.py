@@ -363,6 +363,7 @@ class TestInTheDatabase:
     @example([{"monthly_tokens": 200}, {}], [(n % 2, 50, "held") for n in range(12)], False)
     @example([{"monthly_cost_micro": 30}, {}], [(n % 2, 41, "held") for n in range(12)], False)
     @example([{"monthly_cost_micro": 37}, {}], [(0, 31, "held") for n in range(6)], False)
+    @example([{"monthly_cost_micro": 30}, {}], [(0, 38, "held") for n in range(6)], False)
     async def test_running_requests_get_more_together_as_one_by_one(
         self,
         pg_dsn: str,
