@@ -300,9 +300,12 @@ class TestGrants:
         assert {output.finish_reason for output in harness.finished.values()} == {"length"}
         harness.check_outputs()
 
-    def test_a_message_may_name_requests_that_have_ended(self) -> None:
+    @pytest.mark.parametrize("has_adapters", [False, True])
+    def test_a_message_may_name_requests_that_have_ended(self, has_adapters: bool) -> None:
         """Whatever it says of the others holds: grants, and what parks, unparks and aborts."""
         harness = Harness()
+        if not has_adapters:
+            harness.core._adapters = None
         for name in ("a", "b"):
             harness.add(name, 6, max_tokens=20, ignore_eos=True, num_granted_tokens=2)
         while harness.core.has_unfinished:
