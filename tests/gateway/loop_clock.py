@@ -17,5 +17,5 @@ class LoopClock:
 
     async def go_on(self, seconds: float) -> None:
         self.now += seconds
-        for _ in range(5):  # a timer runs in the next turn of the loop, what it wakes in another
+        for _ in range(20):  # a timer runs in one turn of the loop, what it wakes in those after
             await asyncio.sleep(0)
