@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -400,6 +401,46 @@ async def test_usage_waits_for_a_store_that_is_away(model_dir: Path) -> None:
         assert here.ledger.num_pending == 1
         here.store.away = False
         assert (await here.event()).completion_tokens == 5
+
+
+async def test_no_answer_about_quota_comes_after_the_settlement(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would reserve anew what nobody would give back."""
+    async with bench(model_dir) as here:
+        tenant_id = here.principal.tenant.id
+        await here.store.put_limits(tenant_id, "tenant", tenant_id, Limits(monthly_tokens=10_000))
+        policies = tuple(await here.store.list_limits(tenant_id))
+        limited = msgspec.structs.replace(here.principal, policies=policies)
+        asked, go_on = asyncio.Event(), asyncio.Event()
+        extend, record = here.store.extend, here.store.record_usage
+
+        async def late(*args: Any, **kwargs: Any) -> Any:
+            asked.set()
+            await go_on.wait()
+            return await extend(*args, **kwargs)
+
+        async def recorded(event: UsageEvent) -> bool:
+            answer = await record(event)
+            go_on.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return answer
+
+        monkeypatch.setattr(here.store, "extend", late)
+        monkeypatch.setattr(here.store, "record_usage", recorded)
+        here.double.script = lambda prompt: Play(text="x" * 500)
+        request_id = uuid4()
+        hold = await here.quota.reserve(
+            limited, request_id=request_id, model="tiny", prompt_tokens=3, max_tokens=1000
+        )
+        generation = here.begin(id=request_id, principal=limited, hold=hold)
+        await asked.wait()
+        generation.close()
+        await here.event()
+        assert await here.generations.drain(5) == 0
+        assert await here.store.list_running() == []
+        assert here.quota.num_held == 0
 
 
 async def test_a_key_that_is_gone_is_logged_and_harms_nobody(
