@@ -137,6 +137,17 @@ class TestSlots:
         await settle(timed, waiting[0], 1)
         assert (await timed.reserve(ask(key))).state == "running"
 
+    async def test_who_runs_keeps_nobody_waiting_for_another_slot(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, max_concurrent=2, max_queued=1)
+        requests = [ask(key) for _ in range(3)]
+        for request, state in zip(requests, ("running", "running", "queued"), strict=True):
+            assert (await timed.reserve(request)).state == state
+            clock.advance(milliseconds=1)
+        await settle(timed, requests[1], 1)
+        assert (await timed.reserve(requests[2])).state == "running"
+
     async def test_queue_place_of_a_dead_owner_is_passed(self, timed: Store, clock: Clock) -> None:
         key = await limited(timed, max_concurrent=1, max_queued=1)
         running, dead = ask(key), ask(key)
