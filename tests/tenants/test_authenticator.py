@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -556,6 +557,31 @@ class TestChanges:
         clock.elapsed_s += 10
         assert authenticator.has_ended(principal), "it expires by itself"
         assert watched.lookups == []
+
+
+async def test_a_lookup_that_fails_when_nobody_waits_any_more_makes_no_noise(
+    watched: WatchedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+    text, _ = await make_key(watched)
+    go_on = asyncio.Event()
+
+    async def fails(public_id: str) -> None:
+        await go_on.wait()
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(watched, "find_key", fails)
+    asking = asyncio.create_task(build(watched, clock).authenticate(text))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    go_on.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert broken == []
 
 
 async def test_each_use_is_noted_and_no_refusal(watched: WatchedStore, clock: Clock) -> None:
