@@ -272,6 +272,11 @@ class TestInTheDatabase:
         whose=st.lists(st.integers(0, 1), min_size=2, max_size=16),
         first=st.integers(0, 4),
     )
+    @example([{"requests_per_minute": 4}, {}], [0] * 6, 1)
+    @example([{"tokens_per_minute": 100}, {}], [0] * 6, 1)
+    @example([{"monthly_tokens": 100}, {}], [0] * 6, 1)
+    @example([{"monthly_cost_micro": 17}, {}], [0] * 6, 1)
+    @example([{"max_concurrent": 3}, {}], [0] * 6, 1)
     async def test_a_block_is_taken_as_a_whole_or_one_by_one(
         self,
         pg_dsn: str,
