@@ -210,20 +210,28 @@ class Wire:
 
         By itself the system would find out after hours where nothing is sent, else after a quarter
         of one; so long a follower would wait for items, and a stream that nobody reads would run.
+        Raises ``WireError``.
         """
         connection: socket.socket = self._writer.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             return  # the system closes what a process had
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, NUM_PROBES)
+        options = [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, NUM_PROBES),
+        ]
         if sys.platform == "darwin":
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, SILENCE_S)
+            options.append((socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, SILENCE_S))
         else:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
+            options.append((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S))
             # While something that was sent is not acknowledged, nobody asks.
             limit_ms = 1000 * (SILENCE_S + PROBE_S * NUM_PROBES)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+            options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms))
+        try:
+            for option in options:
+                connection.setsockopt(*option)
+        except OSError as exc:  # it has ended already
+            raise WireError(str(exc)) from exc
 
     def close(self) -> None:
         """Close the connection; what was posted is still sent."""

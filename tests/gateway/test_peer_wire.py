@@ -225,3 +225,14 @@ def test_a_host_that_vanishes_is_noticed(new_loop: Callable[[], asyncio.Abstract
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(noticing(socket.AF_INET)) == [(1, 10, 5, 3, 25_000)] * 2
         assert runner.run(noticing(socket.AF_UNIX)) == [(0,)] * 2
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_has_ended_is_a_wire_error() -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.close()
+    await writer.wait_closed()
+    with pytest.raises(WireError):
+        await introduce(Wire(reader, writer), SECRET)
+    server.close()
