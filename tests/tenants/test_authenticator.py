@@ -502,9 +502,9 @@ class TestChanges:
         with pytest.raises(RevokedKey):
             await authenticator.authenticate(text)
 
-    @pytest.mark.parametrize("of_all", [False, True])
+    @pytest.mark.parametrize("told", ["of the key", "of all", "to forget"])
     async def test_a_key_that_was_unknown_works_as_soon_as_it_is_told_of(
-        self, watched: WatchedStore, clock: Clock, of_all: bool
+        self, watched: WatchedStore, clock: Clock, told: str
     ) -> None:
         text, principal = await make_key(watched)
         record = watched._keys.pop(principal.key.public_id)
@@ -514,11 +514,13 @@ class TestChanges:
         watched._keys[principal.key.public_id] = record
         with pytest.raises(UnknownKey):
             await authenticator.authenticate(text)
-        authenticator.apply(EVERYTHING) if of_all else authenticator.apply(
-            Change(public_id=principal.key.public_id)
-        )
-        if of_all:
+        if told == "of the key":
+            authenticator.apply(Change(public_id=principal.key.public_id))
+        elif told == "of all":
+            authenticator.apply(EVERYTHING)
             clock.elapsed_s += 0.001
+        else:
+            authenticator.forget()
         assert await authenticator.authenticate(text) == principal
 
     async def test_when_all_may_have_changed_the_rows_there_are_bridge_an_outage(

@@ -63,17 +63,18 @@ class TestRoom:
         assert manager.num_blocks_lacking(hit.without_copy(), 9) == 0
 
     def test_shared_blocks_are_not_freed_by_one_of_their_holders(self) -> None:
-        manager = CacheManager(4, 2)
+        manager = CacheManager(6, 2)
         first = written(manager, [1, 2, 3, 4])
         second = table()
         manager.admit(second, manager.lookup(second, [1, 2, 9]), 3)
         assert manager.num_sole_blocks(first) == 1
         assert manager.num_sole_tokens(first) == 2
         assert manager.num_sole_blocks(second) == 1
+        assert manager.num_sole_blocks(written(manager, [5, 6, 7, 8])) == 2
         manager.release(first, [1, 2, 3, 4])
         assert manager.num_free_blocks == 2
         manager.release(second, [1, 2, 9])
-        assert manager.num_free_blocks == 4
+        assert manager.num_free_blocks == 4, "two are the third one's"
         manager.pool.check_integrity()
 
 
@@ -105,6 +106,12 @@ class TestFullBlocks:
         written(manager, TOKENS)
         for num_tokens, num_matching in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 4), (6, 4)):
             assert manager.num_matching_tokens(table(), TOKENS[:num_tokens]) == num_matching
+
+    def test_a_quick_look_ends_at_the_first_block_that_is_not_there(self) -> None:
+        manager = CacheManager(8, 2)
+        written(manager, TOKENS[:2])
+        assert manager.num_matching_tokens(table(), TOKENS[:5]) == 2
+        assert manager.num_matching_tokens(table(), TOKENS) == 2
 
     def test_a_quick_look_follows_what_comes_and_goes(self) -> None:
         """The keys are known from the look before; what is cached has changed."""
