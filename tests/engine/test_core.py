@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef
+from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef, Grant
 from tests.engine.scheduler.harness import EOS, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
@@ -299,6 +299,32 @@ class TestGrants:
         assert {len(tokens) for tokens in harness.tokens.values()} == {4, 12, 0}
         assert {output.finish_reason for output in harness.finished.values()} == {"length"}
         harness.check_outputs()
+
+    @pytest.mark.parametrize("has_adapters", [False, True])
+    def test_a_message_may_name_requests_that_have_ended(self, has_adapters: bool) -> None:
+        """Whatever it says of the others holds: grants, and what parks, unparks and aborts."""
+        harness = Harness()
+        if not has_adapters:
+            harness.core._adapters = None
+        for name in ("a", "b"):
+            harness.add(name, 6, max_tokens=20, ignore_eos=True, num_granted_tokens=2)
+        while harness.core.has_unfinished:
+            harness.step()
+        grants = [Grant(name, 9) for name in ("gone", "a", "gone", "b")]
+        harness.granted |= {"a": grants[1], "b": grants[3]}
+        harness.core.grant(grants)
+        while any(len(harness.tokens[name]) < 5 for name in "ab"):
+            harness.step()
+        harness.core.park(["gone", "a", "b"])
+        assert harness.core.stats().num_parked == 2
+        assert not harness.core.has_unfinished
+        harness.core.unpark(["gone", "a", "b"])
+        while any(len(harness.tokens[name]) < 9 for name in "ab"):
+            harness.step()
+        harness.core.abort(["gone", "a", "gone", "b"])
+        harness.run()
+        assert {output.finish_reason for output in harness.finished.values()} == {"abort"}
+        assert len(harness.finished) == 2
 
     def test_who_waits_for_a_grant_is_no_work(self) -> None:
         harness = Harness()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.detokenize import Detokenizer
+from engine.detokenize import Detokenizer, StopStrings
 from engine.messages import RequestOutput
 from engine.tokenizer import Tokenizer
 from tests.engine import toys
@@ -42,6 +42,43 @@ def test_stop_strings_do_not_depend_on_the_split(
     detokenizer = Detokenizer(TOKENIZER, stop=stops, include_stop_str_in_output=include)
     text = "".join([detokenizer.push(ids(chunk)) for chunk in chunks]) + detokenizer.finish()
     assert (text, detokenizer.stopped) == by_hand("".join(chunks), stops, include)
+
+
+@given(data=st.data(), include=st.booleans())
+def test_pieces_of_any_length_and_stop_strings_that_nearly_come(
+    data: st.DataObject, include: bool
+) -> None:
+    """A token may bring the ends of several stop strings, and most of one that then does not
+    come."""
+    stops = data.draw(st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=3))
+    beginnings = [stop[:end] for stop in stops for end in range(len(stop) + 1)]
+    pieces = data.draw(st.lists(st.sampled_from([*beginnings, "a", "b", "c"]), max_size=8))
+    found = StopStrings(stops, include_in_output=include)
+    text = "".join([found.push(piece) for piece in pieces])
+    held = found.finish()
+    assert (text + held, found.stopped) == by_hand("".join(pieces), stops, include)
+    prefixes = [stop[:n] for stop in stops for n in range(len(stop))]
+    assert held == ("" if found.stopped else max(filter((text + held).endswith, prefixes), key=len))
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("aabaaac", "aabaabaaac"),
+        ("aabaab", "aabaaabaab"),
+        ("abacabad", "abacabacabad"),
+        ("aaab", "aaaaaab"),
+    ],
+)
+def test_a_stop_string_that_begins_within_one_that_did_not_come(stop: str, text: str) -> None:
+    found = StopStrings([stop])
+    assert found.push(text) == text.removesuffix(stop)
+    assert found.stopped == stop
+
+
+def test_the_first_to_end_wins_wherever_it_stands_in_a_piece() -> None:
+    found = StopStrings(["wxyz", "xy", "a"])
+    assert (found.push("-wxyza"), found.stopped) == ("-w", "xy")
 
 
 @given(text=st.text("ab", max_size=20), stops=st.lists(st.text("ab", min_size=1, max_size=6)))
@@ -112,6 +149,20 @@ class TestPushOutput:
         detokenizer = Detokenizer(TOKENIZER, include_stop_str_in_output=include)
         assert detokenizer.push_output(RequestOutput("r", ids("{}"), "stop")) == "{}"
 
+    def test_a_stop_without_a_token_takes_none_away(self, include: bool) -> None:
+        """The token that stopped it may have come in an output before."""
+        detokenizer = Detokenizer(TOKENIZER, include_stop_str_in_output=include)
+        assert detokenizer.push_output(RequestOutput("r", ids("hi"))) == "hi"
+        assert detokenizer.push_output(RequestOutput("r", [], "stop", 2)) == ""
+
+    def test_eos_that_stops_nothing_is_text(self, include: bool) -> None:
+        """With ``ignore_eos`` a request may end by its length on one."""
+        detokenizer = Detokenizer(
+            TOKENIZER, include_stop_str_in_output=include, skip_special_tokens=False
+        )
+        assert detokenizer.push_output(RequestOutput("r", [2, *ids("a")])) == "</s>a"
+        assert detokenizer.push_output(RequestOutput("r", [2], "length")) == "</s>"
+
     def test_the_end_flushes(self, include: bool) -> None:
         detokenizer = Detokenizer(TOKENIZER, stop=["xy"], include_stop_str_in_output=include)
         assert detokenizer.push_output(RequestOutput("r", ids("ax"))) == "a"
@@ -121,6 +172,26 @@ class TestPushOutput:
 def test_special_tokens_show_only_when_asked_for() -> None:
     assert Detokenizer(TOKENIZER).push([1, *ids("a")]) == "a"
     assert Detokenizer(TOKENIZER, skip_special_tokens=False).push([1, *ids("a")]) == "<s>a"
+
+
+def test_tokens_count_up_to_the_stop_string() -> None:
+    plain, stopping = Detokenizer(TOKENIZER), Detokenizer(TOKENIZER, stop=["bc"])
+    for detokenizer in (plain, stopping):
+        detokenizer.push(ids("a"))
+        detokenizer.push(ids("bcde"))
+    assert (plain.num_tokens, stopping.num_tokens) == (5, 3)
+
+
+def test_it_is_settled_unless_a_character_or_a_stop_string_is_under_way() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    first, second = ids("é")
+    detokenizer.push(ids("a"))
+    assert detokenizer.is_settled
+    detokenizer.push([first])
+    assert not detokenizer.is_settled
+    detokenizer.push([second])
+    assert detokenizer.is_settled
+    assert not Detokenizer(TOKENIZER, stop=["a"]).is_settled
 
 
 def test_time_per_token_does_not_grow() -> None:

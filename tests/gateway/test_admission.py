@@ -35,7 +35,7 @@ from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
-from tenants.errors import ScopeMissing
+from tenants.errors import RevokedKey, ScopeMissing
 from tenants.keys import mint
 from tenants.limits import Limits
 from tenants.memory import MemoryStore
@@ -118,6 +118,13 @@ class Gate:
             scopes=scopes,
         )
         return Principal(tenant=tenant, key=key)
+
+    async def limit(self, **limits: int) -> Principal:
+        """Who asks, with these limits from now on."""
+        tenant_id = self.principal.tenant.id
+        await self.store.put_limits(tenant_id, "tenant", tenant_id, Limits(**limits))
+        policies = tuple(await self.store.list_limits(tenant_id))
+        return msgspec.structs.replace(self.principal, policies=policies)
 
     async def admit(self, principal: Principal | None = None, **fields: Any) -> Admitted:
         request = msgspec.json.decode(
@@ -203,28 +210,45 @@ async def test_who_may_not_enter(model_dir: Path) -> None:
             await gate.admit()
 
 
-async def test_who_is_being_admitted_when_the_server_ends_does_not_enter(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends", ["server", "key"])
+async def test_who_is_being_admitted_when_it_ends_does_not_enter_and_holds_nothing(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     async with Gate(model_dir) as gate:
+        limited = await gate.limit(max_concurrent=1, tokens_per_minute=5000)
 
-        async def drain_meanwhile(public_id: str) -> None:
+        async def meanwhile(public_id: str) -> None:
+            assert gate.quota.num_held == 1
+            if ends == "key":
+                raise RevokedKey(public_id)
             gate.admission.drain()
 
-        authenticator = gate.admission._authenticator
-        monkeypatch.setattr(authenticator, "check", drain_meanwhile)
-        with pytest.raises(Draining):
-            await gate.admit()
+        monkeypatch.setattr(gate.admission._authenticator, "check", meanwhile)
+        with pytest.raises(RevokedKey if ends == "key" else Draining):
+            await gate.admit(limited)
         assert gate.quota.num_held == 0
+        assert await gate.store.list_running() == []
+
+
+async def test_all_answers_to_all_prompts_are_reserved(model_dir: Path) -> None:
+    async with Gate(model_dir) as gate:
+        request = CompletionRequest(model=MODEL, prompt=["a", "bcd", "ef"], n=2, max_tokens=5)
+        admitted, _ = await gate.admission.admit_text_completion(
+            request, request_id=uuid4(), principal=gate.principal
+        )
+        assert admitted.hold.allowed == 5 * 3 * 2
+        limited = await gate.limit(tokens_per_minute=5000)
+        admitted, _ = await gate.admission.admit_text_completion(
+            request, request_id=uuid4(), principal=limited
+        )
+        tokens = admitted.hold.answer.tokens
+        assert tokens is not None
+        assert tokens.remaining == 5000 - admitted.num_prompt_tokens - 30
 
 
 async def test_who_waits_in_a_queue_when_the_server_ends_is_told(model_dir: Path) -> None:
     async with Gate(model_dir) as gate:
-        limits = Limits(max_concurrent=1, max_queued=1)
-        tenant_id = gate.principal.tenant.id
-        await gate.store.put_limits(tenant_id, "tenant", tenant_id, limits)
-        policies = tuple(await gate.store.list_limits(tenant_id))
-        limited = msgspec.structs.replace(gate.principal, policies=policies)
+        limited = await gate.limit(max_concurrent=1, max_queued=1)
         running = await gate.admit(limited)
         queued = asyncio.create_task(gate.admit(limited))
         await asyncio.sleep(0.05)
@@ -232,7 +256,7 @@ async def test_who_waits_in_a_queue_when_the_server_ends_is_told(model_dir: Path
         gate.admission.drain()
         with pytest.raises(Draining):
             await queued
-        listed = await gate.store.list_running(tenant_id)
+        listed = await gate.store.list_running(limited.tenant.id)
         assert [one.request_id for one in listed] == [running.id]
 
 

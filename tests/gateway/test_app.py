@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from starlette.routing import Route
 
 from engine.tokenizer import Tokenizer
 from gateway.app import create_app
+from gateway.config import TenantsConfig
 from gateway.routes.pages import public_paths
 from gateway.streaming import STREAM_ID_HEADER
 from tenants.memory import MemoryStore
@@ -19,12 +23,14 @@ from tests.gateway.engine_double import EngineDouble
 from tests.gateway.parts import with_journal
 from tests.gateway.raw_http import Answer, exchange, get, post
 from tests.gateway.serving import (
+    MODEL,
     SECRETS,
     Gateway,
     chat_body,
     double_client,
     encode,
     make_config,
+    served,
     served_double,
     until,
 )
@@ -149,6 +155,45 @@ async def test_without_the_setting_no_origin_is(gateway: Gateway) -> None:
     answer = await exchange(gateway, post(gateway, encode(chat_body()), origin=ORIGIN))
     assert answer.status == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+# -- what is kept for a while
+
+
+def noting(name: str, whole: Any, kept: list[tuple[str, float]]) -> Any:
+    """``whole``, which is given a retention; that is noted under ``name``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, timedelta)]
+        kept.extend((name, retention.total_seconds()) for retention in given)
+        return whole(*args, **kwargs)
+
+    return call
+
+
+@pytest.mark.asyncio
+async def test_each_thing_is_kept_for_as_long_as_the_settings_say(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(model_dir, stream_retention_s=111.0, idempotency_retention_s=222.0)
+    tenants = TenantsConfig(response_retention_s=333.0)
+    config = msgspec.structs.replace(config, tenants=tenants)
+    double = EngineDouble(Tokenizer.load(model_dir))
+    kept: list[tuple[str, float]] = []
+    async with served(config, double_client(config, double)) as gateway:
+        shared = gateway.store.shared
+        for name in ("put_stream", "claim", "put_response", "lineage"):
+            monkeypatch.setattr(shared, name, noting(name, getattr(shared, name), kept))
+        await exchange(gateway, post(gateway, encode(chat_body(stream=True, resumable=True))))
+        await until(lambda: kept == [("put_stream", 111.0)])
+        kept.clear()
+        await exchange(gateway, post(gateway, encode(chat_body()), idempotency_key="k"))
+        await until(lambda: kept == [("claim", 222.0), ("put_stream", 222.0)])
+        kept.clear()
+        async with gateway.openai() as client:
+            first = await client.responses.create(model=MODEL, input="hi")
+            await client.responses.create(model=MODEL, input="hi", previous_response_id=first.id)
+        assert kept == [("put_response", 333.0), ("lineage", 333.0), ("put_response", 333.0)]
 
 
 # -- the lifespan alone

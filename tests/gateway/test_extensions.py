@@ -24,9 +24,9 @@ START = {"type": "http.response.start", "status": 200, "headers": []}
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncIterator[int]:
+async def serving(app: ASGIApp, limits: ServerConfig | None = None) -> AsyncIterator[int]:
     """The port where ``app`` is served by our protocols."""
-    http, ws = limited(ServerConfig(), Cork())
+    http, ws = limited(limits or ServerConfig(), Cork())
     config = uvicorn.Config(
         app, http=http, ws=ws, lifespan="off", log_config=None, ws_per_message_deflate=False
     )
@@ -154,6 +154,50 @@ async def test_a_writer_goes_on_after_a_pause_and_ends_with_the_answer() -> None
         body = await answer(port, after=is_full)
     assert found == [True, False]
     assert body.endswith(b"1\r\ny\r\n1\r\nz\r\n0\r\n\r\n")
+
+
+async def test_a_client_that_reads_on_in_time_is_not_dropped_later() -> None:
+    is_full = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        write = extensions.take_writer(scope)
+        assert write is not None
+        await send(START)
+        while write(b"x" * 65536):  # noqa: ASYNC110 - the condition is another object's state
+            await asyncio.sleep(0)
+        is_full.set()
+        await send({"type": "http.response.body", "body": b"y", "more_body": True})  # waits
+        await asyncio.sleep(0.4)
+        await end(send, b"whole")
+
+    async with serving(app, ServerConfig(send_timeout_s=0.3)) as port:
+        assert b"whole" in await answer(port, after=is_full)
+
+
+async def test_nor_is_one_of_a_websocket() -> None:
+    is_full = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        write = extensions.take_writer(scope)
+        assert write is not None
+        await receive()
+        await send({"type": "websocket.accept"})
+        while write(b"x" * 65536):  # noqa: ASYNC110 - the condition is another object's state
+            await asyncio.sleep(0)
+        is_full.set()
+        await send({"type": "websocket.send", "text": "y"})  # waits
+        await asyncio.sleep(0.4)
+        await send({"type": "websocket.send", "text": "whole"})
+        await receive()
+
+    async with (
+        serving(app, ServerConfig(send_timeout_s=0.3)) as port,
+        connect(f"ws://127.0.0.1:{port}/") as socket,
+    ):
+        await is_full.wait()
+        async with asyncio.timeout(30):
+            while await socket.recv() != "whole":
+                pass
 
 
 async def test_whoever_works_hears_that_the_client_has_left() -> None:

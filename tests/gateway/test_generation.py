@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -402,6 +403,46 @@ async def test_usage_waits_for_a_store_that_is_away(model_dir: Path) -> None:
         assert (await here.event()).completion_tokens == 5
 
 
+async def test_no_answer_about_quota_comes_after_the_settlement(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would reserve anew what nobody would give back."""
+    async with bench(model_dir) as here:
+        tenant_id = here.principal.tenant.id
+        await here.store.put_limits(tenant_id, "tenant", tenant_id, Limits(monthly_tokens=10_000))
+        policies = tuple(await here.store.list_limits(tenant_id))
+        limited = msgspec.structs.replace(here.principal, policies=policies)
+        asked, go_on = asyncio.Event(), asyncio.Event()
+        extend, record = here.store.extend, here.store.record_usage
+
+        async def late(*args: Any, **kwargs: Any) -> Any:
+            asked.set()
+            await go_on.wait()
+            return await extend(*args, **kwargs)
+
+        async def recorded(event: UsageEvent) -> bool:
+            answer = await record(event)
+            go_on.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return answer
+
+        monkeypatch.setattr(here.store, "extend", late)
+        monkeypatch.setattr(here.store, "record_usage", recorded)
+        here.double.script = lambda prompt: Play(text="x" * 500)
+        request_id = uuid4()
+        hold = await here.quota.reserve(
+            limited, request_id=request_id, model="tiny", prompt_tokens=3, max_tokens=1000
+        )
+        generation = here.begin(id=request_id, principal=limited, hold=hold)
+        await asked.wait()
+        generation.close()
+        await here.event()
+        assert await here.generations.drain(5) == 0
+        assert await here.store.list_running() == []
+        assert here.quota.num_held == 0
+
+
 async def test_a_key_that_is_gone_is_logged_and_harms_nobody(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -517,6 +558,31 @@ async def test_failing_those_of_one_request_or_key(model_dir: Path, of: str) -> 
         for generation in (ours, others):
             generation.close()
         await until(lambda: len(here.store.events) == 2)
+
+
+async def test_failing_a_key_spares_the_tenants_other_keys(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x" * 100, interval_s=0.001)
+        minted, own = mint(b"p" * 32), here.principal
+        key = await here.store.create_key(
+            own.tenant.id,
+            public_id=minted.public_id,
+            key_hash=minted.key_hash,
+            name="other",
+            scopes=["chat"],
+        )
+        spared = here.begin(principal=Principal(tenant=own.tenant, key=key))
+        ours = here.begin()
+        reading = [asyncio.create_task(read(generation)) for generation in (ours, spared)]
+        await until(lambda: len(here.double.generated) == 2)
+        here.generations.fail_key(own.key.public_id, Draining("bye"))
+        ends = await asyncio.gather(*reading, return_exceptions=True)
+        for generation in (ours, spared):
+            generation.close()
+    assert isinstance(ends[0], Draining)
+    assert not isinstance(ends[1], BaseException)
+    assert ends[1][-1].finish_reason == "stop"
+    assert [request.num_public_tokens for request in here.double.requests] == [0, 0]
 
 
 async def test_the_time_to_the_first_token_is_measured_from_the_beginning(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -186,3 +188,51 @@ class TestHandshake:
         async with linked() as (first, _, _), asyncio.timeout(5):
             with pytest.raises(TimeoutError):
                 await greet(first, SECRET)
+
+
+async def noticing(family: socket.AddressFamily) -> list[tuple[int, ...]]:
+    """What the system watches of a connection: at the end that asked for it, and at the other."""
+    if family == socket.AF_UNIX:
+        sides = [await asyncio.open_connection(sock=side) for side in socket.socketpair()]
+    else:
+        accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        server = await asyncio.start_server(
+            lambda reader, writer: accepted.put_nowait((reader, writer)), "127.0.0.1", 0
+        )
+        sides = [await asyncio.open_connection(*server.sockets[0].getsockname())]
+        sides.append(await accepted.get())
+        server.close()
+    await asyncio.gather(introduce(Wire(*sides[0]), SECRET), greet(Wire(*sides[1]), SECRET))
+    found = []
+    for _, writer in sides:
+        connection = writer.get_extra_info("socket")
+        watched = [connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+        if family != socket.AF_UNIX:
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            watched += [
+                connection.getsockopt(socket.IPPROTO_TCP, name)
+                for name in (*names, socket.TCP_USER_TIMEOUT)
+            ]
+        found.append(tuple(watched))
+        writer.close()
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options have other names elsewhere")
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_host_that_vanishes_is_noticed(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Within 25 seconds, whether something was sent to it or not."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(noticing(socket.AF_INET)) == [(1, 10, 5, 3, 25_000)] * 2
+        assert runner.run(noticing(socket.AF_UNIX)) == [(0,)] * 2
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_has_ended_is_a_wire_error() -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.close()
+    await writer.wait_closed()
+    with pytest.raises(WireError):
+        await introduce(Wire(reader, writer), SECRET)
+    server.close()

@@ -32,6 +32,16 @@ async def test_headers_too_large(gateway: Gateway) -> None:
         assert answer.headers["connection"] == "close"
 
 
+async def test_how_large_headers_may_be_is_a_setting(model_dir: Path) -> None:
+    async with served_double(model_dir, max_header_bytes=2000) as (gateway, _):
+        for size, status in ((1500, 200), (2500, 431)):
+            header = b"x-big: " + b"a" * size + b"\r\n"
+            raw = b"GET /livez HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n"
+            answer = await exchange(gateway, raw)
+            assert answer.status == status
+        assert "2000 bytes" in answer.error["message"]
+
+
 async def test_one_endless_header_is_cut_off_early(gateway: Gateway) -> None:
     client = await RawClient.connect(gateway)
     client.send(b"GET /livez HTTP/1.1\r\nx-bomb: ")
@@ -298,6 +308,21 @@ async def test_nothing_keeps_a_connection_without_a_request(model_dir: Path) -> 
                 await asyncio.sleep(0.05)
         for client in (blank, unread):
             client.reset()
+
+
+async def test_an_idle_connection_is_kept_for_a_while(model_dir: Path) -> None:
+    async with served_double(model_dir, header_timeout_s=30.0, keep_alive_timeout_s=1) as (
+        gateway,
+        _,
+    ):
+        client = await RawClient.connect(gateway)
+        for _ in range(2):
+            client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await client.answer()).status == 200
+            await asyncio.sleep(0.1)
+        async with asyncio.timeout(10):
+            assert await client.reader.read() == b"", "it ends without a word"
+        await client.close()
 
 
 async def test_a_websocket_is_under_no_limit_of_requests(model_dir: Path) -> None:

@@ -19,13 +19,14 @@ from engine.errors import InvalidRequest, ModelLoadError
 from engine.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.config import Config
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, UnsupportedParameter
 from gateway.services import Services, create_services
 from tenants.errors import StoreUnavailable
 from tenants.memory import MemoryStore
-from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.engine_double import EngineDouble, Play, says
 from tests.gateway.parts import Parts, parts
-from tests.gateway.serving import MODEL, SECRETS, double_client, make_config
+from tests.gateway.serving import MODEL, SECRETS, double_client, make_config, until
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_key
 
 README = Path(__file__).parents[2] / "gateway" / "README.md"
@@ -236,6 +237,89 @@ async def test_public_system_prompts_reach_the_engine(model_dir: Path, tmp_path:
     public, private = (request.num_public_tokens for request in here.double.requests)
     assert public > len("You help.")
     assert private < public
+
+
+@pytest.mark.asyncio
+async def test_a_service_tier_moves_a_request_by_what_it_is_worth(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    tiers = {"priority": -10, "flex": 3}
+    async with made(config_of(model_dir, tmp_path, service_tiers=tiers)) as here:
+        for tier in ("default", "priority", "flex"):
+            await here.answer(await here.begin(service_tier=tier))
+    own = here.principal.priority
+    assert [r.priority for r in here.double.requests] == [own, own - 10, own + 3]
+
+
+@pytest.mark.asyncio
+async def test_requests_set_the_template_variables_that_are_named_and_no_others(
+    own_model: Path, tmp_path: Path
+) -> None:
+    template = "{{ mood }} {{ enable_thinking }}: {{ messages[-1].content }}"
+    (own_model / "chat_template.jinja").write_text(template)
+    config = config_of(own_model, tmp_path / "journal", template_kwargs=("mood",))
+    async with made(config) as here:
+        here.double.script = says("hello")
+        await here.answer(await here.begin("who?", chat_template_kwargs={"mood": "sad"}))
+        assert here.double.prompt() == "sad : who?"
+        with pytest.raises(UnsupportedParameter, match=r"variables: mood\.") as caught:
+            await here.begin(chat_template_kwargs={"enable_thinking": False})
+        assert caught.value.param == "chat_template_kwargs.enable_thinking"
+
+
+@pytest.mark.asyncio
+async def test_each_kind_of_token_is_charged_its_price(model_dir: Path, tmp_path: Path) -> None:
+    config = config_of(
+        model_dir,
+        tmp_path,
+        price_prompt=7 * 10**6,
+        price_cached=10**6,
+        price_completion=3 * 10**6,
+    )
+    async with made(config) as here:
+        here.double.script = lambda prompt: Play(text="xxxxx", num_cached_tokens=4)
+        generation = await here.begin()
+        await here.answer(generation)
+        await here.services.generations.drain(5.0)
+        totals = await usage_totals(here.services.store, here.principal.tenant.id)
+    assert (totals.cached_tokens, totals.completion_tokens) == (4, 5)
+    assert totals.cost_micro == 7 * (totals.prompt_tokens - 4) + 4 + 3 * 5
+
+
+@pytest.mark.asyncio
+async def test_the_ledger_is_kept_for_as_long_as_is_said(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: asyncio.Queue[int | None] = asyncio.Queue()
+
+    async def maintain(*, usage_retention_months: int | None) -> None:
+        kept.put_nowait(usage_retention_months)
+
+    config = config_of(model_dir, tmp_path, tenants={"usage_retention_months": 3})
+    async with made(config) as here:
+        monkeypatch.setattr(here.services.store, "maintain", maintain)
+        here.services.lifecycle.start()
+        assert await asyncio.wait_for(kept.get(), 5) == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("peer_host", "where"), [("127.0.0.1", "127.0.0.1:"), (None, "unix:")])
+async def test_other_workers_find_this_one_where_the_settings_say(
+    model_dir: Path, tmp_path: Path, peer_host: str | None, where: str
+) -> None:
+    async with parts(model_dir, tmp_path, peer_host=peer_host) as here:
+        services = here.services
+        services.lifecycle.start()
+        address = None
+
+        async def is_known() -> bool:
+            nonlocal address
+            address = await services.store.shared.find_worker(services.peers.worker_id)
+            return address is not None
+
+        await until(is_known)
+        assert address is not None
+        assert address.startswith(where)
 
 
 async def _away(public_id: str) -> None:

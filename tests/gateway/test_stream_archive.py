@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import zlib
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -42,6 +45,24 @@ async def test_streams_are_read_from_anywhere_on(size: int) -> None:
         await reader.beat()
         reader.stop()
         reader.close()
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_large_logs_do_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    in_loop = []
+    for name in ("compress", "decompress"):
+        whole = getattr(zlib, name)
+
+        def note(*args: Any, whole: Callable[..., bytes] = whole) -> bytes:
+            in_loop.append(threading.current_thread() is threading.main_thread())
+            return whole(*args)
+
+        monkeypatch.setattr(zlib, name, note)
+    archive, tenant_id = await filled([os.urandom(LARGE_BYTES + 1 if is_large else 100)])
+    await archive.open("s", tenant_id, kind="sse", after=0)
+    assert in_loop == [not is_large] * 2
 
 
 @settings(max_examples=20, deadline=None)
@@ -85,9 +106,17 @@ async def test_what_cannot_be_read() -> None:
         await archive.check("s", tenant_id)
 
 
-async def test_a_tenant_has_so_much_room() -> None:
+async def test_a_tenant_has_so_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     mine, other = await store.create_tenant("acme"), await store.create_tenant("other")
+    trim_streams, num_trims = store.shared.trim_streams, 0
+
+    async def counted(tenant_id: UUID, max_bytes: int) -> int:
+        nonlocal num_trims
+        num_trims += 1
+        return await trim_streams(tenant_id, max_bytes)
+
+    monkeypatch.setattr(store.shared, "trim_streams", counted)
     archive = make_archive(store.shared, max_bytes=20_000)
     await archive.put("s", other.id, "sse", Kept(0, [b"x"], None), retention_s=60)
     for number in range(50):
@@ -96,4 +125,5 @@ async def test_a_tenant_has_so_much_room() -> None:
     found = [n for n in range(50) if await store.shared.find_stream(mine.id, f"s{n}") is not None]
     assert found == list(range(found[0], 50))
     assert 18 <= len(found) <= 21
+    assert 20 <= num_trims <= 25, "about each time that a sixteenth of the room was written"
     await archive.check("s", other.id)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.assembler import Delta, TurnFrames
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
-from gateway.stream_log import MemoryStreamLog
+from gateway.stream_log import SWEEP_S, MemoryStreamLog
 from gateway.stream_record import (
     ITEM_OVERHEAD_BYTES,
     MAX_READ_ITEMS,
@@ -21,6 +21,7 @@ from gateway.stream_record import (
     Cursor,
 )
 from gateway.text_events import Around, Numbered, Text
+from tests.gateway.loop_clock import LoopClock
 
 ACME, OTHER = uuid4(), uuid4()
 
@@ -299,6 +300,77 @@ async def test_a_stream_is_forgotten_some_time_after_its_end() -> None:
     with pytest.raises(StreamNotFound):
         await log.check("s", ACME)
     assert log.size_of(ACME) == 0
+
+
+@pytest.mark.asyncio
+async def test_each_stream_is_kept_for_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = make(retention_s=10.0), LoopClock(monkeypatch)
+
+    async def end(name: str) -> None:
+        await log.create(name, ACME, "sse")
+        log.append(name, [b"a"])
+        await log.end(name)
+
+    def kept() -> str:
+        return "".join(name for name in "abc" if log.kept(name) is not None)
+
+    await end("a")
+    await clock.go_on(5.0)
+    await end("b")
+    await clock.go_on(SWEEP_S / 2)
+    await end("c")
+    await log.end("b")  # which prolongs nothing
+    await clock.go_on(5.0 - SWEEP_S)
+    assert kept() == "abc"
+    await clock.go_on(SWEEP_S)
+    assert kept() == "bc"
+    await clock.go_on(5.0 - SWEEP_S / 2 + 0.01)
+    assert kept() == "c"
+    await clock.go_on(SWEEP_S / 2)
+    assert kept() == "c", "those that end shortly after each other go together"
+    await clock.go_on(SWEEP_S / 2)
+    assert kept() == ""
+    assert log.size_of(ACME) == 0
+
+
+@pytest.mark.asyncio
+async def test_who_waits_for_what_is_forgotten_hears_of_it() -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    waiting = asyncio.create_task(log.read("s", Cursor(0)))
+    await asyncio.sleep(0)
+    await log.forget("s", ACME)
+    with pytest.raises(StreamNotFound):
+        await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_may_lose_all_it_said_for_another_one() -> None:
+    """Its tenant's room is taken by one that runs, too, and has stopped to grow."""
+    log = make(max_tenant_bytes=3 * STREAM_OVERHEAD_BYTES, max_stream_bytes=10**6)
+    for name in ("large", "small"):
+        await log.create(name, ACME, "sse")
+    log.append("large", [b"x" * (STREAM_OVERHEAD_BYTES - ITEM_OVERHEAD_BYTES)])
+    log.append("small", [b"1"])
+    log.append("small", [b"2"])
+    small, large = log.kept("small"), log.kept("large")
+    assert small is not None
+    assert large is not None
+    assert (small.num_dropped, list(small.items)) == (2, [])
+    assert len(large.items) == 1
+    assert log.size_of(ACME) <= log.max_tenant_bytes
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_runs_unread_makes_no_room() -> None:
+    log = make(max_tenant_bytes=2 * STREAM_OVERHEAD_BYTES)
+    for name in ("left", "never read"):
+        await log.create(name, ACME, "sse")
+    log.attach("left")
+    log.detach("left")
+    with pytest.raises(RateLimited):
+        await log.create("new", ACME, "sse")
+    await log.check("left", ACME)
 
 
 @pytest.mark.asyncio

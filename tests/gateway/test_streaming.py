@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from gateway.reading import Sink
 from gateway.schemas.common import Usage
 from gateway.stream_archive import ArchivedReader
 from gateway.streaming import EventStream, FollowingEventStream
+from tests.gateway.loop_clock import LoopClock
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
@@ -65,8 +66,12 @@ class Connection:
     ended: bool = False
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
+    head: Message | None = None
+
     async def send(self, message: Message) -> None:
         if message["type"] != "http.response.body":
+            assert not self.sent
+            self.head = message
             return
         if self.stall_after is not None and len(self.sent) >= self.stall_after:
             self.left.set()
@@ -112,6 +117,8 @@ async def run(
     async with asyncio.timeout(30):
         await response(connection.scope(spec), connection.receive, connection.send)
     assert generation.closed == 1
+    await asyncio.sleep(0)
+    assert "outlet" not in {task.get_name() for task in asyncio.all_tasks()}, "it still sends"
     return b"".join(connection.sent)
 
 
@@ -122,6 +129,9 @@ async def test_a_whole_stream(spec: str) -> None:
     generation, connection = ScriptedGeneration([Delta(0, "a"), Delta(0, "b"), STOP]), Connection()
     body = await run(generation, connection, spec)
     assert connection.ended
+    assert connection.head is not None
+    assert connection.head["status"] == 200
+    assert dict(connection.head["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert body.endswith(b"data: [DONE]\n\n")
     assert b"\nid:" not in body
     assert b"retry:" not in body
@@ -182,6 +192,130 @@ async def test_heartbeats_only_in_silence(spec: str) -> None:
     beats = [i for i, e in enumerate(body.split(b"\n\n")) if b'"delta":{"content":""}' in e]
     assert 1 <= len(beats) <= 3
     assert min(beats) > 10
+
+
+async def test_whatever_is_sent_puts_the_next_heartbeat_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A delta that is put, one that is yielded, and a heartbeat."""
+    clock, connection = LoopClock(monkeypatch), Connection()
+    steps: asyncio.Queue[Delta] = asyncio.Queue()
+
+    class Told(ScriptedGeneration):
+        async def deltas(self, sink: Sink) -> AsyncGenerator[Delta, None]:
+            while True:
+                step = await steps.get()
+                if step.content == "put":
+                    sink.put(step)
+                else:
+                    yield step
+
+    def num_beats() -> int:
+        return b"".join(connection.sent).count(b'"delta":{"content":""}')
+
+    running = asyncio.create_task(run(Told([]), connection, "2.4", heartbeat_s=2.0))
+    await clock.go_on(0.0)
+    await clock.go_on(1.0)
+    for content in ("put", "yielded"):
+        steps.put_nowait(Delta(0, content))
+        await clock.go_on(0.0)
+        await clock.go_on(1.8)
+        assert num_beats() == 0
+    await clock.go_on(0.3)
+    assert num_beats() == 1
+    await clock.go_on(1.8)
+    assert num_beats() == 1
+    await clock.go_on(0.3)
+    assert num_beats() == 2
+    connection.left.set()
+    await running
+    await clock.go_on(100.0)
+    assert num_beats() == 2, "nothing is sent once it is over"
+
+
+async def test_nothing_passes_a_chunk_that_waits_for_its_turn() -> None:
+    """A slow reader has taken what was put at last; what was yielded meanwhile is next."""
+    stalled, go_on = asyncio.Event(), asyncio.Event()
+    sinks: list[Sink] = []
+
+    class Slow(Connection):
+        async def send(self, message: Message) -> None:
+            if b'"put"' in message.get("body", b""):
+                stalled.set()
+                await go_on.wait()
+            await super().send(message)
+
+    class Yielding(ScriptedGeneration):
+        async def deltas(self, sink: Sink) -> AsyncGenerator[Delta, None]:
+            sinks.append(sink)
+            await asyncio.sleep(0)
+            sink.put(Delta(0, "put"))
+            yield Delta(0, "yielded")
+            yield STOP
+
+    connection = Slow()
+    running = asyncio.create_task(run(Yielding([]), connection, "2.4"))
+    await stalled.wait()
+    await asyncio.sleep(0)
+    go_on.set()
+    while b"yielded" not in b"".join(connection.sent):
+        assert not sinks[0].is_free
+        await asyncio.sleep(0)
+    body = await running
+    assert body.index(b'"put"') < body.index(b"yielded")
+
+
+async def test_what_was_cancelled_ends_in_a_word_that_clients_know(spec: str) -> None:
+    generation = ScriptedGeneration([Delta(0, "a"), Delta(0, "", (), "cancelled")])
+    body = await run(generation, Connection(), spec)
+    assert b'"finish_reason":"stop"' in body
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+class SlowlyBeating(ArchivedReader):
+    """Of a stream that says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("stream_1", [], 0)
+        self.num_begun = self.num_cancelled = 0
+        self.heard = asyncio.Event()
+        self.silent = asyncio.Event()
+
+    async def __anext__(self) -> Sequence[bytes]:
+        await self.silent.wait()
+        raise StopAsyncIteration
+
+    async def beat(self) -> None:
+        self.num_begun += 1
+        try:
+            await self.heard.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+
+async def test_a_stream_that_is_followed_is_asked_for_one_beat_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, connection, reader = LoopClock(monkeypatch), Connection(), SlowlyBeating()
+    response = FollowingEventStream(reader, heartbeat_s=10.0)
+    running = asyncio.create_task(
+        response(connection.scope("2.4"), connection.receive, connection.send)
+    )
+    await clock.go_on(0.0)
+    for _ in range(3):
+        await clock.go_on(10.5)
+    assert reader.num_begun == 1, "the worker that has it does not answer"
+    reader.heard.set()
+    await clock.go_on(0.0)
+    reader.heard.clear()
+    await clock.go_on(10.5)
+    assert (reader.num_begun, reader.num_cancelled) == (2, 0)
+    reader.silent.set()
+    await running
+    await asyncio.sleep(0)
+    assert reader.num_cancelled == 1
+    assert connection.ended
 
 
 async def test_cancelling_the_request_closes_the_generation(spec: str) -> None:

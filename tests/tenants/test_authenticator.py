@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tenants import keys
 from tenants.authenticator import RETRY_S, Authenticator
+from tenants.changes import EVERYTHING, Change
 from tenants.errors import (
     DisabledTenant,
     ExpiredKey,
@@ -21,6 +23,7 @@ from tenants.errors import (
     StoreUnavailable,
     UnknownKey,
 )
+from tenants.last_used import LastUsed
 from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import KeyRecord
@@ -443,6 +446,161 @@ class TestOutage:
                 await authenticator.authenticate(text)
         watched.away = False
         assert await authenticator.authenticate(text) == principal
+
+
+class TestChanges:
+    """What a ``ChangeListener`` tells; over PostgreSQL: ``test_changes``."""
+
+    async def test_a_key_that_changed_is_asked_for_again_and_no_other(
+        self, watched: WatchedStore, clock: Clock
+    ) -> None:
+        authenticator = build(watched, clock)
+        made = [await make_key(watched, name) for name in ("one", "two")]
+        for text, _ in made:
+            await authenticator.authenticate(text)
+        changed = made[0][1].key.public_id
+        watched.lookups.clear()
+        authenticator.apply(Change(public_id=changed))
+        for text, _ in made:
+            await authenticator.authenticate(text)
+        assert watched.lookups == [changed]
+
+    async def test_a_tenant_that_changed_has_all_its_keys_asked_for_again(
+        self, watched: WatchedStore, clock: Clock
+    ) -> None:
+        authenticator = build(watched, clock)
+        (text, one), (other_text, _) = [await make_key(watched, name) for name in ("one", "two")]
+        for presented in (text, other_text):
+            await authenticator.authenticate(presented)
+        await watched.update_tenant(one.tenant.id, disabled=True)
+        watched.lookups.clear()
+        authenticator.apply(Change(tenant_id=one.tenant.id))
+        with pytest.raises(DisabledTenant):
+            await authenticator.authenticate(text)
+        await authenticator.authenticate(other_text)
+        assert watched.lookups == [one.key.public_id]
+
+    @pytest.mark.parametrize("of", ["key", "tenant", "everything"])
+    async def test_what_was_read_before_the_change_is_not_kept(
+        self, watched: WatchedStore, clock: Clock, of: str
+    ) -> None:
+        text, principal = await make_key(watched)
+        authenticator = build(watched, clock)
+        watched.gate = asyncio.Event()
+        slow = asyncio.create_task(authenticator.authenticate(text))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await watched.revoke_key(principal.key.public_id)
+        changes = {
+            "key": Change(public_id=principal.key.public_id),
+            "tenant": Change(tenant_id=principal.tenant.id),
+            "everything": EVERYTHING,
+        }
+        authenticator.apply(changes[of])
+        watched.gate.set()
+        await slow
+        with pytest.raises(RevokedKey):
+            await authenticator.authenticate(text)
+
+    @pytest.mark.parametrize("told", ["of the key", "of all", "to forget"])
+    async def test_a_key_that_was_unknown_works_as_soon_as_it_is_told_of(
+        self, watched: WatchedStore, clock: Clock, told: str
+    ) -> None:
+        text, principal = await make_key(watched)
+        record = watched._keys.pop(principal.key.public_id)
+        authenticator = build(watched, clock)
+        with pytest.raises(UnknownKey):
+            await authenticator.authenticate(text)
+        watched._keys[principal.key.public_id] = record
+        with pytest.raises(UnknownKey):
+            await authenticator.authenticate(text)
+        if told == "of the key":
+            authenticator.apply(Change(public_id=principal.key.public_id))
+        elif told == "of all":
+            authenticator.apply(EVERYTHING)
+            clock.elapsed_s += 0.001
+        else:
+            authenticator.forget()
+        assert await authenticator.authenticate(text) == principal
+
+    async def test_when_all_may_have_changed_the_rows_there_are_bridge_an_outage(
+        self, watched: WatchedStore, clock: Clock
+    ) -> None:
+        """The listener lost its connection: probably because the database is away."""
+        text, principal = await make_key(watched)
+        authenticator = build(watched, clock)
+        await authenticator.authenticate(text)
+        authenticator.apply(EVERYTHING)
+        watched.away = True
+        assert await authenticator.authenticate(text) == principal
+        watched.away = False
+        clock.elapsed_s += RETRY_S
+        await watched.revoke_key(principal.key.public_id)
+        with pytest.raises(RevokedKey):
+            await authenticator.authenticate(text)
+
+    async def test_whether_a_key_has_ended_is_told_without_asking(
+        self, watched: WatchedStore, clock: Clock
+    ) -> None:
+        text, principal = await make_key(watched, expires_at=START + timedelta(seconds=10))
+        authenticator = build(watched, clock)
+        assert not authenticator.has_ended(principal), "one that is not cached, too"
+        await authenticator.authenticate(text)
+        assert not authenticator.has_ended(principal)
+        await watched.revoke_key(principal.key.public_id)
+        assert not authenticator.has_ended(principal), "nobody has told"
+        authenticator.forget()
+        with pytest.raises(RevokedKey):
+            await authenticator.authenticate(text)
+        watched.lookups.clear()
+        assert authenticator.has_ended(principal)
+        authenticator.forget()
+        assert not authenticator.has_ended(principal)
+        clock.elapsed_s += 10
+        assert authenticator.has_ended(principal), "it expires by itself"
+        assert watched.lookups == []
+
+
+async def test_a_lookup_that_fails_when_nobody_waits_any_more_makes_no_noise(
+    watched: WatchedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+    text, _ = await make_key(watched)
+    go_on = asyncio.Event()
+
+    async def fails(public_id: str) -> None:
+        await go_on.wait()
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(watched, "find_key", fails)
+    asking = asyncio.create_task(build(watched, clock).authenticate(text))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    go_on.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert broken == []
+
+
+async def test_each_use_is_noted_and_no_refusal(watched: WatchedStore, clock: Clock) -> None:
+    last_used = LastUsed(watched, now=clock.now)
+    authenticator = build(watched, clock, last_used=last_used)
+    text, principal = await make_key(watched)
+    revoked, other = await make_key(watched, "other")
+    await watched.revoke_key(other.key.public_id)
+    clock.elapsed_s += 5
+    await authenticator.authenticate(text)
+    with pytest.raises(RevokedKey):
+        await authenticator.authenticate(revoked)
+    await last_used.flush()
+    (key,) = await watched.list_keys(principal.tenant.id)
+    assert key.last_used_at == clock.now()
+    (key,) = await watched.list_keys(other.tenant.id)
+    assert key.last_used_at is None
 
 
 @settings(max_examples=100)

@@ -272,6 +272,11 @@ class TestInTheDatabase:
         whose=st.lists(st.integers(0, 1), min_size=2, max_size=16),
         first=st.integers(0, 4),
     )
+    @example([{"requests_per_minute": 4}, {}], [0] * 6, 1)
+    @example([{"tokens_per_minute": 100}, {}], [0] * 6, 1)
+    @example([{"monthly_tokens": 100}, {}], [0] * 6, 1)
+    @example([{"monthly_cost_micro": 17}, {}], [0] * 6, 1)
+    @example([{"max_concurrent": 3}, {}], [0] * 6, 1)
     async def test_a_block_is_taken_as_a_whole_or_one_by_one(
         self,
         pg_dsn: str,
@@ -363,6 +368,7 @@ class TestInTheDatabase:
     @example([{"monthly_tokens": 200}, {}], [(n % 2, 50, "held") for n in range(12)], False)
     @example([{"monthly_cost_micro": 30}, {}], [(n % 2, 41, "held") for n in range(12)], False)
     @example([{"monthly_cost_micro": 37}, {}], [(0, 31, "held") for n in range(6)], False)
+    @example([{"monthly_cost_micro": 30}, {}], [(0, 38, "held") for n in range(6)], False)
     async def test_running_requests_get_more_together_as_one_by_one(
         self,
         pg_dsn: str,

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from uuid import uuid4
 
 import pytest
 
 from tenants.errors import QuotaExceeded
-from tenants.quota import Quota
+from tenants.limits import Price
+from tenants.quota import Hold, Quota
 from tenants.store import Store
 from tests.ledger import usage_totals
 from tests.tenants.quotas import WatchedStore, make, more, settle, take
@@ -107,6 +109,26 @@ class TestReserve:
         for hold in (old, young):
             await settle(store, who, hold)
 
+    async def test_the_young_are_listed_once_they_are_old(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though nobody comes after them."""
+        store = WatchedStore()
+        who = await make(store)
+        quota = Quota(store)
+        monkeypatch.setattr("tenants.quota.SHOW_EVERY_S", 0.01)
+        holds = []
+        for show_after_s in (0.0, 0.02, 0.04):
+            monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", show_after_s)
+            holds.append(await take(quota, who))
+        async with asyncio.timeout(30):
+            while quota.num_held < 3:  # noqa: ASYNC110 - the condition is another object's state
+                await asyncio.sleep(0.001)
+        listed = {row.request_id for row in await store.list_running()}
+        assert listed == {hold.request_id for hold in holds}
+        for hold in holds:
+            await settle(store, who, hold)
+
     async def test_it_runs_unlisted_while_the_store_is_away(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -192,6 +214,27 @@ class TestReserve:
         assert (large.value.is_budget, large.value.is_too_large) == (False, True)
         assert budget.value.retry_after_us is large.value.retry_after_us is None
         assert quota.num_held == 0
+
+    async def test_the_price_is_that_of_the_month(self, store: Store) -> None:
+        who = await make(store, monthly_cost_micro=10)
+        price, quota = Price(prompt=10**6, completion=10**6), Quota(store)
+
+        async def reserve(prompt: int) -> Hold:
+            return await quota.reserve(
+                who,
+                request_id=uuid4(),
+                model="demo",
+                prompt_tokens=prompt,
+                max_tokens=50,
+                price=price,
+            )
+
+        with pytest.raises(QuotaExceeded) as caught:
+            await reserve(11)
+        assert caught.value.answer.refused_by == "monthly_cost"
+        hold = await reserve(6)
+        assert hold.allowed == 4
+        await quota.release(hold)
 
     async def test_release_frees_everything(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, monthly_tokens=1000)
@@ -309,6 +352,11 @@ class TestExtension:
         (running,) = await store.list_running()
         assert running.request_id == hold.request_id
 
+    async def test_a_single_token_is_asked_for_too(self, store: Store) -> None:
+        who = await make(store, monthly_tokens=100_000)
+        hold = await take(Quota(store, slice_tokens=100), who, most=101)
+        assert await more(hold) == 101
+
     async def test_asks_one_question_at_a_time(self) -> None:
         store = WatchedStore()
         who = await make(store, monthly_tokens=100_000)
@@ -384,6 +432,17 @@ class TestExtension:
         one.watch(lambda: 756)
         await settle(store, who, one)
         assert (await usage_totals(store, who.tenant.id)).completion_tokens == 756
+
+    async def test_an_answer_to_a_stream_ends_the_overdraft(self) -> None:
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=10_000)
+        quota = Quota(store, overdraft_tokens=300)
+        hold = await take(quota, who, most=5000)
+        for allowed in (512, 1068):
+            store.away = True
+            assert await more(hold) == allowed
+            store.away = False
+            assert await more(hold, 300) == allowed + 300
 
     async def test_what_the_store_has_lost_is_reserved_again(self, store: Store) -> None:
         """It crashed, or was away when the request began."""

@@ -83,6 +83,18 @@ class TestRates:
         assert (await timed.reserve(ask(key))).state == "running"
         assert (await timed.reserve(ask(key))).state == "refused"
 
+    @pytest.mark.parametrize("hours", [1, 24 * 365])
+    async def test_after_a_long_time_nothing_is_left_of_what_was_used(
+        self, timed: Store, clock: Clock, hours: int
+    ) -> None:
+        key = await limited(timed, requests_per_minute=3, tokens_per_minute=7000)
+        for _ in range(3):
+            await timed.reserve(ask(key, prompt=1000, completion=1000))
+        clock.advance(hours=hours)
+        answer = await timed.reserve(ask(key, prompt=7, completion=7))
+        assert answer.requests == Window(limit=3, remaining=2, reset_us=MINUTE_US // 3)
+        assert answer.tokens == Window(limit=7000, remaining=6986, reset_us=MINUTE_US * 14 // 7000)
+
     async def test_headers_tell_the_truth(self, timed: Store, clock: Clock) -> None:
         key = await limited(timed, requests_per_minute=60, tokens_per_minute=600)
         answer = await timed.reserve(ask(key, prompt=100, completion=50))
@@ -160,6 +172,43 @@ class TestRates:
         clock.advance(seconds=32)
         assert (await timed.reserve(ask(key, 1, 1))).state == "running"
 
+    async def test_extending_is_no_further_request(self, timed: Store) -> None:
+        key = await limited(timed, requests_per_minute=2)
+        first = ask(key)
+        await timed.reserve(first)
+        for _ in range(3):
+            await timed.extend(key.tenant_id, first.request_id, tokens=5, generated=20, lease=LEASE)
+        assert (await timed.reserve(ask(key))).state == "running"
+        assert (await timed.reserve(ask(key))).state == "refused"
+
+    async def test_a_clock_that_goes_back_gives_nothing_twice(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, requests_per_minute=60)
+        for _ in range(60):
+            await timed.reserve(ask(key))
+        clock.advance(seconds=10)
+        assert (await timed.reserve(ask(key))).state == "running"
+        for seconds in (-8, 8):
+            clock.advance(seconds=seconds)
+            answer = await timed.reserve(ask(key))
+            assert answer.requests is not None
+            assert answer.requests.remaining == (8 if seconds < 0 else 7)
+
+    async def test_a_limit_that_was_away_begins_anew(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        rates = {"requests_per_minute": 2, "tokens_per_minute": 60}
+        await put(timed, who, "tenant", **rates)
+        for _ in range(2):
+            await timed.reserve(ask(who.key))
+        await put(timed, who, "tenant")
+        await timed.reserve(ask(who.key))
+        await put(timed, who, "tenant", **rates)
+        answer = await timed.reserve(ask(who.key))
+        assert answer.requests is not None
+        assert answer.tokens is not None
+        assert (answer.requests.remaining, answer.tokens.remaining) == (1, 30)
+
     async def test_change_of_limits_counts_from_the_change(
         self, timed: Store, clock: Clock
     ) -> None:
@@ -203,6 +252,29 @@ class TestMonths:
         # What January held is not given back to February.
         await settle(timed, first, completion=0)
         assert (await timed.reserve(ask(key, 1, 1))).state == "refused"
+
+    async def test_what_is_extended_next_month_is_of_next_months_budget(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        price = Price(prompt=1_000_000, completion=1_000_000)
+        for limits in ({"monthly_tokens": 50}, {"monthly_cost_micro": 50}):
+            clock.now = datetime(2031, 1, 31, 23, 59, 59, tzinfo=UTC)
+            key = await limited(timed, str(uuid4()), **limits)
+            first = ask(key, prompt=20, completion=30, price=price)
+            assert (await timed.reserve(first)).completion_tokens == 30
+            clock.advance(seconds=2)
+            granted = await timed.extend(
+                key.tenant_id, first.request_id, tokens=256, generated=30, lease=LEASE
+            )
+            assert granted == 50
+
+    async def test_a_budget_is_whole_again_when_nothing_was_used(self, timed: Store) -> None:
+        price = Price(prompt=1_000_000, completion=1_000_000)
+        key = await limited(timed, monthly_cost_micro=30)
+        for _ in range(2):
+            request = ask(key, prompt=10, completion=20, price=price)
+            assert (await timed.reserve(request)).completion_tokens == 20
+            await timed.release(key.tenant_id, request.request_id)
 
     async def test_money_is_exact(self, timed: Store) -> None:
         price = Price(prompt=150_000, completion=600_000)  # 0.15 and 0.6 micro-units a token

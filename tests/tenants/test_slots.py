@@ -7,10 +7,11 @@ from uuid import uuid4
 
 import pytest
 
+from tenants.keys import mint
 from tenants.store import Store
 from tests.ledger import usage_totals
 from tests.tenants.reserving import LEASE, Clock, ask, limited, put, settle
-from tests.tenants.samples import make_key
+from tests.tenants.samples import PEPPER, make_key
 
 pytestmark = pytest.mark.asyncio
 
@@ -136,6 +137,17 @@ class TestSlots:
         await settle(timed, waiting[0], 1)
         assert (await timed.reserve(ask(key))).state == "running"
 
+    async def test_who_runs_keeps_nobody_waiting_for_another_slot(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, max_concurrent=2, max_queued=1)
+        requests = [ask(key) for _ in range(3)]
+        for request, state in zip(requests, ("running", "running", "queued"), strict=True):
+            assert (await timed.reserve(request)).state == state
+            clock.advance(milliseconds=1)
+        await settle(timed, requests[1], 1)
+        assert (await timed.reserve(requests[2])).state == "running"
+
     async def test_queue_place_of_a_dead_owner_is_passed(self, timed: Store, clock: Clock) -> None:
         key = await limited(timed, max_concurrent=1, max_queued=1)
         running, dead = ask(key), ask(key)
@@ -180,6 +192,37 @@ class TestSlots:
         await timed.reserve(ask(who.key))
         assert (await timed.reserve(ask(who.key))).state == "refused"
 
+    async def test_slots_are_counted_behind_scopes_that_have_none(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "key", requests_per_minute=100)
+        await put(timed, who, "project", tokens_per_minute=10_000)
+        await put(timed, who, "tenant", max_concurrent=1)
+        assert (await timed.reserve(ask(who.key))).state == "running"
+        refused = await timed.reserve(ask(who.key))
+        assert (refused.refused_by, refused.scope_kind) == ("concurrent", "tenant")
+
+    async def test_nobody_stands_behind_those_who_wait_for_another_key(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        """Of another tenant, or of one's own."""
+        _, who = await make_key(timed)
+        await put(timed, who, "key", max_concurrent=1, max_queued=5)
+        await put(timed, who, "tenant", max_concurrent=2, max_queued=5)
+        minted = mint(PEPPER)
+        own = await timed.create_key(
+            who.tenant.id,
+            public_id=minted.public_id,
+            key_hash=minted.key_hash,
+            name="another",
+            scopes=["chat"],
+        )
+        other = await limited(timed, "other", max_concurrent=1, max_queued=5)
+        for state in ("running", "queued"):
+            assert (await timed.reserve(ask(who.key))).state == state
+            clock.advance(milliseconds=1)
+        for key in (own, other):
+            assert (await timed.reserve(ask(key))).state == "running"
+
     async def test_who_waits_is_not_extended(self, timed: Store) -> None:
         key = await limited(timed, max_concurrent=1, max_queued=1)
         await timed.reserve(ask(key))
@@ -189,6 +232,8 @@ class TestSlots:
             key.tenant_id, waiting.request_id, tokens=10, generated=0, lease=LEASE
         )
         assert more is None
+        unknown = await timed.extend(key.tenant_id, uuid4(), tokens=10, generated=0, lease=LEASE)
+        assert unknown is None
 
     async def test_leases_that_end_free_slots_of_their_own_scopes(
         self, timed: Store, clock: Clock

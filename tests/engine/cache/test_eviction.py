@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 
 import pytest
@@ -36,6 +37,14 @@ def test_an_owner_that_falls_to_its_floor_is_safe_until_all_are() -> None:
         order.add(block_id, owner)
     order.remove(0)
     assert drain(order) == [1, 2]
+
+
+def test_an_owner_that_falls_to_its_floor_is_safe_with_its_oldest_block() -> None:
+    order = EvictionOrder(floor=1)
+    for block_id, owner in enumerate("aabb"):
+        order.add(block_id, owner)
+    order.remove(1)
+    assert drain(order) == [2, 0, 3]
 
 
 def test_an_owner_that_rises_above_its_floor_stands_where_its_oldest_does() -> None:
@@ -81,6 +90,25 @@ class Model:
         block_id = (above or list(self.blocks))[0]
         del self.blocks[block_id]
         return block_id
+
+
+@pytest.mark.parametrize("floor", [0, 1, 3])
+def test_long_traffic_leaves_the_order_right_and_the_heap_small(floor: int) -> None:
+    """Owners come and go, each time with a new entry in the heap: it is rebuilt now and then."""
+    order, model, draw = EvictionOrder(floor), Model(floor), random.Random(floor)
+    for block_id in range(6000):
+        if len(order) < 8 or (len(order) < 24 and draw.random() < 0.5):
+            owner = f"owner {draw.randrange(6)}"
+            order.add(block_id, owner)
+            model.blocks[block_id] = owner
+        elif draw.random() < 0.7:
+            victim = draw.choice(list(model.blocks))
+            order.remove(victim)
+            del model.blocks[victim]
+        else:
+            assert order.pop() == model.pop()
+        assert len(order._heap) <= 2 * 6 + 64
+    assert drain(order) == [model.pop() for _ in range(len(model.blocks))]
 
 
 @pytest.mark.parametrize("floor", [0, 1, 3])

@@ -17,8 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cache.hybrid import HybridCacheManager
-from engine.cache.manager import NO_BLOCK, BlockTable, PrefixHit
+from engine.cache.hybrid import HybridCacheManager, create_cache_manager
+from engine.cache.manager import NO_BLOCK, BlockTable, CacheManager, PrefixHit
+from engine.config import EngineConfig
 
 TOKENS = list(range(1, 25))
 
@@ -293,6 +294,41 @@ class TestHostMemory:
         cache.drop_swapped(new)
         cache.publish(new, TOKENS, 8)
         assert first_places(new) == [0, 2]
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 8)])
+class TestSettings:
+    """What the configuration says reaches either manager."""
+
+    @staticmethod
+    def make(
+        windows: tuple[int | None, ...], num_swap_blocks: int = 0, **options: Any
+    ) -> CacheManager:
+        config = EngineConfig(model="toy", block_size=2, **options)
+        return create_cache_manager(config, 40, num_swap_blocks, windows, 1)
+
+    @pytest.mark.parametrize(
+        ("options", "num_cached"),
+        [
+            ({"prefix_cache_tenant_ceiling": 0.1}, 4),
+            ({"prefix_cache_tenant_ceiling": 0.05}, 2),
+            ({"enable_prefix_caching": False}, 0),
+            ({}, None),
+        ],
+    )
+    def test_how_much_of_a_tenant_stays_cached(
+        self, windows: tuple[int | None, ...], options: dict[str, Any], num_cached: int | None
+    ) -> None:
+        cache, token_ids = self.make(windows, **options), TOKENS[:10]
+        new = table("loud")
+        cache.admit(new, cache.lookup(new, token_ids), len(token_ids))
+        cache.grow(new, max(new.num_places, cache.num_blocks_for(len(token_ids))))
+        cache.publish(new, token_ids, len(token_ids))
+        cache.release(new, token_ids)
+        assert len(cache.pool.index) == (5 * len(windows) if num_cached is None else num_cached)
+
+    def test_how_many_blocks_host_memory_has(self, windows: tuple[int | None, ...]) -> None:
+        assert self.make(windows, num_swap_blocks=7).swap.num_blocks == 7
 
 
 class TestShares:

@@ -63,15 +63,18 @@ class TestRoom:
         assert manager.num_blocks_lacking(hit.without_copy(), 9) == 0
 
     def test_shared_blocks_are_not_freed_by_one_of_their_holders(self) -> None:
-        manager = CacheManager(4, 2)
+        manager = CacheManager(6, 2)
         first = written(manager, [1, 2, 3, 4])
         second = table()
         manager.admit(second, manager.lookup(second, [1, 2, 9]), 3)
         assert manager.num_sole_blocks(first) == 1
+        assert manager.num_sole_tokens(first) == 2
+        assert manager.num_sole_blocks(second) == 1
+        assert manager.num_sole_blocks(written(manager, [5, 6, 7, 8])) == 2
         manager.release(first, [1, 2, 3, 4])
         assert manager.num_free_blocks == 2
         manager.release(second, [1, 2, 9])
-        assert manager.num_free_blocks == 4
+        assert manager.num_free_blocks == 4, "two are the third one's"
         manager.pool.check_integrity()
 
 
@@ -97,6 +100,39 @@ class TestFullBlocks:
         uncached = CacheManager(8, 2, enable_prefix_caching=False)
         written(uncached, TOKENS)
         assert uncached.num_matching_tokens(table(), TOKENS) == 0
+
+    def test_a_quick_look_never_counts_the_last_token(self) -> None:
+        manager = CacheManager(8, 2)
+        written(manager, TOKENS)
+        for num_tokens, num_matching in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 4), (6, 4)):
+            assert manager.num_matching_tokens(table(), TOKENS[:num_tokens]) == num_matching
+
+    def test_a_quick_look_ends_at_the_first_block_that_is_not_there(self) -> None:
+        manager = CacheManager(8, 2)
+        written(manager, TOKENS[:2])
+        assert manager.num_matching_tokens(table(), TOKENS[:5]) == 2
+        assert manager.num_matching_tokens(table(), TOKENS) == 2
+
+    def test_a_quick_look_follows_what_comes_and_goes(self) -> None:
+        """The keys are known from the look before; what is cached has changed."""
+        manager, new = CacheManager(8, 2), table()
+        assert manager.num_matching_tokens(new, TOKENS) == 0
+        assert len(new.keys) == 1, "only what it had to know"
+        first = written(manager, TOKENS)
+        assert manager.num_matching_tokens(new, TOKENS) == 4
+        manager.release(first, TOKENS)
+        manager.pool.release(manager.pool.allocate(8))
+        assert manager.num_matching_tokens(new, TOKENS) == 0
+
+    def test_where_prefix_caching_is_off_a_quick_look_finds_nothing_of_others(self) -> None:
+        manager = CacheManager(8, 2, enable_prefix_caching=False)
+        first = BlockTable({"salt": ""}, group="one")
+        manager.admit(first, PrefixHit(), len(TOKENS))
+        manager.publish(first, TOKENS, len(TOKENS))
+        alone, together = table(), BlockTable({"salt": ""}, group="one")
+        assert manager.num_matching_tokens(alone, TOKENS) == 0
+        assert alone.keys == [], "nothing is computed for nothing"
+        assert manager.num_matching_tokens(together, TOKENS) == 4
 
     def test_who_reads_nothing_still_says_what_it_computes(self) -> None:
         manager = CacheManager(8, 2)
@@ -144,6 +180,14 @@ class TestTails:
         hit = manager.lookup(table(), [1, 2, 3, 4, 5, 6, 9, 9, 9])
         assert hit == PrefixHit(6, first.block_ids[:1], first.block_ids[1], 2)
         assert hit.without_copy() == PrefixHit(4, first.block_ids[:1])
+
+    def test_a_partly_filled_block_is_given_up_before_full_ones(self) -> None:
+        manager = CacheManager(4, 2)
+        manager.release(written(manager, [1, 2, 3, 4], "old"), [1, 2, 3, 4])
+        manager.release(written(manager, [5, 6, 7], "new"), [5, 6, 7])
+        manager.pool.release(manager.pool.allocate(1))
+        assert manager.lookup(table("new"), [5, 6, 7, 8]).num_tokens == 2
+        assert manager.lookup(table("old"), [1, 2, 3, 4, 5]).num_tokens == 4
 
     def test_it_takes_a_reference_on_the_source(self) -> None:
         manager = CacheManager(8, 4)
@@ -212,6 +256,13 @@ class TestRegions:
         written(manager, [3, 4, 8, 8], "one", num_public_tokens=2)
         assert manager.lookup(table("one", 2), [1, 2, 7, 7, 9]).num_tokens == 4
         assert manager.lookup(table("one", 2), [3, 4, 7, 7, 9]).num_tokens == 2
+
+    @pytest.mark.parametrize("other", [[9, 9, 3, 4], [1, 2, 9, 9]])
+    def test_it_commits_to_every_block_of_the_public_prefix(self, other: list[int]) -> None:
+        manager = CacheManager(16, 2)
+        written(manager, [1, 2, 3, 4, 7, 7], "one", num_public_tokens=4)
+        written(manager, [*other, 8, 8], "one", num_public_tokens=4)
+        assert manager.lookup(table("one", 4), [*other, 7, 7, 9]).num_tokens == 4
 
     @pytest.mark.parametrize("num_public_tokens", [0, 4])
     def test_without_prefix_caching_each_group_shares_by_itself(

@@ -54,6 +54,12 @@ def test_a_salt_cannot_pass_for_an_adapter_or_spill_into_its_neighbour() -> None
         {"salt": "a", "adapter": "bc"},
         {"salt": ""},
         {},
+        # What follows would be the same text with one of the others, written one after the other.
+        {"adapter": "bcsalta"},
+        {"adapter": "bcsalt", "a": ""},
+        {"adapterbcsalt": "a"},
+        {"saltx": ""},
+        {"sal": "tx"},
     ]
     assert len({root_key(16, region) for region in regions}) == len(regions)
 
@@ -108,6 +114,21 @@ class TestIndex:
             index.add(block_id, content([block_id, block_id]))
         assert index.longest_overlap(b"root", token_bytes([999, 1])) == (999, 1)
         assert index.longest_overlap(b"root", token_bytes([0, 1])) == (-1, 0)
+
+
+def test_a_shorter_run_does_not_match_beyond_its_end() -> None:
+    index = PrefixIndex()
+    index.add(1, content([5, 6]))
+    index.add(2, content([7, 8, 0, 0]))
+    assert index.longest_overlap(b"root", token_bytes([5, 6, 0, 0])) == (1, 2)
+    assert index.longest_overlap(b"root", token_bytes([7, 8])) == (2, 2)
+
+
+def test_ids_that_differ_in_any_bit_differ() -> None:
+    index = PrefixIndex()
+    index.add(1, content([3, 1, 4]))
+    for bit in range(32):
+        assert index.longest_overlap(b"root", token_bytes([3, 1, 4 ^ (1 << bit)])) == (1, 2)
 
 
 @given(TOKENS, TOKENS)

@@ -184,6 +184,14 @@ def test_bad_words_are_met_inside_the_output_only() -> None:
     assert held([1, 2, 3, 5, 6, 6]) == [8]
 
 
+def test_token_0_is_a_token_like_others() -> None:
+    s = sampler()
+    s.admit(0, "a", SamplingParams(bad_words_token_ids=((0, 9), (4, 0, 8))), 1)
+    for known, held in (([1, 0], [9]), ([1, 2], []), ([1, 4, 0], [8, 9]), ([1, 4, 2], [])):
+        ours = run(s, table(known), torch.zeros(1, VOCAB), [0], [len(known)])
+        assert (ours[0] < 0).nonzero().flatten().tolist() == held
+
+
 def test_words_that_share_their_last_token() -> None:
     s = sampler()
     s.admit(0, "a", SamplingParams(bad_words_token_ids=((1, 9), (2, 9), (9, 9))), 1)

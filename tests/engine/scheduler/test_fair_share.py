@@ -79,6 +79,17 @@ class TestCharges:
         policy.charge_output(request, 10)
         assert counter(policy, "a") == pytest.approx(65.0)
 
+    def test_the_prices_are_settings(self) -> None:
+        policy = make_policy(
+            fair_share_input_cost=3.0, fair_share_output_cost=5.0, fair_share_cached_cost=0.5
+        )
+        request = make_request(0, fair_key="a")
+        policy.enqueue(request)
+        policy.charge_prompt(request, 100, 10)
+        assert counter(policy, "a") == pytest.approx(305.0)
+        policy.charge_output(request, 7)
+        assert counter(policy, "a") == pytest.approx(340.0)
+
     def test_the_engine_charges_what_it_computes_and_not_what_it_recomputes(self) -> None:
         harness = Harness(policy="fair_share", num_blocks=8, max_model_len=40, max_num_seqs=3)
         for name in "abc":

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from engine.cache.manager import CacheManager, PrefixHit
+from engine.request import Request
+from engine.scheduler.forecast import GrowthForecast
 from engine.scheduler.room import Room
 from tests.engine.scheduler.harness import config
 from tests.engine.scheduler.making import make_request
@@ -56,6 +60,84 @@ def test_every_step_has_a_forecast_of_its_own() -> None:
     assert room.fit(request, PrefixHit(), budget=99).num_lacking <= 0
 
 
+def test_who_was_admitted_in_this_step_counts_as_if_it_had_run_before() -> None:
+    first, second = (make_request(i, num_prompt_tokens=10, max_tokens=60) for i in (1, 2))
+    room, _ = make_room(num_blocks=200, forecast_admission=True)
+    running = [make_request(0, running=True, max_tokens=60)]
+    room.begin_step(running)
+    alone = room.fit(second, PrefixHit(), budget=99).num_lacking
+    fit = room.fit(first, PrefixHit(), budget=99)
+    room.admit()
+    beside = room.fit(second, PrefixHit(), budget=99).num_lacking
+    assert beside > alone
+    first.block_table.num_held = 3
+    assert fit.num_slots == 10
+    other, _ = make_room(num_blocks=200, forecast_admission=True)
+    other.begin_step([*running, first])
+    assert abs(other.fit(second, PrefixHit(), budget=99).num_lacking - beside) <= 1
+
+
+def test_the_batch_is_summed_up_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(GrowthForecast, "begin_step", lambda _, running: begun.append(len(running)))
+    room, _ = make_room(num_blocks=50, forecast_admission=True)
+    room.begin_step([make_request(0, running=True)])
+    for number in range(1, 4):
+        room.fit(make_request(number, num_prompt_tokens=5, max_tokens=5), PrefixHit(), budget=99)
+    assert begun == [1]
+
+
+def test_outputs_that_end_early_make_room_for_more() -> None:
+    request = make_request(0, num_prompt_tokens=10, max_tokens=200)
+    running = [make_request(1, running=True, max_tokens=200)]
+    room, _ = make_room(num_blocks=20, forecast_admission=True)
+    room.begin_step(running)
+    assert room.fit(request, PrefixHit(), budget=99).num_lacking > 0
+    for number in range(50):
+        room.observe(make_request(number, num_generated=4))
+    room.begin_step(running)
+    assert room.fit(request, PrefixHit(), budget=99).num_lacking <= 0
+
+
+def test_the_forecast_decides_where_all_fits_for_now() -> None:
+    room, _ = make_room(forecast_admission=True)
+    room.begin_step([make_request(1, running=True, max_tokens=100)])
+    exact = make_request(0, num_prompt_tokens=40, max_tokens=100)
+    assert room.fit(exact, PrefixHit(), budget=99).num_lacking > 0
+    too_big = make_request(0, num_prompt_tokens=41, max_tokens=100)
+    assert room.fit(too_big, PrefixHit(), budget=99).num_lacking == 1
+
+
+def with_cached_block(num_blocks: int) -> tuple[Room, CacheManager, PrefixHit, Request]:
+    """A request of 7 tokens, and a hit that copies some of the only block that is cached."""
+    room, cache = make_room(num_blocks=num_blocks)
+    (source,) = cache.pool.allocate(1)
+    tokens = make_request(0, num_prompt_tokens=4).token_ids
+    table = make_request(0).block_table
+    table.block_ids = [source]
+    cache.publish(table, tokens, 4)
+    cache.release(table, tokens)
+    request = make_request(1, num_prompt_tokens=7)
+    request.token_ids[1] = 9
+    hit = cache.lookup(request.block_table, request.token_ids)
+    assert hit.num_copied == 1
+    return room, cache, hit, request
+
+
+def test_a_copy_that_fits_exactly_is_made() -> None:
+    room, cache, hit, request = with_cached_block(num_blocks=3)
+    fit = room.fit(request, hit, budget=99)
+    assert (fit.hit.num_copied, fit.num_lacking) == (1, 0)
+    cache.pool.allocate(1)
+    assert room.lacking(request) == 0, "nothing was refused"
+
+
+def test_a_copy_of_a_single_token_is_given_up_like_others() -> None:
+    room, _, hit, request = with_cached_block(num_blocks=2)
+    fit = room.fit(request, hit, budget=99)
+    assert (fit.hit.num_copied, fit.num_lacking) == (0, 0)
+
+
 def test_a_copy_is_given_up_when_it_would_not_fit() -> None:
     room, cache = make_room(num_blocks=3)
     (source,) = cache.pool.allocate(1)
@@ -83,3 +165,20 @@ def test_a_refusal_is_remembered_until_something_is_released() -> None:
     assert room.lacking(big) == 5, "with what others have taken"
     room.release()
     assert room.lacking(big) == 0
+
+
+def test_a_single_block_is_as_much_a_refusal() -> None:
+    room, _ = make_room()
+    request = make_request(0, num_prompt_tokens=41)
+    assert room.fit(request, PrefixHit(), budget=99).num_lacking == 1
+    assert room.lacking(request) == 1
+
+
+def test_blocks_behind_a_window_are_released_too() -> None:
+    room, cache = make_room()
+    request = make_request(0, num_prompt_tokens=50)
+    cache.num_left_behind = 4
+    room.fit(request, PrefixHit(), budget=99)
+    assert room.lacking(request) == 3
+    cache.num_left_behind += 1
+    assert room.lacking(request) == 0
