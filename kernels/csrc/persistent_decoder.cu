@@ -1,0 +1,76 @@
+// A whole decoder in one launch, for a lone token: a CTA on every SM stays for all layers, its share
+// of their weights comes without a break, and a phase costs what its CTAs wait for each other beyond
+// the weights that come meanwhile.
+
+#include "persistent_decoder.cuh"
+
+#include "device.cuh"
+#include "persistent_layers.cuh"
+
+namespace sluice {
+namespace {
+
+using namespace persistent;
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads, 1)
+    persistent_decoder_kernel(const __grid_constant__ PersistentDecoder p) {
+#ifdef SLUICE_HOPPER
+  extern __shared__ __align__(128) uint8_t raw[];
+  auto& sm = *reinterpret_cast<Shared*>(raw);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(address(&sm.full[stage]), 1);
+      mbarrier_init(address(&sm.empty[stage]), kWarps);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < kConsumers) {
+    take_registers<232>();
+    Layers<T, D>(p, sm).run();
+  } else {
+    give_up_registers<40>();
+    if (threadIdx.x < kConsumers + 32) Producer(p, sm).run();
+  }
+#endif
+}
+
+template <typename T, int D>
+cudaError_t launch(const PersistentDecoder& p, cudaStream_t stream) {
+  const auto kernel = persistent_decoder_kernel<T, D>;
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+  if (allowed != cudaSuccess) return allowed;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = num_sms();
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = sizeof(Shared);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+template <typename T>
+cudaError_t dispatch(const PersistentDecoder& p, cudaStream_t stream) {
+  switch (p.head_dim) {
+    case 64:
+      return launch<T, 64>(p, stream);
+    case 128:
+      return launch<T, 128>(p, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t persistent_decoder(const PersistentDecoder& decoder, bool bf16, cudaStream_t stream) {
+  return bf16 ? dispatch<__nv_bfloat16>(decoder, stream) : dispatch<__half>(decoder, stream);
+}
+
+}  // namespace sluice
