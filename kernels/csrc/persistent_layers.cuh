@@ -1,6 +1,6 @@
-// The phases of a layer, as the warps of a CTA that multiply go through them: projections of the
-// queries, keys and values; attention; its output's projection; gates and ups; the projection down.
-// After each, all CTAs wait for each other.
+// The phases of a layer, as the warps of a CTA that multiply go through them: each ends with a
+// product, of which a thread finishes one output. Before a phase's x is read all CTAs have ended the
+// phase before; what does not depend on it is asked for while they do.
 #pragma once
 
 #include "persistent_attention.cuh"
@@ -21,22 +21,16 @@ class Layers {
   }
 
   __device__ __forceinline__ void run() {
-    PersistentLayer layer = p.layers[0];
 #pragma unroll 1
-    for (int i = 0; i < p.num_layers; ++i) {
-      const int next = min(i + 1, p.num_layers - 1);
-      const T* x = i == 0 ? static_cast<const T*>(p.x) : stream;
-      T* out = i + 1 == p.num_layers ? static_cast<T*>(p.out) : stream;
-      project(i, layer, x);
-      attend(i, layer);
-      add(product_of(p, layer.output, i, kOutput), attended, x, middle,
-          [&] { await(&p.counts->attended, (i + 1) * p.kv_heads); });
-      gate(i, layer);
-      const Product down = product_of(p, layer.down, i, kDown);
-      layer = p.layers[next];
-      add(down, activated, middle, out, [&] { await_phase(); });
+    for (int layer = 0; layer < p.num_layers; ++layer) {
+      const PersistentLayer& weights = p.layers[layer];
+      if (layer == 0) input = static_cast<const T*>(p.x);
+      output = layer + 1 == p.num_layers ? static_cast<T*>(p.out) : stream;
+#pragma unroll 1
+      for (int which = 0; which < kProducts; ++which) phase(weights, layer, which);
+      input = output;
     }
-    leave();
+    if (threadIdx.x == 0) leave();
   }
 
  private:
@@ -45,13 +39,66 @@ class Layers {
   Products<T> products;
   TokenAttention<T, D> attention;
   T *stream, *middle, *activated, *attended, *qkv;
+  const T* input;  // the layer's, and what it makes
+  T* output;
   int phases = 0;  // that have ended
 
-  // Of all of this CTA.
-  __device__ __forceinline__ void end_phase() {
+  __device__ __forceinline__ void phase(const PersistentLayer& weights, int layer, int which) {
+    const Product product = product_of(p, nullptr, layer, which);
+    const Share share = Share::of(product);
+    const bool is_normed = which == kQkv || which == kGateUp;
+    const void* norm = which == kQkv ? weights.input_norm : weights.attended_norm;
+    Piece x[kNormPasses], norms[kNormPasses] = {};
+#pragma unroll
+    for (int i = 0; i < kNormPasses; ++i) {
+      if (is_normed) norms[i] = products.template load<false>(norm, i, product.k);
+    }
+    const float early = load_early(weights, which, share);
+    if (which == kOutput) {
+      attend(weights, layer);
+      await(&p.counts->attended, (layer + 1) * p.kv_heads);
+    } else {
+      await_phase();
+    }
+    const T* from = which == kQkv      ? input
+                    : which == kOutput ? attended
+                    : which == kGateUp ? middle
+                                       : activated;
+#pragma unroll
+    for (int i = 0; i < kNormPasses; ++i) {
+      x[i] = products.template load<true>(from, i, product.k);
+    }
+    if (is_normed) products.norm(x, norms, product.k, p.eps);
+    products.multiply(product, share.size(), from, x);
+    if (threadIdx.x < share.size()) finish(which, share.begin + threadIdx.x, early);
     ++phases;
     sync_consumers();
     if (threadIdx.x == 0) publish(&p.counts->phases);
+  }
+
+  // What is added to this thread's output, which is there before the phase begins.
+  __device__ __forceinline__ float load_early(const PersistentLayer& weights, int which,
+                                              const Share& share) const {
+    if (threadIdx.x >= share.size() || which == kGateUp) return 0.f;
+    const T* from = which == kQkv      ? static_cast<const T*>(weights.qkv_bias)
+                    : which == kOutput ? input
+                                       : middle;
+    return from ? to_float(__ldcg(from + share.begin + threadIdx.x)) : 0.f;
+  }
+
+  __device__ __forceinline__ void finish(int which, int at, float early) {
+    const int i = threadIdx.x;
+    if (which == kQkv) {
+      qkv[at] = from_float<T>(products.sum(i) + early);
+    } else if (which == kGateUp) {
+      const int row = i / 8 * kTileRows + i % 8;
+      const float gate = rounded<T>(products.sum(row)), up = rounded<T>(products.sum(row + 8));
+      const float active = rounded<T>(gate / (1.f + __expf(-gate)));
+      activated[at] = from_float<T>(active * up);
+    } else {
+      const float sum = early + rounded<T>(products.sum(i));
+      (which == kOutput ? middle : output)[at] = from_float<T>(sum);
+    }
   }
 
   __device__ __forceinline__ void await(const int* count, int target) {
@@ -59,80 +106,24 @@ class Layers {
     sync_consumers();
   }
 
-  __device__ __forceinline__ void await_phase() { await(&p.counts->phases, phases * gridDim.x); }
-
-  // Multiplies x, normed, once all CTAs have written it.
-  __device__ __forceinline__ void multiply_normed(const Product& product, const T* x, const void* norm) {
-    Piece weight[kNormPasses], normed[kNormPasses];
-#pragma unroll
-    for (int i = 0; i < kNormPasses; ++i) {
-      weight[i] = products.template load<false>(norm, i, product.k);
-    }
-    await_phase();
-#pragma unroll
-    for (int i = 0; i < kNormPasses; ++i) {
-      normed[i] = products.template load<true>(x, i, product.k);
-    }
-    products.norm(normed, weight, product.k, p.eps);
-    products.multiply(product, [&](int pass) { return pass == 0 ? normed[0] : normed[1]; });
+  __device__ __forceinline__ void await_phase() {
+    await(&p.counts->phases, phases * gridDim.x);
   }
 
-  __device__ __forceinline__ void project(int i, const PersistentLayer& layer, const T* x) {
-    const Product product = product_of(p, layer.qkv, i, kQkv);
-    multiply_normed(product, x, layer.input_norm);
-    const Share share = Share::of(product);
-    const T* bias = static_cast<const T*>(layer.qkv_bias);
-    for (int row = threadIdx.x; row < share.size(); row += kConsumers) {
-      const int output = share.begin + row;
-      const float b = bias ? to_float(bias[output]) : 0.f;
-      qkv[output] = from_float<T>(products.sum(row) + b);
-    }
-    end_phase();
-  }
-
-  __device__ __forceinline__ void attend(int i, const PersistentLayer& layer) {
-    const PersistentCaches& caches = p.caches[i];
-    attention.begin({qkv, attended, layer.q_norm, layer.k_norm, static_cast<T*>(caches.k),
+  __device__ __forceinline__ void attend(const PersistentLayer& weights, int layer) {
+    const PersistentCaches& caches = p.caches[layer];
+    attention.begin({qkv, attended, weights.q_norm, weights.k_norm, static_cast<T*>(caches.k),
                      static_cast<T*>(caches.v)},
-                    i);
+                    layer);
     await_phase();
-    if (!attention.has_unit() || !attention.finish(i)) return;
+    if (!attention.has_unit() || !attention.finish(layer)) return;
     sync_consumers();
     if (threadIdx.x == 0) publish(&p.counts->attended);
   }
 
-  // out = residual + x weight^T, once x is there. The residual has been there before.
-  template <typename Await>
-  __device__ __forceinline__ void add(const Product& product, const T* x, const T* residual, T* out,
-                      Await&& await_x) {
-    const Share share = Share::of(product);
-    const int row = threadIdx.x, output = share.begin + row;
-    const bool has_row = row < share.size();
-    const float before = has_row ? to_float(__ldcg(residual + output)) : 0.f;
-    await_x();
-    products.multiply(product, [&](int pass) {
-      return products.template load<true>(x, pass, product.k);
-    });
-    if (has_row) out[output] = from_float<T>(before + rounded<T>(products.sum(row)));
-    end_phase();
-  }
-
-  __device__ __forceinline__ void gate(int i, const PersistentLayer& layer) {
-    const Product product = product_of(p, layer.gate_up, i, kGateUp);
-    multiply_normed(product, middle, layer.attended_norm);
-    const Share share = Share::of(product);
-    for (int pair = threadIdx.x; pair < share.size(); pair += kConsumers) {
-      const int row = pair / 8 * kTileRows + pair % 8;
-      const float x = rounded<T>(products.sum(row)), up = rounded<T>(products.sum(row + 8));
-      const float active = rounded<T>(x / (1.f + __expf(-x)));
-      activated[share.begin + pair] = from_float<T>(active * up);
-    }
-    end_phase();
-  }
-
   // The last CTA makes all counts ready for the next launch.
   __device__ __forceinline__ void leave() {
-    if (threadIdx.x != 0 || arrive(&p.counts->left) != static_cast<int>(gridDim.x) - 1) return;
+    if (arrive(&p.counts->left) != static_cast<int>(gridDim.x) - 1) return;
     p.counts->phases = p.counts->attended = p.counts->left = 0;
     for (int head = 0; head < p.kv_heads; ++head) p.counts->heads[head] = 0;
   }

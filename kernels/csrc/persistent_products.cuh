@@ -69,17 +69,19 @@ class Products {
     });
   }
 
-  // Multiplies x with the rows of this CTA. load(pass): what this lane has of x.
-  template <typename Load>
-  __device__ __forceinline__ void multiply(const Product& product, Load&& load) {
-    const int outputs = Share::of(product).size(), step = product.tile_outputs();
+  // Multiplies `from`, [k], with the rows of this CTA. first: what this lane has of its first passes;
+  // the others are loaded in time.
+  __device__ __forceinline__ void multiply(const Product& product, int outputs, const void* from,
+                                           const Piece (&first)[kNormPasses]) {
+    const int step = product.tile_outputs();
     const int tiles = (outputs + step - 1) / step, passes = (product.k + kPass - 1) / kPass;
-    Piece piece = load(0);
+    Piece piece = first[0], next = first[1];
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       uint32_t x[kPassSlices][kChunks][4];
       deal(piece, x);
-      if (pass + 1 < passes) piece = load(pass + 1);
+      piece = next;
+      if (pass + kNormPasses < passes) next = load<true>(from, pass + kNormPasses, product.k);
       const int left = product.k - pass * kPass;
 #pragma unroll 1
       for (int tile = 0; tile < tiles; ++tile) {

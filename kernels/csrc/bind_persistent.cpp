@@ -1,0 +1,111 @@
+// Registers the decoder of a lone token with torch.
+
+#include "bind.h"
+#include "device.cuh"
+#include "persistent_decoder.cuh"
+
+namespace {
+
+using at::Tensor;
+using sluice::check_start;
+
+void check_row(const Tensor& t, const Tensor& x, const char* name, int64_t elements) {
+  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type() &&
+                  t.numel() == elements,
+              name, " must be contiguous, of x's type, and have ", elements, " elements, got ",
+              t.numel());
+  check_start(t, name);
+}
+
+void check_lone(const Tensor& t, at::ScalarType type, const char* name) {
+  TORCH_CHECK(t.is_cuda() && t.scalar_type() == type && t.numel() == 1, name, " must be one ",
+              type, " on a GPU");
+}
+
+// Of a table of pointers, [layers, columns].
+template <typename Entry>
+const Entry* entries(const Tensor& table, int64_t layers, const char* name) {
+  constexpr int64_t kColumns = sizeof(Entry) / sizeof(void*);
+  TORCH_CHECK(table.is_cuda() && table.is_contiguous() && table.scalar_type() == at::kLong &&
+                  table.dim() == 2 && table.size(0) == layers && table.size(1) == kColumns,
+              name, " must be int64 [", layers, ", ", kColumns, "]");
+  return static_cast<const Entry*>(table.data_ptr());
+}
+
+void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const Tensor& caches,
+                        const Tensor& cos_sin, const Tensor& positions, const Tensor& slots,
+                        const Tensor& block_table, const Tensor& seq_lens, Tensor counts,
+                        Tensor rows, Tensor partial_out, Tensor partial_stats, int64_t hidden,
+                        int64_t intermediate, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
+                        int64_t block_size, double eps, double head_eps, double scale) {
+  TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
+              "x must be bfloat16 or float16");
+  check_row(x, x, "x", hidden);
+  check_row(out, x, "out", hidden);
+  check_row(rows, x, "rows",
+            sluice::persistent_row_elements(hidden, intermediate, q_heads, kv_heads, head_dim));
+  check_lone(positions, at::kLong, "positions");
+  check_lone(slots, at::kLong, "slots");
+  check_lone(seq_lens, at::kInt, "seq_lens");
+  sluice::check_int32(block_table, "block_table");
+  TORCH_CHECK(block_size > 0 && block_size % 16 == 0, "block_size must be a multiple of 16, got ",
+              block_size);
+  TORCH_CHECK(cos_sin.is_cuda() && cos_sin.is_contiguous() &&
+                  cos_sin.scalar_type() == at::kFloat && cos_sin.dim() == 2 &&
+                  cos_sin.size(1) == head_dim,
+              "cos_sin must be contiguous float32 [max_positions, ", head_dim, "]");
+  TORCH_CHECK(kv_heads <= sluice::kMostKvHeads && kv_heads <= sluice::num_sms(), "at most ",
+              sluice::kMostKvHeads, " KV heads, got ", kv_heads);
+  const int64_t parts = kv_heads * sluice::kMostKeySplits * (q_heads / kv_heads);
+  for (const Tensor& t : {partial_out, partial_stats}) {
+    const int64_t width = t.is_same(partial_out) ? head_dim : 2;
+    TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == at::kFloat &&
+                    t.numel() == parts * width,
+                "partial results must be contiguous float32 of ", parts * width, " elements");
+    check_start(t, "partial results");
+  }
+  TORCH_CHECK(counts.is_cuda() && counts.is_contiguous() && counts.scalar_type() == at::kInt &&
+                  counts.nbytes() == sizeof(sluice::PersistentCounts),
+              "counts must be ", sizeof(sluice::PersistentCounts) / 4, " int32");
+  sluice::PersistentDecoder p = {};
+  p.out = out.data_ptr();
+  p.x = x.data_ptr();
+  p.layers = entries<sluice::PersistentLayer>(layers, layers.size(0), "layers");
+  p.caches = entries<sluice::PersistentCaches>(caches, layers.size(0), "caches");
+  p.cos_sin = cos_sin.data_ptr<float>();
+  p.positions = positions.data_ptr<int64_t>();
+  p.slots = slots.data_ptr<int64_t>();
+  p.blocks = block_table.data_ptr<int>();
+  p.seq_lens = seq_lens.data_ptr<int>();
+  p.counts = static_cast<sluice::PersistentCounts*>(counts.data_ptr());
+  p.rows = rows.data_ptr();
+  p.partial_out = partial_out.data_ptr<float>();
+  p.partial_stats = static_cast<float2*>(partial_stats.data_ptr());
+  p.num_layers = layers.size(0);
+  p.hidden = hidden;
+  p.intermediate = intermediate;
+  p.q_heads = q_heads;
+  p.kv_heads = kv_heads;
+  p.head_dim = head_dim;
+  p.block_size = block_size;
+  p.eps = eps;
+  p.head_eps = head_eps;
+  p.scale = scale;
+  const c10::cuda::CUDAGuard guard(x.device());
+  sluice::check(sluice::persistent_decoder(p, x.scalar_type() == at::kBFloat16,
+                                           c10::cuda::getCurrentCUDAStream()),
+                "persistent_decoder");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
+  m.def(
+      "persistent_decoder(Tensor(a!) out, Tensor x, Tensor layers, Tensor caches, Tensor cos_sin, "
+      "Tensor positions, Tensor slots, Tensor block_table, Tensor seq_lens, Tensor(b!) counts, "
+      "Tensor(c!) rows, Tensor(d!) partial_out, Tensor(e!) partial_stats, int hidden, "
+      "int intermediate, int q_heads, int kv_heads, int head_dim, int block_size, float eps, "
+      "float head_eps, float scale) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) { m.impl("persistent_decoder", &persistent_decoder); }

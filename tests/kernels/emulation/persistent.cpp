@@ -1,0 +1,46 @@
+// A library with one function for test_emulated_persistent.py: a decoder of one token. The CTAs of
+// the grid are those of one cluster, so all are there at a time.
+
+#include "persistent_layers.cuh"
+
+namespace {
+
+using namespace sluice;
+using namespace sluice::persistent;
+
+PersistentDecoder params;
+
+template <typename T, int D>
+void run_thread() {
+  auto& sm = *reinterpret_cast<Shared*>(emulation::shared_memory);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(address(&sm.full[stage]), 1);
+      mbarrier_init(address(&sm.empty[stage]), kWarps);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < kConsumers) {
+    Layers<T, D>(params, sm).run();
+  } else if (threadIdx.x < kConsumers + 32) {
+    Producer(params, sm).run();
+  }
+}
+
+}  // namespace
+
+extern "C" void persistent(const PersistentDecoder& decoder, bool bf16, int ctas) {
+  params = decoder;
+  emulation::threads_each = kThreads;
+  emulation::grid = {ctas, 1, 1};
+  constexpr size_t kBytes = (sizeof(Shared) + 127) / 128 * 128;
+  std::vector<uint8_t> memory(kBytes * ctas + 128, 0xff);  // NaN
+  const auto begin = (reinterpret_cast<uintptr_t>(memory.data()) + 127) / 128 * 128;
+  for (int i = 0; i < ctas; ++i) {
+    emulation::ctas[i] = {{i, 0, 0}, reinterpret_cast<uint8_t*>(begin + i * kBytes), {}, {}};
+  }
+  const auto thread = params.head_dim == 64
+                          ? bf16 ? run_thread<__nv_bfloat16, 64> : run_thread<__half, 64>
+                          : bf16 ? run_thread<__nv_bfloat16, 128> : run_thread<__half, 128>;
+  emulation::run_cluster(ctas, thread);
+}
