@@ -1,4 +1,4 @@
-"""All layers of a decoder for one token of one sequence, in one launch (``csrc``'s file of this
+"""All layers of a decoder for one token of each of a few sequences, in one launch (``csrc``'s file of this
 name); ``cuda.load`` comes before."""
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ HEAD_DIMS = frozenset({64, 128})
 MAX_GROUP = 8
 """Query heads of a KV head."""
 MAX_KV_HEADS = 32
-MAX_HIDDEN = 8192
-MAX_OUTPUTS = 256
-"""Of a product, that one SM makes."""
-_KEY_SPLITS = 32  # kMostKeySplits
-_COUNTS = 128  # sizeof(PersistentCounts) / 4
+MAX_TOKENS = 16
+_COUNTS = 3 * 32 + MAX_TOKENS * MAX_KV_HEADS  # sizeof(PersistentCounts) / 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +99,14 @@ def refusal(
                 return f"{name} of layer {i} must be contiguous {dtype} on {device}"
             if weight.data_ptr() % 16:
                 return f"{name} of layer {i} must start at a multiple of 16 bytes"
-    return _size_refusal(layers[0])
-
-
-def _size_refusal(layer: LayerWeights) -> str | None:
-    hidden, intermediate = layer.hidden, layer.intermediate
-    if hidden % 64 or intermediate % 64 or hidden > MAX_HIDDEN:
-        return (
-            f"hidden and intermediate size must be multiples of 64, the first at most "
-            f"{MAX_HIDDEN}, not {hidden} and {intermediate}"
-        )
-    sms = torch.cuda.get_device_properties(layer.qkv.device).multi_processor_count
-    for outputs in (hidden, intermediate, layer.qkv.shape[0]):
-        if -(-outputs // sms) > MAX_OUTPUTS:
-            return f"{outputs} features are more than {MAX_OUTPUTS} for each of {sms} SMs"
+    sizes = layers[0].hidden, layers[0].intermediate
+    if any(size % 64 for size in sizes):
+        return "hidden and intermediate size must be multiples of 64, not {} and {}".format(*sizes)
     return None
 
 
 class PersistentDecoder:
-    """The layers of a decoder as one launch for a lone token.
+    """The layers of a decoder as one launch for up to ``MAX_TOKENS`` tokens.
 
     Makes a table of the weights and a workspace; calls allocate nothing but their result, so they
     can be captured in a CUDA graph, and calls on one stream follow each other. Raises ValueError
@@ -149,12 +135,20 @@ class PersistentDecoder:
         self._table = _table([[getattr(layer, n) for n in names] for layer in layers], device)
         self._heads = (num_heads, num_kv_heads, head_dim)
         self._numbers = (eps, head_eps, scale)
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
         elements = 2 * first.hidden + first.intermediate + 2 * (num_heads + num_kv_heads) * head_dim
-        self._counts = torch.zeros(_COUNTS, dtype=torch.int32, device=device)
-        self._rows = torch.empty(elements, dtype=dtype, device=device)
-        parts = (_KEY_SPLITS * num_heads,)
-        self._partial_out = torch.empty(*parts, head_dim, dtype=torch.float32, device=device)
-        self._partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=device)
+        parts = (sms + MAX_TOKENS * num_kv_heads) * (num_heads // num_kv_heads)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.empty(*shape, dtype=torch.float32, device=device)
+
+        self._workspace = (
+            torch.zeros(_COUNTS, dtype=torch.int32, device=device),
+            torch.empty(MAX_TOKENS * elements, dtype=dtype, device=device),
+            floats(MAX_TOKENS, sms),
+            floats(parts, head_dim),
+            floats(parts, 2),
+        )
         self._caches: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(
@@ -167,14 +161,14 @@ class PersistentDecoder:
         block_table: Tensor,
         seq_lens: Tensor,
     ) -> Tensor:
-        """What the layers make of x, [1, hidden], before the final norm: of the same shape.
+        """What the layers make of x, [tokens, hidden], before the final norm: of the same shape.
 
-        kv_cache: of each layer keys and values, [num_blocks, block_size, kv_heads, head_dim] and
-        of x's dtype. cos_sin: [max_positions, head_dim] float32, see ``cuda.rope_and_cache``.
-        positions, slots: [1] int64; at slot -1 nothing is stored. block_table: [1, max_blocks]
-        int32; seq_lens: [1] int32, the token included. 0 is padding: the result means nothing.
+        Each token is the newest of another sequence. kv_cache: of each layer keys and values,
+        [num_blocks, block_size, kv_heads, head_dim] and of x's dtype. cos_sin:
+        [max_positions, head_dim] float32, see ``cuda.rope_and_cache``. positions, slots: [tokens]
+        int64; at slot -1 nothing is stored. block_table: [tokens, max_blocks] int32; seq_lens:
+        [tokens] int32, the token included. 0 is padding: its result means nothing.
         """
-        hidden, intermediate = self._layers[0].hidden, self._layers[0].intermediate
         out = torch.empty_like(x)
         torch.ops.sluice_cuda.persistent_decoder(
             out,
@@ -186,12 +180,8 @@ class PersistentDecoder:
             slots,
             block_table,
             seq_lens,
-            self._counts,
-            self._rows,
-            self._partial_out,
-            self._partial_stats,
-            hidden,
-            intermediate,
+            *self._workspace,
+            self._layers[0].intermediate,
             *self._heads,
             kv_cache[0][0].shape[1],
             *self._numbers,
@@ -218,9 +208,9 @@ class PersistentDecoder:
                         f"caches must be [num_blocks, block_size, {num_kv_heads}, {head_dim}], all "
                         f"alike; one of layer {i} is {list(cache.shape)}"
                     )
-                if cache.dtype != self._rows.dtype or not cache.is_contiguous():
+                if cache.dtype != self._layers[0].qkv.dtype or not cache.is_contiguous():
                     raise ValueError(
-                        f"caches must be contiguous {self._rows.dtype}; one of layer {i} is "
+                        f"caches must be contiguous {self._layers[0].qkv.dtype}; one of layer {i} is "
                         f"{cache.dtype}"
                     )
 

@@ -1,4 +1,4 @@
-// Registers the decoder of a lone token with torch.
+// Registers the decoder of a few tokens with torch.
 
 #include "bind.h"
 #include "device.cuh"
@@ -17,9 +17,17 @@ void check_row(const Tensor& t, const Tensor& x, const char* name, int64_t eleme
   check_start(t, name);
 }
 
-void check_lone(const Tensor& t, at::ScalarType type, const char* name) {
-  TORCH_CHECK(t.is_cuda() && t.scalar_type() == type && t.numel() == 1, name, " must be one ",
-              type, " on a GPU");
+void check_each(const Tensor& t, at::ScalarType type, int64_t tokens, const char* name) {
+  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == type && t.dim() == 1 &&
+                  t.size(0) == tokens,
+              name, " must be contiguous ", type, " [", tokens, "]");
+}
+
+void check_floats(const Tensor& t, int64_t elements, const char* name) {
+  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == at::kFloat &&
+                  t.numel() >= elements,
+              name, " must be contiguous float32 of at least ", elements, " elements");
+  check_start(t, name);
 }
 
 // Of a table of pointers, [layers, columns].
@@ -35,35 +43,39 @@ const Entry* entries(const Tensor& table, int64_t layers, const char* name) {
 void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const Tensor& caches,
                         const Tensor& cos_sin, const Tensor& positions, const Tensor& slots,
                         const Tensor& block_table, const Tensor& seq_lens, Tensor counts,
-                        Tensor rows, Tensor partial_out, Tensor partial_stats, int64_t hidden,
+                        Tensor rows, Tensor squares, Tensor partial_out, Tensor partial_stats,
                         int64_t intermediate, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
                         int64_t block_size, double eps, double head_eps, double scale) {
   TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
               "x must be bfloat16 or float16");
-  check_row(x, x, "x", hidden);
-  check_row(out, x, "out", hidden);
+  TORCH_CHECK(x.dim() == 2, "x must be [tokens, hidden]");
+  const int64_t tokens = x.size(0), hidden = x.size(1);
+  TORCH_CHECK(tokens <= sluice::kMostPersistentTokens, "at most ", sluice::kMostPersistentTokens,
+              " tokens, got ", tokens);
+  check_row(x, x, "x", tokens * hidden);
+  check_row(out, x, "out", tokens * hidden);
   check_row(rows, x, "rows",
             sluice::persistent_row_elements(hidden, intermediate, q_heads, kv_heads, head_dim));
-  check_lone(positions, at::kLong, "positions");
-  check_lone(slots, at::kLong, "slots");
-  check_lone(seq_lens, at::kInt, "seq_lens");
-  sluice::check_int32(block_table, "block_table");
+  check_each(positions, at::kLong, tokens, "positions");
+  check_each(slots, at::kLong, tokens, "slots");
+  check_each(seq_lens, at::kInt, tokens, "seq_lens");
+  TORCH_CHECK(block_table.is_cuda() && block_table.scalar_type() == at::kInt &&
+                  block_table.dim() == 2 && block_table.size(0) == tokens &&
+                  block_table.stride(1) == 1,
+              "block_table must be int32 [", tokens, ", max_blocks] with contiguous rows");
   TORCH_CHECK(block_size > 0 && block_size % 16 == 0, "block_size must be a multiple of 16, got ",
               block_size);
   TORCH_CHECK(cos_sin.is_cuda() && cos_sin.is_contiguous() &&
                   cos_sin.scalar_type() == at::kFloat && cos_sin.dim() == 2 &&
                   cos_sin.size(1) == head_dim,
               "cos_sin must be contiguous float32 [max_positions, ", head_dim, "]");
-  TORCH_CHECK(kv_heads <= sluice::kMostKvHeads && kv_heads <= sluice::num_sms(), "at most ",
-              sluice::kMostKvHeads, " KV heads, got ", kv_heads);
-  const int64_t parts = kv_heads * sluice::kMostKeySplits * (q_heads / kv_heads);
-  for (const Tensor& t : {partial_out, partial_stats}) {
-    const int64_t width = t.is_same(partial_out) ? head_dim : 2;
-    TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == at::kFloat &&
-                    t.numel() == parts * width,
-                "partial results must be contiguous float32 of ", parts * width, " elements");
-    check_start(t, "partial results");
-  }
+  TORCH_CHECK(kv_heads <= sluice::kMostKvHeads && q_heads % kv_heads == 0, "at most ",
+              sluice::kMostKvHeads, " KV heads that divide ", q_heads, ", got ", kv_heads);
+  const int64_t units = sluice::persistent_units(sluice::num_sms(), kv_heads);
+  const int64_t results = units * (q_heads / kv_heads);
+  check_floats(squares, sluice::kMostPersistentTokens * sluice::num_sms(), "squares");
+  check_floats(partial_out, results * head_dim, "partial_out");
+  check_floats(partial_stats, results * 2, "partial_stats");
   TORCH_CHECK(counts.is_cuda() && counts.is_contiguous() && counts.scalar_type() == at::kInt &&
                   counts.nbytes() == sizeof(sluice::PersistentCounts),
               "counts must be ", sizeof(sluice::PersistentCounts) / 4, " int32");
@@ -79,8 +91,11 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   p.seq_lens = seq_lens.data_ptr<int>();
   p.counts = static_cast<sluice::PersistentCounts*>(counts.data_ptr());
   p.rows = rows.data_ptr();
+  p.squares = squares.data_ptr<float>();
   p.partial_out = partial_out.data_ptr<float>();
   p.partial_stats = static_cast<float2*>(partial_stats.data_ptr());
+  p.max_blocks = block_table.stride(0);
+  p.tokens = tokens;
   p.num_layers = layers.size(0);
   p.hidden = hidden;
   p.intermediate = intermediate;
@@ -103,7 +118,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "persistent_decoder(Tensor(a!) out, Tensor x, Tensor layers, Tensor caches, Tensor cos_sin, "
       "Tensor positions, Tensor slots, Tensor block_table, Tensor seq_lens, Tensor(b!) counts, "
-      "Tensor(c!) rows, Tensor(d!) partial_out, Tensor(e!) partial_stats, int hidden, "
+      "Tensor(c!) rows, Tensor(d!) squares, Tensor(e!) partial_out, Tensor(f!) partial_stats, "
       "int intermediate, int q_heads, int kv_heads, int head_dim, int block_size, float eps, "
       "float head_eps, float scale) -> ()");
 }

@@ -1,11 +1,15 @@
-// Attention of one token. A unit is a KV head and a range of its keys, 16 of them a tile; each warp
-// takes two tiles at a time, the newest first. Keys and values come straight into the registers of
-// the instructions that multiply them, those of the first tiles before the token's own queries are
-// known. What several units make of a head, the last of them puts together.
+// Attention of a few tokens, each of another sequence. A unit is a token's KV head and a range of its
+// keys, 16 of them a tile; each warp takes a tile at a time, the newest first. Keys and values come
+// straight into the registers of the instructions that multiply them, those of the first tiles
+// before the token's own queries are known. What several units make of a head, the last of them puts
+// together.
 //
 // Products. S^T = K Q^T, O^T = V^T P^T with eight query heads as columns. Row r of a tile of keys
 // is the token r % 8 / 2 * 4 + r % 2 + r / 8 * 2, so that a thread has the weights of the four
 // tokens whose values it has loaded.
+//
+// Code. It comes cold into the instruction caches in every layer; so there is one place that loads
+// keys and one that loads values.
 #pragma once
 
 #include "decode_rotation.cuh"
@@ -16,8 +20,8 @@
 namespace sluice::persistent {
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kKeyTile = 16;    // tokens
-constexpr int kUnitTiles = 16;  // of a unit, as long as there are CTAs for more units
+constexpr int kKeyTile = 16;   // tokens
+constexpr int kUnitTiles = kWarps;  // of a unit, at least
 
 // What attention reads and writes in a layer.
 template <typename T>
@@ -28,150 +32,196 @@ struct AttentionRows {
   T *k_cache, *v_cache;
 };
 
-template <typename T, int D>
+template <typename T, int D, int kGroups>
 class TokenAttention {
   static constexpr int kChunks = D / 32;
   static constexpr int kHalves = D / 64;
-  static constexpr int kTiles = 2;  // of a warp at a time
 
  public:
   __device__ __forceinline__ TokenAttention(const PersistentDecoder& params, Shared& shared)
       : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4),
-        t(lane % 4), len(*params.seq_lens), group(params.q_heads / params.kv_heads) {
-    const int tiles = (len + kKeyTile - 1) / kKeyTile;
-    const int most = min(static_cast<int>(gridDim.x) / p.kv_heads, kMostKeySplits);
-    splits = max(1, min((tiles + kUnitTiles - 1) / kUnitTiles, most));
-    each = (tiles + splits - 1) / splits;
-    splits = max(1, each ? (tiles + each - 1) / each : 1);
+        t(lane % 4), group(params.q_heads / params.kv_heads) {
+    deal();
   }
 
-  // Begins with this CTA's unit of the layer: what does not depend on the token.
-  __device__ __forceinline__ void begin(const AttentionRows<T>& of_layer, int layer) {
+  // This CTA's units of a layer. await_rows() returns when the tokens' projections are there.
+  template <typename Await>
+  __device__ __forceinline__ void run(const AttentionRows<T>& of_layer, int layer,
+                                      Await&& await_rows) {
     rows = of_layer;
     unit = (blockIdx.x + layer * kUnitTiles) % gridDim.x;
-    if (!has_unit()) return;
-    head = unit / splits;
-    split = unit % splits;
-    const int tiles = (len + kKeyTile - 1) / kKeyTile;
-    last = min((split + 1) * each, tiles) - 1;
-    num = max(last - split * each + 1, 0);
-    look_up(0);
-    load_keys(0);
-    load_values(0);
-    look_up(1);
-  }
-
-  __device__ __forceinline__ bool has_unit() const { return unit < p.kv_heads * splits; }
-
-  // The rest, with the token's projections. Returns whether a head is done with it.
-  __device__ __forceinline__ bool finish(int layer) {
-    uint32_t q[kChunks][4];
-    load_head(q, rows.qkv + (head * group + min(g, group - 1)) * D, rows.q_norm);
-    if (split == splits - 1 && warp == 0 && len > 0) take_in_new();
-    attend(q);
-    merge_warps();
-    if (splits == 1) return true;
-    sync_consumers();
-    if (threadIdx.x == 0) {
-      const int before = arrive(&p.counts->heads[head]);
-      sm.scratch.attention.is_last = before == splits * (layer + 1) - 1;
+    bool has_waited = unit >= units;
+    if (has_waited) await_rows();
+#pragma unroll 1
+    for (; unit < units; unit += gridDim.x) {
+      open();
+      Unit own = {};
+      attend(own, [&] {
+        if (!has_waited) await_rows();
+        has_waited = true;
+      });
+      merge_warps(own);
+      bool is_done = splits == 1;
+      if (!is_done && is_last_unit(layer)) {
+        merge_units();
+        is_done = true;
+      }
+      sync_consumers();
+      if (is_done && threadIdx.x == 0) publish(&p.counts->attended);
     }
-    sync_consumers();
-    if (!sm.scratch.attention.is_last) return false;
-    merge_units();
-    return true;
   }
 
  private:
   const PersistentDecoder& p;
   Shared& sm;
-  const int warp, lane, g, t, len, group;
-  int splits, each;  // tiles of a unit
+  const int warp, lane, g, t, group;
+  int units, most;  // tiles of a unit
   AttentionRows<T> rows;
-  int unit, head, split, last, num;  // the unit's last tile and how many there are
-  uint32_t keys[kTiles][kChunks][2][4], values[kTiles][kHalves][4][4];
-  int64_t at[kTiles], next_at[kTiles];  // where tiles begin in the caches; -1: there is none
-  float o[kHalves][4][4], max_[2], sum_[2];
+  int unit, token, len, head, splits, split;
+  int last, num;  // the unit's last tile and how many there are
 
-  // The tile that this warp takes in a round.
-  __device__ __forceinline__ int tile_of(int round, int i) const {
-    const int nth = (round * kTiles + i) * kWarps + warp;
+  // What a warp has of a unit.
+  struct Unit {
+    uint32_t keys[kChunks][2][4], values[kHalves][4][4];
+    float o[kHalves][4][4], max[2], sum[2];
+  };
+
+  __device__ __forceinline__ int tiles_of(int of_token) const {
+    return (p.seq_lens[of_token] + kKeyTile - 1) / kKeyTile;
+  }
+
+  // Units of up to `tiles` tiles, of one KV head; a token has one at least.
+  __device__ __forceinline__ int count(int tiles) const {
+    int total = 0;
+#pragma unroll 1
+    for (int i = 0; i < p.tokens; ++i) total += max(1, (tiles_of(i) + tiles - 1) / tiles);
+    return total;
+  }
+
+  // All CTAs' work at once, if none gets twice its part for that.
+  __device__ __forceinline__ void deal() {
+    int total = 0;
+    for (int i = 0; i < p.tokens; ++i) total += tiles_of(i);
+    const int ctas = gridDim.x, fair = max(kUnitTiles, (total * p.kv_heads + ctas - 1) / ctas);
+    most = fair;
+#pragma unroll 1
+    while (most < 2 * fair && count(most) * p.kv_heads > ctas) most += (fair + 15) / 16;
+    units = count(most) * p.kv_heads;
+    if (threadIdx.x < p.tokens) {
+      int end = 0;
+      for (int i = 0; i <= threadIdx.x; ++i) end += max(1, (tiles_of(i) + most - 1) / most);
+      sm.unit_ends[threadIdx.x] = end;
+    }
+    sync_consumers();
+  }
+
+  // Finds out what the unit is.
+  __device__ __forceinline__ void open() {
+    const int nth = unit / p.kv_heads;
+    head = unit % p.kv_heads;
+    token = 0;
+    while (sm.unit_ends[token] <= nth) ++token;
+    const int begin = token ? sm.unit_ends[token - 1] : 0;
+    split = nth - begin;
+    splits = sm.unit_ends[token] - begin;
+    len = p.seq_lens[token];
+    const int tiles = tiles_of(token), each = (tiles + splits - 1) / splits;
+    last = min((split + 1) * each, tiles) - 1;
+    num = max(last - split * each + 1, 0);
+  }
+
+  __device__ __forceinline__ const T* token_row() const {
+    return rows.qkv + static_cast<int64_t>(token) * (p.q_heads + 2 * p.kv_heads) * D;
+  }
+
+  // The tile that this warp takes in a round; -1: none.
+  __device__ __forceinline__ int tile_of(int round) const {
+    const int nth = round * kWarps + warp;
     return nth < num ? last - nth : -1;
   }
 
-  __device__ __forceinline__ void look_up(int round) {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int tile = tile_of(round, i);
-      next_at[i] = -1;
-      if (tile < 0) continue;
-      const int token = tile * kKeyTile;
-      const int64_t block = __ldg(p.blocks + token / p.block_size);
-      next_at[i] =
-          ((block * p.block_size + token % p.block_size) * p.kv_heads + head) * static_cast<int64_t>(D);
-    }
+  // The block of the caches in which a tile is.
+  __device__ __forceinline__ int block_of(int tile) const {
+    return tile < 0 ? 0 : __ldg(p.blocks + token * p.max_blocks + tile * kKeyTile / p.block_size);
   }
 
-  // Of tokens that are in the cache: all but the newest.
-  __device__ __forceinline__ uint4 load_old(const T* cache, int64_t tile_at, int tile, int token, int dim) const {
-    if (tile_at < 0 || tile * kKeyTile + token >= len - 1) return make_uint4(0, 0, 0, 0);
-    const T* from = cache + tile_at + static_cast<int64_t>(token) * p.kv_heads * D + dim;
-    return load_once(from);
-  }
-
-  __device__ __forceinline__ int token_of(int half) const { return g / 2 * 4 + g % 2 + half * 2; }
-
-  // The keys of a round, whose places have been looked up.
-  __device__ __forceinline__ void load_keys(int round) {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      at[i] = next_at[i];
-      const int tile = tile_of(round, i);
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint4 x = load_old(rows.k_cache, at[i], tile, token_of(half), c * 32 + t * 8);
-          set(keys[i][c][half], x);
-        }
-      }
-    }
-  }
-
-  // The values of a round whose keys were loaded last.
-  __device__ __forceinline__ void load_values(int round) {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int tile = tile_of(round, i);
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-        for (int token = 0; token < 4; ++token) {
-          const uint4 x = load_old(rows.v_cache, at[i], tile, t * 4 + token, half * 64 + g * 8);
-          set(values[i][half][token], x);
-        }
-      }
-    }
-  }
+  // Which key of a tile rows lane / 4 and, half, eight further are.
+  __device__ __forceinline__ int key_of(int half) const { return g / 2 * 4 + g % 2 + half * 2; }
 
   static __device__ __forceinline__ void set(uint32_t (&to)[4], const uint4& x) {
     to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
   }
 
-  // A head of the projection, normed and rotated: 8 dims of every 32.
-  __device__ __forceinline__ void load_head(uint32_t (&to)[kChunks][4], const T* from, const void* norm) const {
+  // Where a key of a tile is in the caches, or null if it is not there: past the end may be NaN, and
+  // the newest is not stored yet.
+  __device__ __forceinline__ const T* old(const T* cache, int block, int tile, int key) const {
+    if (tile * kKeyTile + key >= len - 1) return nullptr;
+    const int64_t slot = static_cast<int64_t>(block) * p.block_size +
+                         tile * kKeyTile % p.block_size + key;
+    return cache + (slot * p.kv_heads + head) * D;
+  }
+
+  static __device__ __forceinline__ void load_old(uint32_t (&to)[4], const T* from, int dim) {
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (from) x = load_once(from + dim);
+    set(to, x);
+  }
+
+  __device__ __forceinline__ void load_keys(Unit& own, int block, int tile) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const T* from = old(rows.k_cache, block, tile, key_of(half));
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) load_old(own.keys[c][half], from, c * 32 + t * 8);
+    }
+  }
+
+  __device__ __forceinline__ void load_values(Unit& own, int block, int tile) const {
+#pragma unroll
+    for (int key = 0; key < 4; ++key) {
+      const T* from = old(rows.v_cache, block, tile, t * 4 + key);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        load_old(own.values[half][key], from, half * 64 + g * 8);
+      }
+    }
+  }
+
+  // Cosines and sines of the token's position, for the dims of this thread.
+  struct Turns {
+    float2 cos[kHalves][4], sin[kHalves][4];
+  };
+
+  __device__ __forceinline__ void load_turns(Turns& turns) const {
+    const float* from = p.cos_sin + p.positions[token] * D + t * 8;
+#pragma unroll
+    for (int c = 0; c < kHalves; ++c) {
+#pragma unroll
+      for (int w = 0; w < 4; w += 2) {
+        const auto* at = reinterpret_cast<const float4*>(from + c * 32 + w * 2);
+        const float4 cos = __ldg(at), sin = __ldg(at + D / 8);
+        turns.cos[c][w] = {cos.x, cos.y}, turns.cos[c][w + 1] = {cos.z, cos.w};
+        turns.sin[c][w] = {sin.x, sin.y}, turns.sin[c][w + 1] = {sin.z, sin.w};
+      }
+    }
+  }
+
+  // A head of the projection: 8 dims of every 32.
+  __device__ __forceinline__ void load_head(uint32_t (&to)[kChunks][4], const T* from) const {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       set(to[c], __ldcg(reinterpret_cast<const uint4*>(from + c * 32 + t * 8)));
     }
-    if (norm) norm_head(to, static_cast<const T*>(norm));
-    const float* cosines = p.cos_sin + *p.positions * D + t * 8;  // in the L1 after the first layer
+  }
+
+  __device__ __forceinline__ void turn(uint32_t (&head_of)[kChunks][4], const void* norm,
+                                       const Turns& turns) const {
+    if (norm) norm_head(head_of, static_cast<const T*>(norm));
 #pragma unroll
     for (int c = 0; c < kHalves; ++c) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const auto* at = reinterpret_cast<const float2*>(cosines + c * 32 + w * 2);
-        rotate<T>(to[c][w], to[c + kHalves][w], __ldg(at), __ldg(at + D / 4));
+        rotate<T>(head_of[c][w], head_of[c + kHalves][w], turns.cos[c][w], turns.sin[c][w]);
       }
     }
   }
@@ -202,175 +252,193 @@ class TokenAttention {
   }
 
   // The token's own key and value: into the first tile of this warp, and into the cache.
-  __device__ __forceinline__ void take_in_new() {
-    const int token = (len - 1) % kKeyTile;
-    const int64_t slot = *p.slots, to = (slot * p.kv_heads + head) * D;
-    const T* k = rows.qkv + (p.q_heads + head) * D;
-    const T* v = k + p.kv_heads * D;
-    uint32_t key[kChunks][4];
-    load_head(key, k, rows.k_norm);
+  __device__ __forceinline__ void take_in_new(Unit& own, const uint32_t (&key)[kChunks][4],
+                                              const uint32_t (&value)[kHalves][4], int64_t slot) {
+    const int newest = (len - 1) % kKeyTile;
+    const bool is_own = newest / 4 == t;  // has the token's value
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (g == 0 && slot >= 0) {
-        *reinterpret_cast<uint4*>(rows.k_cache + to + c * 32 + t * 8) =
-            make_uint4(key[c][0], key[c][1], key[c][2], key[c][3]);
-      }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          uint32_t& word = keys[0][c][half][w];
-          word = token == token_of(half) ? key[c][w] : word;
-        }
-      }
+      for (int half = 0; half < 2; ++half) replace(own.keys[c][half], key[c], newest == key_of(half));
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const bool is_own = token / 4 == t;
-      const uint4 x = __ldcg(reinterpret_cast<const uint4*>(v + half * 64 + g * 8));
-      if (is_own && slot >= 0) {
-        *reinterpret_cast<uint4*>(rows.v_cache + to + half * 64 + g * 8) = x;
-      }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool is_it = is_own && token % 4 == i;
-        auto& words = values[0][half][i];
-        words[0] = is_it ? x.x : words[0];
-        words[1] = is_it ? x.y : words[1];
-        words[2] = is_it ? x.z : words[2];
-        words[3] = is_it ? x.w : words[3];
+      for (int i = 0; i < 4; ++i) replace(own.values[half][i], value[half], is_own && newest % 4 == i);
+    }
+    if (slot < 0) return;
+    const int64_t to = (slot * p.kv_heads + head) * D;
+    if (g == 0) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) store_words(rows.k_cache + to + c * 32 + t * 8, key[c]);
+    }
+    if (is_own) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        store_words(rows.v_cache + to + half * 64 + g * 8, value[half]);
       }
     }
   }
 
-  __device__ __forceinline__ void attend(const uint32_t (&q)[kChunks][4]) {
+  static __device__ __forceinline__ void store_words(T* to, const uint32_t (&words)[4]) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+
+  // Without a branch, for which arrays would be in memory.
+  static __device__ __forceinline__ void replace(uint32_t (&to)[4], const uint32_t (&by)[4],
+                                                 bool condition) {
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[half][j][e] = 0.f;
-      }
-    }
-    max_[0] = max_[1] = -INFINITY;
-    sum_[0] = sum_[1] = 0.f;
+    for (int w = 0; w < 4; ++w) to[w] = condition ? by[w] : to[w];
+  }
+
+  template <typename Await>
+  __device__ __forceinline__ void attend(Unit& own, Await&& await_rows) {
+    own.max[0] = own.max[1] = -INFINITY;
+    uint32_t q[kChunks][4] = {};
+    int block = block_of(tile_of(0));
+    const bool has_newest = split == splits - 1 && warp == 0 && len > 0;
 #pragma unroll 1
-    for (int round = 0; tile_of(round, 0) >= 0; ++round) {
-      float s[kTiles][4] = {};
-      multiply_keys(s, q);
-      const bool more = tile_of(round + 1, 0) >= 0;
-      if (more) load_keys(round + 1);
-      uint32_t weights[kTiles][2];
-      weigh(s, round, weights);
-      multiply_values(weights);
-      if (more) {
-        load_values(round + 1);
-        look_up(round + 2);
+    for (int round = -1;; ++round) {  // the first one only loads
+      const int next = tile_of(round + 1);
+      float s[4] = {};
+      if (round >= 0) multiply_keys(s, own, q);
+      if (next >= 0) load_keys(own, block, next);
+      if (round >= 0) {
+        uint32_t weights[2];
+        weigh(own, s, tile_of(round), weights);
+        multiply_values(own, weights);
       }
+      if (next >= 0) load_values(own, block, next);
+      block = block_of(tile_of(round + 2));
+      if (round < 0) {
+        const int64_t slot = p.slots[token];
+        Turns turns;
+        load_turns(turns);
+        await_rows();
+        uint32_t key[kChunks][4] = {}, value[kHalves][4] = {};
+        load_head(q, token_row() + (head * group + min(g, group - 1)) * D);
+        if (has_newest) {  // all that is asked for is under way before any of it is needed
+          const T* from = token_row() + (p.q_heads + head) * D;
+          load_head(key, from);
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) {
+            const T* v = from + p.kv_heads * D + half * 64 + g * 8;
+            set(value[half], __ldcg(reinterpret_cast<const uint4*>(v)));
+          }
+        }
+        turn(q, rows.q_norm, turns);
+        if (has_newest) {
+          turn(key, rows.k_norm, turns);
+          take_in_new(own, key, value, slot);
+        }
+      }
+      if (next < 0) break;
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
-      for (int d = 4; d < 32; d *= 2) sum_[e] += __shfl_xor_sync(~0u, sum_[e], d);
+      for (int d = 4; d < 32; d *= 2) own.sum[e] += __shfl_xor_sync(~0u, own.sum[e], d);
     }
   }
 
-  __device__ __forceinline__ void multiply_keys(float (&s)[kTiles][4], const uint32_t (&q)[kChunks][4]) const {
+  __device__ __forceinline__ void multiply_keys(float (&s)[4], const Unit& own,
+                                                const uint32_t (&q)[kChunks][4]) const {
+    float other[4] = {};  // so that no product waits for the last one
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-          const auto& k = keys[i][c];
-          const uint32_t a[4] = {k[0][2 * j], k[1][2 * j], k[0][2 * j + 1], k[1][2 * j + 1]};
-          Half<T>::mma(s[i], a, q[c][2 * j], q[c][2 * j + 1]);
-        }
+        const auto& k = own.keys[c];
+        const uint32_t a[4] = {k[0][2 * j], k[1][2 * j], k[0][2 * j + 1], k[1][2 * j + 1]};
+        Half<T>::mma(j ? other : s, a, q[c][2 * j], q[c][2 * j + 1]);
       }
     }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[e] += other[e];
   }
 
   // Scores to unnormalised weights, transposed; what has been summed up so far is made to match.
-  __device__ __forceinline__ void weigh(float (&s)[kTiles][4], int round, uint32_t (&weights)[kTiles][2]) {
-    float most[2] = {max_[0], max_[1]};
+  __device__ __forceinline__ void weigh(Unit& own, float (&s)[4], int tile,
+                                        uint32_t (&weights)[2]) const {
+    float most[2] = {own.max[0], own.max[1]};
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int tile = tile_of(round, i);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const bool is_there = tile >= 0 && tile * kKeyTile + token_of(e / 2) < len;
-        s[i][e] = is_there ? s[i][e] * (p.scale * kLog2e) : -INFINITY;
-        most[e % 2] = fmaxf(most[e % 2], s[i][e]);
-      }
+    for (int e = 0; e < 4; ++e) {
+      const bool is_there = tile * kKeyTile + key_of(e / 2) < len;
+      s[e] = is_there ? s[e] * (p.scale * kLog2e) : -INFINITY;
+      most[e % 2] = fmaxf(most[e % 2], s[e]);
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) most[e] = fmaxf(most[e], __shfl_xor_sync(~0u, most[e], d));
-      const float factor = exp2f(max_[e] - most[e]);
-      max_[e] = most[e];
-      sum_[e] *= factor;
+      const float factor = exp2f(own.max[e] - most[e]);
+      own.max[e] = most[e];
+      own.sum[e] *= factor;
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          o[half][j][e] *= factor;
-          o[half][j][e + 2] *= factor;
+          own.o[half][j][e] *= factor;
+          own.o[half][j][e + 2] *= factor;
         }
       }
     }
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[i][e] = exp2f(s[i][e] - max_[e % 2]);
-        sum_[e % 2] += s[i][e];
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        weights[i][half] = transposed(Half<T>::pack(s[i][2 * half], s[i][2 * half + 1]));
-      }
+    for (int e = 0; e < 4; ++e) {
+      s[e] = exp2f(s[e] - own.max[e % 2]);
+      own.sum[e % 2] += s[e];
     }
+    weights[0] = transposed(Half<T>::pack(s[0], s[1]));
+    weights[1] = transposed(Half<T>::pack(s[2], s[3]));
   }
 
-  __device__ __forceinline__ void multiply_values(const uint32_t (&weights)[kTiles][2]) {
+  __device__ __forceinline__ void multiply_values(Unit& own, const uint32_t (&weights)[2]) const {
     constexpr uint32_t kLow = 0x5410, kHigh = 0x7632;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
+      const auto& v = own.values[half];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-          const auto& v = values[i][half];
-          const uint32_t a[4] = {
-              __byte_perm(v[0][j], v[1][j], kLow), __byte_perm(v[0][j], v[1][j], kHigh),
-              __byte_perm(v[2][j], v[3][j], kLow), __byte_perm(v[2][j], v[3][j], kHigh)};
-          Half<T>::mma(o[half][j], a, weights[i][0], weights[i][1]);
-        }
+        const uint32_t a[4] = {
+            __byte_perm(v[0][j], v[1][j], kLow), __byte_perm(v[0][j], v[1][j], kHigh),
+            __byte_perm(v[2][j], v[3][j], kLow), __byte_perm(v[2][j], v[3][j], kHigh)};
+        Half<T>::mma(own.o[half][j], a, weights[0], weights[1]);
       }
     }
   }
 
-  __device__ __forceinline__ int64_t partial_at(int of_split) const {
-    return (static_cast<int64_t>(head) * kMostKeySplits + of_split) * group;
+  // Whether all other units of the head are done.
+  __device__ __forceinline__ bool is_last_unit(int layer) {
+    sync_consumers();
+    if (threadIdx.x == 0) {
+      const int before = arrive(&p.counts->heads[token * p.kv_heads + head]);
+      sm.is_last = before == splits * (layer + 1) - 1;
+    }
+    sync_consumers();
+    return sm.is_last;
   }
 
-  __device__ __forceinline__ void merge_warps() {
-    auto& shared = sm.scratch.attention;
+  // Where results of a split of this head are, in rows of query heads.
+  __device__ __forceinline__ int64_t partial_at(int of_split) const {
+    return static_cast<int64_t>(unit + (of_split - split) * p.kv_heads) * group;
+  }
+
+  __device__ __forceinline__ void merge_warps(const Unit& own) {
+    auto& out_of = sm.scratch.attended;
     const int warps = min(num, kWarps);
     if (warp < warps) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int of = t * 2 + e;
         if (of >= group) continue;
-        if (g == 0) shared.stats[warp][of] = {max_[e], sum_[e]};
+        if (g == 0) sm.stats[warp][of] = {own.max[e], own.sum[e]};
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const int dim = half * 64 + g * 8 + j * 2;
-            *reinterpret_cast<float2*>(&shared.out[warp][of * D + dim]) = {o[half][j][e],
-                                                                          o[half][j][e + 2]};
+            *reinterpret_cast<float2*>(&out_of[warp][of * D + dim]) = {own.o[half][j][e],
+                                                                          own.o[half][j][e + 2]};
           }
         }
       }
@@ -379,13 +447,13 @@ class TokenAttention {
     for (int i = threadIdx.x; i < group * (D / 2); i += kConsumers) {
       const int of = i / (D / 2);
       float most = -INFINITY;
-      for (int w = 0; w < warps; ++w) most = fmaxf(most, shared.stats[w][of].x);
+      for (int w = 0; w < warps; ++w) most = fmaxf(most, sm.stats[w][of].x);
       float sum = 0.f;
       float2 out = {0.f, 0.f};
       for (int w = 0; w < warps; ++w) {
-        const float2 stats = shared.stats[w][of];
+        const float2 stats = sm.stats[w][of];
         const float factor = exp2f(stats.x - most);
-        const float2 x = *reinterpret_cast<const float2*>(&shared.out[w][i * 2]);
+        const float2 x = *reinterpret_cast<const float2*>(&out_of[w][i * 2]);
         sum += stats.y * factor;
         out.x += x.x * factor;
         out.y += x.y * factor;
@@ -422,8 +490,8 @@ class TokenAttention {
   // Two dims of this KV head's query heads.
   __device__ __forceinline__ void store(int i, float2 out, float sum) const {
     const float factor = sum > 0.f ? 1.f / sum : 0.f;
-    reinterpret_cast<uint32_t*>(rows.attended + head * group * D)[i] =
-        Half<T>::pack(out.x * factor, out.y * factor);
+    T* to = rows.attended + packed_at<kGroups>(token, head * group * D + i * 2);
+    *reinterpret_cast<uint32_t*>(to) = Half<T>::pack(out.x * factor, out.y * factor);
   }
 };
 

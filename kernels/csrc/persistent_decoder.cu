@@ -1,4 +1,4 @@
-// A whole decoder in one launch, for a lone token: a CTA on every SM stays for all layers, its share
+// A whole decoder in one launch, for few tokens: a CTA on every SM stays for all layers, its share
 // of their weights comes without a break, and a phase costs what its CTAs wait for each other beyond
 // the weights that come meanwhile.
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace persistent;
 
-template <typename T, int D>
+template <typename T, int D, int kGroups>
 __global__ void __launch_bounds__(kThreads, 1)
     persistent_decoder_kernel(const __grid_constant__ PersistentDecoder p) {
 #ifdef SLUICE_HOPPER
@@ -27,18 +27,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
-    take_registers<232>();
-    Layers<T, D>(p, sm).run();
+    take_registers<216>();
+    Layers<T, D, kGroups>(p, sm).run();
   } else {
-    give_up_registers<40>();
+    give_up_registers<80>();
     if (threadIdx.x < kConsumers + 32) Producer(p, sm).run();
   }
 #endif
 }
 
-template <typename T, int D>
+template <typename T, int D, int kGroups>
 cudaError_t launch(const PersistentDecoder& p, cudaStream_t stream) {
-  const auto kernel = persistent_decoder_kernel<T, D>;
+  const auto kernel = persistent_decoder_kernel<T, D, kGroups>;
   static const cudaError_t allowed = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
   if (allowed != cudaSuccess) return allowed;
@@ -55,13 +55,18 @@ cudaError_t launch(const PersistentDecoder& p, cudaStream_t stream) {
   return cudaLaunchKernelEx(&config, kernel, p);
 }
 
+template <typename T, int D>
+cudaError_t launch_tokens(const PersistentDecoder& p, cudaStream_t stream) {
+  return p.tokens <= 8 ? launch<T, D, 1>(p, stream) : launch<T, D, 2>(p, stream);
+}
+
 template <typename T>
 cudaError_t dispatch(const PersistentDecoder& p, cudaStream_t stream) {
   switch (p.head_dim) {
     case 64:
-      return launch<T, 64>(p, stream);
+      return launch_tokens<T, 64>(p, stream);
     case 128:
-      return launch<T, 128>(p, stream);
+      return launch_tokens<T, 128>(p, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -70,6 +75,7 @@ cudaError_t dispatch(const PersistentDecoder& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t persistent_decoder(const PersistentDecoder& decoder, bool bf16, cudaStream_t stream) {
+  if (decoder.tokens == 0) return cudaSuccess;
   return bf16 ? dispatch<__nv_bfloat16>(decoder, stream) : dispatch<__half>(decoder, stream);
 }
 

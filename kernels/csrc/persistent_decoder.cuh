@@ -1,4 +1,5 @@
-// All layers of a decoder for one token of one sequence, in one launch: raw pointers only.
+// All layers of a decoder for one token of each of a few sequences, in one launch: raw pointers
+// only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,8 +7,8 @@
 
 namespace sluice {
 
+constexpr int kMostPersistentTokens = 16;
 constexpr int kMostKvHeads = 32;
-constexpr int kMostKeySplits = 32;
 
 // A layer's weights; norms and biases are of the weights' type, and null where there are none.
 struct PersistentLayer {
@@ -29,35 +30,44 @@ struct PersistentCaches {
 
 // What CTAs wait for, each on a line of its own; zero between launches.
 struct PersistentCounts {
-  alignas(128) int phases;           // CTAs that have ended a phase, of all phases so far
-  alignas(128) int attended;         // KV heads whose attention is done, of all layers so far
-  alignas(128) int left;             // CTAs that wait for nothing any more
-  alignas(128) int heads[kMostKvHeads];  // parts of a KV head's attention, of all layers so far
+  alignas(128) int phases;    // CTAs that have ended a phase, of all phases so far
+  alignas(128) int attended;  // KV heads of a token whose attention is done, of all layers so far
+  alignas(128) int left;      // CTAs that wait for nothing any more
+  // Parts of a token's KV head, of all layers so far.
+  alignas(128) int heads[kMostPersistentTokens * kMostKvHeads];
 };
 
 struct PersistentDecoder {
-  void* out;      // [hidden]
-  const void* x;  // [hidden]
+  void* out;      // [tokens, hidden]
+  const void* x;  // [tokens, hidden]
   const PersistentLayer* layers;
   const PersistentCaches* caches;
   const float* cos_sin;      // [max_positions, head_dim]: cosines, then sines
-  const int64_t* positions;  // [1]
-  const int64_t* slots;      // [1]: where the token's key and value are stored; -1: nowhere
-  const int* blocks;         // [max_blocks]: the sequence's blocks of the caches
-  const int* seq_lens;       // [1], the token included; 0: padding
+  const int64_t* positions;  // [tokens]
+  const int64_t* slots;      // [tokens]: where its key and value are stored; -1: nowhere
+  const int* blocks;         // [tokens, max_blocks]: its sequence's blocks of the caches
+  const int* seq_lens;       // [tokens], the token included; 0: padding
   // Workspace.
   PersistentCounts* counts;
-  void* rows;            // persistent_row_elements() of the weights' type
-  float* partial_out;    // [kv_heads, kMostKeySplits, group, head_dim]
-  float2* partial_stats;  // [kv_heads, kMostKeySplits, group]
-  int num_layers, hidden, intermediate, q_heads, kv_heads, head_dim, block_size;
+  void* rows;             // persistent_row_elements() of the weights' type
+  float* squares;         // [kMostPersistentTokens, CTAs]
+  float* partial_out;     // [persistent_units(), group, head_dim]
+  float2* partial_stats;  // [persistent_units(), group]
+  int64_t max_blocks;
+  int tokens, num_layers, hidden, intermediate, q_heads, kv_heads, head_dim, block_size;
   float eps, head_eps, scale;
 };
 
-// Of the rows that phases hand each other.
+// Of what phases hand each other.
 inline int64_t persistent_row_elements(int hidden, int intermediate, int q_heads, int kv_heads,
                                        int head_dim) {
-  return 2 * hidden + intermediate + 2 * (q_heads + kv_heads) * head_dim;
+  const int64_t heads = 2 * (q_heads + kv_heads);
+  return kMostPersistentTokens * (2 * hidden + intermediate + heads * head_dim);
+}
+
+// Most parts that attention is cut into.
+inline int persistent_units(int ctas, int kv_heads) {
+  return ctas + kMostPersistentTokens * kv_heads;
 }
 
 cudaError_t persistent_decoder(const PersistentDecoder& decoder, bool bf16, cudaStream_t stream);

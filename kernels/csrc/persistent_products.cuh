@@ -1,149 +1,110 @@
-// Products of one token with weights from the ring.
+// Products of a few tokens with weights from the ring.
 //
 // All warps share every stage: each multiplies 128 elements of k of its 16 rows, of which it has
-// the token's in registers, and keeps its sums in shared memory until the phase's end. A row of
-// weights is the tensor core's operand of 16 rows; all eight columns of the other operand are the
-// same token. A sum has no order, so each thread reads 16 bytes in a row and deals them out over
-// two instructions, and x is dealt out in the same way.
+// the tokens' in registers. Weights are the tensor core's operand of 16 rows, the tokens the columns
+// of the other; a lone token is all of eight columns, which costs nothing. A sum has no order, so
+// each thread reads 16 bytes in a row and deals them out over two instructions, and tokens are dealt
+// out in the same way: in memory, 32 elements of all tokens follow each other.
 #pragma once
 
 #include "mma.cuh"
 #include "persistent_ring.cuh"
-#include "reduce.cuh"
 #include "vector.cuh"
 
 namespace sluice::persistent {
 
 __device__ __forceinline__ void sync_consumers() { sync_named(1, kConsumers); }
 
-// A lane's elements of k of a pass: 16 bytes of two slices.
-struct Piece {
-  uint4 words[2];
-};
+// Where element k of a token is in what phases hand each other.
+template <int kGroups>
+__device__ __forceinline__ int64_t packed_at(int token, int k) {
+  return static_cast<int64_t>(k / 32 * (kGroups * 8) + token) * 32 + k % 32;
+}
 
-template <typename T>
+template <typename T, int kGroups>  // groups of 8 tokens
 class Products {
   static constexpr int kWarpSlice = kSlice / kWarps;  // a warp's elements of a slice
   static constexpr int kChunks = kWarpSlice / 32;
-  static constexpr int kSets = 4;  // of sums, so that no product waits for the one before it
+  static constexpr int kSets = 4 / kGroups;  // of sums, so that no product waits for the last one
+  static constexpr int kTokens = kGroups * 8;
+  using Tokens = uint32_t[kChunks][kGroups][4];  // of a slice
+  using Sums = float[kGroups][kSets][4];
 
  public:
-  __device__ __forceinline__ explicit Products(Shared& shared)
-      : sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+  // Which row of a tile and which token this thread finishes.
+  const int row, token;
 
-  // What this lane has of a pass of `from`, [k]. now: other CTAs wrote it in this launch.
-  template <bool kNow>
-  __device__ __forceinline__ Piece load(const void* from, int pass, int k) const {
-    Piece piece = {};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = element(pass, i);
-      if (at >= k) continue;
-      const uint4* words = reinterpret_cast<const uint4*>(static_cast<const T*>(from) + at);
-      piece.words[i] = kNow ? __ldcg(words) : __ldg(words);
-    }
-    return piece;
-  }
+  __device__ __forceinline__ Products(Shared& shared, int tokens)
+      : row(threadIdx.x % kTileRows), token(threadIdx.x / kTileRows), sm(shared),
+        warp(threadIdx.x / 32), lane(threadIdx.x % 32), num_tokens(tokens) {}
 
-  // x, [k], normed.
-  __device__ __forceinline__ void norm(Piece (&x)[kNormPasses], const Piece (&weight)[kNormPasses], int k,
-                       float eps) {
-    float squares = 0.f;
-    each(x, [&](const Vector<T>& v, int, int) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) squares += to_float(v.x[e]) * to_float(v.x[e]);
-    });
-    squares = warp_sum(squares);
-    if (lane == 0) sm.squares[warp] = squares;
-    sync_consumers();
-    squares = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) squares += sm.squares[w];
-    const float scale = rsqrtf(squares / k + eps);
-    each(x, [&](Vector<T>& v, int pass, int i) {
-      const auto& w = reinterpret_cast<const Vector<T>&>(weight[pass].words[i]);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        v.x[e] = from_float<T>(rounded<T>(to_float(v.x[e]) * scale) * to_float(w.x[e]));
-      }
-    });
-  }
-
-  // Multiplies `from`, [k], with the rows of this CTA. first: what this lane has of its first passes;
-  // the others are loaded in time.
-  __device__ __forceinline__ void multiply(const Product& product, int outputs, const void* from,
-                                           const Piece (&first)[kNormPasses]) {
-    const int step = product.tile_outputs();
-    const int tiles = (outputs + step - 1) / step, passes = (product.k + kPass - 1) / kPass;
-    Piece piece = first[0], next = first[1];
+  // Multiplies x, packed [k, tokens], with the rows of this CTA. For every tile, begin(first output)
+  // is called before it is multiplied, and finish(first output, what begin returned, sum of
+  // this thread's row, sum of the row eight further) after.
+  template <typename Begin, typename Finish>
+  __device__ __forceinline__ void multiply(const Product& product, const Share& share,
+                                           const T* x, Begin&& begin, Finish&& finish) {
+    const int step = product.tile_outputs(), passes = (product.k + kPass - 1) / kPass;
+    Tokens tokens[kPassSlices];
+    load(tokens, x, 0, product.k);
 #pragma unroll 1
-    for (int pass = 0; pass < passes; ++pass) {
-      uint32_t x[kPassSlices][kChunks][4];
-      deal(piece, x);
-      piece = next;
-      if (pass + kNormPasses < passes) next = load<true>(from, pass + kNormPasses, product.k);
-      const int left = product.k - pass * kPass;
+    for (int band = share.begin; band < share.end; band += kBand * step) {
+      const int band_end = min(band + kBand * step, share.end);
+      if (passes > 1) sync_consumers();  // the sums of the last band have been read
 #pragma unroll 1
-      for (int tile = 0; tile < tiles; ++tile) {
-        float sums[kSets][4] = {};
+      for (int pass = 0; pass < passes; ++pass) {
+        if (pass > 0 || (passes > 1 && band > share.begin)) load(tokens, x, pass, product.k);
+        const int left = product.k - pass * kPass;
+        int buffer = 0;
+#pragma unroll 1
+        for (int output = band; output < band_end; output += step, ++buffer) {
+          const auto early = begin(output);
+          Sums sums = {};
 #pragma unroll
-        for (int slice = 0; slice < kPassSlices; ++slice) {
-          const int own = left - slice * kSlice - warp * kWarpSlice;  // elements, or more
-          if (slice * kSlice < left) add_stage(sums, x[slice], own / 32);
+          for (int slice = 0; slice < kPassSlices; ++slice) {
+            const int own = left - slice * kSlice - warp * kWarpSlice;  // elements, or more
+            if (slice * kSlice < left) add_stage(sums, tokens[slice], own / 32);
+          }
+          keep(sums, buffer, pass > 0);
+          if (pass + 1 < passes) continue;
+          sync_consumers();
+          finish(output, early, sum(buffer, row), sum(buffer, row ^ 8));
         }
-        keep(sums, tile * kTileRows, pass > 0);
       }
     }
-    sync_consumers();
-  }
-
-  // The product with row r of those of this CTA.
-  __device__ __forceinline__ float sum(int r) const {
-    float total = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += sm.scratch.product.sums[w][r];
-    return total;
   }
 
  private:
   Shared& sm;
-  const int warp, lane;
+  const int warp, lane, num_tokens;
   Place<kStages> place;
 
-  __device__ __forceinline__ int element(int pass, int i) const {
-    return pass * kPass + (2 * i + lane / 16) * kSlice + warp * kWarpSlice + lane % 16 * 8;
-  }
-
-  template <typename Work>
-  static __device__ __forceinline__ void each(Piece (&x)[kNormPasses], Work&& work) {
+  // This warp's elements of a pass.
+  __device__ __forceinline__ void load(Tokens (&to)[kPassSlices], const T* x, int pass, int k) {
+    const T* from[kGroups];
 #pragma unroll
-    for (int pass = 0; pass < kNormPasses; ++pass) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) work(reinterpret_cast<Vector<T>&>(x[pass].words[i]), pass, i);
+    for (int group = 0; group < kGroups; ++group) {
+      const int of = min(group * 8 + lane / 4, num_tokens - 1);
+      from[group] = x + of * 32 + lane % 4 * 8;
     }
-  }
-
-  // From the lanes that loaded them to all that multiply with them, within the warp.
-  __device__ __forceinline__ void deal(const Piece& piece, uint32_t (&x)[kPassSlices][kChunks][4]) {
-    const uint32_t at = address(sm.scratch.product.x[warp]);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 w = piece.words[i];
-      store_shared(at + (i * 32 + lane) * 16, {w.x, w.y, w.z, w.w});
-    }
-    __syncwarp();
 #pragma unroll
     for (int slice = 0; slice < kPassSlices; ++slice) {
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        load_shared(x[slice][chunk], at + slice * kWarpSlice * 2 + chunk * 64 + lane % 4 * 16);
+      for (int i = 0; i < kChunks; ++i) {
+        const int first = pass * kPass + slice * kSlice + warp * kWarpSlice + i * 32;
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          uint4 v = make_uint4(0, 0, 0, 0);
+          if (first < k) v = __ldcg(reinterpret_cast<const uint4*>(from[group] + first * kTokens));
+          auto& words = to[slice][i][group];
+          words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+        }
       }
     }
   }
 
   // chunks: how many of 32 elements there are for this warp, or more.
-  __device__ __forceinline__ void add_stage(float (&sums)[kSets][4], const uint32_t (&x)[kChunks][4], int chunks) {
+  __device__ __forceinline__ void add_stage(Sums& sums, const Tokens& tokens, int chunks) {
     mbarrier_wait(address(&sm.full[place.stage]), place.parity);
     const uint32_t at = address(sm.stages[place.stage].rows) + row_offset(lane / 4) +
                         warp * kWarpSlice * 2 + lane % 4 * 16;
@@ -152,14 +113,14 @@ class Products {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) load_rows(rows[i], at + i * 64);
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) add(sums, rows[i], x[i], i);
+      for (int i = 0; i < kChunks; ++i) add(sums, rows[i], tokens[i], i);
     } else {
 #pragma unroll
       for (int i = 0; i < kChunks - 1; ++i) {
         if (i >= chunks) break;
         uint32_t rows[2][4];
         load_rows(rows, at + i * 64);
-        add(sums, rows, x[i], i);
+        add(sums, rows, tokens[i], i);
       }
     }
     __syncwarp();
@@ -172,27 +133,53 @@ class Products {
     load_shared(rows[1], at + kTileRows / 4 * kSliceBytes);  // eight rows further
   }
 
-  static __device__ __forceinline__ void add(float (&sums)[kSets][4], const uint32_t (&rows)[2][4],
-                                             const uint32_t (&x)[4], int chunk) {
+  static __device__ __forceinline__ void add(Sums& sums, const uint32_t (&rows)[2][4],
+                                             const uint32_t (&tokens)[kGroups][4], int chunk) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t a[4] = {rows[0][2 * i], rows[1][2 * i], rows[0][2 * i + 1],
                              rows[1][2 * i + 1]};
-      Half<T>::mma(sums[chunk % 2 * 2 + i], a, x[2 * i], x[2 * i + 1]);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const auto& x = tokens[group];
+        Half<T>::mma(sums[group][(chunk * 2 + i) % kSets], a, x[2 * i], x[2 * i + 1]);
+      }
     }
   }
 
-  // This warp's sums of a tile whose first row is `row`.
-  __device__ __forceinline__ void keep(const float (&sums)[kSets][4], int row, bool add) {
-    if (lane % 4 != 0) return;
-    float* to = &sm.scratch.product.sums[warp][row + lane / 4];
+  // Where the sums of a row for a token are, two tokens side by side; rows of a warp's reads and
+  // writes meet in few banks.
+  static __device__ __forceinline__ int sum_at(int row, int token) {
+    return row * kTokens + (token + row / 2 * 2) % kTokens;
+  }
+
+  // This warp's sums of a tile.
+  __device__ __forceinline__ void keep(const Sums& sums, int buffer, bool add) {
+    float* to = sm.scratch.sums[buffer][warp];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float total = add ? to[half * 8] : 0.f;
+    for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
-      for (int set = 0; set < kSets; ++set) total += sums[set][half * 2];
-      to[half * 8] = total;
+      for (int half = 0; half < 2; ++half) {
+        const int at = sum_at(lane / 4 + half * 8, group * 8 + lane % 4 * 2);
+        float2& kept = *reinterpret_cast<float2*>(to + at);
+        float2 total = add ? kept : make_float2(0.f, 0.f);
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+          total.x += sums[group][set][half * 2];
+          total.y += sums[group][set][half * 2 + 1];
+        }
+        kept = total;
+      }
     }
+  }
+
+  // All warps' sums of a row, for this thread's token.
+  __device__ __forceinline__ float sum(int buffer, int of_row) const {
+    float total = 0.f;
+    const int at = sum_at(of_row, token % kTokens);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += sm.scratch.sums[buffer][w][at];
+    return total;
   }
 };
 

@@ -20,10 +20,11 @@ constexpr int kSliceBytes = kSlice * 2;
 constexpr int kOddRows = kTileRows / 2 * kSliceBytes + 64;  // where they begin
 constexpr int kStages = 6;
 constexpr int kPassSlices = 4;
-constexpr int kPass = kPassSlices * kSlice;  // elements of k for which all rows are multiplied
-constexpr int kNormPasses = 2;               // as many elements a norm can have
-constexpr int kMostRows = 512;               // of a CTA in one product
-constexpr int kMostGroup = 8;                // query heads of a KV head
+constexpr int kPass = kPassSlices * kSlice;  // elements of k for which some tiles are multiplied
+constexpr int kBand = 4;                     // of so many tiles are the sums kept
+constexpr int kTilesAhead = 1;               // that are brought into the L2 before they are copied
+constexpr int kMostTokens = kMostPersistentTokens;
+constexpr int kMostGroup = 8;  // query heads of a KV head
 
 struct Stage {
   uint8_t rows[kOddRows + kTileRows / 2 * kSliceBytes];
@@ -37,20 +38,17 @@ __device__ __forceinline__ uint32_t row_offset(int r) {
 struct Shared {
   Stage stages[kStages];
   union Scratch {
-    struct {
-      uint16_t x[kWarps][kPassSlices * kSlice / kWarps];
-      float sums[kWarps][kMostRows];
-    } product;
-    struct {
-      float out[kWarps][kMostGroup * 128];
-      float2 stats[kWarps][kMostGroup];
-      int is_last;
-    } attention;
+    float sums[kBand][kWarps][kTileRows * kMostTokens];
+    float attended[kWarps][kMostGroup * 128];
   };
   alignas(16) Scratch scratch;
-  float squares[kWarps];
+  float2 stats[kWarps][kMostGroup];  // of attention
+  float scales[kMostTokens];         // of RMSNorms
+  int unit_ends[kMostTokens];        // of the tokens' parts of attention
+  int is_last;
   uint64_t full[kStages], empty[kStages];
 };
+static_assert(sizeof(Shared) <= 227 * 1024);
 
 // A product's weight [outputs, k] or, gated, [2 * outputs, k].
 struct Product {
@@ -83,16 +81,96 @@ __device__ __forceinline__ Product product_of(const PersistentDecoder& p, const 
 struct Share {
   int begin, end;
 
-  static __device__ Share of(const Product& product) {
-    const int ctas = gridDim.x, place = (blockIdx.x + product.index) % ctas;
-    const int each = product.outputs / ctas, rest = product.outputs % ctas;
+  static __device__ Share of(int outputs, int index) {
+    const int ctas = gridDim.x, place = (blockIdx.x + index) % ctas;
+    const int each = outputs / ctas, rest = outputs % ctas;
     const int begin = place * each + place * rest / ctas;
     return {begin, begin + each + (place + 1) * rest / ctas - place * rest / ctas};
   }
-  __device__ int size() const { return end - begin; }
 };
 
-// One warp fills the ring; a lane copies a row.
+// The tiles of this CTA, in the order in which they are multiplied; a tile with many elements of k
+// comes in several passes. For one warp.
+class Tiles {
+ public:
+  Product product;
+  int output, outputs;  // the first of the tile, and how many
+  int first;            // element of k
+
+  __device__ explicit Tiles(const PersistentDecoder& params) : p(params), lane(threadIdx.x % 32) {
+    ahead = pointer(0);
+    open();
+  }
+
+  __device__ bool is_there() const { return layer < p.num_layers; }
+
+  __device__ void advance() {
+    output += product.tile_outputs();
+    if (output >= band_end()) {
+      first += kPass;
+      if (first >= product.k) {
+        first = 0;
+        band += kBand * product.tile_outputs();
+        if (band >= share.end) return next_product();
+      }
+      output = band;
+    }
+    count();
+  }
+
+ private:
+  static constexpr int kLayers = 32 / kProducts;  // whose pointers the lanes of a warp hold
+
+  const PersistentDecoder& p;
+  const int lane;
+  const void *pointers, *ahead;  // a lane's, of these layers and of the next, asked for in time
+  int layer = 0, which = 0, band;
+  Share share;
+
+  __device__ int band_end() const { return min(band + kBand * product.tile_outputs(), share.end); }
+  __device__ void count() { outputs = min(band_end() - output, product.tile_outputs()); }
+
+  __device__ const void* pointer(int from_layer) const {
+    const PersistentLayer& weights = p.layers[min(from_layer + lane / kProducts, p.num_layers - 1)];
+    const int of = lane % kProducts;
+    return of == kQkv      ? weights.qkv
+           : of == kOutput ? weights.output
+           : of == kGateUp ? weights.gate_up
+                           : weights.down;
+  }
+
+  __device__ void next_product() {
+    if (++which == kProducts) {
+      which = 0;
+      ++layer;
+    }
+    open();
+  }
+
+  // The product's first tile; if this CTA has none, that of the next one that has.
+  __device__ void open() {
+    for (; is_there(); which = (which + 1) % kProducts, layer += which == 0) {
+      if (which == 0 && layer % kLayers == 0) {
+        pointers = ahead;
+        ahead = pointer(layer + kLayers);
+      }
+      const auto of_lane = reinterpret_cast<uintptr_t>(pointers);
+      const int from = layer % kLayers * kProducts + which;
+      const uint32_t low = __shfl_sync(~0u, static_cast<uint32_t>(of_lane), from);
+      const uint32_t high = __shfl_sync(~0u, static_cast<uint32_t>(of_lane >> 32), from);
+      const auto* weight = reinterpret_cast<const void*>(static_cast<uintptr_t>(high) << 32 | low);
+      product = product_of(p, weight, layer, which);
+      share = Share::of(product.outputs, product.index);
+      band = output = share.begin;
+      first = 0;
+      count();
+      if (outputs > 0) return;
+    }
+  }
+};
+
+// One warp fills the ring; a lane copies a row. Of the next tiles, so much as the L2 has room for is
+// brought there: while the ring is full, memory would rest otherwise.
 class Producer {
  public:
   __device__ Producer(const PersistentDecoder& params, Shared& shared)
@@ -101,18 +179,15 @@ class Producer {
   }
 
   __device__ void run() {
-    const void* weights[kProducts];
-    load(weights, 0);
+    Tiles tiles(p), next(p);
+    for (int i = 0; i < kTilesAhead && next.is_there(); ++i) next.advance();
 #pragma unroll 1
-    for (int layer = 0; layer < p.num_layers; ++layer) {
-      const void* next[kProducts];  // asked for long before it is needed
-      load(next, min(layer + 1, p.num_layers - 1));
-#pragma unroll
-      for (int i = 0; i < kProducts; ++i) {
-        stream(product_of(p, weights[i], layer, i));
+    for (; tiles.is_there(); tiles.advance()) {
+      if (next.is_there()) {
+        prefetch(next);
+        next.advance();
       }
-#pragma unroll
-      for (int i = 0; i < kProducts; ++i) weights[i] = next[i];
+      copy(tiles);
     }
   }
 
@@ -123,42 +198,36 @@ class Producer {
   const uint64_t policy;
   Place<kStages> place;
 
-  __device__ void load(const void* (&weights)[kProducts], int layer) const {
-    const PersistentLayer& from = p.layers[layer];
-    weights[kQkv] = from.qkv;
-    weights[kOutput] = from.output;
-    weights[kGateUp] = from.gate_up;
-    weights[kDown] = from.down;
+  // Whether this lane has a row of the tile, and where it is.
+  __device__ bool find_row(const Tiles& tiles, const char*& from) const {
+    const Product& product = tiles.product;
+    const int row = product.gated ? lane % 8 + lane / 8 * product.outputs : lane;
+    from = static_cast<const char*>(product.weight) +
+           (static_cast<int64_t>(tiles.output + row) * product.k + tiles.first) * 2;
+    return lane < kTileRows && (product.gated ? lane % 8 : lane) < tiles.outputs;
   }
 
-  __device__ void stream(const Product& product) {
-    const Share share = Share::of(product);
-    const int step = product.tile_outputs();
-    const int row = product.gated ? lane % 8 + lane / 8 * product.outputs : lane;
-    const int own = product.gated ? lane % 8 : lane;  // which output of the tile
+  __device__ void prefetch(const Tiles& tiles) const {
+    const char* from;
+    if (!find_row(tiles, from)) return;
+    prefetch_row(from, min(kPass, tiles.product.k - tiles.first) * 2, policy);
+  }
+
+  __device__ void copy(const Tiles& tiles) {
+    const char* from;
+    const bool has_row = find_row(tiles, from);
+    const int rows = tiles.product.gated ? 2 * tiles.outputs : tiles.outputs;
+    const int elements = min(kPass, tiles.product.k - tiles.first);
 #pragma unroll 1
-    for (int first = 0; first < product.k; first += kPass) {
-      const int end = min(first + kPass, product.k);
-#pragma unroll 1
-      for (int output = share.begin; output < share.end; output += step) {
-        const int outputs = min(share.end - output, step);
-        const bool is_there = lane < kTileRows && own < outputs;
-        const int rows = product.gated ? 2 * outputs : outputs;
-        const char* from = static_cast<const char*>(product.weight) +
-                           static_cast<int64_t>(output + row) * product.k * 2;
-#pragma unroll 1
-        for (int k = first; k < end; k += kSlice) {
-          const int bytes = min(kSlice, product.k - k) * 2;
-          const uint32_t full = address(&sm.full[place.stage]);
-          mbarrier_wait(address(&sm.empty[place.stage]), place.parity);
-          if (lane == 0) mbarrier_expect(full, rows * bytes);
-          __syncwarp();
-          if (is_there) {
-            copy_row(address(sm.stages[place.stage].rows) + row_offset(lane), from + k * 2, bytes,
-                     full, policy);
-          }
-          place.advance();
-        }
+    for (int k = 0; k < elements; k += kSlice, place.advance()) {
+      const int bytes = min(kSlice, elements - k) * 2;
+      const uint32_t full = address(&sm.full[place.stage]);
+      mbarrier_wait(address(&sm.empty[place.stage]), place.parity);
+      if (lane == 0) mbarrier_expect(full, rows * bytes);
+      __syncwarp();
+      if (has_row) {
+        const uint32_t to = address(sm.stages[place.stage].rows) + row_offset(lane);
+        copy_row(to, from + k * 2, bytes, full, policy);
       }
     }
   }

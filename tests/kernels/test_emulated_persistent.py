@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.persistent_decoder import _table
+from kernels.persistent_decoder import _COUNTS, MAX_TOKENS, _table
 from tests.kernels import emulated
 from tests.kernels.test_persistent_decoder import (
     EPS,
@@ -33,12 +33,11 @@ KERNEL = (
 )
 CTAS = 5
 MOST_CTAS = 17
-KEY_SPLITS, MAX_KV_HEADS = 32, 32
 POINTERS = (
     *("out", "x", "layers", "caches", "cos_sin", "positions", "slots", "blocks", "seq_lens"),
-    *("counts", "rows", "partial_out", "partial_stats"),
+    *("counts", "rows", "squares", "partial_out", "partial_stats"),
 )
-INTS = (*("num_layers", "hidden", "intermediate", "q_heads", "kv_heads", "head_dim", "block_size"),)
+INTS = (*("tokens", "num_layers", "hidden", "intermediate", "q_heads", "kv_heads", "head_dim", "block_size"),)
 FIELDS = (
     *("input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "output", "attended_norm", "gate_up"),
     "down",
@@ -48,6 +47,7 @@ FIELDS = (
 class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
+        ("max_blocks", ctypes.c_int64),
         *((name, ctypes.c_int) for name in INTS),
         *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
     )
@@ -63,11 +63,12 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
     """The kernel's answer; what nobody wrote is NaN."""
     first, cpu = model.layers[0], torch.device("cpu")
     out = torch.full_like(step.x, float("nan"))
-    counts = torch.zeros(4 * 32 + 31, dtype=torch.int32)
-    counts = counts[-(counts.data_ptr() // 4) % 32 :][:128]
+    counts = torch.zeros(_COUNTS + 31, dtype=torch.int32)  # on a line of its own
+    counts = counts[-(counts.data_ptr() // 4) % 32 :][:_COUNTS]
     elements = 2 * first.hidden + first.intermediate + first.qkv.shape[0] + first.output.shape[1]
-    rows = torch.full((elements,), float("nan"), dtype=step.x.dtype)
-    partial = torch.full((KEY_SPLITS * model.heads * (model.dim + 2),), float("nan"))
+    rows = torch.full((MAX_TOKENS * elements,), float("nan"), dtype=step.x.dtype)
+    parts = (ctas + MAX_TOKENS * model.kv_heads) * (model.heads // model.kv_heads)
+    partial = torch.full((parts * (model.dim + 2),), float("nan"))
     tensors = {
         "out": out,
         "x": step.x,
@@ -80,10 +81,13 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "seq_lens": step.seq_lens,
         "counts": counts,
         "rows": rows,
+        "squares": torch.full((MAX_TOKENS, ctas), float("nan")),
         "partial_out": partial,
-        "partial_stats": partial[KEY_SPLITS * model.heads * model.dim :],
+        "partial_stats": partial[parts * model.dim :],
     }
     numbers = {
+        "max_blocks": step.block_table.stride(0),
+        "tokens": len(step.x),
         "num_layers": len(model.layers),
         "hidden": first.hidden,
         "intermediate": first.intermediate,
@@ -102,10 +106,10 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
     return out
 
 
-def check_decoded(library: ctypes.CDLL, context: int, ctas: int = CTAS, **options: Any) -> None:
+def check_decoded(library: ctypes.CDLL, *contexts: int, ctas: int = CTAS, **options: Any) -> None:
     of_step = {k: options.pop(k) for k in ("block_size", "stored") if k in options}
     model = make_model(device="cpu", **options)
-    step = make_step(model, context, **of_step)
+    step = make_step(model, *contexts, **of_step)
     wanted = step.copy()
     check(model, step, decode(library, model, step, ctas), wanted)
 
@@ -119,7 +123,7 @@ def test_contexts(library: ctypes.CDLL, context: int) -> None:
 @pytest.mark.parametrize("context", [5, 700])
 def test_grids(library: ctypes.CDLL, context: int, ctas: int) -> None:
     """As few CTAs as KV heads, and more than outputs divide into."""
-    check_decoded(library, context, ctas)
+    check_decoded(library, context, ctas=ctas)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -136,7 +140,7 @@ def test_heads(
 def test_sizes(library: ctypes.CDLL, hidden: int, intermediate: int) -> None:
     """One slice and several, whole and not, in one pass and two; the ring goes round."""
     options = {"hidden": hidden, "intermediate": intermediate, "num_layers": 1}
-    check_decoded(library, 20, MOST_CTAS, **options)
+    check_decoded(library, 20, ctas=MOST_CTAS, **options)
 
 
 def test_biases_and_norms_of_heads(library: ctypes.CDLL) -> None:
@@ -160,3 +164,15 @@ def test_padding_ends(library: ctypes.CDLL) -> None:
     step = make_step(model, 0)
     decode(library, model, step, CTAS)
     assert all(torch.isnan(cache).all() for pair in step.caches for cache in pair)
+
+
+@pytest.mark.parametrize(
+    "contexts", [(300, 20), (5,) * 7, (0, 90, 0, 1), tuple(range(10, 90, 10)), (9, *[40] * 15)]
+)
+def test_several_tokens(library: ctypes.CDLL, contexts: tuple[int, ...]) -> None:
+    check_decoded(library, *contexts, dim=128, dtype=torch.float16)
+
+
+def test_lengths_far_apart(library: ctypes.CDLL) -> None:
+    """Units of more than one for some CTAs."""
+    check_decoded(library, 1500, *[50] * 8)

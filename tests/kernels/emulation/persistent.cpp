@@ -1,4 +1,4 @@
-// A library with one function for test_emulated_persistent.py: a decoder of one token. The CTAs of
+// A library with one function for test_emulated_persistent.py: a decoder of few tokens. The CTAs of
 // the grid are those of one cluster, so all are there at a time.
 
 #include "persistent_layers.cuh"
@@ -10,7 +10,7 @@ using namespace sluice::persistent;
 
 PersistentDecoder params;
 
-template <typename T, int D>
+template <typename T, int D, int kGroups>
 void run_thread() {
   auto& sm = *reinterpret_cast<Shared*>(emulation::shared_memory);
   if (threadIdx.x == 0) {
@@ -21,10 +21,20 @@ void run_thread() {
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
-    Layers<T, D>(params, sm).run();
+    Layers<T, D, kGroups>(params, sm).run();
   } else if (threadIdx.x < kConsumers + 32) {
     Producer(params, sm).run();
   }
+}
+
+template <typename T, int D>
+void run_tokens(int ctas) {
+  emulation::run_cluster(ctas, params.tokens <= 8 ? run_thread<T, D, 1> : run_thread<T, D, 2>);
+}
+
+template <typename T>
+void run(int ctas) {
+  params.head_dim == 64 ? run_tokens<T, 64>(ctas) : run_tokens<T, 128>(ctas);
 }
 
 }  // namespace
@@ -39,8 +49,5 @@ extern "C" void persistent(const PersistentDecoder& decoder, bool bf16, int ctas
   for (int i = 0; i < ctas; ++i) {
     emulation::ctas[i] = {{i, 0, 0}, reinterpret_cast<uint8_t*>(begin + i * kBytes), {}, {}};
   }
-  const auto thread = params.head_dim == 64
-                          ? bf16 ? run_thread<__nv_bfloat16, 64> : run_thread<__half, 64>
-                          : bf16 ? run_thread<__nv_bfloat16, 128> : run_thread<__half, 128>;
-  emulation::run_cluster(ctas, thread);
+  bf16 ? run<__nv_bfloat16>(ctas) : run<__half>(ctas);
 }
