@@ -140,9 +140,11 @@ class TokenAttention {
     return nth < num ? last - nth : -1;
   }
 
-  // The block of the caches in which a tile is.
-  __device__ __forceinline__ int block_of(int tile) const {
-    return tile < 0 ? 0 : __ldg(p.blocks + token * p.max_blocks + tile * kKeyTile / p.block_size);
+  // Where this head's keys of a tile are in the caches.
+  __device__ __forceinline__ int64_t place_of(int tile) const {
+    const int first = max(tile, 0) * kKeyTile, nth = first / p.block_size;
+    const int64_t block = __ldg(p.blocks + token * p.max_blocks + nth);
+    return ((block * p.block_size + first - nth * p.block_size) * p.kv_heads + head) * D;
   }
 
   // Which key of a tile rows lane / 4 and, half, eight further are.
@@ -154,11 +156,9 @@ class TokenAttention {
 
   // Where a key of a tile is in the caches, or null if it is not there: past the end may be NaN, and
   // the newest is not stored yet.
-  __device__ __forceinline__ const T* old(const T* cache, int block, int tile, int key) const {
-    if (tile * kKeyTile + key >= len - 1) return nullptr;
-    const int64_t slot = static_cast<int64_t>(block) * p.block_size +
-                         tile * kKeyTile % p.block_size + key;
-    return cache + (slot * p.kv_heads + head) * D;
+  __device__ __forceinline__ const T* old(const T* cache, int64_t place, int tile, int key) const {
+    const bool is_there = tile * kKeyTile + key < len - 1;
+    return is_there ? cache + place + key * p.kv_heads * D : nullptr;
   }
 
   static __device__ __forceinline__ void load_old(uint32_t (&to)[4], const T* from, int dim) {
@@ -167,19 +167,19 @@ class TokenAttention {
     set(to, x);
   }
 
-  __device__ __forceinline__ void load_keys(Unit& own, int block, int tile) const {
+  __device__ __forceinline__ void load_keys(Unit& own, int64_t place, int tile) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const T* from = old(rows.k_cache, block, tile, key_of(half));
+      const T* from = old(rows.k_cache, place, tile, key_of(half));
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) load_old(own.keys[c][half], from, c * 32 + t * 8);
     }
   }
 
-  __device__ __forceinline__ void load_values(Unit& own, int block, int tile) const {
+  __device__ __forceinline__ void load_values(Unit& own, int64_t place, int tile) const {
 #pragma unroll
     for (int key = 0; key < 4; ++key) {
-      const T* from = old(rows.v_cache, block, tile, t * 4 + key);
+      const T* from = old(rows.v_cache, place, tile, t * 4 + key);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         load_old(own.values[half][key], from, half * 64 + g * 8);
@@ -295,21 +295,21 @@ class TokenAttention {
   __device__ __forceinline__ void attend(Unit& own, Await&& await_rows) {
     own.max[0] = own.max[1] = -INFINITY;
     uint32_t q[kChunks][4] = {};
-    int block = block_of(tile_of(0));
+    int64_t place = place_of(tile_of(0));
     const bool has_newest = split == splits - 1 && warp == 0 && len > 0;
 #pragma unroll 1
     for (int round = -1;; ++round) {  // the first one only loads
       const int next = tile_of(round + 1);
       float s[4] = {};
       if (round >= 0) multiply_keys(s, own, q);
-      if (next >= 0) load_keys(own, block, next);
+      if (next >= 0) load_keys(own, place, next);
       if (round >= 0) {
         uint32_t weights[2];
         weigh(own, s, tile_of(round), weights);
         multiply_values(own, weights);
       }
-      if (next >= 0) load_values(own, block, next);
-      block = block_of(tile_of(round + 2));
+      if (next >= 0) load_values(own, place, next);
+      place = place_of(tile_of(round + 2));
       if (round < 0) {
         const int64_t slot = p.slots[token];
         Turns turns;
@@ -447,9 +447,11 @@ class TokenAttention {
     for (int i = threadIdx.x; i < group * (D / 2); i += kConsumers) {
       const int of = i / (D / 2);
       float most = -INFINITY;
+#pragma unroll 1
       for (int w = 0; w < warps; ++w) most = fmaxf(most, sm.stats[w][of].x);
       float sum = 0.f;
       float2 out = {0.f, 0.f};
+#pragma unroll 2
       for (int w = 0; w < warps; ++w) {
         const float2 stats = sm.stats[w][of];
         const float factor = exp2f(stats.x - most);

@@ -37,7 +37,18 @@ POINTERS = (
     *("out", "x", "layers", "caches", "cos_sin", "positions", "slots", "blocks", "seq_lens"),
     *("counts", "rows", "squares", "partial_out", "partial_stats"),
 )
-INTS = (*("tokens", "num_layers", "hidden", "intermediate", "q_heads", "kv_heads", "head_dim", "block_size"),)
+INTS = (
+    *(
+        "tokens",
+        "num_layers",
+        "hidden",
+        "intermediate",
+        "q_heads",
+        "kv_heads",
+        "head_dim",
+        "block_size",
+    ),
+)
 FIELDS = (
     *("input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "output", "attended_norm", "gate_up"),
     "down",
