@@ -1,5 +1,7 @@
-"""All layers of a decoder for one token of each of a few sequences, in one launch (``csrc``'s file of this
-name); ``cuda.load`` comes before."""
+"""All layers of a decoder for one token of each of a few sequences, in one launch.
+
+Python face of ``csrc/persistent_decoder.cu``; ``cuda.load`` comes before.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,7 @@ class PersistentDecoder:
         _, num_kv_heads, head_dim = self._heads
         if len(kv_cache) != len(self._layers):
             raise ValueError(f"{len(self._layers)} layers need as many caches, not {len(kv_cache)}")
-        first = kv_cache[0][0]
+        first, dtype = kv_cache[0][0], self._layers[0].qkv.dtype
         for i, pair in enumerate(kv_cache):
             for cache in pair:
                 if cache.shape[2:] != (num_kv_heads, head_dim) or cache.shape != first.shape:
@@ -208,10 +210,9 @@ class PersistentDecoder:
                         f"caches must be [num_blocks, block_size, {num_kv_heads}, {head_dim}], all "
                         f"alike; one of layer {i} is {list(cache.shape)}"
                     )
-                if cache.dtype != self._layers[0].qkv.dtype or not cache.is_contiguous():
+                if cache.dtype != dtype or not cache.is_contiguous():
                     raise ValueError(
-                        f"caches must be contiguous {self._layers[0].qkv.dtype}; one of layer {i} is "
-                        f"{cache.dtype}"
+                        f"caches must be contiguous {dtype}; one of layer {i} is {cache.dtype}"
                     )
 
 

@@ -83,13 +83,15 @@ class Layers {
     } else {
       await(&p.counts->phases, phases * gridDim.x);
     }
-    if (which == kQkv || which == kGateUp) take_in_squares();
     const T* x = which == kOutput ? attended : which == kDown ? activated : normed;
     T* out = which == kDown && !norm ? static_cast<T*>(p.out) : residual;
     const bool is_own = products.token < p.tokens;
     float squares = 0.f;
     products.multiply(
         product, share, x,
+        [&] {
+          if (which == kQkv || which == kGateUp) take_in_squares();
+        },
         [&](int first) {
           const int output = first + products.row;
           Early early = {0.f, 0.f};

@@ -38,15 +38,16 @@ class Products {
       : row(threadIdx.x % kTileRows), token(threadIdx.x / kTileRows), sm(shared),
         warp(threadIdx.x / 32), lane(threadIdx.x % 32), num_tokens(tokens) {}
 
-  // Multiplies x, packed [k, tokens], with the rows of this CTA. For every tile, begin(first output)
-  // is called before it is multiplied, and finish(first output, what begin returned, sum of
-  // this thread's row, sum of the row eight further) after.
-  template <typename Begin, typename Finish>
-  __device__ __forceinline__ void multiply(const Product& product, const Share& share,
-                                           const T* x, Begin&& begin, Finish&& finish) {
+  // Multiplies x, packed [k, tokens], with the rows of this CTA. While x is on its way, prepare() is
+  // called. For every tile, begin(first output) is called before it is multiplied, and finish(first
+  // output, what begin returned, sum of this thread's row, sum of the row eight further) after.
+  template <typename Prepare, typename Begin, typename Finish>
+  __device__ __forceinline__ void multiply(const Product& product, const Share& share, const T* x,
+                                           Prepare&& prepare, Begin&& begin, Finish&& finish) {
     const int step = product.tile_outputs(), passes = (product.k + kPass - 1) / kPass;
     Tokens tokens[kPassSlices];
     load(tokens, x, 0, product.k);
+    prepare();
 #pragma unroll 1
     for (int band = share.begin; band < share.end; band += kBand * step) {
       const int band_end = min(band + kBand * step, share.end);

@@ -26,7 +26,7 @@ class Model:
 
     @property
     def scale(self) -> float:
-        return self.dim**-0.5
+        return float(self.dim**-0.5)
 
     @property
     def shape(self) -> dict[str, int]:
