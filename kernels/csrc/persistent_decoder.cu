@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
-    take_registers<216>();
+    take_registers<kConsumerRegisters>();
     Layers<T, D, kGroups>(p, sm).run();
   } else {
-    give_up_registers<80>();
+    give_up_registers<kProducerRegisters>();
     if (threadIdx.x < kConsumers + 32) Producer(p, sm).run();
   }
 #endif

@@ -14,6 +14,9 @@ namespace sluice::persistent {
 constexpr int kWarps = 8;  // that multiply
 constexpr int kConsumers = kWarps * 32;
 constexpr int kThreads = kConsumers + 128;  // registers move between whole warpgroups
+// Of a thread: a CTA can have no more than 168 for each of its threads.
+constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
+static_assert(kConsumers * kConsumerRegisters + 128 * kProducerRegisters <= kThreads * 168);
 constexpr int kTileRows = 16;
 constexpr int kSlice = 1024;  // elements of k in a stage
 constexpr int kSliceBytes = kSlice * 2;

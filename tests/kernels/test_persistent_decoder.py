@@ -192,9 +192,9 @@ def _kernels() -> None:
     cuda.load()
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_kernels")
 class TestOnAGpu:
-    pytestmark = (pytest.mark.gpu, pytest.mark.usefixtures("_kernels"))
-
     def run(self, model: Model, step: Step, times: int = 1) -> torch.Tensor:
         decoder = PersistentDecoder(
             model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=model.scale
