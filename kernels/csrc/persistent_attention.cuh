@@ -1,5 +1,5 @@
-// Attention of a few tokens, each of another sequence. A unit is a token's KV head and a range of its
-// keys, 16 of them a tile; each warp takes a tile at a time, the newest first. Keys and values come
+// Attention of a few tokens, each of another sequence, in units (persistent_units.cuh) of tiles of 16
+// keys. Each warp takes a tile at a time, the newest first. Keys and values come
 // straight into the registers of the instructions that multiply them, those of the first tiles
 // before the token's own queries are known. What several units make of a head, the last of them puts
 // together.
@@ -12,16 +12,14 @@
 // keys and one that loads values.
 #pragma once
 
-#include "decode_rotation.cuh"
 #include "grid_counts.cuh"
 #include "mma.cuh"
-#include "persistent_products.cuh"
+#include "persistent_heads.cuh"
+#include "persistent_units.cuh"
 
 namespace sluice::persistent {
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kKeyTile = 16;   // tokens
-constexpr int kUnitTiles = kWarps;  // of a unit, at least
 
 // What attention reads and writes in a layer.
 template <typename T>
@@ -40,28 +38,26 @@ class TokenAttention {
  public:
   __device__ __forceinline__ TokenAttention(const PersistentDecoder& params, Shared& shared)
       : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4),
-        t(lane % 4), group(params.q_heads / params.kv_heads) {
-    deal();
-  }
+        t(lane % 4), group(params.q_heads / params.kv_heads), units(params, shared) {}
 
   // This CTA's units of a layer. await_rows() returns when the tokens' projections are there.
   template <typename Await>
   __device__ __forceinline__ void run(const AttentionRows<T>& of_layer, int layer,
                                       Await&& await_rows) {
     rows = of_layer;
-    unit = (blockIdx.x + layer * kUnitTiles) % gridDim.x;
-    bool has_waited = unit >= units;
+    int index = (blockIdx.x + layer * kUnitTiles) % gridDim.x;
+    bool has_waited = index >= units.count;
     if (has_waited) await_rows();
 #pragma unroll 1
-    for (; unit < units; unit += gridDim.x) {
-      open();
-      Unit own = {};
+    for (; index < units.count; index += gridDim.x) {
+      unit = units.open(index);
+      Held own = {};
       attend(own, [&] {
         if (!has_waited) await_rows();
         has_waited = true;
       });
       merge_warps(own);
-      bool is_done = splits == 1;
+      bool is_done = unit.splits == 1;
       if (!is_done && is_last_unit(layer)) {
         merge_units();
         is_done = true;
@@ -75,99 +71,46 @@ class TokenAttention {
   const PersistentDecoder& p;
   Shared& sm;
   const int warp, lane, g, t, group;
-  int units, most;  // tiles of a unit
+  const Units units;
   AttentionRows<T> rows;
-  int unit, token, len, head, splits, split;
-  int last, num;  // the unit's last tile and how many there are
+  Unit unit;
 
   // What a warp has of a unit.
-  struct Unit {
+  struct Held {
     uint32_t keys[kChunks][2][4], values[kHalves][4][4];
     float o[kHalves][4][4], max[2], sum[2];
   };
 
-  __device__ __forceinline__ int tiles_of(int of_token) const {
-    return (p.seq_lens[of_token] + kKeyTile - 1) / kKeyTile;
-  }
-
-  // Units of up to `tiles` tiles, of one KV head; a token has one at least.
-  __device__ __forceinline__ int count(int tiles) const {
-    int total = 0;
-#pragma unroll 1
-    for (int i = 0; i < p.tokens; ++i) total += max(1, (tiles_of(i) + tiles - 1) / tiles);
-    return total;
-  }
-
-  // All CTAs' work at once, if none gets twice its part for that.
-  __device__ __forceinline__ void deal() {
-    int total = 0;
-    for (int i = 0; i < p.tokens; ++i) total += tiles_of(i);
-    const int ctas = gridDim.x, fair = max(kUnitTiles, (total * p.kv_heads + ctas - 1) / ctas);
-    most = fair;
-#pragma unroll 1
-    while (most < 2 * fair && count(most) * p.kv_heads > ctas) most += (fair + 15) / 16;
-    units = count(most) * p.kv_heads;
-    if (threadIdx.x < p.tokens) {
-      int end = 0;
-      for (int i = 0; i <= threadIdx.x; ++i) end += max(1, (tiles_of(i) + most - 1) / most);
-      sm.unit_ends[threadIdx.x] = end;
-    }
-    sync_consumers();
-  }
-
-  // Finds out what the unit is.
-  __device__ __forceinline__ void open() {
-    const int nth = unit / p.kv_heads;
-    head = unit % p.kv_heads;
-    token = 0;
-    while (sm.unit_ends[token] <= nth) ++token;
-    const int begin = token ? sm.unit_ends[token - 1] : 0;
-    split = nth - begin;
-    splits = sm.unit_ends[token] - begin;
-    len = p.seq_lens[token];
-    const int tiles = tiles_of(token), each = (tiles + splits - 1) / splits;
-    last = min((split + 1) * each, tiles) - 1;
-    num = max(last - split * each + 1, 0);
-  }
-
   __device__ __forceinline__ const T* token_row() const {
-    return rows.qkv + static_cast<int64_t>(token) * (p.q_heads + 2 * p.kv_heads) * D;
+    return rows.qkv + static_cast<int64_t>(unit.token) * (p.q_heads + 2 * p.kv_heads) * D;
   }
 
-  // The tile that this warp takes in a round; -1: none.
-  __device__ __forceinline__ int tile_of(int round) const {
-    const int nth = round * kWarps + warp;
-    return nth < num ? last - nth : -1;
-  }
+  __device__ __forceinline__ int tile_of(int round) const { return unit.tile(round, warp); }
 
   // Where this head's keys of a tile are in the caches.
   __device__ __forceinline__ int64_t place_of(int tile) const {
     const int first = max(tile, 0) * kKeyTile, nth = first / p.block_size;
-    const int64_t block = __ldg(p.blocks + token * p.max_blocks + nth);
-    return ((block * p.block_size + first - nth * p.block_size) * p.kv_heads + head) * D;
+    const int64_t block = __ldg(p.blocks + unit.token * p.max_blocks + nth);
+    return ((block * p.block_size + first - nth * p.block_size) * p.kv_heads + unit.head) * D;
   }
 
   // Which key of a tile rows lane / 4 and, half, eight further are.
   __device__ __forceinline__ int key_of(int half) const { return g / 2 * 4 + g % 2 + half * 2; }
 
-  static __device__ __forceinline__ void set(uint32_t (&to)[4], const uint4& x) {
-    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-  }
-
   // Where a key of a tile is in the caches, or null if it is not there: past the end may be NaN, and
   // the newest is not stored yet.
   __device__ __forceinline__ const T* old(const T* cache, int64_t place, int tile, int key) const {
-    const bool is_there = tile * kKeyTile + key < len - 1;
+    const bool is_there = tile * kKeyTile + key < unit.len - 1;
     return is_there ? cache + place + key * p.kv_heads * D : nullptr;
   }
 
   static __device__ __forceinline__ void load_old(uint32_t (&to)[4], const T* from, int dim) {
     uint4 x = make_uint4(0, 0, 0, 0);
     if (from) x = load_once(from + dim);
-    set(to, x);
+    set_words(to, x);
   }
 
-  __device__ __forceinline__ void load_keys(Unit& own, int64_t place, int tile) const {
+  __device__ __forceinline__ void load_keys(Held& own, int64_t place, int tile) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const T* from = old(rows.k_cache, place, tile, key_of(half));
@@ -176,7 +119,7 @@ class TokenAttention {
     }
   }
 
-  __device__ __forceinline__ void load_values(Unit& own, int64_t place, int tile) const {
+  __device__ __forceinline__ void load_values(Held& own, int64_t place, int tile) const {
 #pragma unroll
     for (int key = 0; key < 4; ++key) {
       const T* from = old(rows.v_cache, place, tile, t * 4 + key);
@@ -187,74 +130,16 @@ class TokenAttention {
     }
   }
 
-  // Cosines and sines of the token's position, for the dims of this thread.
-  struct Turns {
-    float2 cos[kHalves][4], sin[kHalves][4];
-  };
-
-  __device__ __forceinline__ void load_turns(Turns& turns) const {
-    const float* from = p.cos_sin + p.positions[token] * D + t * 8;
-#pragma unroll
-    for (int c = 0; c < kHalves; ++c) {
-#pragma unroll
-      for (int w = 0; w < 4; w += 2) {
-        const auto* at = reinterpret_cast<const float4*>(from + c * 32 + w * 2);
-        const float4 cos = __ldg(at), sin = __ldg(at + D / 8);
-        turns.cos[c][w] = {cos.x, cos.y}, turns.cos[c][w + 1] = {cos.z, cos.w};
-        turns.sin[c][w] = {sin.x, sin.y}, turns.sin[c][w + 1] = {sin.z, sin.w};
-      }
-    }
-  }
-
-  // A head of the projection: 8 dims of every 32.
-  __device__ __forceinline__ void load_head(uint32_t (&to)[kChunks][4], const T* from) const {
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      set(to[c], __ldcg(reinterpret_cast<const uint4*>(from + c * 32 + t * 8)));
-    }
-  }
-
-  __device__ __forceinline__ void turn(uint32_t (&head_of)[kChunks][4], const void* norm,
-                                       const Turns& turns) const {
-    if (norm) norm_head(head_of, static_cast<const T*>(norm));
-#pragma unroll
-    for (int c = 0; c < kHalves; ++c) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        rotate<T>(head_of[c][w], head_of[c + kHalves][w], turns.cos[c][w], turns.sin[c][w]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void norm_head(uint32_t (&x)[kChunks][4], const T* weight) const {
-    float squares = 0.f;
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 two = Half<T>::unpack(x[c][w]);
-        squares += two.x * two.x + two.y * two.y;
-      }
-    }
-    squares += __shfl_xor_sync(~0u, squares, 1);
-    squares += __shfl_xor_sync(~0u, squares, 2);
-    const float scale = rsqrtf(squares / D + p.head_eps);
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      uint32_t weights[4];
-      set(weights, __ldg(reinterpret_cast<const uint4*>(weight + c * 32 + t * 8)));
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 two = Half<T>::unpack(x[c][w]), by = Half<T>::unpack(weights[w]);
-        x[c][w] = Half<T>::pack(rounded<T>(two.x * scale) * by.x, rounded<T>(two.y * scale) * by.y);
-      }
-    }
+  __device__ __forceinline__ void turn(HeadWords<D>& of, const void* norm,
+                                       const Turns<D>& turns) const {
+    if (norm) norm_head<T, D>(of, static_cast<const T*>(norm), p.head_eps, t);
+    turn_head<T, D>(of, turns);
   }
 
   // The token's own key and value: into the first tile of this warp, and into the cache.
-  __device__ __forceinline__ void take_in_new(Unit& own, const uint32_t (&key)[kChunks][4],
+  __device__ __forceinline__ void take_in_new(Held& own, const uint32_t (&key)[kChunks][4],
                                               const uint32_t (&value)[kHalves][4], int64_t slot) {
-    const int newest = (len - 1) % kKeyTile;
+    const int newest = (unit.len - 1) % kKeyTile;
     const bool is_own = newest / 4 == t;  // has the token's value
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -267,7 +152,7 @@ class TokenAttention {
       for (int i = 0; i < 4; ++i) replace(own.values[half][i], value[half], is_own && newest % 4 == i);
     }
     if (slot < 0) return;
-    const int64_t to = (slot * p.kv_heads + head) * D;
+    const int64_t to = (slot * p.kv_heads + unit.head) * D;
     if (g == 0) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) store_words(rows.k_cache + to + c * 32 + t * 8, key[c]);
@@ -292,11 +177,11 @@ class TokenAttention {
   }
 
   template <typename Await>
-  __device__ __forceinline__ void attend(Unit& own, Await&& await_rows) {
+  __device__ __forceinline__ void attend(Held& own, Await&& await_rows) {
     own.max[0] = own.max[1] = -INFINITY;
     uint32_t q[kChunks][4] = {};
     int64_t place = place_of(tile_of(0));
-    const bool has_newest = split == splits - 1 && warp == 0 && len > 0;
+    const bool has_newest = unit.split == unit.splits - 1 && warp == 0 && unit.len > 0;
 #pragma unroll 1
     for (int round = -1;; ++round) {  // the first one only loads
       const int next = tile_of(round + 1);
@@ -311,19 +196,19 @@ class TokenAttention {
       if (next >= 0) load_values(own, place, next);
       place = place_of(tile_of(round + 2));
       if (round < 0) {
-        const int64_t slot = p.slots[token];
-        Turns turns;
-        load_turns(turns);
+        const int64_t slot = p.slots[unit.token];
+        Turns<D> turns;
+        turns.load(p.cos_sin + p.positions[unit.token] * D, t);
         await_rows();
         uint32_t key[kChunks][4] = {}, value[kHalves][4] = {};
-        load_head(q, token_row() + (head * group + min(g, group - 1)) * D);
+        load_head<T, D>(q, token_row() + (unit.head * group + min(g, group - 1)) * D, t);
         if (has_newest) {  // all that is asked for is under way before any of it is needed
-          const T* from = token_row() + (p.q_heads + head) * D;
-          load_head(key, from);
+          const T* from = token_row() + (p.q_heads + unit.head) * D;
+          load_head<T, D>(key, from, t);
 #pragma unroll
           for (int half = 0; half < kHalves; ++half) {
             const T* v = from + p.kv_heads * D + half * 64 + g * 8;
-            set(value[half], __ldcg(reinterpret_cast<const uint4*>(v)));
+            set_words(value[half], __ldcg(reinterpret_cast<const uint4*>(v)));
           }
         }
         turn(q, rows.q_norm, turns);
@@ -341,7 +226,7 @@ class TokenAttention {
     }
   }
 
-  __device__ __forceinline__ void multiply_keys(float (&s)[4], const Unit& own,
+  __device__ __forceinline__ void multiply_keys(float (&s)[4], const Held& own,
                                                 const uint32_t (&q)[kChunks][4]) const {
     float other[4] = {};  // so that no product waits for the last one
 #pragma unroll
@@ -358,12 +243,12 @@ class TokenAttention {
   }
 
   // Scores to unnormalised weights, transposed; what has been summed up so far is made to match.
-  __device__ __forceinline__ void weigh(Unit& own, float (&s)[4], int tile,
+  __device__ __forceinline__ void weigh(Held& own, float (&s)[4], int tile,
                                         uint32_t (&weights)[2]) const {
     float most[2] = {own.max[0], own.max[1]};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const bool is_there = tile * kKeyTile + key_of(e / 2) < len;
+      const bool is_there = tile * kKeyTile + key_of(e / 2) < unit.len;
       s[e] = is_there ? s[e] * (p.scale * kLog2e) : -INFINITY;
       most[e % 2] = fmaxf(most[e % 2], s[e]);
     }
@@ -392,7 +277,7 @@ class TokenAttention {
     weights[1] = transposed(Half<T>::pack(s[2], s[3]));
   }
 
-  __device__ __forceinline__ void multiply_values(Unit& own, const uint32_t (&weights)[2]) const {
+  __device__ __forceinline__ void multiply_values(Held& own, const uint32_t (&weights)[2]) const {
     constexpr uint32_t kLow = 0x5410, kHigh = 0x7632;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -411,8 +296,8 @@ class TokenAttention {
   __device__ __forceinline__ bool is_last_unit(int layer) {
     sync_consumers();
     if (threadIdx.x == 0) {
-      const int before = arrive(&p.counts->heads[token * p.kv_heads + head]);
-      sm.is_last = before == splits * (layer + 1) - 1;
+      const int before = arrive(&p.counts->heads[unit.token * p.kv_heads + unit.head]);
+      sm.is_last = before == unit.splits * (layer + 1) - 1;
     }
     sync_consumers();
     return sm.is_last;
@@ -420,12 +305,12 @@ class TokenAttention {
 
   // Where results of a split of this head are, in rows of query heads.
   __device__ __forceinline__ int64_t partial_at(int of_split) const {
-    return static_cast<int64_t>(unit + (of_split - split) * p.kv_heads) * group;
+    return static_cast<int64_t>(unit.index + (of_split - unit.split) * p.kv_heads) * group;
   }
 
-  __device__ __forceinline__ void merge_warps(const Unit& own) {
+  __device__ __forceinline__ void merge_warps(const Held& own) {
     auto& out_of = sm.scratch.attended;
-    const int warps = min(num, kWarps);
+    const int warps = min(unit.num, kWarps);
     if (warp < warps) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -460,11 +345,11 @@ class TokenAttention {
         out.x += x.x * factor;
         out.y += x.y * factor;
       }
-      if (splits == 1) {
+      if (unit.splits == 1) {
         store(i, out, sum);
       } else {
-        reinterpret_cast<float2*>(p.partial_out)[partial_at(split) * (D / 2) + i] = out;
-        if (i % (D / 2) == 0) p.partial_stats[partial_at(split) + of] = {most, sum};
+        reinterpret_cast<float2*>(p.partial_out)[partial_at(unit.split) * (D / 2) + i] = out;
+        if (i % (D / 2) == 0) p.partial_stats[partial_at(unit.split) + of] = {most, sum};
       }
     }
   }
@@ -474,7 +359,7 @@ class TokenAttention {
       float most = -INFINITY, sum = 0.f;
       float2 out = {0.f, 0.f};
 #pragma unroll 4
-      for (int j = 0; j < splits; ++j) {
+      for (int j = 0; j < unit.splits; ++j) {
         const float2 stats = __ldcg(p.partial_stats + partial_at(j) + i / (D / 2));
         const auto* from = reinterpret_cast<const float2*>(p.partial_out) + partial_at(j) * (D / 2);
         const float2 x = __ldcg(from + i);
@@ -492,7 +377,7 @@ class TokenAttention {
   // Two dims of this KV head's query heads.
   __device__ __forceinline__ void store(int i, float2 out, float sum) const {
     const float factor = sum > 0.f ? 1.f / sum : 0.f;
-    T* to = rows.attended + packed_at<kGroups>(token, head * group * D + i * 2);
+    T* to = rows.attended + packed_at<kGroups>(unit.token, unit.head * group * D + i * 2);
     *reinterpret_cast<uint32_t*>(to) = Half<T>::pack(out.x * factor, out.y * factor);
   }
 };

@@ -25,9 +25,11 @@ from tests.kernels.test_persistent_decoder import (
 KERNEL = (
     "persistent_attention.cuh",
     "persistent_decoder.cuh",
+    "persistent_heads.cuh",
     "persistent_layers.cuh",
     "persistent_products.cuh",
     "persistent_ring.cuh",
+    "persistent_units.cuh",
     "decode_rotation.cuh",
     "reduce.cuh",
 )
