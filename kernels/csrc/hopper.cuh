@@ -78,13 +78,6 @@ __device__ __forceinline__ void copy_row(uint32_t smem, const void* from, int by
       : "memory");
 }
 
-// Brings bytes in a row, as copy_row takes them, into the L2.
-__device__ __forceinline__ void prefetch_row(const void* from, int bytes, uint64_t policy) {
-  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from),
-               "r"(bytes), "l"(policy)
-               : "memory");
-}
-
 // Of what is read once: it makes room before all else.
 __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;

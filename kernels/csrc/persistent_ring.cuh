@@ -25,7 +25,7 @@ constexpr int kStages = 6;
 constexpr int kPassSlices = 4;
 constexpr int kPass = kPassSlices * kSlice;  // elements of k for which some tiles are multiplied
 constexpr int kBand = 4;                     // of so many tiles are the sums kept
-constexpr int kTilesAhead = 1;               // that are brought into the L2 before they are copied
+constexpr int kWindow = 2;                   // stages that are under way at a time
 constexpr int kMostTokens = kMostPersistentTokens;
 constexpr int kMostGroup = 8;  // query heads of a KV head
 
@@ -172,60 +172,48 @@ class Tiles {
   }
 };
 
-// One warp fills the ring; a lane copies a row. Of the next tiles, so much as the L2 has room for is
-// brought there: while the ring is full, memory would rest otherwise.
+// One warp fills the ring; a lane copies a row. No more is under way at a time than keeps memory busy:
+// what CTAs tell each other would wait behind the rest.
 class Producer {
  public:
   __device__ Producer(const PersistentDecoder& params, Shared& shared)
-      : p(params), sm(shared), lane(threadIdx.x % 32), policy(evict_first_policy()) {
+      : sm(shared), lane(threadIdx.x % 32), policy(evict_first_policy()), tiles(params) {
     place.parity = 1;  // of a fresh barrier, this phase counts as ended
   }
 
   __device__ void run() {
-    Tiles tiles(p), next(p);
-    for (int i = 0; i < kTilesAhead && next.is_there(); ++i) next.advance();
 #pragma unroll 1
-    for (; tiles.is_there(); tiles.advance()) {
-      if (next.is_there()) {
-        prefetch(next);
-        next.advance();
-      }
-      copy(tiles);
-    }
+    for (; tiles.is_there(); tiles.advance()) copy();
   }
 
  private:
-  const PersistentDecoder& p;
   Shared& sm;
   const int lane;
   const uint64_t policy;
-  Place<kStages> place;
+  Tiles tiles;
+  Place<kStages> place, arrived;
+  int under_way = 0;
 
-  // Whether this lane has a row of the tile, and where it is.
-  __device__ bool find_row(const Tiles& tiles, const char*& from) const {
+  __device__ void copy() {
     const Product& product = tiles.product;
     const int row = product.gated ? lane % 8 + lane / 8 * product.outputs : lane;
-    from = static_cast<const char*>(product.weight) +
-           (static_cast<int64_t>(tiles.output + row) * product.k + tiles.first) * 2;
-    return lane < kTileRows && (product.gated ? lane % 8 : lane) < tiles.outputs;
-  }
-
-  __device__ void prefetch(const Tiles& tiles) const {
-    const char* from;
-    if (!find_row(tiles, from)) return;
-    prefetch_row(from, min(kPass, tiles.product.k - tiles.first) * 2, policy);
-  }
-
-  __device__ void copy(const Tiles& tiles) {
-    const char* from;
-    const bool has_row = find_row(tiles, from);
-    const int rows = tiles.product.gated ? 2 * tiles.outputs : tiles.outputs;
-    const int elements = min(kPass, tiles.product.k - tiles.first);
+    const bool has_row =
+        lane < kTileRows && (product.gated ? lane % 8 : lane) < tiles.outputs;
+    const char* from = static_cast<const char*>(product.weight) +
+                       (static_cast<int64_t>(tiles.output + row) * product.k + tiles.first) * 2;
+    const int rows = product.gated ? 2 * tiles.outputs : tiles.outputs;
+    const int elements = min(kPass, product.k - tiles.first);
 #pragma unroll 1
     for (int k = 0; k < elements; k += kSlice, place.advance()) {
       const int bytes = min(kSlice, elements - k) * 2;
       const uint32_t full = address(&sm.full[place.stage]);
       mbarrier_wait(address(&sm.empty[place.stage]), place.parity);
+      if (under_way == kWindow) {
+        mbarrier_wait(address(&sm.full[arrived.stage]), arrived.parity);
+        arrived.advance();
+      } else {
+        ++under_way;
+      }
       if (lane == 0) mbarrier_expect(full, rows * bytes);
       __syncwarp();
       if (has_row) {

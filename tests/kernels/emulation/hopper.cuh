@@ -79,9 +79,6 @@ inline void copy_row(uint32_t to, const void* from, int bytes, uint32_t barrier,
   barrier_of(emulation::rank(), barrier).bytes -= bytes;
   end_phase(barrier_of(emulation::rank(), barrier));
 }
-inline void prefetch_row(const void* from, int bytes, uint64_t) {
-  if (reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) std::abort();
-}
 inline uint64_t evict_first_policy() { return 0; }
 
 template <int N>
