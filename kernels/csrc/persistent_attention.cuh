@@ -138,7 +138,8 @@ class TokenAttention {
 
   // The token's own key and value: into the first tile of this warp, and into the cache.
   __device__ __forceinline__ void take_in_new(Held& own, const uint32_t (&key)[kChunks][4],
-                                              const uint32_t (&value)[kHalves][4], int64_t slot) {
+                                              const uint32_t (&value)[kHalves][4],
+                                              int64_t slot) const {
     const int newest = (unit.len - 1) % kKeyTile;
     const bool is_own = newest / 4 == t;  // has the token's value
 #pragma unroll
@@ -176,48 +177,77 @@ class TokenAttention {
     for (int w = 0; w < 4; ++w) to[w] = condition ? by[w] : to[w];
   }
 
+  // As before the first key.
+  static __device__ __forceinline__ void forget(Held& own) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      own.max[e] = -INFINITY;
+      own.sum[e] = 0.f;
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) own.o[half][j][e] = 0.f;
+      }
+    }
+  }
+
+  // Waits for the token's projections: queries, and for one warp its key and value.
+  template <typename Await>
+  __device__ __forceinline__ void take_in_token(Held& own, uint32_t (&q)[kChunks][4],
+                                                Await&& await_rows) const {
+    const bool has_newest = unit.split == unit.splits - 1 && warp == 0 && unit.len > 0;
+    const int64_t slot = p.slots[unit.token];
+    Turns<D> turns;
+    turns.load(p.cos_sin + p.positions[unit.token] * D, t);
+    await_rows();
+    uint32_t key[kChunks][4] = {}, value[kHalves][4] = {};
+    load_head<T, D>(q, token_row() + (unit.head * group + min(g, group - 1)) * D, t);
+    if (has_newest) {  // all that is asked for is under way before any of it is needed
+      const T* from = token_row() + (p.q_heads + unit.head) * D;
+      load_head<T, D>(key, from, t);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const T* v = from + p.kv_heads * D + half * 64 + g * 8;
+        set_words(value[half], __ldcg(reinterpret_cast<const uint4*>(v)));
+      }
+    }
+    turn(q, rows.q_norm, turns);
+    if (has_newest) {
+      turn(key, rows.k_norm, turns);
+      take_in_new(own, key, value, slot);
+    }
+  }
+
   template <typename Await>
   __device__ __forceinline__ void attend(Held& own, Await&& await_rows) {
-    own.max[0] = own.max[1] = -INFINITY;
     uint32_t q[kChunks][4] = {};
     int64_t place = place_of(tile_of(0));
-    const bool has_newest = unit.split == unit.splits - 1 && warp == 0 && unit.len > 0;
+    // One round only loads, and one tries what the others do, while the queries are on their way:
+    // its instructions come cold.
+    constexpr int kLoad = -2, kTrial = -1;
 #pragma unroll 1
-    for (int round = -1;; ++round) {  // the first one only loads
-      const int next = tile_of(round + 1);
+    for (int round = kLoad;; ++round) {
+      const int next = round == kTrial ? -1 : tile_of(round == kLoad ? 0 : round + 1);
       float s[4] = {};
-      if (round >= 0) multiply_keys(s, own, q);
+      if (round != kLoad) multiply_keys(s, own, q);
       if (next >= 0) load_keys(own, place, next);
-      if (round >= 0) {
+      if (round != kLoad) {
         uint32_t weights[2];
-        weigh(own, s, tile_of(round), weights);
+        weigh(own, s, tile_of(max(round, 0)), weights);
         multiply_values(own, weights);
       }
       if (next >= 0) load_values(own, place, next);
-      place = place_of(tile_of(round + 2));
-      if (round < 0) {
-        const int64_t slot = p.slots[unit.token];
-        Turns<D> turns;
-        turns.load(p.cos_sin + p.positions[unit.token] * D, t);
-        await_rows();
-        uint32_t key[kChunks][4] = {}, value[kHalves][4] = {};
-        load_head<T, D>(q, token_row() + (unit.head * group + min(g, group - 1)) * D, t);
-        if (has_newest) {  // all that is asked for is under way before any of it is needed
-          const T* from = token_row() + (p.q_heads + unit.head) * D;
-          load_head<T, D>(key, from, t);
-#pragma unroll
-          for (int half = 0; half < kHalves; ++half) {
-            const T* v = from + p.kv_heads * D + half * 64 + g * 8;
-            set_words(value[half], __ldcg(reinterpret_cast<const uint4*>(v)));
-          }
-        }
-        turn(q, rows.q_norm, turns);
-        if (has_newest) {
-          turn(key, rows.k_norm, turns);
-          take_in_new(own, key, value, slot);
-        }
+      if (round != kTrial) place = place_of(tile_of(round == kLoad ? 1 : round + 2));
+      if (round == kTrial) {
+        forget(own);
+        take_in_token(own, q, await_rows);
+        if (tile_of(0) < 0) break;
+      } else if (round >= 0 && next < 0) {
+        break;
       }
-      if (next < 0) break;
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
