@@ -24,6 +24,8 @@ void run_thread() {
     Layers<T, D, kGroups>(params, sm).run();
   } else if (threadIdx.x < kConsumers + 32) {
     Producer(params, sm).run();
+  } else if (threadIdx.x < kConsumers + 64) {
+    tell_phases(params);
   }
 }
 
