@@ -40,28 +40,21 @@ class TokenAttention {
       : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4),
         t(lane % 4), group(params.q_heads / params.kv_heads), units(params, shared) {}
 
-  // Finds out what this CTA is to do in a layer, long before it does it.
-  __device__ __forceinline__ void prepare(const AttentionRows<T>& of_layer, int layer) {
-    rows = of_layer;
-    first = (blockIdx.x + layer * kUnitTiles) % gridDim.x;
-    if (first >= units.count) return;
-    unit = units.open(first);
-    place = place_of(tile_of(0));
-  }
-
-  // This CTA's units of the layer. await_rows() returns when the tokens' projections are there.
+  // This CTA's units of a layer. await_rows() returns when the tokens' projections are there.
   template <typename Await>
-  __device__ __forceinline__ void run(int layer, Await&& await_rows) {
-    if (first >= units.count) return await_rows();
+  __device__ __forceinline__ void run(const AttentionRows<T>& of_layer, int layer,
+                                      Await&& await_rows) {
+    rows = of_layer;
+    int index = (blockIdx.x + layer * kUnitTiles) % gridDim.x;
+    bool has_waited = index >= units.count;
+    if (has_waited) await_rows();
 #pragma unroll 1
-    for (int index = first; index < units.count; index += gridDim.x) {
-      if (index != first) {
-        unit = units.open(index);
-        place = place_of(tile_of(0));
-      }
+    for (; index < units.count; index += gridDim.x) {
+      unit = units.open(index);
       Held own = {};
       attend(own, [&] {
-        if (index == first) await_rows();
+        if (!has_waited) await_rows();
+        has_waited = true;
       });
       merge_warps(own);
       bool is_done = unit.splits == 1;
@@ -80,9 +73,7 @@ class TokenAttention {
   const int warp, lane, g, t, group;
   const Units units;
   AttentionRows<T> rows;
-  int first;  // unit of the layer
   Unit unit;
-  int64_t place;  // of the next keys
 
   // What a warp has of a unit.
   struct Held {
@@ -233,6 +224,7 @@ class TokenAttention {
   template <typename Await>
   __device__ __forceinline__ void attend(Held& own, Await&& await_rows) {
     uint32_t q[kChunks][4] = {};
+    int64_t place = place_of(tile_of(0));
     // One round only loads, and one tries what the others do, while the queries are on their way:
     // its instructions come cold.
     constexpr int kLoad = -2, kTrial = -1;

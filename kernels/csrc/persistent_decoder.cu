@@ -31,9 +31,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     Layers<T, D, kGroups>(p, sm).run();
   } else {
     give_up_registers<kProducerRegisters>();
-    const int warp = (threadIdx.x - kConsumers) / 32;
-    if (warp == 0) Producer(p, sm).run();
-    if (warp == 1) tell_phases(p);
+    if (threadIdx.x < kConsumers + 32) Producer(p, sm).run();
   }
 #endif
 }

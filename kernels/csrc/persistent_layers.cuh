@@ -14,19 +14,6 @@ namespace sluice::persistent {
 template <typename T>
 constexpr float kUnscaled = std::is_same_v<T, __half> ? 1.f / 64 : 1.f;
 
-constexpr int kPhaseEnded = 2;  // a barrier of those who multiply and of the messenger
-
-// One warp tells the other CTAs when this one has ended a phase: it takes microseconds, in which the
-// others already ask for what comes next.
-__device__ __forceinline__ void tell_phases(const PersistentDecoder& p) {
-#pragma unroll 1
-  for (int i = 0; i < 1 + p.num_layers * kProducts; ++i) {
-    sync_named(kPhaseEnded, kConsumers + 32);
-    if (threadIdx.x % 32 == 0) publish(&p.counts->phases);
-    __syncwarp();
-  }
-}
-
 template <typename T, int D, int kGroups>
 class Layers {
   static constexpr int kTokens = kGroups * 8;
@@ -54,7 +41,6 @@ class Layers {
         phase(weights, layer, which, which == kOutput ? weights.attended_norm : next_norm);
       }
     }
-    await(&p.counts->phases, phases * gridDim.x);  // nobody counts any more
     if (threadIdx.x == 0) leave();
   }
 
@@ -91,9 +77,8 @@ class Layers {
                                         const void* norm) {
     const Product product = product_of(p, nullptr, layer, which);
     const Share share = Share::of(product.outputs, product.index);
-    if (which == kQkv) prepare_attention(weights, layer);
     if (which == kOutput) {
-      attention.run(layer, [&] { await(&p.counts->phases, phases * gridDim.x); });
+      attend(weights, layer);
       await(&p.counts->attended, (layer + 1) * p.kv_heads * p.tokens);
     } else {
       await(&p.counts->phases, phases * gridDim.x);
@@ -177,7 +162,8 @@ class Layers {
 
   __device__ __forceinline__ void end_phase() {
     ++phases;
-    arrive_named(kPhaseEnded, kConsumers + 32);
+    sync_consumers();
+    if (threadIdx.x == 0) publish(&p.counts->phases);
   }
 
   __device__ __forceinline__ void await(const int* count, int target) {
@@ -185,11 +171,15 @@ class Layers {
     sync_consumers();
   }
 
-  __device__ __forceinline__ void prepare_attention(const PersistentLayer& weights, int layer) {
-    const PersistentCaches caches = p.caches[layer];
-    attention.prepare({qkv, attended, weights.q_norm, weights.k_norm, static_cast<T*>(caches.k),
-                       static_cast<T*>(caches.v)},
-                      layer);
+  __device__ __forceinline__ void attend(const PersistentLayer& weights, int layer) {
+    const PersistentCaches& caches = p.caches[layer];
+    const AttentionRows<T> rows = {qkv,
+                                   attended,
+                                   weights.q_norm,
+                                   weights.k_norm,
+                                   static_cast<T*>(caches.k),
+                                   static_cast<T*>(caches.v)};
+    attention.run(rows, layer, [&] { await(&p.counts->phases, phases * gridDim.x); });
   }
 
   // The last CTA makes all counts ready for the next launch.

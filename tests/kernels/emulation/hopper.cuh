@@ -97,13 +97,6 @@ struct Place {
 
 inline void sync_named(int id, int threads) { emulation::wait(emulation::cta().named[id], threads); }
 
-inline void arrive_named(int id, int threads) {
-  auto& barrier = emulation::cta().named[id];
-  if (++barrier.waiting < threads) return;
-  barrier.waiting = 0;
-  ++barrier.generation;
-}
-
 inline uint32_t address(const void* p) { return __cvta_generic_to_shared(p); }
 inline void meet_cluster() {
   emulation::wait(emulation::cluster, emulation::threads);

@@ -24,8 +24,6 @@ void run_thread() {
     Layers<T, D, kGroups>(params, sm).run();
   } else if (threadIdx.x < kConsumers + 32) {
     Producer(params, sm).run();
-  } else if (threadIdx.x < kConsumers + 64) {
-    tell_phases(params);
   }
 }
 
