@@ -52,7 +52,7 @@ PING_INTERVAL_S = 1.0
 FRESH_S = 0.05
 """How old may be what the engine last said of its queue, for a request to be refused for it."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
-BURST = 64
+BURST = 32
 """Outputs that are delivered together, so that the first of a large step need not wait for all."""
 STABLE_S = 30.0
 """An engine that lived this long starts over with the shortest backoff."""

@@ -22,7 +22,9 @@ AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "t
 Policy = Literal["fcfs", "priority", "fair_share"]
 
 _STEP_TOKENS = 2048
-_GPU_STEP_TOKENS = 8192
+_GPU_STEP_TOKENS = 8448
+"""A multiple of 64 for each of the 132 SMs of an H100 or H200: products with tiles of 128 x 256 or
+192 x 192 then leave no SM idle at the end, in tokens and energy a hundredth."""
 _NUM_SEQS = 256
 MAX_DEFAULT_NUM_SEQS = 512
 """The default of ``max_num_seqs`` on a GPU with much memory."""
@@ -106,7 +108,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache_tenant_ceiling: float = 1.0
     """Share of the blocks that a tenant's cached prefixes may take while no request uses them."""
     max_num_batched_tokens: int | None = None
-    """Most tokens computed in one step; None: 8192 on a GPU, 2048 on a CPU."""
+    """Most tokens computed in one step; None: 8448 on a GPU, 2048 on a CPU."""
     max_num_prefill_tokens: int | None = None
     """Most prompt tokens computed in a step in which other requests generate; so many only while
     many prompt tokens wait, else fewer, so that streams flow evenly. None: only

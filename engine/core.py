@@ -275,6 +275,7 @@ class EngineCore:
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
         if step is not None:
+            step.plan.keeps_features = self._speculator.keeps_features
             self._runner.forward(step.plan)
             if not step.constrained:
                 self._runner.sample(None)

@@ -6,8 +6,9 @@ nothing.
 ``copy``: the demo model repeats what it was told, with and without prompt lookup.
 ``chat``: the demo model answers held-out prompts, with and without one of its heads.
 
-One JSON line a measurement. Engines take turns, and the median counts. EOS is ignored in
-``synthetic``.
+One JSON line a measurement. Engines take turns, in one order and then in the other, and the median
+counts. ``control`` says how a second plain engine compares with the first: what differs by less is
+noise. EOS is ignored in ``synthetic``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -53,29 +54,39 @@ LLAMA_3_8B: dict[str, Any] = {
 EAGLE_3_8B = {**LLAMA_3_8B, "num_hidden_layers": 1, "draft_vocab_size": 32000}
 
 
+PLAIN = "plain", "control"
+"""Names of engines without drafts."""
+
+
 def race(
-    engines: Mapping[str, LLM], work: Callable[[LLM], int], turns: int
+    engines: dict[str, LLM], work: Callable[[LLM], int], turns: int
 ) -> dict[str, dict[str, float]]:
-    """Of each engine its median tokens a second, how they compare with those of the first one in
-    the same turn (the median of that, too), and what it drafted.
+    """Of each engine its median tokens a second, how they compare with those of the plain engines
+    in the same turn (the median of that, too), and what it drafted. Plain ones are called so; the
+    second one compares with the first.
 
     ``work`` returns how many tokens it made. Its first turn warms up.
     """
     rates: dict[str, list[float]] = {name: [] for name in engines}
     before = {}
     for turn in range(turns + 1):
-        for name, llm in engines.items():
+        for name in engines if turn % 2 else reversed(engines):
+            llm = engines[name]
             if turn == 1:
                 before[name] = llm.stats()
             start = time.perf_counter()
             rate = work(llm) / (time.perf_counter() - start)
             if turn:
                 rates[name].append(rate)
-    first = next(iter(rates.values()))
+    first, *others = [found for name, found in rates.items() if name in PLAIN]
+    plain = [statistics.mean(found) for found in zip(first, *others, strict=True)]
     return {
         name: {
             "tok_s": round(statistics.median(found), 1),
-            "speed_up": round(statistics.median(map(operator.truediv, found, first)), 3),
+            "speed_up": round(
+                statistics.median(map(operator.truediv, found, first if name in PLAIN else plain)),
+                3,
+            ),
             **_drafted(engines[name], before[name]),
         }
         for name, found in rates.items()
@@ -141,7 +152,7 @@ def synthetic(options: argparse.Namespace) -> None:
                 **how,
             )
 
-        plain = load()
+        plain = {name: load() for name in PLAIN}
         for num_tokens, length, adaptive in product(
             options.drafts, options.lengths, options.adaptive
         ):
@@ -156,9 +167,15 @@ def synthetic(options: argparse.Namespace) -> None:
             kind = {"num_speculative_tokens": num_tokens, "length": length, "adaptive": adaptive}
             for batch in options.batches:
                 work = _decode(batch, options.input_len, options.output_len, batch)
-                found = race({"plain": plain, "drafting": llm}, work, options.turns)
-                plain_rate = found["plain"]["tok_s"]
-                _say(**kind, batch=batch, plain_tok_s=plain_rate, **found["drafting"])
+                found = race({**plain, "drafting": llm}, work, options.turns)
+                plain_rate, control = found["plain"]["tok_s"], found["control"]["speed_up"]
+                _say(
+                    **kind,
+                    batch=batch,
+                    plain_tok_s=plain_rate,
+                    control=control,
+                    **found["drafting"],
+                )
             del llm
 
 
@@ -175,14 +192,19 @@ def _load_demo(options: argparse.Namespace, **speculative: Any) -> LLM:
 
 def chat(options: argparse.Namespace) -> None:
     """Held-out prompts of all kinds, so many at once."""
-    engines = {"plain": _load_demo(options)}
+    engines = {name: _load_demo(options) for name in PLAIN}
+    head = {"method": options.method, "model": str(HEADS_DIR / options.method)}
     for num_tokens, adaptive in product(options.drafts, options.adaptive):
         engines[f"{options.method} {num_tokens}{'' if adaptive else ' fixed'}"] = _load_demo(
+            options, **head, num_speculative_tokens=num_tokens, adaptive=adaptive
+        )
+    if options.never_right:
+        engines[f"{options.method} {options.drafts[0]} never right"] = _load_demo(
             options,
-            method=options.method,
-            model=str(HEADS_DIR / options.method),
-            num_speculative_tokens=num_tokens,
-            adaptive=adaptive,
+            **head,
+            num_speculative_tokens=options.drafts[0],
+            rejection_sample_method="synthetic",
+            synthetic_acceptance_length=1.0,
         )
     drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, options.prompts)
     prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
@@ -202,7 +224,7 @@ def chat(options: argparse.Namespace) -> None:
 
 def copy(options: argparse.Namespace) -> None:
     """Held-out ``repeat`` prompts, one request at a time."""
-    engines = {"plain": _load_demo(options)}
+    engines = {name: _load_demo(options) for name in PLAIN}
     for num_tokens in options.drafts:
         engines[f"ngram {num_tokens}"] = _load_demo(
             options,
@@ -267,6 +289,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     answering.add_argument("--adaptive", type=_switch, nargs="+", default=[True], metavar="BOOL")
     answering.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     answering.add_argument("--prompts", type=int, default=64)
+    answering.add_argument(
+        "--never-right",
+        action="store_true",
+        help="an adaptive engine that has nothing to gain, too",
+    )
     answering.set_defaults(run=chat)
     for kind in (chance, repeating, answering):
         kind.add_argument("--turns", type=int, default=3)

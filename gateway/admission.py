@@ -143,6 +143,7 @@ class Admission:
             self.prompt_threads,
             tenant=principal.tenant.id,
             max_model_len=max_model_len,
+            wants_text=bool(request.echo),
         )
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = _room(longest, max_model_len, param="prompt")

@@ -75,7 +75,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
-    """Least time between two chunks of a stream; tokens that come in between are sent together."""
+    """Time between two chunks of a stream, or an eighth less; tokens that come in between are sent
+    together."""
     resume_grace_s: Seconds = 30.0
     """How long a resumable stream runs without a reader before it is aborted."""
     stream_retention_s: Seconds = 300.0

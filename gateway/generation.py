@@ -126,7 +126,7 @@ class Generation:
         """All that the choices gain, each choice's last one with its finish reason.
 
         After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
-        nothing more comes. Deltas of a choice are ``flushes.interval_s`` apart, but for the last.
+        nothing more comes. Deltas of a choice are ``flushes.pause_s`` apart, but for the last.
         ``sink`` gets what comes while the next delta is waited for, if it can take it; that is not
         yielded then, the last one always is.
         """
@@ -381,6 +381,10 @@ class Generations:
                     await self._idle.wait()
         except TimeoutError:
             pass
+
+    def close(self) -> None:
+        """When nothing is left."""
+        self.flushes.close()
 
     async def drain(self, deadline_s: float) -> int:
         """Wait for the settlements under way; returns how many are left at the deadline."""

@@ -146,6 +146,7 @@ class Lifecycle:
         # Requests that a hanging engine did not answer about have their last word only now.
         await self._generations.wait_idle(ABORT_S)
         await self._generations.drain(ABORT_S)
+        self._generations.close()
         await self._ledger.close()
         self._journal.close()
         await self._store.close()

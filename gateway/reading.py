@@ -1,7 +1,7 @@
 """When the outputs of a generation are read: what a client gains, and in how many pieces.
 
 What comes while a client can take it goes straight on, in the callback that received it. What comes
-sooner than ``Flushes.interval_s`` after the piece before waits, and goes on from a timer; what
+sooner than ``Flushes.pause_s`` after the piece before waits, and goes on from a timer; what
 comes while the client is slow waits for a task to read it. The engine client merges what waits. The
 first piece leaves at once, and so does the last.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
@@ -43,8 +44,7 @@ class _Line:
     # Slots, and all that a plain piece of text needs: see ``engine.request_stream``.
     __slots__ = (
         "_flushes",
-        "_interval_s",
-        "_loop",
+        "_pause_s",
         "_reader",
         "_text_sink",
         "_texts",
@@ -68,11 +68,10 @@ class _Line:
         """As its choice says it, where there is a shorter way."""
         self.last: Delta | None = None
         """Of a choice that ended while its output was diverted."""
-        self._interval_s = flushes.interval_s
+        self._pause_s = flushes.pause_s
         self._texts = choice.texts
         self._reader: Reader | None = None
         self._text_sink = text_sink
-        self._loop = asyncio.get_running_loop()
         self._flushes = flushes
         self.is_waiting = False
         """For ``flush_late``."""
@@ -84,13 +83,13 @@ class _Line:
 
     def flush(self, now: float) -> None:
         """What came until now is on its way to the client."""
-        self.due_at = now + self._interval_s
+        self.due_at = now + self._pause_s
 
     def delay_s(self) -> float:
         """Until it may be read."""
         if self.last is not None or self.stream.is_finished:
             return 0.0
-        return self.due_at - self._loop.time()
+        return self.due_at - time.monotonic()
 
     def divert(self, output: RequestOutput, now: float) -> bool | None:
         """As ``RequestStream.divert``: what may go straight on does, text by the shortest way."""
@@ -114,7 +113,7 @@ class _Line:
             except Exception as exc:  # the edge of a callback that serves other streams too
                 return self._failed(exc)
             if is_taken:
-                self.due_at = now + self._interval_s
+                self.due_at = now + self._pause_s
             return is_taken
         assert self._reader is not None
         return self._reader.divert(self, output, now)
@@ -234,7 +233,7 @@ class Reader:
             self._waiter.set_result(None)
 
     def _read(self, line: _Line, output: RequestOutput) -> Delta:
-        line.flush(self._loop.time())
+        line.flush(time.monotonic())
         delta = self._advance(line.choice, output)
         line.settle()
         return delta

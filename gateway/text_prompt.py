@@ -19,8 +19,8 @@ LONG_PROMPT_CHARS = 4096
 
 class TextPrompt(msgspec.Struct, frozen=True):
     token_ids: list[int]
-    text: str
-    """As it was sent; what the ids stand for when it was sent as ids."""
+    text: str = ""
+    """As it was sent; what the ids stand for when it was sent as ids, if somebody wants to know."""
 
 
 async def read(
@@ -30,9 +30,13 @@ async def read(
     *,
     tenant: UUID,
     max_model_len: int,
+    wants_text: bool,
 ) -> list[TextPrompt]:
-    """At least one. Raises ``InvalidRequestError`` with the path of the prompt at fault, also for a
-    text that is surely longer than ``max_model_len`` tokens."""
+    """At least one. ``wants_text``: that of ids, too.
+
+    Raises ``InvalidRequestError`` with the path of the prompt at fault, also for a text that is
+    surely longer than ``max_model_len`` tokens.
+    """
     spellings = _spellings(prompt)
     if len(spellings) > MAX_PROMPTS:
         raise InvalidRequestError(f"At most {MAX_PROMPTS} prompts.", param="prompt")
@@ -44,7 +48,12 @@ async def read(
     def encode() -> list[TextPrompt]:
         is_list = len(spellings) > 1 or prompt is spellings
         return [
-            _encode(spelling, tokenizer, param=f"prompt[{index}]" if is_list else "prompt")
+            _encode(
+                spelling,
+                tokenizer,
+                wants_text=wants_text,
+                param=f"prompt[{index}]" if is_list else "prompt",
+            )
             for index, spelling in enumerate(spellings)
         ]
 
@@ -68,12 +77,15 @@ def _spellings(prompt: Prompt) -> Sequence[str | list[int]]:
     )
 
 
-def _encode(spelling: str | list[int], tokenizer: Tokenizer, *, param: str) -> TextPrompt:
+def _encode(
+    spelling: str | list[int], tokenizer: Tokenizer, *, wants_text: bool, param: str
+) -> TextPrompt:
     if isinstance(spelling, str):
         found = TextPrompt(tokenizer.encode(spelling), spelling)
     else:
         check_ids(spelling, tokenizer.vocab_size, param=param)
-        found = TextPrompt(spelling, tokenizer.decode(spelling, skip_special_tokens=False))
+        text = tokenizer.decode(spelling, skip_special_tokens=False) if wants_text else ""
+        found = TextPrompt(spelling, text)
     if not found.token_ids:
         raise InvalidRequestError("Must hold at least one token.", param=param)
     return found

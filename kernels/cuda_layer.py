@@ -18,7 +18,9 @@ class Matrix(NamedTuple):
     """[out_features, in_features]"""
     bias: torch.Tensor | None
     code: int
-    """See ``products.Products.code``."""
+    """See ``products.Products.code``; with adapters, of a product without gating."""
+    adapters: tuple[torch.Tensor, ...] = ()
+    """``cuda_low_rank.described`` of what is added to the product; empty: nothing."""
 
 
 class Norm(NamedTuple):

@@ -1,4 +1,4 @@
-"""Python face of the CUDA kernels for adapters of few tokens; ``cuda.load`` comes before."""
+"""Python face of the CUDA kernels for adapters; ``cuda.load`` comes before."""
 
 from __future__ import annotations
 
@@ -6,13 +6,64 @@ import functools
 
 import torch
 
-from kernels import cuda
+from kernels import cuda, ops
 from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
 MAX_TOKENS = 16
+"""Of ``linear``."""
+MOST_TOKENS = 1024
+"""Of the kernels beside a product of any kind: from about two thousand on Triton's are faster."""
 SLICES = 4
 """Of the inputs, whose sums are added up where they are used."""
+
+
+def register() -> None:
+    """Serve ``ops.shrink_low_rank`` and ``ops.expand_low_rank`` in 16-bit floats."""
+    ops.register("shrink_low_rank", "cuda", shrink_low_rank, dtypes=HALVES)
+    ops.register("expand_low_rank", "cuda", expand_low_rank, dtypes=HALVES)
+
+
+def shrink_low_rank(
+    x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> torch.Tensor:
+    """See ``reference.shrink_low_rank``; here the sums over each slice of the inputs: [SLICES,
+    num_tokens, num_parts * max_rank] float32."""
+    if not takes(matrices, tiles.num_tokens):
+        other = ops.resolve("shrink_low_rank", "cuda", x.dtype, behind="cuda")
+        found: torch.Tensor = other(x, matrices, tiles)
+        return found
+    low = _sums(x, matrices)
+    x = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 else x.contiguous()
+    torch.ops.sluice_cuda.shrink_low_rank(low, x, *described(matrices, tiles))
+    return low
+
+
+def expand_low_rank(
+    out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> None:
+    """See ``reference.expand_low_rank``."""
+    if takes(matrices, tiles.num_tokens):
+        torch.ops.sluice_cuda.expand_low_rank(out, low, *described(matrices, tiles))
+    else:
+        ops.resolve("expand_low_rank", "cuda", out.dtype, behind="cuda")(out, low, matrices, tiles)
+
+
+def takes(matrices: LowRankMatrices, num_tokens: int) -> bool:
+    """Whether ``shrink_low_rank`` and ``expand_low_rank`` are our own for so many tokens."""
+    whole = matrices.down.shape[-1] % 64 == 0 and all(size % 8 == 0 for size in matrices.parts)
+    return num_tokens <= MOST_TOKENS and whole
+
+
+def described(matrices: LowRankMatrices, tiles: AdapterTiles) -> tuple[torch.Tensor, ...]:
+    """The arguments by which the kernels know them."""
+    m = matrices
+    return m.down, m.up, m.ranks, m.ends, tiles.slots, tiles.tokens
+
+
+def _sums(x: torch.Tensor, matrices: LowRankMatrices) -> torch.Tensor:
+    columns = matrices.down.shape[1] * matrices.down.shape[2]
+    return x.new_empty(SLICES, len(x), columns, dtype=torch.float32)
 
 
 def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -46,21 +97,14 @@ def linear(
     """
     features = weight.shape[0]
     out = x.new_empty(len(x), features // 2 if gated else features)
-    columns = matrices.down.shape[1] * matrices.down.shape[2]
-    low = x.new_empty(SLICES, len(x), columns, dtype=torch.float32)
     torch.ops.sluice_cuda.low_rank_linear(
         out,
-        low,
+        _sums(x, matrices),
         _counters(x.device),
         x,
         weight,
         bias,
-        matrices.down,
-        matrices.up,
-        matrices.ranks,
-        matrices.ends,
-        tiles.slots,
-        tiles.tokens,
+        *described(matrices, tiles),
         gated,
     )
     return out

@@ -6,6 +6,9 @@ import torch
 
 WIDTHS = (192, 224, 256)
 """Features of a tile. Narrower ones leave less over where few tiles fill the GPU unevenly."""
+SQUARE = 192
+"""The width of tiles that have as many tokens where there are more than 1,024: of all tiles that
+fit, these need the fewest operands, and so the least energy."""
 
 
 def has_wide(device: torch.device) -> bool:
@@ -17,6 +20,14 @@ def takes(x: torch.Tensor) -> bool:
     """Whether the copy engine can read these rows."""
     whole = x.dim() == 2 and x.stride(1) == 1 and x.stride(0) % 8 == 0
     return whole and x.data_ptr() % 16 == 0
+
+
+def square_tiles_filled(tokens: int, features: int, num_sms: int) -> float:
+    """How much of what all SMs can compute, as long as some have a tile left, is asked for: of more
+    than 1,024 tokens with tiles of ``SQUARE``, of which pairs of SMs take two at a time."""
+    pairs = num_sms // 2
+    tiles = -(-tokens // (2 * SQUARE)) * -(-features // SQUARE)
+    return tokens * features / (-(-tiles // pairs) * pairs * 2 * SQUARE**2)
 
 
 def wide_linear(

@@ -17,11 +17,14 @@ from torch.nn import functional as F
 from kernels import cublas_lt, cuda, cuda_wide, ops
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
-"""Of more, a product is as long as its energy allows, and the library's take no more of it."""
+"""Of more, a product takes as long as its energy allows, and no listed one takes much less than the
+library's. Tiles that gate do: nobody has to read and write again what they make."""
+_LEAST_FILLED = 0.98
+"""Of square tiles. With less of them filled, the library's, of other sizes, are as fast."""
 _LOADED = (
     *range(1, 513),
     *(rows + odd for rows in range(520, 1025, 8) for odd in (-1, 0)),
-    *(rows + odd for rows in range(1088, 8193, 64) for odd in (-1, 0)),
+    *(rows + odd for rows in range(1088, 8449, 64) for odd in (-1, 0)),
 )
 """Numbers of rows for which the library's kernels are loaded at start-up. Another one serves a
 multiple of 8 than what lies between two of them."""
@@ -91,6 +94,7 @@ class _Product:
 
 
 _LIBRARY = _Product("library")
+_SQUARE = _Product("wide", width=cuda_wide.SQUARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,10 @@ class _Choice:
 class Products:
     """Those that serve the layers of a model."""
 
-    def __init__(self, chosen: Mapping[_Kind, _Choice]) -> None:
+    def __init__(self, chosen: Mapping[_Kind, _Choice], num_wide_sms: int = 0) -> None:
+        """num_wide_sms: of the GPU, if the wide product serves it."""
         self._chosen = chosen
+        self._num_wide_sms = num_wide_sms
         self._codes: dict[tuple[int, torch.Size, torch.dtype, bool], int] = {}
 
     def linear(
@@ -133,7 +139,7 @@ class Products:
         library's, as it would choose itself, up to 16 a skinny one of so many warps, else a wide
         one of this width."""
         if rows > _ROWS[-1]:
-            return _LIBRARY.code
+            return self._product(rows, weight, gated=gated).code
         asked = rows, weight.shape, weight.dtype, gated
         code = self._codes.get(asked)
         if code is None:
@@ -141,10 +147,15 @@ class Products:
         return code
 
     def _product(self, rows: int, weight: torch.Tensor, *, gated: bool) -> _Product:
-        if not self._chosen or rows > _ROWS[-1]:
-            return _LIBRARY
         choice = self._chosen.get(_Kind(weight.shape, weight.dtype, gated))
-        return _LIBRARY if choice is None else choice.product(rows)
+        if choice is None:
+            return _LIBRARY
+        if rows <= _ROWS[-1]:
+            return choice.product(rows)
+        if not gated or not self._num_wide_sms:
+            return _LIBRARY
+        filled = cuda_wide.square_tiles_filled(rows, weight.shape[0], self._num_wide_sms)
+        return _SQUARE if filled >= _LEAST_FILLED else _LIBRARY
 
 
 UNMEASURED = Products({})
@@ -178,7 +189,12 @@ def measure(uses: Iterable[Use]) -> Products:
             listed = [] if has_bias else _listed(rows, kind, weights, flushed)
             candidates = [*_candidates(rows, device), *listed]
             chosen[kind].add(rows, _fastest(candidates, rows, kind, weights, flushed))
-    return Products(dict(chosen))
+    sms = (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if cuda_wide.has_wide(device)
+        else 0
+    )
+    return Products(dict(chosen), sms)
 
 
 def _up_to(max_rows: int) -> Sequence[int]:

@@ -162,8 +162,8 @@ def shrink_low_rank(
     x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
 ) -> torch.Tensor:
     """Every token shrunk to the ranks of its adapter (arXiv 2106.09685), ``down @ x`` part by part:
-    [num_tokens, num_parts * max_rank]. What lies beyond a rank, and tokens without an adapter, are
-    for ``expand_low_rank`` not to read.
+    [num_tokens, num_parts * max_rank], or whatever the backend's ``expand_low_rank`` reads. What
+    lies beyond a rank, and tokens without an adapter, are for that not to read.
 
     x: [num_tokens, in_features]
     """

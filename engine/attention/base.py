@@ -38,7 +38,7 @@ class AttentionShape:
     block_size: int
     max_num_seqs: int
     window: int | None = None
-    """The widest window of a layer that has one."""
+    """The narrowest window of a layer that has one."""
     softcap: float | None = None
     kv_dtype: torch.dtype | None = None
     """Of the cache; None: ``dtype``."""

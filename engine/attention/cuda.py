@@ -8,6 +8,7 @@ on the device, once a step for all layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,24 +179,9 @@ class _ShortStepAttention:
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         fresh = self._schedule_once(window, q.device)
-        cuda.paged_decode(
-            out,
-            q,
-            k_cache,
-            v_cache,
-            self.batch.block_table,
-            self.batch.seq_lens,
-            self.batch.cu_queries,
-            self.workspaces[self._workspace_key(window)],
-            scale=scale,
-            max_queries=self.max_queries,
-            window=window or 0,
-            wait_first=fresh,
-            new_k=k,
-            new_v=v,
-            cos_sin=cos_sin,
-            clusters=self._clusters,
-        )
+        caches = k_cache, v_cache
+        new = {"new_k": k, "new_v": v, "cos_sin": cos_sin}
+        self._decode(out, q, caches, window, scale=scale, wait_first=fresh, **new)
         return out
 
     def attend_into(
@@ -223,24 +209,40 @@ class _ShortStepAttention:
                 batch.shared,
                 scale=scale,
             )
-        cuda.paged_decode(
+        self._decode(
             out,
             q,
-            k_cache,
-            v_cache,
-            batch.block_table,
-            batch.seq_lens,
-            batch.cu_queries,
-            self.workspaces[self._workspace_key(window)],
+            (k_cache, v_cache),
+            window,
             scale=scale,
-            max_queries=self.max_queries,
-            window=window or 0,
             soft_cap=softcap or 0.0,
-            shared=batch.shared,
             wait_first=fresh,
             k_scale=None if kv_scales is None else kv_scales.k,
             v_scale=None if kv_scales is None else kv_scales.v,
+        )
+
+    def _decode(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        window: int | None,
+        **options: Any,
+    ) -> None:
+        """options: of ``cuda.paged_decode``, what does not follow from the step and the window."""
+        cuda.paged_decode(
+            out,
+            q,
+            *caches,
+            self.batch.block_table,
+            self.batch.seq_lens,
+            self.batch.cu_queries,
+            self.workspaces[self._workspace_key(window)],
+            max_queries=self.max_queries,
+            window=window or 0,
+            shared=self.batch.shared,
             clusters=self._clusters,
+            **options,
         )
 
     @property

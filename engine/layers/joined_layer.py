@@ -2,7 +2,8 @@
 in those the GPU waits for a slow host.
 
 It computes what the layer computes from the weights that the layer holds: to the bit, but for
-products that the layer has by an algorithm from cuBLASLt's list, which here the library chooses.
+products that the layer has by an algorithm from cuBLASLt's list, which here the library chooses,
+and for few tokens with adapters, which the layer adds within its products.
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ class JoinedLayer:
         joined = [one for one in map(cls.of, layers) if one is not None]
         return joined if len(joined) == len(layers) else None
 
+    def serves(self, step: StepContext) -> bool:
+        if not step.adapted:
+            return True
+        attention, mlp = self._attention, self._mlp
+        linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+        return all(_adapters(linear, len(step.positions)) is not None for linear in linears)
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -68,7 +76,7 @@ class JoinedLayer:
         cos_sin: torch.Tensor,
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the layer, in a step in which nothing is added to its products."""
+        """As the layer, in a step that it ``serves``."""
         attention = self._attention
         slots, attend = step.of(attention.layer)
         scales = attention.kv_scales
@@ -104,6 +112,11 @@ def _norm(norm: RMSNorm) -> Norm:
 
 
 def _matrix(linear: Linear, rows: int, *, gated: bool = False) -> Matrix:
-    weight, bias = linear.weight.data, linear.bias
-    code = linear.products.code(rows, weight, gated=gated)
-    return Matrix(weight, None if bias is None else bias.data, code)
+    weight, bias, adapters = linear.weight.data, linear.bias, _adapters(linear, rows)
+    assert adapters is not None
+    code = linear.products.code(rows, weight, gated=gated and not adapters)
+    return Matrix(weight, None if bias is None else bias.data, code, adapters)
+
+
+def _adapters(linear: Linear, rows: int) -> tuple[torch.Tensor, ...] | None:
+    return () if linear.addition is None else linear.addition.joined(rows)

@@ -24,6 +24,10 @@ class Addition(Protocol):
     @property
     def is_active(self) -> bool: ...
 
+    def joined(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
+        """What a call with so many tokens adds, for ``cuda_layer.Matrix``; None: only a call can
+        add it."""
+
     def __call__(
         self,
         x: torch.Tensor,

@@ -21,8 +21,16 @@ class StepAdapters:
 
     tiles: AdapterTiles | None = None
     """None: no token has an adapter."""
-    beside: torch.cuda.Stream | None = None
-    """A stream for the products with A, beside the layer's own product."""
+    wanted: AdapterTiles | None = None
+    """Of the tokens whose hidden states the step needs; the last layer computes no others."""
+
+    def of(self, num_tokens: int) -> AdapterTiles | None:
+        """Those of a product of so many tokens: all of the step, or the wanted ones."""
+        if self.tiles is None or self.tiles.num_tokens == num_tokens:
+            return self.tiles
+        assert self.wanted is not None
+        assert self.wanted.num_tokens == num_tokens
+        return self.wanted
 
 
 class LowRankAddition:
@@ -53,6 +61,16 @@ class LowRankAddition:
     def is_active(self) -> bool:
         return self._step.tiles is not None
 
+    def joined(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
+        """See ``linear.Addition``."""
+        tiles = self._step.of(num_tokens)
+        if tiles is None:
+            return ()
+        floats = self._matrices.down.dtype in cuda_low_rank.HALVES
+        if not (floats and cuda_low_rank.takes(self._matrices, num_tokens)):
+            return None
+        return cuda_low_rank.described(self._matrices, tiles)
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -63,28 +81,22 @@ class LowRankAddition:
         gated: bool = False,
     ) -> torch.Tensor:
         """See ``linear.Addition``. x: [num_tokens, in_features]."""
-        tiles = self._step.tiles
+        tiles = self._step.of(len(x))
         if tiles is None:
             out = product(x)
         elif weight is not None and cuda_low_rank.serves(x, weight):
             return cuda_low_rank.linear(x, weight, bias, self._matrices, tiles, gated=gated)
         else:
-            out = self._beside(x, product, tiles)
+            out = self._around(x, product, tiles)
         return ops.silu_mul(out) if gated else out
 
-    def _beside(self, x: torch.Tensor, product: Product, tiles: AdapterTiles) -> torch.Tensor:
-        """``product(x)``, to which the adapters' share is added in place."""
-        beside = self._step.beside
-        if beside is None:
-            out = product(x)
-            low = ops.shrink_low_rank(x, self._matrices, tiles)
-        else:
-            current = torch.cuda.current_stream()
-            beside.wait_stream(current)
-            with torch.cuda.stream(beside):
-                low = ops.shrink_low_rank(x, self._matrices, tiles)
-            out = product(x)
-            current.wait_stream(beside)
+    def _around(self, x: torch.Tensor, product: Product, tiles: AdapterTiles) -> torch.Tensor:
+        """``product(x)``, to which the adapters' share is added in place.
+
+        It is shrunk first: a product that begins early then loads weights meanwhile.
+        """
+        low = ops.shrink_low_rank(x, self._matrices, tiles)
+        out = product(x)
         ops.expand_low_rank(out, low, self._matrices, tiles)
         return out
 

@@ -20,12 +20,12 @@ from engine.lora.places import find_places
 from engine.lora.product import LowRankAddition, Product, StepAdapters
 from engine.lora.static_tiles import StaticTiles
 from engine.models.base import Model
-from kernels import ops, reference
-from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices
+from kernels import cuda_low_rank, ops, reference
+from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices, padded_rank
 from kernels.transfer import to_device
 
-MAX_TOKENS_BESIDE = 128
-"""With more tokens a layer's own product keeps the GPU busy alone."""
+Tokens = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Rows, and how many tokens of each, [num_rows] each; the tokens are in that order."""
 
 
 class AdapterSlots:
@@ -38,12 +38,12 @@ class AdapterSlots:
         max_loras: int,
         max_lora_rank: int,
         max_num_rows: int,
-        max_num_queries: int = 1,
+        max_graph_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """max_loras: number of slots, and so of adapters in one step. max_num_queries: tokens of a
-        row in a CUDA graph."""
+        """max_loras: number of slots, and so of adapters in one step. max_graph_tokens: the most of
+        a step in a CUDA graph."""
         self.max_loras = max_loras
         self._max_rank = max_lora_rank
         self._dtype, self._device = dtype, device
@@ -57,12 +57,7 @@ class AdapterSlots:
         """How often an adapter was copied into a slot."""
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
-        self._static = StaticTiles(max_num_rows * max_num_queries, max_loras, device)
-        # CUDA graphs record both streams; for eager launches the events would cost what a second
-        # stream gains.
-        self._beside: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._static = StaticTiles(max_graph_tokens, max_loras, device)
         num_parts = len(self._places)
         self._ranks = torch.zeros(max_loras, num_parts, dtype=torch.int32, device=device)
         """[max_loras, num_parts]: ranks of all parts of all layers, so that one copy sets a
@@ -141,8 +136,9 @@ class AdapterSlots:
     def step_bytes(self, num_tokens: int) -> int:
         """Most memory, in bytes, that the products of ``num_tokens`` take at any time."""
         widest = max(place.out_features for place in self._places.values())
-        # Either a product in the model's dtype, or float32 sums over shares of the inputs.
-        return num_tokens * max(widest * self._dtype.itemsize, 8 * 3 * self._max_rank * 4)
+        # A product in the model's dtype, and float32 sums over slices of the inputs.
+        sums = cuda_low_rank.SLICES * 3 * padded_rank(self._max_rank) * 4
+        return num_tokens * (widest * self._dtype.itemsize + sums)
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -151,13 +147,14 @@ class AdapterSlots:
         self._row_adapters[row] = name
 
     @contextmanager
-    def applied(
-        self, rows: npt.NDArray[np.int64], query_lens: npt.NDArray[np.int64]
-    ) -> Iterator[None]:
-        """Inside, a forward pass computes ``query_lens[i]`` tokens of each ``rows[i]``, in that
-        order, with the row's adapter."""
-        of_tokens = self._slots_of(rows).repeat(query_lens)
-        with self._adding(AdapterTiles.of(of_tokens, self._device)):
+    def applied(self, tokens: Tokens, wanted: Tokens | None = None) -> Iterator[None]:
+        """Inside, a forward pass computes these tokens, each with its row's adapter. wanted: those
+        that its last layer computes alone, if it does."""
+        tiles, *of_wanted = (
+            AdapterTiles.of(self._slots_of(rows).repeat(query_lens), self._device)
+            for rows, query_lens in ((tokens,) if wanted is None else (tokens, wanted))
+        )
+        with self._adding(tiles, *of_wanted):
             yield
 
     @property
@@ -169,8 +166,7 @@ class AdapterSlots:
     def captured(self, num_tokens: int) -> AbstractContextManager[None]:
         """Inside, a forward pass of ``num_tokens`` is captured, whose adapters ``send`` sets
         later."""
-        beside = self._beside if num_tokens <= MAX_TOKENS_BESIDE else None
-        return self._adding(self._static.of(num_tokens), beside)
+        return self._adding(self._static.of(num_tokens))
 
     def send(self, rows: npt.NDArray[np.int64], num_tokens: int, num_queries: int = 1) -> None:
         """Set the adapters of the next replay of a graph of ``num_tokens`` tokens: ``num_queries``
@@ -179,14 +175,12 @@ class AdapterSlots:
         self._static.send(self._slots_of(rows).repeat(num_queries), num_tokens)
 
     @contextmanager
-    def _adding(
-        self, tiles: AdapterTiles, beside: torch.cuda.Stream | None = None
-    ) -> Iterator[None]:
-        self._step.tiles, self._step.beside = tiles, beside
+    def _adding(self, tiles: AdapterTiles, wanted: AdapterTiles | None = None) -> Iterator[None]:
+        self._step.tiles, self._step.wanted = tiles, wanted
         try:
             yield
         finally:
-            self._step.tiles = self._step.beside = None
+            self._step.tiles = self._step.wanted = None
 
     def serves(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether any of the rows has an adapter."""

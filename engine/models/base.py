@@ -102,9 +102,9 @@ class ModelConfig:
         return tuple(self.window(layer) for layer in range(self.num_layers))
 
     @property
-    def widest_window(self) -> int | None:
+    def narrowest_window(self) -> int | None:
         windows = (window for window in self.layer_windows if window is not None)
-        return max(windows, default=None)
+        return min(windows, default=None)
 
     def window(self, layer: int) -> int | None:
         """The window of a layer; None also if no sequence can be longer than the window."""
@@ -133,7 +133,7 @@ class ModelFacts(Protocol):
     @property
     def layer_windows(self) -> tuple[int | None, ...]: ...
     @property
-    def widest_window(self) -> int | None: ...
+    def narrowest_window(self) -> int | None: ...
     @property
     def attention_softcap(self) -> float | None: ...
 

@@ -147,14 +147,18 @@ class LlamaModel(Module):
             return step.kept(self._fused(x, step))
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
-        joined = self._joined if step.is_eager and not step.adapted else None
-        layers: Sequence[LlamaDecoderLayer | JoinedLayer] = joined or self.layers
+        layers: Sequence[LlamaDecoderLayer | JoinedLayer] = self._joined_in(step) or self.layers
         for index, (layer, cos_sin) in enumerate(zip(layers, self._tables, strict=True)):
             if index in step.taps:
                 tap = step.taps[index]
                 tap.copy_(x) if residual is None else torch.add(x, residual, out=tap)
             x, residual = layer(x, residual, cos_sin, step if index == last else inner)
         return self.norm(x, residual)
+
+    def _joined_in(self, step: StepContext) -> list[JoinedLayer] | None:
+        """The layers joined, if they are in this step."""
+        joined = self._joined if step.is_eager else None
+        return joined if joined and all(layer.serves(step) for layer in joined) else None
 
 
 class ForCausalLM(Model):

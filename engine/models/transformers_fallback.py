@@ -48,9 +48,9 @@ class FallbackConfig:
     """transformers' config."""
 
     @property
-    def widest_window(self) -> int | None:
+    def narrowest_window(self) -> int | None:
         windows = (window for window in self.layer_windows if window is not None)
-        return max(windows, default=None)
+        return min(windows, default=None)
 
 
 def read_config(

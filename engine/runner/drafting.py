@@ -13,6 +13,7 @@ from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafted_slots import DraftedSlots
+from engine.runner.feature_holes import FeatureHoles
 from engine.runner.features import FeatureCache
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.memory import PagedCache
@@ -22,7 +23,8 @@ from engine.scheduler.plan import StepPlan
 from engine.spec.draft_network import ChainNetwork, ParallelNetwork
 from kernels.transfer import to_device
 
-_WARM_UP_TOKENS = 16
+_WARM_UP_LENGTHS = 12, 24, 48, 160
+"""Of prompts, as in ``runner``."""
 
 
 class Drafting(ABC):
@@ -39,6 +41,7 @@ class Drafting(ABC):
         self, features: FeatureCache | None, table: RowTable, sampler: Sampler, block_size: int
     ) -> None:
         self._features = features
+        self._holes = FeatureHoles()
         self._table = table
         self._sampler = sampler
         self._block_size = block_size
@@ -48,6 +51,15 @@ class Drafting(ABC):
         if self._features is not None:
             for source, target, num_slots in plan.block_copies:
                 self._features.copy_block(source, target, num_slots)
+            self._holes.apply(plan)
+
+    def _fill_holes(self, asked: Sequence[tuple[int, int]]) -> None:
+        """Where no features were kept there are none: zeros, as for the first place of all."""
+        holes = self._holes.take([row for row, _ in asked])
+        if holes and self._features is not None:
+            rows = [np.full(end - start, row) for row, start, end in holes]
+            places = [np.arange(start, end) for _, start, end in holes]
+            self._features.clear(self._slots(np.concatenate(rows), np.concatenate(places)))
 
     @abstractmethod
     def draft(
@@ -63,7 +75,7 @@ class Drafting(ABC):
         writes where nobody has anything."""
 
     def warm_up(self) -> None:
-        """Do what follows prompts: the first time takes longer. Before the first plan, too."""
+        """Do what follows prompts: the first time takes longer. Before the first plan."""
         self.rehearse(1, 1)
 
     def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
@@ -95,6 +107,7 @@ class ParallelDrafting(Drafting):
     def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> torch.Tensor:
         rows, known = np.array(asked, np.int64).T
         assert self._features is not None
+        self._fill_holes(asked)
         features = self._features.read(self._slots(rows, known - 2))
         drawn = []
         limit = self._table.tokens.shape[1]
@@ -148,6 +161,7 @@ class ChainDrafting(Drafting):
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int
     ) -> list[list[int]] | torch.Tensor:
+        self._fill_holes(asked)
         if self._graphs is not None and num_tokens and self._all_fit(self._graphs, asked):
             rows, known = np.array(asked, np.int64).T
             return self._replay(self._graphs, rows, known, num_tokens)
@@ -188,14 +202,16 @@ class ChainDrafting(Drafting):
             drawn.tolist()
 
     def warm_up(self) -> None:
-        num_tokens = min(_WARM_UP_TOKENS, self._table.tokens.shape[1] - 1)
-        one, lens = np.zeros(1, np.int64), np.full(1, num_tokens)
-        features: torch.Tensor | None = None
-        if self._features is not None:
-            nothing = np.full(num_tokens, -1)
-            features = self._features.read(self._slots(one.repeat(num_tokens), nothing))
-        hidden = self._run(ChunkFields(one, one, lens, one + 1), features)
-        self._draw(self._network.logits(hidden[-1:]), one, lens).tolist()
+        on_gpu = self._table.tokens.is_cuda
+        for length in _WARM_UP_LENGTHS if on_gpu else _WARM_UP_LENGTHS[:1]:
+            num_tokens = min(length, self._table.tokens.shape[1] - 1)
+            one, lens = np.zeros(1, np.int64), np.full(1, num_tokens)
+            features: torch.Tensor | None = None
+            if self._features is not None:
+                nothing = np.full(num_tokens, -1)
+                features = self._features.read(self._slots(one.repeat(num_tokens), nothing))
+            hidden = self._run(ChunkFields(one, one, lens, one + 1), features)
+            self._draw(self._network.logits(hidden[-1:]), one, lens).tolist()
 
     def _chain(
         self, members: Ints, rows: Ints, known: Ints, num_tokens: int

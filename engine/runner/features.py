@@ -66,6 +66,10 @@ class FeatureCache:
         # Counted from the end, -1 is the row for padding.
         self._rows[slots] = source if self._keeps_taps else self._network.feature(source)
 
+    def clear(self, slots: torch.Tensor) -> None:
+        """Nothing was kept of these tokens. slots: [num_tokens] int64."""
+        self._rows[slots] = 0
+
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """[num_slots, feature_size]; zeros where a slot is -1."""
         kept = self._rows[slots.masked_fill(slots < 0, self._nothing)]

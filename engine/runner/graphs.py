@@ -50,12 +50,14 @@ class DecodeGraphs:
         table: RowTable,
         attention: CapturableBackend,
         adapters: AdapterSlots | None = None,
+        resting: Model | None = None,
         *,
         block_size: int,
         max_num_seqs: int,
     ) -> None:
-        """adapters: if any, they are capturable."""
-        self._model = model
+        """adapters: if any, they are capturable. resting: the same model, which keeps nothing for a
+        draft network."""
+        self._resting = resting
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
@@ -68,17 +70,21 @@ class DecodeGraphs:
         self._shared: SharedInputs | None = None
         if attention.sharing is not None and max_num_seqs > 1:
             self._shared = SharedInputs(table, attention.sharing)
-        self._families: dict[tuple[bool, bool], SizedGraphs] = {}
-        """By whether prefixes are shared, and whether there are adapters."""
-        for adapted in (False,) if adapters is None else (False, True):
-            of_kind = adapted_sizes(sizes) if adapted else sizes
-            self._add_family(of_kind, shared=False, adapted=adapted)
-            if self._shared is not None:
-                self._add_family(sharing_sizes(of_kind), shared=True, adapted=adapted)
+        self._families: dict[tuple[bool, bool, bool], SizedGraphs] = {}
+        """By whether prefixes are shared, whether there are adapters, and whether the model is the
+        resting one, which serves none of these."""
+        self._add_families(sizes, model, adapted=False)
+        if adapters is not None:
+            self._add_families(adapted_sizes(sizes), model, adapted=True)
+        if resting is not None:
+            self._add_families(sizes, resting, adapted=False)
 
-    def _add_family(self, sizes: list[int], *, shared: bool, adapted: bool) -> None:
-        forward = partial(self._forward, shared=shared, adapted=adapted)
-        self._families[shared, adapted] = SizedGraphs(sizes, forward)
+    def _add_families(self, sizes: list[int], model: Model, *, adapted: bool) -> None:
+        for shared in (False, True) if self._shared is not None else (False,):
+            forward = partial(self._forward, model, shared=shared, adapted=adapted)
+            self._families[shared, adapted, model is self._resting] = SizedGraphs(
+                sharing_sizes(sizes) if shared else sizes, forward
+            )
 
     def capture(self, on_progress: Callable[[float], None]) -> None:
         """Record all graphs; ``on_progress`` hears how much is done, in [0, 1]."""
@@ -93,14 +99,17 @@ class DecodeGraphs:
             and (self._adapters is not None or not adapted)
         )
 
-    def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
+    def run(
+        self, fields: ChunkFields, *, adapted: bool = False, keeps_features: bool = True
+    ) -> tuple[StepInputs, torch.Tensor]:
         """Execute a step that ``fits``: its inputs, and its logits [num_chunks, vocab].
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
         batch = len(fields.rows)
         shared = self._shared is not None and self._shared.find(fields)
-        family = self._families[shared, adapted]
+        resting = self._resting is not None and not (keeps_features or adapted)
+        family = self._families[shared, adapted, resting]
         size = family.size_for(batch)
         if self._shared is not None and shared:
             self._shared.send(size)
@@ -120,7 +129,7 @@ class DecodeGraphs:
         )
         return inputs, logits[:batch]
 
-    def _forward(self, size: int, *, shared: bool, adapted: bool) -> torch.Tensor:
+    def _forward(self, model: Model, size: int, *, shared: bool, adapted: bool) -> torch.Tensor:
         rows, computed = self._sent.of(size)
         self._buffers.look_up(rows, computed)
         token_ids, positions, slots = self._buffers.tokens(size)
@@ -130,7 +139,7 @@ class DecodeGraphs:
             positions, slots, attend, self._kv_cache, adapted=adapted, by_layer=others
         )
         with captured(self._adapters if adapted else None, size):
-            return self._model.logits(self._model.hidden_states(token_ids, step))
+            return model.logits(model.hidden_states(token_ids, step))
 
     def _batch(self, size: int, *, shared: bool) -> DeviceBatch:
         batch = self._buffers.batch(size)

@@ -17,6 +17,7 @@ from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelFacts
 from engine.models.llama import ForCausalLM
+from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_scales import load_kv_scales
 from engine.runner.load_drafting import (
@@ -35,7 +36,7 @@ from engine.runner.memory import (
 )
 from engine.runner.model import OnProgress, load_model
 from engine.runner.profile import measure_activation_bytes
-from engine.runner.prompt_graphs import PromptGraphs, capture_sizes
+from engine.runner.prompt_graphs import MAX_TOKENS, PromptGraphs, capture_sizes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
 from engine.runner.swap import load_host_blocks
@@ -43,7 +44,7 @@ from engine.runner.target import Target, resolve
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
-from kernels import cpu, cuda, cuda_experts, products
+from kernels import cpu, cuda, cuda_experts, cuda_low_rank, products
 
 LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
@@ -82,15 +83,14 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     graphs, verify_graphs = None, None
+    held = adapters if adapters is not None and adapters.is_capturable else None
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        held = adapters if adapters is not None and adapters.is_capturable else None
         graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention, held)
-    # Draft networks read features of prompts, which these graphs do not copy.
     prompt_graphs = None
-    if capturable and isinstance(attention, PromptBackend) and made.drafting is None:
-        prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention)
+    if capturable and isinstance(attention, PromptBackend):
+        prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention, held)
     runner = TorchRunner(
         made.model,
         cache,
@@ -110,6 +110,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         eos_token_ids=facts.eos_token_ids,
         device=device,
     )
+    report(LoadProgress("Warming up", 0.99))
+    runner.warm_up()
     if (speculative := config.speculative_config) is not None and speculative.adaptive:
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
@@ -152,12 +154,13 @@ def _adapter_slots(
     if not config.enable_lora:
         return None
     speculative = config.speculative_config
+    num_queries = 1 if speculative is None else 1 + speculative.num_tokens
     adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         max_num_rows=config.num_seqs,
-        max_num_queries=1 if speculative is None else 1 + speculative.num_tokens,
+        max_graph_tokens=max(config.num_seqs * num_queries, MAX_TOKENS),
         dtype=dtype,
         device=device,
     )
@@ -193,6 +196,7 @@ def _capture_graphs(
         table,
         attention,
         adapters,
+        model.model if isinstance(model, WatchedModel) else None,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
     )
@@ -206,15 +210,17 @@ def _capture_prompt_graphs(
     cache: PagedCache,
     table: RowTable,
     attention: PromptBackend,
+    adapters: AdapterSlots | None,
 ) -> PromptGraphs | None:
     """None where prompts cannot be captured, or would be longer than a sequence may be."""
     sizes = capture_sizes(min(config.step_tokens, table.tokens.shape[1]))
     if not attention.captures_prompts or len(table.windows) > 1 or not sizes:
         return None
-    if not isinstance(model, ForCausalLM):
+    target = model.model if isinstance(model, WatchedModel) else model
+    if not isinstance(target, ForCausalLM):
         return None  # Of transformers' models only decode steps are known to wait for nothing.
     graphs = PromptGraphs(
-        model, cache.layers, table, attention, block_size=config.block_size, sizes=sizes
+        model, cache.layers, table, attention, adapters, block_size=config.block_size, sizes=sizes
     )
     graphs.capture()
     return graphs
@@ -228,6 +234,7 @@ def _register_kernels(device: torch.device) -> bool:
     kernels.register()
     if device.type == "cuda":
         cuda_experts.register()
+        cuda_low_rank.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
 

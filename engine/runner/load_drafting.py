@@ -144,7 +144,7 @@ def create_drafting(
         layout.head_dim,
         block_size,
         config.num_seqs,
-        window=network.config.widest_window,
+        window=network.config.narrowest_window,
         softcap=network.config.attention_softcap,
     )
     attention = select_backend(config.attention_backend, device, shape)

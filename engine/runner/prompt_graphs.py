@@ -7,6 +7,7 @@ tokens come others that write nothing, see nothing and are looked at by nobody.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from engine.attention.base import DeviceBatch, PromptBackend
 from engine.layers.attention import KVCache, StepContext, Wanted
+from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
 from engine.runner.rows import RowTable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _SIZES = (16, 32, 64, 128, 192, 256, 384)
 """Of more tokens the kernels take longer than launching them. Attention wants no steps of more than
 128."""
+MAX_TOKENS = _SIZES[-1]
 _NUM_SEQS = 2
 """The prompt, and what fills the graph up."""
 
@@ -37,17 +40,21 @@ def capture_sizes(max_num_tokens: int) -> list[int]:
 
 
 class PromptGraphs:
+    """Prompts with an adapter have graphs of their own: the others do not pay for it."""
+
     def __init__(
         self,
         model: Model,
         kv_cache: KVCache,
         table: RowTable,
         attention: PromptBackend,
+        adapters: AdapterSlots | None = None,
         *,
         block_size: int,
         sizes: Sequence[int],
     ) -> None:
-        """sizes: numbers of tokens, ascending, not empty; no row of the table is shorter."""
+        """adapters: if any, they are capturable. sizes: numbers of tokens, ascending, not empty, at
+        most ``MAX_TOKENS``; no row of the table is shorter."""
         assert len(table.windows) == 1, "the layers of one group share slots and block tables"
         self._model = model
         self._kv_cache = kv_cache
@@ -64,31 +71,41 @@ class PromptGraphs:
             self._sent[2 * _NUM_SEQS :],
             table.block_table.new_zeros(_NUM_SEQS, table.block_table.shape[1]),
         )
-        self._graphs = SizedGraphs(sizes, self._forward)
+        self._adapters = adapters
+        self._families = {
+            adapted: SizedGraphs(sizes, partial(self._forward, adapted=adapted))
+            for adapted in ((False,) if adapters is None else (False, True))
+        }
+        """By whether the prompt has an adapter."""
 
     def capture(self) -> None:
         """Record all graphs. Call it before any request has a row: first runs write into blocks
         that nobody holds."""
-        capture_all([self._graphs], lambda size: self._send(0, 0, size, size=size))
+        families = list(self._families.values())
+        capture_all(families, lambda size: self._send(0, 0, size, size=size))
 
-    def fits(self, fields: ChunkFields) -> bool:
-        """Whether a step, without adapters and log-probabilities of prompts, is one that ``run``
-        can execute."""
+    def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
+        """Whether a step without log-probabilities of prompts is one that ``run`` can execute.
+        adapted: some rows have an adapter."""
         return bool(
             len(fields.rows) == 1
             and fields.num_places[0] == 1
             and 1 < fields.query_lens[0] <= self.max_num_tokens
+            and adapted in self._families
         )
 
-    def run(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor]:
+    def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
         """Execute a step that ``fits``: the inputs of what is sampled, and its logits [1, vocab].
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
         num_tokens = int(fields.query_lens[0])
-        size = self._graphs.size_for(num_tokens)
+        family = self._families[adapted]
+        size = family.size_for(num_tokens)
+        if self._adapters is not None and adapted:
+            self._adapters.send(fields.rows, size, num_tokens)
         self._send(int(fields.rows[0]), int(fields.computed[0]), num_tokens, size=size)
-        logits = self._graphs.replay(size)
+        logits = family.replay(size)
         token_ids, positions, slots = self._tokens[:, num_tokens - 1 : num_tokens]
         batch = self._batch
         inputs = assemble(
@@ -107,7 +124,7 @@ class PromptGraphs:
         values = [row, -1, computed, 0, 0, num_tokens, size]
         write(self._sent, np.array(values, np.int32))
 
-    def _forward(self, size: int) -> torch.Tensor:
+    def _forward(self, size: int, *, adapted: bool) -> torch.Tensor:
         rows, computed = self._sent[: 2 * _NUM_SEQS].view(2, _NUM_SEQS).unbind()
         token_ids, positions, slots = self._tokens[:, :size]
         batch = self._batch
@@ -124,11 +141,16 @@ class PromptGraphs:
             batch_table=batch.block_table,
             block_size=self._block_size,
         )
+        last = batch.cu_queries[1:2].long() - 1
         step = StepContext(
             positions,
             slots,
             self._attention.prepare_prompt(batch, size),
             self._kv_cache,
-            wanted=Wanted(batch.cu_queries[1:2].long() - 1),
+            adapted=adapted,
+            # What is sent of adapters is for all tokens.
+            wanted=None if adapted else Wanted(last),
         )
-        return self._model.logits(self._model.hidden_states(token_ids, step))
+        with captured(self._adapters if adapted else None, size):
+            hidden = self._model.hidden_states(token_ids, step)
+        return self._model.logits(hidden.index_select(0, last) if adapted else hidden)

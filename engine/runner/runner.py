@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.runner.drafting import Drafting
+from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs, other_groups
 from engine.runner.logprobs import LogprobRows, Reading
@@ -22,6 +24,7 @@ from engine.runner.memory import PagedCache
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
+from engine.runner.step_waits import StepWaits
 from engine.runner.swap import HostBlocks
 from engine.runner.unseen_drafts import UnseenDrafts
 from engine.runner.verify_graphs import VerifyGraphs
@@ -30,6 +33,9 @@ from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
+
+_WARM_UP_LENGTHS = 12, 24, 48, 160
+"""Of prompts: attention runs as another kernel the more queries a sequence has, up to the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class _Sampled:
     logprobs: Reading | None
     prompt_logprobs: Reading | None
     drafted: UnseenDrafts | None
+    launched_at: float
     arrived: torch.cuda.Event | None
 
 
@@ -84,6 +91,8 @@ class TorchRunner:
         device: torch.device,
     ) -> None:
         self._model = model
+        self._resting_model = model.model if isinstance(model, WatchedModel) else model
+        """Keeps nothing for a draft network."""
         self._cache = cache
         self._table = table
         self._sampler = sampler
@@ -103,6 +112,9 @@ class TorchRunner:
         self.device = device
         self._logprobs = LogprobRows(len(table.tokens), vocab_size)
         self._launched: _Launched | None = None
+        self._launched_at = 0.0
+        """When that began."""
+        self._waits = StepWaits()
         self._sampled: deque[_Sampled] = deque()
         self._drafted: UnseenDrafts | None = None
         """Drafts for the next plan that the host has not seen."""
@@ -155,6 +167,7 @@ class TorchRunner:
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
         assert len(self._sampled) < 2, "forward with two steps not collected"
+        self._launched_at = time.perf_counter()
         self._apply(plan)
         drafted, self._drafted = self._drafted, None
         if not plan.chunks:
@@ -167,23 +180,37 @@ class TorchRunner:
         adapters = self.adapters
         adapted = adapters is not None and adapters.serves(fields.rows)
         if self._graphs is not None and self._graphs.fits(fields, adapted=adapted):
-            return _Launched(plan, *self._graphs.run(fields, adapted=adapted))
+            keeps = _keeps_features(plan)
+            return _Launched(plan, *self._graphs.run(fields, adapted=adapted, keeps_features=keeps))
         if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
             return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
+        graphs = self._prompt_graphs
+        fits = graphs is not None and graphs.fits(fields, adapted=adapted)
+        if graphs is not None and fits and not self._logprobs.wants_prompts(fields):
+            return _Launched(plan, *graphs.run(fields, adapted=adapted))
         if adapters is None or not adapted:
-            graphs = self._prompt_graphs
-            if graphs is None or not graphs.fits(fields) or self._logprobs.wants_prompts(fields):
-                return self._run_eagerly(plan, fields)
-            return _Launched(plan, *graphs.run(fields))
-        with adapters.applied(fields.rows, fields.query_lens):
+            return self._run_eagerly(plan, fields)
+        places = fields.of_places()
+        wanted = places.rows, places.query_lens
+        with adapters.applied((fields.rows, fields.query_lens), wanted):
             return self._run_eagerly(plan, fields, adapted=True)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Do what is compiled or loaded at its first use, which may take as long as a thousand
+        steps. Call it before the first plan."""
+        if self.device.type == "cuda":
+            for length in _WARM_UP_LENGTHS:
+                one = np.ones(1, np.int64)
+                lens = one * min(length, self.max_model_len - 1)
+                self._run_eagerly(StepPlan(-1), ChunkFields(one * 0, one * 0, lens, one))
+        if self._drafting is not None:
+            self._drafting.warm_up()
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Measure ``step_costs``. Call it before the first plan."""
-        nothing = StepPlan(-1)
+        nothing = StepPlan(-1, keeps_features=False)
         graphs, drafting = self._verify_graphs, self._drafting
-        if drafting is not None:
-            drafting.warm_up()
         # No request has room for more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]
@@ -202,8 +229,10 @@ class TorchRunner:
         self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
-        # Adapters and log-probabilities of prompts need the hidden states of all tokens.
-        needs_all = adapted or self._logprobs.wants_prompts(fields)
+        is_longer = bool((fields.query_lens > 1).any())
+        model = self._model if is_longer or _keeps_features(plan) else self._resting_model
+        # Log-probabilities of prompts need the hidden states of all tokens.
+        needs_all = self._logprobs.wants_prompts(fields)
         step = StepContext(
             inputs.positions,
             inputs.slots,
@@ -214,7 +243,7 @@ class TorchRunner:
             wanted=None if needs_all else self._wanted(fields, inputs),
             is_eager=True,
         )
-        hidden = self._model.hidden_states(inputs.token_ids, step)
+        hidden = model.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(
             fields, hidden, self._table.tokens, self._model.logits
         )
@@ -277,6 +306,7 @@ class TorchRunner:
                 logprobs,
                 launched.prompt_logprobs,
                 launched.drafted,
+                self._launched_at,
                 arrived,
             )
         )
@@ -284,7 +314,7 @@ class TorchRunner:
     def collect(self) -> StepResult:
         step = self._sampled.popleft()
         if step.arrived is not None:
-            step.arrived.synchronize()
+            self._waits.wait(step.arrived, step.plan, step.launched_at)
         copied_out = self._copies_out.pop(step.plan.step_id, None)
         if copied_out is not None:
             copied_out.synchronize()
@@ -343,6 +373,11 @@ class TorchRunner:
                 self._copies_out[plan.step_id] = copied_out
         if plan.swap_ins:
             host_blocks.copy_in(plan.swap_ins)
+
+
+def _keeps_features(plan: StepPlan) -> bool:
+    """Of a step in which each chunk is one token."""
+    return plan.keeps_features or bool(plan.admissions)
 
 
 def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:

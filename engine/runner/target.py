@@ -39,7 +39,7 @@ class Target:
             layout.head_dim,
             self.config.block_size,
             self.config.num_seqs,
-            window=self.facts.widest_window,
+            window=self.facts.narrowest_window,
             softcap=self.facts.attention_softcap,
             kv_dtype=self.kv_dtype,
         )

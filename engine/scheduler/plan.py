@@ -96,6 +96,10 @@ class StepPlan:
     """(source block, target block, number of leading slots) to copy before the forward pass."""
     chunks: list[Chunk] = field(default_factory=list)
     """At most one for a row."""
+    keeps_features: bool = True
+    """Whether what a draft network reads of the tokens is kept. A runner does without only where
+    each chunk is one token behind a prompt: drafts behind such tokens are right as often, or
+    nearly."""
 
     def append(self, row: int, block_ids: Sequence[list[int]]) -> None:
         """To the block tables of a row; block_ids: for each layer group."""

@@ -111,17 +111,22 @@ class AdaptiveLength:
         is_drafting = self._hysteresis.is_drafting
         self._experience.observe(step, seconds, outcomes, is_drafting=is_drafting)
 
-    def observe_rest(self, taken: Mapping[int, Sequence[float]], num_tokens: int) -> None:
-        """Steps of ``rest_length`` are over: of each batch, what some of them took; and the tokens
-        that all of them gave."""
+    def observe_rest(
+        self, taken: Mapping[int, Sequence[float]], num_tokens: int, num_passed: int = 0
+    ) -> None:
+        """Steps of ``rest_length`` are over: of each batch, what some of them took; the tokens that
+        all of them gave; and how many nobody timed, which are taken for like the first of these."""
         for batch, seconds in taken.items():
             num_tokens -= batch * len(seconds)
             saving_s = 0.0
             if not self._by_request:
-                saving_s = len(seconds) * self._saving_s(batch)
+                num_steps = len(seconds) + num_passed
+                saving_s = num_steps * self._saving_s(batch)
                 gain = self._gain(batch)
-                self._hysteresis.planned(gain, has_drafts=False, num_steps=len(seconds))
+                self._hysteresis.planned(gain, has_drafts=False, num_steps=num_steps)
             self._experience.observe_rest(batch, seconds, saving_s)
+            self._experience.pass_by(batch, num_passed)
+            num_passed = 0
         self._experience.newcomers.go_on(num_tokens, 0.0)
 
     def _gain(self, batch: int) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.spec.acceptance import Acceptance
 from engine.spec.costs import OUTLIER, LearnedCosts
 from engine.spec.newcomers import Exposure, Newcomers
-from engine.spec.probes import PROBE_SHARE, ProbeBudget
+from engine.spec.probes import ProbeBudget
 from engine.spec.remeasurement import Remeasurement
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ class Experience:
         was_measured = self._count(step)
         is_measuring = not (self.remeasurement.is_idle or step.num_drafts)
         self._has_learned(1, much=was_measured or is_measuring or step.is_probe)
+        if step.is_probe:
+            self.probes.judge(*_hits(outcomes))
         self._save(step, usual_s, _num_tokens(step, outcomes))
 
     def _save(self, step: PlannedStep, seconds: float, num_tokens: int) -> None:
@@ -175,7 +177,7 @@ class Experience:
             # There was nothing in flight that could have hidden the host's work.
             self.probes.save(-min(max(0.0, seconds - plain_s), plain_s), plain_s)
         elif step.length == 0 and step.is_typical:
-            self.probes.save(PROBE_SHARE * min(seconds, 2 * plain_s), plain_s)
+            self.probes.rest(min(seconds, 2 * plain_s), plain_s)
 
     def _plain_s(self, batch: int) -> float:
         """Seconds of a step of this batch without drafts."""
@@ -184,10 +186,14 @@ class Experience:
         return plain_s
 
     def _count(self, step: PlannedStep) -> bool:
-        """As ``Remeasurement.count``."""
+        """As ``Remeasurement.count``; a prompt says nothing: of short answers each has one."""
+        if not (step.only_decodes or step.num_drafts):
+            return False
         num_known = self.costs.num_seen(step.batch, 0, 0)
         return self.remeasurement.count(
-            has_drafts=step.num_drafts > 0, num_known=num_known, num_steps=step.num_like
+            has_drafts=step.num_drafts > 0,
+            num_known=num_known,
+            num_steps=step.num_like,
         )
 
     def _observe_patience(self, gained_s: float, plain_s: float, num_steps: int = 1) -> None:
@@ -284,6 +290,13 @@ class Experience:
         if len(self._plain.seconds) >= HOLDS:
             self._observe_plain()
 
+    def pass_by(self, batch: int, num_steps: int) -> None:
+        """So many steps without drafts are over that nobody timed."""
+        if num_steps:
+            plain_s = self._plain_s(batch)
+            self.acceptance.rest(num_steps)
+            self.probes.rest(num_steps * plain_s, plain_s)
+
     def _observe_plain(self) -> None:
         """Learn from steps without drafts that were put together."""
         plain, num_steps = self._plain, len(self._plain.seconds)
@@ -295,8 +308,7 @@ class Experience:
         seconds = _mean(plain.seconds)
         self.costs.observe(plain.batch, 0, 0, seconds, num_steps)
         self._has_learned(num_steps)
-        saved_s = PROBE_SHARE * num_steps * seconds / self.costs.pace
-        self.probes.save(saved_s, self._plain_s(plain.batch))
+        self.probes.rest(num_steps * seconds / self.costs.pace, self._plain_s(plain.batch))
 
     def drop(self, request_id: str) -> None:
         """The request is finished."""
@@ -307,6 +319,12 @@ class Experience:
 
 def _num_tokens(step: PlannedStep, outcomes: Sequence[tuple[str, int, int]]) -> int:
     return step.num_tokens or step.batch + sum(num_right for _, _, num_right in outcomes)
+
+
+def _hits(outcomes: Sequence[tuple[str, int, int]]) -> tuple[int, int]:
+    """Drafts that were right, and those that could have been."""
+    hits = sum(num_right for _, _, num_right in outcomes)
+    return hits, sum(min(num_right + 1, num_drafts) for _, num_drafts, num_right in outcomes)
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -20,7 +20,9 @@ class DraftLength(Protocol):
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None: ...
 
-    def observe_rest(self, taken: Mapping[int, Sequence[float]], num_tokens: int) -> None: ...
+    def observe_rest(
+        self, taken: Mapping[int, Sequence[float]], num_tokens: int, num_passed: int = 0
+    ) -> None: ...
 
     def drop(self, request: Request) -> None: ...
 
@@ -57,7 +59,9 @@ class FixedLength:
     ) -> None:
         """Nor does this."""
 
-    def observe_rest(self, taken: Mapping[int, Sequence[float]], num_tokens: int) -> None:
+    def observe_rest(
+        self, taken: Mapping[int, Sequence[float]], num_tokens: int, num_passed: int = 0
+    ) -> None:
         """Nor does this."""
 
     def drop(self, request: Request) -> None:

@@ -10,8 +10,9 @@ from engine.spec.experience import HOLDS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Each rest that was not cut short makes the next one twice as long, up to so many steps.
-_MAX_STEPS = 64
+# Each rest that was not cut short makes the next one twice as long, up to so many steps. What the
+# last ones take will do to learn from.
+_MAX_STEPS, _NUM_TIMED = 64, 12
 
 
 class Rest:
@@ -23,6 +24,8 @@ class Rest:
         self.batch = 0
         self.num_tokens = 0
         """That its steps gave."""
+        self.num_passed = 0
+        """Steps of it that are over, and were not timed."""
         self._num_held = HOLDS
         self._overlaps = self._is_of_batch = False
         self._last = 0
@@ -46,6 +49,14 @@ class Rest:
         self._last = 0
         if self._is_of_batch:
             self.end()
+
+    def passes(self) -> bool:
+        """A step is planned that is a part of the rest whatever it does, and that nothing is to be
+        learned of but its tokens; if so, that is all there is to do."""
+        if self.num_steps <= _NUM_TIMED or self._is_of_batch:
+            return False
+        self.num_steps -= 1
+        return True
 
     def plan(self, batch: int, *, is_plain: bool, overlaps: bool) -> int | None:
         """A step is planned, of so many requests. is_plain: each of them computes one token.
@@ -78,8 +89,15 @@ class Rest:
             self._seconds.setdefault(planned, []).append(seconds)
         self._last = planned
 
-    def take(self) -> tuple[Mapping[int, list[float]], int]:
-        """What steps took, by their batch, and the tokens that all steps gave; to be told once."""
-        taken = self._seconds, self.num_tokens
-        self._seconds, self.num_tokens = {}, 0
+    def passed(self, num_tokens: int) -> None:
+        """A step of which ``passes`` was true is over."""
+        self.num_tokens += num_tokens
+        self.num_passed += 1
+        self._last = 0
+
+    def take(self) -> tuple[Mapping[int, list[float]], int, int]:
+        """What steps took, by their batch, the tokens that all steps gave, and how many were not
+        timed; to be told once."""
+        taken = self._seconds, self.num_tokens, self.num_passed
+        self._seconds, self.num_tokens, self.num_passed = {}, 0, 0
         return taken

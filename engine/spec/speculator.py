@@ -41,6 +41,9 @@ MAX_FORCED_BATCH = 4
 """And only in batches of up to so many, where a step waits for memory more than it computes."""
 
 
+_UNTIMED = -1
+"""Stands for a step of a rest of which only the tokens count."""
+
 _MAX_UNSEEN = 3
 """Of steps with drafts that are alike so many pass between two that are looked at: what can be
 learned of each takes the host longer than small models take to compute it."""
@@ -67,7 +70,7 @@ class Speculator:
         self._began_s = self._collected_s = 0.0
         self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
         """Steps in flight, each with the requests whose drafts a grammar forced; of a step at rest
-        its batch, and None of one that nothing is learned of."""
+        its batch, or ``_UNTIMED``, and None of one that nothing is learned of."""
         self._last: PlannedStep | None = None
         self._num_unseen = 0
         """Steps like the last one since then."""
@@ -76,11 +79,17 @@ class Speculator:
         self._drafting_s = 0.0
         """What it took to make the drafts of the step that is planned now."""
         self._is_probe = self._waited = False
+        self._num_probes = 0
+        """Probes of a network that nothing was learned of yet: what the next one may cost is not
+        known before."""
         self._paid = False
         """Whether the last drafts of a free proposer were worth a check."""
         self._forced: set[str] = set()
         self._drafted: list[Request] = []
         """Those that have drafts."""
+        self.keeps_features = True
+        """Whether the next step keeps what a draft network reads: only where there are drafts, or
+        will be in the step after it."""
         self._rest = Rest()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
@@ -135,9 +144,9 @@ class Speculator:
 
     def _observe_rest(self) -> None:
         """Learn from the steps of a rest that are over."""
-        seconds, num_tokens = self._rest.take()
+        seconds, num_tokens, num_passed = self._rest.take()
         if num_tokens:
-            self._adaptive.observe_rest(seconds, num_tokens)
+            self._adaptive.observe_rest(seconds, num_tokens, num_passed)
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
@@ -173,15 +182,16 @@ class Speculator:
     def _ask_network(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """As many drafts for all, before there are any: they cost time."""
         most = max(asked.values())
-        probe_length = self._adaptive.probe_length(batch, most)
+        probe_length = 0 if self._num_probes else self._adaptive.probe_length(batch, most)
         length = self._adaptive.even_length(batch, most)
-        if length == 0 and probe_length:
-            self._is_probe = True
-            length, asked = probe_length, self._adaptive.probed(asked)
-        if length:
-            self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
-        else:
+        has_features, self.keeps_features = self.keeps_features, length > 0 or probe_length > 0
+        if not self.keeps_features:
             self._begin_rest(asked, batch, overlaps=False)
+        elif has_features:
+            if length == 0:
+                self._is_probe = True
+                length, asked = probe_length, self._adaptive.probed(asked)
+            self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
 
     def _ask_text(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """Of the drafts that are found those that pay."""
@@ -222,6 +232,9 @@ class Speculator:
         if self._proposer is None:
             return
         batch = len(plan.chunks)
+        if not plan.admissions and self._rest.passes():
+            self._planned.append(_UNTIMED)
+            return
         if self._rest.num_steps:
             is_plain = batch == num_tokens and not plan.admissions
             planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
@@ -253,6 +266,8 @@ class Speculator:
             num_like=1 + (self._num_unseen if num_drafts else 0),
         )
         self._num_unseen, self._last = 0, step
+        if step.is_probe and not self._proposer.is_free:
+            self._num_probes += 1
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
 
@@ -277,9 +292,15 @@ class Speculator:
         if planned is None:
             self._collected_s = now
             return
+        if planned == _UNTIMED:
+            self._rest.passed(len(moved))
+            self._collected_s = now
+            return
         if isinstance(planned, int):
             follower = self._planned[0] if self._planned else None
-            if isinstance(follower, tuple):
+            if follower == _UNTIMED:
+                follower = 0
+            elif isinstance(follower, tuple):
                 follower = follower[0].batch * follower[0].only_decodes
             self._rest.collect(planned, now - self._collected_s, len(moved), follower=follower)
             self._collected_s = now
@@ -306,6 +327,7 @@ class Speculator:
                 if chunk.request_id in unfinished and chunk.request_id not in forced
             ]
             self._adaptive.observe(step, seconds, outcomes)
+            self._num_probes = max(0, self._num_probes - step.is_probe)
             if step.num_drafts and self._proposer is not None and not self._proposer.is_free:
                 # The next step asks as soon as this one's successor is over: have the answer.
                 self._adaptive.even_length(step.batch, self._max_tokens)
@@ -318,12 +340,13 @@ class Speculator:
         if self._proposer is None:
             return False
         adaptive, batch = self._adaptive, len(running)
-        is_probe = adaptive.probe_length(batch, self._max_tokens) > 0
+        is_probe = not self._num_probes and adaptive.probe_length(batch, self._max_tokens) > 0
         if not self._proposer.is_free:
-            if is_probe or adaptive.even_length(batch, self._max_tokens) > 0:
-                return any(map(_may_go_on, running))
-            self._begin_rest(running, batch, overlaps=True)
-            return False
+            wants_drafts = is_probe or adaptive.even_length(batch, self._max_tokens) > 0
+            has_features, self.keeps_features = self.keeps_features, wants_drafts
+            if not wants_drafts:
+                self._begin_rest(running, batch, overlaps=True)
+            return wants_drafts and has_features and any(map(_may_go_on, running))
         able = [request for request in running if _may_go_on(request)]
         if not able:
             return False

@@ -3,6 +3,7 @@
 // time than a launch does, and a step with a prompt of a hundred tokens is no longer than that.
 
 #include "bind_layer.h"
+#include "low_rank.cuh"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -24,8 +25,31 @@ Tensor norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor
   return out;
 }
 
-Tensor product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-               int64_t code) {
+// Adapters of a layer as `shrink_low_rank` and `expand_low_rank` take them, six tensors, or none.
+class Adapters {
+ public:
+  // Begins with the inputs of the layer.
+  Adapters(const Tensor& x, at::TensorList given) : given_(given) {
+    TORCH_CHECK(given.empty() || given.size() == 6, "adapters must be six tensors or none");
+    if (given.empty()) return;
+    low_ = at::empty({sluice::kLowRankSlices, x.size(0), given[0].size(1) * given[0].size(2)},
+                     x.options().dtype(at::kFloat));
+    bindings::shrink_low_rank(low_, x, given[0], given[1], given[2], given[3], given[4], given[5]);
+  }
+
+  void add_to(const Tensor& out) const {
+    if (given_.empty()) return;
+    bindings::expand_low_rank(out, low_, given_[0], given_[1], given_[2], given_[3], given_[4],
+                              given_[5]);
+  }
+
+ private:
+  at::TensorList given_;
+  Tensor low_;
+};
+
+Tensor plain_product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                     int64_t code) {
   if (code == kLibrary) return at::linear(x, weight, bias);
   const Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
   if (code <= kMostWarps) {
@@ -36,11 +60,22 @@ Tensor product(const Tensor& x, const Tensor& weight, const std::optional<Tensor
   return out;
 }
 
-// silu(gate) * up of a product that is [gate | up].
+Tensor product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+               int64_t code, at::TensorList adapters) {
+  const Adapters added(x, adapters);
+  const Tensor out = plain_product(x, weight, bias, code);
+  added.add_to(out);
+  return out;
+}
+
+// silu(gate) * up of a product that is [gate | up]. code: of a product without gating where there
+// are adapters.
 Tensor gated_product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                     int64_t code) {
+                     int64_t code, at::TensorList adapters) {
   const Tensor out = at::empty({x.size(0), weight.size(0) / 2}, x.options());
-  if (code == kLibrary) {
+  if (!adapters.empty()) {
+    bindings::silu_mul(out, product(x, weight, bias, code, adapters));
+  } else if (code == kLibrary) {
     bindings::silu_mul(out, at::linear(x, weight, bias));
   } else if (code <= kMostWarps) {
     bindings::skinny_linear(out, x, weight, bias, true, code);
@@ -53,10 +88,11 @@ Tensor gated_product(const Tensor& x, const Tensor& weight, const std::optional<
 Tensor attention_inputs(const Tensor& x, const std::optional<Tensor>& residual,
                         const Tensor& norm_weight, double eps, const Tensor& qkv_weight,
                         const std::optional<Tensor>& qkv_bias, int64_t qkv_code,
-                        const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                        double head_eps, Tensor k_cache, Tensor v_cache,
-                        const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale,
-                        const Tensor& cos_sin, const Tensor& positions, const Tensor& slots) {
+                        at::TensorList qkv_adapters, const std::optional<Tensor>& q_norm,
+                        const std::optional<Tensor>& k_norm, double head_eps, Tensor k_cache,
+                        Tensor v_cache, const std::optional<Tensor>& k_scale,
+                        const std::optional<Tensor>& v_scale, const Tensor& cos_sin,
+                        const Tensor& positions, const Tensor& slots) {
   TORCH_CHECK(k_cache.dim() == 4, "caches must be [blocks, block_size, kv_heads, head_dim]");
   const int64_t kv_heads = k_cache.size(2), head_dim = k_cache.size(3);
   const int64_t q_heads = qkv_weight.size(0) / head_dim - 2 * kv_heads;
@@ -64,8 +100,8 @@ Tensor attention_inputs(const Tensor& x, const std::optional<Tensor>& residual,
               qkv_weight.size(0), " features has no room for queries beside ", kv_heads,
               " keys and values of ", head_dim);
   const Tensor normed = norm(x, residual, norm_weight, eps);
-  const Tensor qkv =
-      product(normed, qkv_weight, qkv_bias, qkv_code).view({x.size(0), -1, head_dim});
+  const Tensor qkv = product(normed, qkv_weight, qkv_bias, qkv_code, qkv_adapters)
+                         .view({x.size(0), -1, head_dim});
   const Tensor q = qkv.narrow(1, 0, q_heads);
   bindings::rope_and_cache(q, qkv.narrow(1, q_heads, kv_heads),
                            qkv.narrow(1, q_heads + kv_heads, kv_heads), k_cache, v_cache, cos_sin,
@@ -75,15 +111,16 @@ Tensor attention_inputs(const Tensor& x, const std::optional<Tensor>& residual,
 
 Tensor feed_forward(const Tensor& attended, Tensor residual, const Tensor& output_weight,
                     const std::optional<Tensor>& output_bias, int64_t output_code,
-                    const Tensor& norm_weight, double eps, const Tensor& gate_up_weight,
-                    const std::optional<Tensor>& gate_up_bias, int64_t gate_up_code,
+                    at::TensorList output_adapters, const Tensor& norm_weight, double eps,
+                    const Tensor& gate_up_weight, const std::optional<Tensor>& gate_up_bias,
+                    int64_t gate_up_code, at::TensorList gate_up_adapters,
                     const Tensor& down_weight, const std::optional<Tensor>& down_bias,
-                    int64_t down_code) {
+                    int64_t down_code, at::TensorList down_adapters) {
   // Each tensor is freed before the next but one is made, for which its memory serves again.
-  Tensor x = product(attended, output_weight, output_bias, output_code);
+  Tensor x = product(attended, output_weight, output_bias, output_code, output_adapters);
   x = norm(x, residual, norm_weight, eps);
-  x = gated_product(x, gate_up_weight, gate_up_bias, gate_up_code);
-  return product(x, down_weight, down_bias, down_code);
+  x = gated_product(x, gate_up_weight, gate_up_bias, gate_up_code, gate_up_adapters);
+  return product(x, down_weight, down_bias, down_code, down_adapters);
 }
 
 }  // namespace
@@ -91,14 +128,15 @@ Tensor feed_forward(const Tensor& attended, Tensor residual, const Tensor& outpu
 TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "attention_inputs(Tensor x, Tensor(a!)? residual, Tensor norm, float eps, "
-      "Tensor qkv_weight, Tensor? qkv_bias, int qkv_code, Tensor? q_norm, Tensor? k_norm, "
-      "float head_eps, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor? k_scale, Tensor? v_scale, "
-      "Tensor cos_sin, Tensor positions, Tensor slots) -> Tensor");
+      "Tensor qkv_weight, Tensor? qkv_bias, int qkv_code, Tensor[] qkv_adapters, "
+      "Tensor? q_norm, Tensor? k_norm, float head_eps, Tensor(b!) k_cache, Tensor(c!) v_cache, "
+      "Tensor? k_scale, Tensor? v_scale, Tensor cos_sin, Tensor positions, Tensor slots) "
+      "-> Tensor");
   m.def(
       "feed_forward(Tensor attended, Tensor(a!) residual, Tensor output_weight, "
-      "Tensor? output_bias, int output_code, Tensor norm, float eps, Tensor gate_up_weight, "
-      "Tensor? gate_up_bias, int gate_up_code, Tensor down_weight, Tensor? down_bias, "
-      "int down_code) -> Tensor");
+      "Tensor? output_bias, int output_code, Tensor[] output_adapters, Tensor norm, float eps, "
+      "Tensor gate_up_weight, Tensor? gate_up_bias, int gate_up_code, Tensor[] gate_up_adapters, "
+      "Tensor down_weight, Tensor? down_bias, int down_code, Tensor[] down_adapters) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {

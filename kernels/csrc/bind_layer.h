@@ -24,4 +24,12 @@ void skinny_linear(at::Tensor out, const at::Tensor& x, const at::Tensor& weight
 void wide_linear(at::Tensor out, const at::Tensor& x, const at::Tensor& weight,
                  const std::optional<at::Tensor>& bias, bool gated, int64_t width);
 
+void shrink_low_rank(at::Tensor low, const at::Tensor& x, const at::Tensor& down,
+                     const at::Tensor& up, const at::Tensor& ranks, const at::Tensor& ends,
+                     const at::Tensor& slots, const at::Tensor& tokens);
+
+void expand_low_rank(at::Tensor out, const at::Tensor& low, const at::Tensor& down,
+                     const at::Tensor& up, const at::Tensor& ranks, const at::Tensor& ends,
+                     const at::Tensor& slots, const at::Tensor& tokens);
+
 }  // namespace sluice::bindings

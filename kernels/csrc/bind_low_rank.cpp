@@ -1,7 +1,8 @@
 // Registers the products with low-rank adapters with torch.
 
+#include "bind_layer.h"
 #include "bind_linear.h"
-#include "low_rank_linear.cuh"
+#include "low_rank.cuh"
 
 namespace {
 
@@ -15,10 +16,10 @@ sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& u
                             const Tensor& ranks, const Tensor& ends, const Tensor& slots,
                             const Tensor& tokens, int64_t features) {
   TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
-              "x must be bfloat16 or float16");
+              "x and out must be bfloat16 or float16");
   for (const Tensor& t : {down, up}) {
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type(),
-                "down and up must be contiguous and of x's type");
+                "down and up must be contiguous and of the type of x and out");
   }
   const int64_t parts = ends.numel() - 1, max_rank = up.size(2);
   TORCH_CHECK(down.dim() == 4 && up.dim() == 3 && down.size(0) == up.size(0) &&
@@ -36,10 +37,10 @@ sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& u
                 "slots and tokens must be contiguous int32");
   }
   TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == slots.numel() &&
-                  tokens.size(1) == sluice::kLowRankTokens,
-              "tokens must be [tiles, ", sluice::kLowRankTokens, "]");
-  TORCH_CHECK(slots.numel() <= sluice::kLowRankTiles && parts <= 32, "at most ",
-              sluice::kLowRankTiles, " tiles and 32 parts");
+                  (tokens.size(1) == sluice::kLowRankTokens ||
+                   tokens.size(1) % (2 * sluice::kLowRankTokens) == 0),
+              "tokens must be [tiles, ", sluice::kLowRankTokens, " or a multiple of ",
+              2 * sluice::kLowRankTokens, "]");
   sluice::LowRank a = {};
   a.down = down.data_ptr();
   a.up = up.data_ptr();
@@ -51,7 +52,18 @@ sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& u
   a.parts = parts;
   a.rank_stride = ranks.stride(0);
   a.max_rank = max_rank;
+  a.rows = tokens.size(1);
   return a;
+}
+
+// Sums over slices of k, for each token and rank.
+void check_low(const Tensor& low, int64_t num_tokens, const Tensor& down) {
+  TORCH_CHECK(low.is_cuda() && low.is_contiguous() && low.scalar_type() == at::kFloat &&
+                  low.dim() == 3 && low.size(0) == sluice::kLowRankSlices &&
+                  low.size(1) == num_tokens && low.size(2) == down.size(1) * down.size(2),
+              "low must be contiguous float32 [", sluice::kLowRankSlices,
+              ", tokens, parts * rank]");
+  check_start(low, "low");
 }
 
 void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
@@ -60,6 +72,10 @@ void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
                      const Tensor& slots, const Tensor& tokens, bool gated) {
   auto p = sluice::linear_of<sluice::LowRankLinear>(out, x, weight, bias, gated, 64);
   p.adapters = adapters_of(x, down, up, ranks, ends, slots, tokens, p.features);
+  TORCH_CHECK(tokens.size(1) == sluice::kLowRankTokens &&
+                  slots.numel() <= sluice::kLowRankTiles && p.adapters.parts <= 32,
+              "tokens must be [at most ", sluice::kLowRankTiles, ", ", sluice::kLowRankTokens,
+              "], of at most 32 parts");
   TORCH_CHECK(p.tokens <= sluice::kLowRankTokens && down.size(3) == p.k && weight.dim() == 2 &&
                   weight.size(1) == p.k,
               "x must be [at most ", sluice::kLowRankTokens, ", k], weight [features, k]");
@@ -67,12 +83,7 @@ void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type(),
                 "out and weight must be contiguous and of x's type");
   }
-  TORCH_CHECK(low.is_cuda() && low.is_contiguous() && low.scalar_type() == at::kFloat &&
-                  low.dim() == 3 && low.size(0) == sluice::kLowRankSlices &&
-                  low.size(1) == p.tokens && low.size(2) == down.size(1) * down.size(2),
-              "low must be contiguous float32 [", sluice::kLowRankSlices,
-              ", tokens, parts * rank]");
-  check_start(low, "low");
+  check_low(low, p.tokens, down);
   check_int32(counters, "counters");
   TORCH_CHECK(counters.numel() == 2, "counters must be [2]");
   p.low = low.data_ptr<float>();
@@ -84,11 +95,64 @@ void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
 
 }  // namespace
 
+namespace sluice::bindings {
+
+void shrink_low_rank(Tensor low, const Tensor& x, const Tensor& down, const Tensor& up,
+                     const Tensor& ranks, const Tensor& ends, const Tensor& slots,
+                     const Tensor& tokens) {
+  sluice::ShrinkLowRank p = {};
+  p.adapters = adapters_of(x, down, up, ranks, ends, slots, tokens, up.size(1));
+  TORCH_CHECK(x.is_cuda() && x.dim() == 2 && x.stride(1) == 1 && x.stride(0) % 8 == 0 &&
+                  x.size(1) == down.size(3) && x.size(1) % 64 == 0,
+              "x must be [tokens, ", down.size(3),
+              "], a multiple of 64, its rows multiples of 8 elements apart");
+  check_start(x, "x");
+  p.x = x.data_ptr();
+  p.x_stride = x.stride(0);
+  p.tokens = x.size(0);
+  p.k = x.size(1);
+  check_low(low, p.tokens, down);
+  p.low = low.data_ptr<float>();
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::shrink_low_rank(p, sluice::is_bf16(x), c10::cuda::getCurrentCUDAStream()),
+        "shrink_low_rank");
+}
+
+void expand_low_rank(Tensor out, const Tensor& low, const Tensor& down, const Tensor& up,
+                     const Tensor& ranks, const Tensor& ends, const Tensor& slots,
+                     const Tensor& tokens) {
+  sluice::ExpandLowRank p = {};
+  TORCH_CHECK(out.is_cuda() && out.is_contiguous() && out.dim() == 2 && out.size(1) % 8 == 0,
+              "out must be contiguous [tokens, features], features a multiple of 8");
+  p.adapters = adapters_of(out, down, up, ranks, ends, slots, tokens, out.size(1));
+  check_start(out, "out");
+  p.out = out.data_ptr();
+  p.tokens = out.size(0);
+  p.features = out.size(1);
+  check_low(low, p.tokens, down);
+  p.low = low.data_ptr<float>();
+  const c10::cuda::CUDAGuard guard(out.device());
+  check(sluice::expand_low_rank(p, sluice::is_bf16(out), c10::cuda::getCurrentCUDAStream()),
+        "expand_low_rank");
+}
+
+}  // namespace sluice::bindings
+
 TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
+  m.def(
+      "shrink_low_rank(Tensor(a!) low, Tensor x, Tensor down, Tensor up, Tensor ranks, "
+      "Tensor ends, Tensor slots, Tensor tokens) -> ()");
+  m.def(
+      "expand_low_rank(Tensor(a!) out, Tensor low, Tensor down, Tensor up, Tensor ranks, "
+      "Tensor ends, Tensor slots, Tensor tokens) -> ()");
   m.def(
       "low_rank_linear(Tensor(a!) out, Tensor(b!) low, Tensor(c!) counters, Tensor x, "
       "Tensor weight, Tensor? bias, Tensor down, Tensor up, Tensor ranks, Tensor ends, "
       "Tensor slots, Tensor tokens, bool gated) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) { m.impl("low_rank_linear", &low_rank_linear); }
+TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
+  m.impl("shrink_low_rank", &sluice::bindings::shrink_low_rank);
+  m.impl("expand_low_rank", &sluice::bindings::expand_low_rank);
+  m.impl("low_rank_linear", &low_rank_linear);
+}

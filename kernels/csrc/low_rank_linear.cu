@@ -9,22 +9,14 @@
 // behind it.
 
 #include "device.cuh"
-#include "low_rank_linear.cuh"
+#include "low_rank_shrink.cuh"
 #include "skinny_sums.cuh"
 
 namespace sluice {
 namespace {
 
-constexpr int kColumns = kSkinnyTiles * kSkinnyFeatures;  // ranks, of a CTA that shrinks
-constexpr int kBlock = 16;                                // of ranks that an MMA sums
-constexpr int kTilesAtOnce = 4;                           // of tokens, whose matrices are loaded
-
-inline __host__ __device__ int num_columns(const LowRank& a) { return a.parts * a.max_rank; }
-
-// CTAs that shrink the tokens of a tile.
-inline __host__ __device__ int shrinking_each(const LowRank& a) {
-  return (num_columns(a) + kColumns - 1) / kColumns * kLowRankSlices;
-}
+constexpr int kBlock = 16;       // of ranks that an MMA sums
+constexpr int kTilesAtOnce = 4;  // of tokens, whose matrices are loaded
 
 inline __host__ __device__ int num_shrinking(const LowRank& a) {
   return a.num_tiles * shrinking_each(a);
@@ -38,54 +30,19 @@ inline __host__ __device__ int num_expanding(const LowRankLinear& p) {
 template <int kWarps, int kGroups>
 using Partial = float[kSkinnyTiles][kWarps + 1][kSkinnyFeatures][kGroups * 8 + 1];
 
-// Ranks of the tokens of a tile: their sums over a slice of k.
+// A CTA's part in shrinking, after which it is counted.
 template <typename T, int kWarps, int kGroups>
-__device__ __forceinline__ void shrink(const LowRankLinear& p, Partial<kWarps, kGroups>& partial) {
-  const LowRank& a = p.adapters;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = num_columns(a);
-  const int tile = blockIdx.x / shrinking_each(a);
-  const int slice = blockIdx.x % kLowRankSlices;
-  const int first = blockIdx.x % shrinking_each(a) / kLowRankSlices * kColumns;
-  const int slot = a.slots[tile];  // sent ahead of all kernels of the step
-  if (slot < 0) return;
-  auto is_used = [&](int column) {
-    const int* ranks = a.ranks + slot * a.rank_stride;
-    return column < columns && column % a.max_rank < ranks[column / a.max_rank];
-  };
-  if (!is_used(first) && !is_used(first + kSkinnyFeatures)) {
+__device__ __forceinline__ void shrink_and_arrive(const LowRankLinear& p,
+                                                  Partial<kWarps, kGroups>& partial) {
+  const int each = shrinking_each(p.adapters);
+  const LowRankShare share(p.adapters, blockIdx.x / each, blockIdx.x % each);
+  if (share.slot < 0) return;
+  if (share.is_used(p.adapters)) {
+    shrink<T, kWarps, kGroups, (kWarps + 1) * 32, true>(p, share, SkinnyTokens<T>(p), partial);
+    __syncthreads();
+  } else {
     wait_for_inputs();  // the launch before is done with the counters
-    if (threadIdx.x == 0) arrive(p.counters);
-    return;
   }
-  if (warp < kWarps) {
-    const int64_t row = static_cast<int64_t>(slot) * columns + first + lane / 4;
-    const bool whole = first + kSkinnyFeatures < columns;
-    const SkinnyRows<T> rows = {static_cast<const T*>(a.down) + row * p.k + lane % 4 * 8,
-                                8l * p.k, whole ? kSkinnyFeatures * static_cast<int64_t>(p.k) : 0};
-    const int chunks = p.k / kSkinnyChunk;
-    const int each = (chunks + kLowRankSlices - 1) / kLowRankSlices;
-    const T* x = static_cast<const T*>(p.x) + lane % 4 * 8;
-    float sum[kSkinnyTiles][kGroups][4] = {};
-    sum_skinny<T, kWarps>(sum, rows, x, p.x_stride, p.tokens, slice * each + warp,
-                          min(chunks, (slice + 1) * each));
-#pragma unroll
-    for (int i = 0; i < kSkinnyTiles; ++i) {
-      keep_skinny(partial[i][warp], sum[i], lane / 4, lane % 4);
-    }
-  }
-  allow_next();
-  __syncthreads();
-  for (int i = threadIdx.x; i < kLowRankTokens * kColumns; i += (kWarps + 1) * 32) {
-    const int token = a.tokens[tile * kLowRankTokens + i / kColumns], row = i % kColumns;
-    if (token < 0 || first + row >= columns) continue;
-    float total = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      total += partial[row / kSkinnyFeatures][w][row % kSkinnyFeatures][token];
-    }
-    p.low[(static_cast<int64_t>(slice) * p.tokens + token) * columns + first + row] = total;
-  }
-  __syncthreads();
   if (threadIdx.x == 0) arrive(p.counters);
 }
 
@@ -238,11 +195,10 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, kSmWarps / kWarps)
   __shared__ Partial<kWarps, kGroups> partial;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cta = blockIdx.x - num_shrinking(p.adapters);
-  if (cta < 0) return shrink<T, kWarps, kGroups>(p, partial);
+  if (cta < 0) return shrink_and_arrive<T, kWarps, kGroups>(p, partial);
   float sum[kSkinnyTiles][kGroups][4] = {};
   if (warp < kWarps) {
-    const T* x = static_cast<const T*>(p.x) + lane % 4 * 8;
-    sum_skinny<T, kWarps>(sum, skinny_rows<T>(p, cta), x, p.x_stride, p.tokens, warp,
+    sum_skinny<T, kWarps>(sum, skinny_rows<T>(p, cta), SkinnyTokens<T>(p), warp,
                           p.k / kSkinnyChunk);
     allow_next();
   } else {

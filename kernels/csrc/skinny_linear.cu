@@ -27,8 +27,7 @@ __global__ void __launch_bounds__(kWarps * 32, kSmWarps / kWarps)
   const int g = lane / 4, t = lane % 4;
   float sum[kSkinnyTiles][kGroups][4] = {};
   const auto rows = skinny_rows<T>(p, blockIdx.x);
-  const T* x = static_cast<const T*>(p.x) + t * 8;
-  sum_skinny<T, kWarps>(sum, rows, x, p.x_stride, p.tokens, warp, p.k / kSkinnyChunk);
+  sum_skinny<T, kWarps>(sum, rows, SkinnyTokens<T>(p), warp, p.k / kSkinnyChunk);
   allow_next();
 
 #pragma unroll

@@ -42,13 +42,12 @@ struct SkinnyWeights {
   uint4 low[kSkinnyTiles][2], high[kSkinnyTiles][2];  // rows g and g + 8, two halves of a chunk
 };
 
-// Adds the products of rows with x for chunks `chunk`, `chunk` + kWarps, ... before `end`. x: of
-// the first token, and where this lane's elements begin.
-template <typename T, int kWarps, int kGroups>
+// Adds the products of rows with x for chunks `chunk`, `chunk` + kWarps, ... before `end`.
+// x.row(group): where this lane's elements of token lane / 4 of that group begin, if x.has(group).
+template <typename T, int kWarps, int kGroups, typename Tokens>
 __device__ __forceinline__ void sum_skinny(float (&sum)[kSkinnyTiles][kGroups][4],
-                                           const SkinnyRows<T>& rows, const T* x, int64_t x_stride,
-                                           int tokens, int chunk, int end) {
-  const int g = threadIdx.x % 32 / 4;
+                                           const SkinnyRows<T>& rows, Tokens x, int chunk,
+                                           int end) {
   auto load = [&](SkinnyWeights& w, int chunk) {
     if (chunk >= end) return;
 #pragma unroll
@@ -71,10 +70,9 @@ __device__ __forceinline__ void sum_skinny(float (&sum)[kSkinnyTiles][kGroups][4
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        const int token = group * 8 + g;
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (token < tokens) {
-          const T* row = x + token * x_stride;
+        if (x.has(group)) {
+          const T* row = x.row(group);
           v = *reinterpret_cast<const uint4*>(row + chunk * kSkinnyChunk + half * 32);
         }
 #pragma unroll
@@ -88,6 +86,23 @@ __device__ __forceinline__ void sum_skinny(float (&sum)[kSkinnyTiles][kGroups][4
     now = next;
   }
 }
+
+// The tokens of a product, in their order, as `sum_skinny` takes them.
+template <typename T>
+struct SkinnyTokens {
+  const T* x;  // this lane's elements of the first
+  int64_t stride;
+  int num_tokens;
+
+  template <typename Product>
+  __device__ __forceinline__ explicit SkinnyTokens(const Product& p)
+      : x(static_cast<const T*>(p.x) + threadIdx.x % 4 * 8),
+        stride(p.x_stride),
+        num_tokens(p.tokens) {}
+  static __device__ __forceinline__ int token(int group) { return group * 8 + threadIdx.x % 32 / 4; }
+  __device__ __forceinline__ bool has(int group) const { return token(group) < num_tokens; }
+  __device__ __forceinline__ const T* row(int group) const { return x + token(group) * stride; }
+};
 
 // Of the sums that each of kParts warps has kept.
 template <typename T, int kThreads, typename Product, int kParts, int kColumns>

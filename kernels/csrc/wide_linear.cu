@@ -1,11 +1,12 @@
 // Matrix products of many tokens on Hopper, with an MLP's gating in place of a kernel after it.
 //
 // A tile is 128 tokens by up to 256 features, of which each of two warpgroups holds 64 tokens in
-// its registers; a thread keeps the copy engine some stages of 64 elements of k ahead of them, also
-// while they finish a tile. Pairs of CTAs work side by side and share one operand, of which each
-// copies half to both: the weight, or where an odd number of tiles holds all tokens, the tokens.
-// Gated, the first half of a tile's features are gates and the second their ups, so both are in one
-// thread.
+// its registers, or of many tokens 192 by 192, held by three: a square needs the fewest operands,
+// and at the GPU's power limit the energy that these take is time. A thread keeps the copy engine
+// some stages of 64 elements of k ahead of them, also while they finish a tile. Pairs of CTAs work
+// side by side and share one operand, of which each copies half to both: the weight, or where an
+// odd number of tiles holds all tokens, the tokens. Gated, the first half of a tile's features are
+// gates and the second their ups, so both are in one thread.
 //
 // CTAs stay and take tile after tile. All pairs together work on a patch that is about as many
 // tokens high as features wide, so that what they read twice comes from the L2.
@@ -22,23 +23,23 @@
 namespace sluice {
 namespace {
 
-constexpr int kGroups = 2;        // warpgroups that multiply
-constexpr int kGroupTokens = 64;  // of each
-constexpr int kTileTokens = kGroups * kGroupTokens;
-constexpr int kConsumers = kGroups * 128;
-constexpr int kWarps = kConsumers / 32;
-constexpr int kThreads = kConsumers + 128;  // registers move between whole warpgroups
+constexpr int kGroupTokens = 64;  // of each warpgroup that multiplies
 constexpr int kChunk = 64;  // elements of k at a time: rows of 128 bytes
 constexpr int kPair = 2;
-constexpr int kBand = 8;  // rows of tiles that are worked on side by side
+constexpr int kBand = 8;          // most rows of tiles that are worked on side by side
+constexpr int kManyTokens = 1024;  // are more, which tiles of 192 tokens hold with little left over
 
-template <int kWidth>
+template <int kGroups, int kWidth>
 struct Shared {
-  static constexpr int kStages = kWidth <= 192 ? 5 : 4;
-  static constexpr int kHalf = kWidth / 2;  // features that leave at a time
-  static constexpr int kPitch = kHalf + 8;  // of a token's: other banks for each of eight
+  static constexpr int kConsumers = kGroups * 128;
+  static constexpr int kWarps = kConsumers / 32;
+  static constexpr int kThreads = kConsumers + 128;  // registers move between whole warpgroups
+  static constexpr int kStages = kGroups == 2 && kWidth <= 192 ? 5 : 4;
+  static constexpr int kHalf = kWidth / 2;
+  static constexpr int kPart = kGroups == 2 ? kHalf : kHalf / 2;  // features that leave at a time
+  static constexpr int kPitch = kPart + 8;  // of a token's: other banks for each of eight
   struct Stage {
-    uint8_t x[2][kGroupTokens * kChunk * 2];
+    uint8_t x[kGroups][kGroupTokens * kChunk * 2];
     uint8_t weight[2][kHalf * kChunk * 2];
   };
   Stage stages[kStages];
@@ -53,9 +54,9 @@ struct Maps {
 __host__ __device__ constexpr int blocks(int n, int size) { return (n + size - 1) / size; }
 
 // The tiles of pairs: rows of tokens and columns of features.
-template <bool kShareWeight>
+template <int kGroups, bool kShareWeight>
 __host__ __device__ int rows_of(const WideLinear& p) {
-  return blocks(p.tokens, kTileTokens * (kShareWeight ? kPair : 1));
+  return blocks(p.tokens, kGroups * kGroupTokens * (kShareWeight ? kPair : 1));
 }
 
 template <int kWidth, bool kShareWeight>
@@ -66,22 +67,22 @@ __host__ __device__ int columns_of(const WideLinear& p) {
 #ifdef SLUICE_HOPPER
 
 // The tiles of a pair, one after the other: where each of its CTAs has its tokens and features.
-template <int kWidth, bool kShareWeight>
+template <int kGroups, int kWidth, bool kShareWeight>
 class Work {
  public:
   int token, feature;  // first of the tile; of a gated one's gates
 
   __device__ Work(const WideLinear& p, int member)
       : member(member), columns(columns_of<kWidth, kShareWeight>(p)),
-        rows(rows_of<kShareWeight>(p)), width(p.gated ? kWidth / 2 : kWidth),
-        index(blockIdx.x / kPair) {}
+        rows(rows_of<kGroups, kShareWeight>(p)), width(p.gated ? kWidth / 2 : kWidth),
+        most(blocks(rows, blocks(rows, kBand))), index(blockIdx.x / kPair) {}
 
   __device__ bool next() {
     if (index >= rows * columns) return false;
-    const int band = index / (kBand * columns), at = index % (kBand * columns);
-    const int height = min(kBand, rows - band * kBand);
-    const int row = band * kBand + at % height, column = at / height;
-    token = (kShareWeight ? row * kPair + member : row) * kTileTokens;
+    const int band = index / (most * columns), at = index % (most * columns);
+    const int height = min(most, rows - band * most);
+    const int row = band * most + at % height, column = at / height;
+    token = (kShareWeight ? row * kPair + member : row) * kGroups * kGroupTokens;
     feature = (kShareWeight ? column : column * kPair + member) * width;
     index += gridDim.x / kPair;
     return true;
@@ -89,12 +90,13 @@ class Work {
 
  private:
   const int member, columns, rows, width;
+  const int most;  // rows of a band: 9 are 5 and 4, as one alone reads all weights for little
   int index;
 };
 
-// Starts copies of the two boxes of an operand; of a shared one, of half of it to both of the pair.
-template <bool kIsShared, int kBytes>
-__device__ __forceinline__ void bring(uint8_t (&to)[2][kBytes], const CUtensorMap& map,
+// Starts copies of two boxes of an operand; of a shared one, of half of it to both of the pair.
+template <bool kIsShared, int kBoxes, int kBytes>
+__device__ __forceinline__ void bring(uint8_t (&to)[kBoxes][kBytes], const CUtensorMap& map,
                                       uint64_t& full, int member, int k, int first, int second) {
   if constexpr (kIsShared) {
     constexpr uint16_t kBoth = 3;
@@ -106,11 +108,13 @@ __device__ __forceinline__ void bring(uint8_t (&to)[2][kBytes], const CUtensorMa
 }
 
 // One thread.
-template <int kWidth, bool kShareWeight>
-__device__ void produce(const WideLinear& p, const Maps& maps, Shared<kWidth>& sm, int member) {
-  using Memory = Shared<kWidth>;
+template <int kGroups, int kWidth, bool kShareWeight>
+__device__ void produce(const WideLinear& p, const Maps& maps, Shared<kGroups, kWidth>& sm,
+                        int member) {
+  using Memory = Shared<kGroups, kWidth>;
   constexpr int kStages = Memory::kStages;
-  Work<kWidth, kShareWeight> work(p, member);
+  static_assert(kGroups == 2 || (kGroups == 3 && kShareWeight), "a pair shares two boxes");
+  Work<kGroups, kWidth, kShareWeight> work(p, member);
   Place<kStages> place;
   place.parity = 1;  // of a fresh barrier, this phase counts as ended
   auto bring_weight = [&](const Place<kStages>& to, int chunk) {
@@ -121,8 +125,13 @@ __device__ void produce(const WideLinear& p, const Maps& maps, Shared<kWidth>& s
                         chunk * kChunk, work.feature, second);
   };
   auto bring_x = [&](const Place<kStages>& to, int chunk) {
-    bring<!kShareWeight>(sm.stages[to.stage].x, maps.x, sm.full[to.stage], member, chunk * kChunk,
-                         work.token, work.token + kGroupTokens);
+    auto& x = sm.stages[to.stage].x;
+    bring<!kShareWeight>(x, maps.x, sm.full[to.stage], member, chunk * kChunk, work.token,
+                         work.token + kGroupTokens);
+    if constexpr (kGroups == 3) {
+      copy_box(address(x[2]), maps.x, address(&sm.full[to.stage]), chunk * kChunk,
+               work.token + 2 * kGroupTokens);
+    }
   };
   const int chunks = p.k / kChunk;
   bool waited = false;
@@ -190,21 +199,20 @@ __device__ __forceinline__ void add_bias(const T* bias, float (&sum)[kWidth / 2]
   }
 }
 
-// One warp: its 16 tokens' features of half a tile from registers to memory, by way of shared
-// memory so that whole rows are written. value(i): accumulators i and i + 1, packed.
-template <typename T, int kWidth, typename Value>
+// One warp: some features of its 16 tokens from registers to memory, by way of shared memory so
+// that whole rows are written. value(i): accumulators i and i + 1, packed.
+template <typename T, typename Memory, typename Value>
 __device__ __forceinline__ void leave(const WideLinear& p, uint16_t* staged, int token, int column,
                                       int outputs, Value&& value) {
-  using Memory = Shared<kWidth>;
   const int lane = threadIdx.x % 32;
-  constexpr int kVectors = Memory::kHalf / 8;  // of a row
+  constexpr int kVectors = Memory::kPart / 8;  // of a row
   constexpr int kOwn = kVectors / 2;           // of 16 rows, for each thread
   const auto row = [lane](int i) { return (i * 32 + lane) / kVectors; };
   const auto at = [lane](int i) { return (i * 32 + lane) % kVectors * 8; };
   const auto inside = [&](int i) { return token + row(i) < p.tokens && column + at(i) < outputs; };
   const uint32_t to = address(staged + lane % 16 * Memory::kPitch + lane / 16 * 8);
 #pragma unroll
-  for (int i = 0; i < Memory::kHalf / 2; i += 8) {
+  for (int i = 0; i < Memory::kPart / 2; i += 8) {
     store_matrices(to + i / 8 * 32, value(i), value(i + 2), value(i + 4), value(i + 6));
   }
   __syncwarp();
@@ -219,35 +227,43 @@ __device__ __forceinline__ void leave(const WideLinear& p, uint16_t* staged, int
 }
 
 // One warpgroup.
-template <typename T, int kWidth>
-__device__ __forceinline__ void finish(const WideLinear& p, Shared<kWidth>& sm,
+template <typename T, int kGroups, int kWidth>
+__device__ __forceinline__ void finish(const WideLinear& p, Shared<kGroups, kWidth>& sm,
                                        float (&sum)[kWidth / 2], int token, int feature) {
-  constexpr int kHalf = kWidth / 2;
+  using Memory = Shared<kGroups, kWidth>;
+  constexpr int kHalf = Memory::kHalf, kPart = Memory::kPart;
   const int warp = threadIdx.x / 32, outputs = p.gated ? p.features / 2 : p.features;
   token += warp * 16;
   if (p.bias) {
     add_bias<T, kWidth>(static_cast<const T*>(p.bias) + feature, sum, p.gated ? outputs : kHalf,
                         p.features - feature);
   }
-  auto half = [&](int first) {
-    return [&sum, first](int i) { return packed<T>(sum[first + i], sum[first + i + 1]); };
+  auto values = [&sum](int first) {  // of the features from this one on
+    return [&sum, first](int i) {
+      return packed<T>(sum[first / 2 + i], sum[first / 2 + i + 1]);
+    };
   };
   if (p.gated) {
-    const auto gates = half(0), ups = half(kWidth / 4);
-    leave<T, kWidth>(p, sm.out[warp], token, feature, outputs,
-                     [&](int i) { return gate<T>(gates(i), ups(i)); });
+#pragma unroll
+    for (int first = 0; first < kHalf; first += kPart) {
+      const auto gates = values(first), ups = values(kHalf + first);
+      leave<T, Memory>(p, sm.out[warp], token, feature + first, outputs,
+                       [&](int i) { return gate<T>(gates(i), ups(i)); });
+    }
   } else {
-    leave<T, kWidth>(p, sm.out[warp], token, feature, outputs, half(0));
-    leave<T, kWidth>(p, sm.out[warp], token, feature + kHalf, outputs, half(kWidth / 4));
+#pragma unroll
+    for (int first = 0; first < kWidth; first += kPart) {
+      leave<T, Memory>(p, sm.out[warp], token, feature + first, outputs, values(first));
+    }
   }
 }
 
 // One warpgroup.
-template <typename T, int kWidth, bool kShareWeight>
-__device__ void consume(const WideLinear& p, Shared<kWidth>& sm, int member) {
-  constexpr int kStages = Shared<kWidth>::kStages;
+template <typename T, int kGroups, int kWidth, bool kShareWeight>
+__device__ void consume(const WideLinear& p, Shared<kGroups, kWidth>& sm, int member) {
+  constexpr int kStages = Shared<kGroups, kWidth>::kStages;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, chunks = p.k / kChunk;
-  Work<kWidth, kShareWeight> work(p, member);
+  Work<kGroups, kWidth, kShareWeight> work(p, member);
   Place<kStages> place, last;
   auto release = [&](int stage) {  // to both of the pair: each copies to both
     if (lane < kPair) mbarrier_arrive_at(lane, address(&sm.empty[stage]));
@@ -276,35 +292,39 @@ __device__ void consume(const WideLinear& p, Shared<kWidth>& sm, int member) {
     wgmma_wait<0>();
     pin(sum);
     release(last.stage);
-    finish<T, kWidth>(p, sm, sum, work.token, work.feature);
+    finish<T>(p, sm, sum, work.token, work.feature);
   }
 }
 
 #endif  // Hopper
 
-template <typename T, int kWidth, bool kShareWeight>
-__global__ void __launch_bounds__(kThreads, 1)
+template <typename T, int kGroups, int kWidth, bool kShareWeight>
+__global__ void __launch_bounds__(Shared<kGroups, kWidth>::kThreads, 1)
     wide_linear_kernel(const WideLinear p, const __grid_constant__ Maps maps) {
 #ifdef SLUICE_HOPPER
+  using Memory = Shared<kGroups, kWidth>;
+  constexpr int kConsumers = Memory::kConsumers;
   extern __shared__ __align__(1024) uint8_t raw[];
-  auto& sm = *reinterpret_cast<Shared<kWidth>*>(raw);
+  auto& sm = *reinterpret_cast<Memory*>(raw);
   const int member = blockIdx.x % kPair;
   if (threadIdx.x == kConsumers) {
     prefetch_map(maps.weight);
     prefetch_map(maps.x);
-    for (int stage = 0; stage < Shared<kWidth>::kStages; ++stage) {
+    for (int stage = 0; stage < Memory::kStages; ++stage) {
       mbarrier_init(address(&sm.full[stage]), 1);
-      mbarrier_init(address(&sm.empty[stage]), kPair * kWarps);
+      mbarrier_init(address(&sm.empty[stage]), kPair * Memory::kWarps);
     }
     mbarrier_init_fence();
   }
   meet_cluster();
   if (threadIdx.x < kConsumers) {
-    take_registers<224>();
-    consume<T, kWidth, kShareWeight>(p, sm, member);
+    take_registers<kGroups == 2 ? 224 : 160>();
+    consume<T, kGroups, kWidth, kShareWeight>(p, sm, member);
   } else {
-    give_up_registers<56>();
-    if (threadIdx.x == kConsumers) produce<kWidth, kShareWeight>(p, maps, sm, member);
+    give_up_registers<kGroups == 2 ? 56 : 32>();
+    if (threadIdx.x == kConsumers) {
+      produce<kGroups, kWidth, kShareWeight>(p, maps, sm, member);
+    }
   }
 #endif
 }
@@ -327,7 +347,7 @@ cudaError_t describe(CUtensorMap& map, const void* matrix, int64_t rows, int k, 
 
 // How many pairs of CTAs the device works on at a time; none: it cannot.
 template <typename Kernel>
-int most_pairs(Kernel* kernel, int smem) {
+int most_pairs(Kernel* kernel, int threads, int smem) {
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem) !=
       cudaSuccess) {
     return 0;
@@ -337,7 +357,7 @@ int most_pairs(Kernel* kernel, int smem) {
   attribute.val.clusterDim = {kPair, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = kPair;
-  config.blockDim = kThreads;
+  config.blockDim = threads;
   config.dynamicSmemBytes = smem;
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -345,12 +365,13 @@ int most_pairs(Kernel* kernel, int smem) {
   return cudaOccupancyMaxActiveClusters(&pairs, kernel, &config) == cudaSuccess ? pairs : 0;
 }
 
-template <typename T, int kWidth, bool kShareWeight>
+template <typename T, int kGroups, int kWidth, bool kShareWeight>
 cudaError_t launch(const WideLinear& p, cudaStream_t stream) {
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
-  const auto kernel = wide_linear_kernel<T, kWidth, kShareWeight>;
-  const int smem = sizeof(Shared<kWidth>);
-  static const int most = most_pairs(kernel, smem);
+  constexpr int kThreads = Shared<kGroups, kWidth>::kThreads;
+  const auto kernel = wide_linear_kernel<T, kGroups, kWidth, kShareWeight>;
+  const int smem = sizeof(Shared<kGroups, kWidth>);
+  static const int most = most_pairs(kernel, kThreads, smem);
   if (most == 0) return cudaErrorInvalidConfiguration;
   Maps maps;
   cudaError_t error = describe(maps.x, p.x, p.tokens, p.k, p.x_stride, kGroupTokens, kBf16);
@@ -358,16 +379,20 @@ cudaError_t launch(const WideLinear& p, cudaStream_t stream) {
     error = describe(maps.weight, p.weight, p.features, p.k, p.k, kWidth / 2, kBf16);
   }
   if (error != cudaSuccess) return error;
-  const int tiles = rows_of<kShareWeight>(p) * columns_of<kWidth, kShareWeight>(p);
+  const int tiles = rows_of<kGroups, kShareWeight>(p) * columns_of<kWidth, kShareWeight>(p);
   const unsigned pairs = std::min(most, tiles);
   return launch_dependent_clusters(kernel, pairs * kPair, kThreads, smem, stream, kPair, p, maps);
 }
 
 template <typename T, int kWidth>
 cudaError_t dispatch(const WideLinear& p, cudaStream_t stream) {
-  const int rows = blocks(p.tokens, kTileTokens);
+  if constexpr (kWidth == 192) {
+    if (p.tokens > kManyTokens) return launch<T, 3, kWidth, true>(p, stream);
+  }
+  const int rows = blocks(p.tokens, 2 * kGroupTokens);
   const bool share_weight = rows % kPair == 0 || rows > kBand;  // of many, one half tile is little
-  return share_weight ? launch<T, kWidth, true>(p, stream) : launch<T, kWidth, false>(p, stream);
+  return share_weight ? launch<T, 2, kWidth, true>(p, stream)
+                      : launch<T, 2, kWidth, false>(p, stream);
 }
 
 template <typename T>

@@ -16,7 +16,7 @@ struct WideLinear {
   int features;  // a multiple of 16
   int k;         // a multiple of 64
   bool gated;    // features = [gate | up], out = silu(gate) * up, outputs = features / 2
-  int width;     // features of a tile: 192, 224 or 256
+  int width;     // features of a tile: 192 (of many tokens by 192 of them), 224 or 256
 };
 
 // out = x weight^T + bias, rounded where the library's product and silu_mul round. sm_90 only.

@@ -138,7 +138,11 @@ def _online_softmax(qk, best, total):
     return p, fade, new_best, total * fade + tl.sum(p, 1)
 
 
-@triton.jit
+# As in ``paged_prefill``: one kernel, wherever the lengths lie.
+@triton.jit(
+    do_not_specialize=["num_tokens"],
+    do_not_specialize_on_alignment=["seq_lens", "cu_queries", "tiles"],
+)
 def _attend(
     made,
     stats,
@@ -221,7 +225,10 @@ def _attend(
     _store_rows(made, to, real, main, rest, acc_main * factor, acc_rest * factor, HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_tokens"],
+    do_not_specialize_on_alignment=["seq_lens", "cu_queries", "tiles"],
+)
 def _merge(
     out,
     partial,

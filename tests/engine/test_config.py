@@ -6,7 +6,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 
 
-@pytest.mark.parametrize(("device_type", "tokens"), [("cuda", 8192), ("cpu", 2048)])
+@pytest.mark.parametrize(("device_type", "tokens"), [("cuda", 8448), ("cpu", 2048)])
 def test_a_step_takes_more_tokens_on_a_gpu(device_type: str, tokens: int) -> None:
     assert EngineConfig(model="m").for_device(device_type).step_tokens == tokens
     asked = EngineConfig(model="m", max_num_batched_tokens=100)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from engine import lora_bench
+from engine.layers.linear import Linear, QuantizedWeight
 from engine.lora_bench import WITHOUT, Measurement
 
 
@@ -26,5 +31,35 @@ def test_every_case_is_measured_beside_an_engine_without_adapters(
     plain = {row.requests: row for row in found if row.case == WITHOUT}
     for row in found:
         assert row.out_tok_s > 0
+        assert row.first_ms > 0
         cost = plain[row.requests].out_tok_s / row.out_tok_s - 1
         assert row.cost == pytest.approx(cost, abs=0.01, rel=0.01)
+
+
+def test_quantization_is_of_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        lora_bench.main(["--quantization", "awq"])
+    assert "--quantization needs --shape" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "awq"])
+def test_shapes_may_be_quantized(
+    quantization: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(lora_bench.__file__).parent / "demo" / "model"
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2}
+    small = {**json.loads((folder / "config.json").read_text()), **sizes}
+    monkeypatch.setitem(lora_bench.SHAPES, "small", small)
+    lengths = ["--input-len", "5", "--output-len", "4", "--repeats", "1", "--requests", "1"]
+    quantized: list[Linear] = []
+    quantize = Linear.quantize
+
+    def note(self: Linear, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        quantized.append(self)
+        quantize(self, weight)
+
+    monkeypatch.setattr(Linear, "quantize", note)
+    shape = ["--shape", "small", "--quantization", quantization]
+    lora_bench.main([*shape, "--adapters", "1", *lengths])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(quantized) >= 2 * 2 * 4, "of two engines two layers with four products each"

@@ -11,8 +11,8 @@ def test_prompt_lookup_pays_on_copies(capsys: pytest.CaptureFixture[str]) -> Non
     def speed_up() -> float:
         arguments = "copy --device cpu --num-threads 1 --drafts 7 --prompts 6"
         speculation_bench.main(arguments.split())
-        plain, ngram = map(json.loads, capsys.readouterr().out.splitlines())
-        assert plain["speed_up"] == 1.0
+        plain, control, ngram = map(json.loads, capsys.readouterr().out.splitlines())
+        assert plain["speed_up"] == 1.0 != control["speed_up"]
         return float(ngram["speed_up"])
 
     # Twice and more on a quiet machine; up to five attempts on one that is not.
@@ -20,13 +20,15 @@ def test_prompt_lookup_pays_on_copies(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_demo_model_with_its_head(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = "chat --device cpu --num-threads 1 --prompts 4 --batches 1 4"
+    arguments = "chat --device cpu --num-threads 1 --prompts 4 --batches 1 4 --never-right"
     speculation_bench.main(arguments.split())
     lines = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    names = ("plain", "control", "eagle3 4", "eagle3 4 never right")
     assert [(line["batch"], line["engine"]) for line in lines] == [
-        (batch, engine) for batch in (1, 4) for engine in ("plain", "eagle3 4")
+        (batch, name) for batch in (1, 4) for name in names
     ]
     assert all(line["tok_s"] > 0 for line in lines)
+    assert all(line["ideal"] == 1.0 for line in lines if line["engine"].endswith("never right"))
 
 
 def test_drafts_that_are_right_by_chance(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,4 +41,4 @@ def test_drafts_that_are_right_by_chance(capsys: pytest.CaptureFixture[str]) -> 
     assert [(line["length"], line["batch"], line["ideal"]) for line in lines] == [
         (length, batch, length) for length in (1.0, 3.0) for batch in (1, 2)
     ]
-    assert all(line["num_steps"] > 5 for line in lines)
+    assert all(line["num_steps"] > 5 and line["control"] > 0 for line in lines)

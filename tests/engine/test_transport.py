@@ -3,20 +3,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import stat
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import msgspec
 import psutil
 import pytest
+import uvloop
 import zmq
 
 from engine import transport
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
-from engine.messages import EngineMessage, LoadProgress, Ping, Ready, Stats, encode
+from engine.messages import (
+    AdapterAnswer,
+    AdapterRef,
+    EngineMessage,
+    LoadAdapter,
+    LoadProgress,
+    Ping,
+    Ready,
+    Stats,
+    encode,
+)
 from engine.transport import EngineProcess, EngineSocket, Launch
 from tests.engine.stand_in import StandInProcess
 
@@ -121,6 +134,30 @@ async def test_an_engine_that_does_not_read_fills_up(monkeypatch: pytest.MonkeyP
     with pytest.raises(QueueFull, match="try again later"):
         engine.send(Ping())
     await engine.stop(0.1)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_an_engine_reads_late_arrives_in_order(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def main() -> None:
+        owner = Owner()
+        engine = StandInProcess(CONFIG, owner.on_message, owner.on_exit)
+        await owner.message(Ready)
+        os.kill(engine.pid, signal.SIGSTOP)
+        for number in range(3000):
+            engine.send(LoadAdapter(number, AdapterRef(name=str(number), path="good")))
+        os.kill(engine.pid, signal.SIGCONT)
+        async with asyncio.timeout(30):
+            while sum(isinstance(message, AdapterAnswer) for message in owner.messages) < 3000:
+                owner.changed.clear()
+                await owner.changed.wait()
+        answers = [m.call_id for m in owner.messages if isinstance(m, AdapterAnswer)]
+        assert answers == list(range(3000))
+        await engine.stop(5)
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(main())
 
 
 @pytest.mark.asyncio

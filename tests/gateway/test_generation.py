@@ -130,6 +130,7 @@ async def bench(
     yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)
     await engine.close()
     assert await generations.drain(5) == 0
+    generations.close()
     assert await ledger.drain(5) == 0
     assert not len(generations)
 

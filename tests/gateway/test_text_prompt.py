@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def read(
-    model_dir: Path, prompt: Any, max_model_len: int = 10**6
+    model_dir: Path, prompt: Any, max_model_len: int = 10**6, *, wants_text: bool = True
 ) -> list[text_prompt.TextPrompt]:
     body = msgspec.json.encode({"model": "m", "prompt": prompt})
     request = msgspec.json.decode(body, type=CompletionRequest)
@@ -27,6 +27,7 @@ async def read(
         PromptThreads(),
         tenant=uuid4(),
         max_model_len=max_model_len,
+        wants_text=wants_text,
     )
 
 
@@ -37,6 +38,11 @@ async def test_the_four_spellings_are_one_prompt(model_dir: Path) -> None:
     several = await read(model_dir, ["a", "hello"])
     assert [prompt.text for prompt in several] == ["a", "hello"]
     assert await read(model_dir, [several[0].token_ids, ids]) == several
+
+
+async def test_the_text_of_ids_is_made_for_those_who_want_it(model_dir: Path) -> None:
+    ids = Tokenizer.load(model_dir).encode("hello")
+    assert await read(model_dir, ids, wants_text=False) == [text_prompt.TextPrompt(ids, "")]
 
 
 @pytest.mark.parametrize("num_words", [text_prompt.LONG_PROMPT_CHARS, LONG_CHARS])

@@ -1,4 +1,4 @@
-"""Adapters of few tokens, in one launch, against the products one by one."""
+"""Adapters of few tokens, in one launch, and of any, in two, against the products one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import cuda, cuda_low_rank, reference
+from kernels import cuda, cuda_low_rank, ops, reference
 from kernels.low_rank import AdapterTiles
 from tests.kernels.test_low_rank import PARTS, draw, naive, some_slots
 
@@ -100,6 +100,49 @@ def test_launch_after_launch_finds_the_counters_at_0() -> None:
     for slots, got in cases:
         want = naive(plain, x, matrices, slots)
         torch.testing.assert_close(got.double().cpu(), want, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 17, 256, 257, 1000])
+@pytest.mark.parametrize("k", [64, 704, 4096])
+def test_around_a_product_they_add_what_the_products_add(
+    k: int, num_tokens: int, dtype: torch.dtype
+) -> None:
+    cuda.load()
+    matrices = draw(k, dtype, "cuda")
+    assert cuda_low_rank.takes(matrices, num_tokens)
+    x = inputs(num_tokens, k + 8, dtype)[0][:, :k]
+    product = torch.randn(num_tokens, FEATURES, device=CUDA).to(dtype)
+    for slots in some_slots(num_tokens):
+        tiles, out = tiles_of(slots), product.clone()
+        low = cuda_low_rank.shrink_low_rank(x, matrices, tiles)
+        cuda_low_rank.expand_low_rank(out, low, matrices, tiles)
+        want = naive(product, x, matrices, slots)
+        torch.testing.assert_close(out.double().cpu(), want, rtol=2e-2, atol=5e-2)
+        assert torch.equal(out[slots < 0], product[slots < 0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("parts", "k", "num_tokens"), [((96, 44, 8), 64, 40), (PARTS, 72, 40), (PARTS, 64, 1025)]
+)
+def test_sizes_that_they_do_not_take_are_left_to_others(
+    parts: tuple[int, ...], k: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
+    cuda.load()
+    cuda_low_rank.register()
+    matrices = draw(k, torch.bfloat16, "cuda", parts)
+    assert not cuda_low_rank.takes(matrices, num_tokens)
+    slots = some_slots(num_tokens)[0]
+    x, out = (torch.randn(num_tokens, size, device=CUDA).bfloat16() for size in (k, sum(parts)))
+    want = naive(out, x, matrices, slots)
+    ops.expand_low_rank(
+        out, ops.shrink_low_rank(x, matrices, tiles_of(slots)), matrices, tiles_of(slots)
+    )
+    torch.testing.assert_close(out.double().cpu(), want, rtol=2e-2, atol=5e-2)
+    ops.resolve.cache_clear()
 
 
 def test_many_tokens_floats_and_other_devices_are_not_served() -> None:

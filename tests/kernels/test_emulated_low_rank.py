@@ -1,23 +1,24 @@
-"""Adapters in the launch of a layer's product without a GPU: the kernel's own source
-(``emulated``), against the products one by one."""
+"""Adapters in the launch of a layer's product, and in two launches of their own, without a GPU: the
+kernels' own sources (``emulated``), against the products one by one."""
 
 from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from kernels import cuda_low_rank, reference
-from kernels.low_rank import AdapterTiles, LowRankMatrices, max_tiles, tile_table
+from kernels.low_rank import AdapterTiles, LowRankMatrices, tile_table
 from tests.kernels import emulated
 from tests.kernels.test_low_rank import PARTS, draw, naive, some_slots
 from tests.kernels.test_quantized import randn
 
 KERNELS = (
-    *("low_rank_linear.cu", "low_rank_linear.cuh"),
+    *("low_rank_linear.cu", "low_rank_tiles.cu", "low_rank.cuh", "low_rank_shrink.cuh"),
     *("skinny_linear.cuh", "skinny_output.cuh", "skinny_sums.cuh"),
 )
 POINTERS = (
@@ -26,7 +27,7 @@ POINTERS = (
 )
 INTS = (
     *("num_tokens", "features", "k", "x_stride", "num_tiles"),
-    *("parts", "max_rank", "gated", "bf16"),
+    *("parts", "max_rank", "rows", "gated", "bf16"),
 )
 UNUSED_TILES = 2
 
@@ -55,21 +56,42 @@ def multiply(
     gated: bool = False,
 ) -> torch.Tensor:
     """What nobody wrote is NaN."""
-    (num_tokens, k), features = x.shape, weight.shape[0]
+    features = weight.shape[0]
+    out = torch.full((len(x), features // (1 + gated)), float("nan"), dtype=x.dtype)
+    counters = torch.zeros(2, dtype=torch.int32)
+    given = {"weight": weight, "bias": bias, "counters": counters}
+    rows = cuda_low_rank.MAX_TOKENS
+    call(library.multiply, out, x, matrices, slots, rows, features, given, gated=gated)
+    assert not counters.any()
+    return out
+
+
+def call(
+    function: Any,
+    out: torch.Tensor,
+    x: torch.Tensor,
+    matrices: LowRankMatrices,
+    slots: np.ndarray,
+    rows: int,
+    features: int,
+    given: dict[str, torch.Tensor | None],
+    *,
+    gated: bool = False,
+) -> None:
+    """rows: of a tile."""
+    num_tokens, k = x.shape
     _, parts, max_rank, _ = matrices.down.shape
-    num_tiles = max_tiles(num_tokens, 4) + UNUSED_TILES
-    table = torch.from_numpy(tile_table(slots, cuda_low_rank.MAX_TOKENS, num_tiles))
-    tiles = AdapterTiles.view(table, num_tokens, cuda_low_rank.MAX_TOKENS)
-    nan = float("nan")
+    num_tiles = -(-num_tokens // rows) + 4 + UNUSED_TILES
+    table = torch.from_numpy(tile_table(slots, rows, num_tiles))
+    tiles = AdapterTiles.view(table, num_tokens, rows)
+    low = torch.full((cuda_low_rank.SLICES, num_tokens, parts * max_rank), float("nan"))
     tensors = {
-        "out": torch.full((num_tokens, features // (1 + gated)), nan, dtype=x.dtype),
-        "low": torch.full((cuda_low_rank.SLICES, num_tokens, parts * max_rank), nan),
-        "counters": torch.zeros(2, dtype=torch.int32),
-        **{"x": x, "weight": weight, "bias": bias},
+        **given,
+        **{"out": out, "low": low, "x": x},
         **{name: getattr(matrices, name) for name in ("down", "up", "ranks", "ends")},
         **{"slots": tiles.slots, "tokens": tiles.tokens},
     }
-    call = Call(
+    arguments = Call(
         **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
         num_tokens=num_tokens,
         features=features,
@@ -78,12 +100,11 @@ def multiply(
         num_tiles=num_tiles,
         parts=parts,
         max_rank=max_rank,
+        rows=rows,
         gated=gated,
         bf16=x.dtype == torch.bfloat16,
     )
-    assert library.multiply(ctypes.byref(call)) == 0
-    assert not tensors["counters"].any()
-    return tensors["out"]
+    assert function(ctypes.byref(arguments)) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -134,3 +155,26 @@ def test_tokens_do_not_meet_the_adapters_of_others(num_tokens: int, library: cty
     without = torch.from_numpy((slots < 0) | (slots == 3))
     assert torch.equal(got[without], plain[without])
     assert (got[~without] != plain[~without]).any(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num_tokens", "rows"), [(1, 16), (40, 16), (17, 64), (150, 64)])
+@pytest.mark.parametrize(("parts", "k"), [((16, 8, 8), 64), (PARTS, 704), ((200, 136, 8), 320)])
+def test_around_a_product_they_add_what_the_products_add(
+    parts: tuple[int, ...],
+    k: int,
+    num_tokens: int,
+    rows: int,
+    dtype: torch.dtype,
+    library: ctypes.CDLL,
+) -> None:
+    """parts: of one CTA's features each, the last also of more and not of whole warps'."""
+    matrices = draw(k, dtype, "cpu", parts)
+    x = randn(num_tokens, k + 8, seed=num_tokens).to(dtype)[:, :k]
+    product = randn(num_tokens, sum(parts), seed=2).to(dtype)
+    for slots in some_slots(num_tokens):
+        out = product.clone()
+        call(library.add, out, x, matrices, slots, rows, sum(parts), {})
+        want = naive(product, x, matrices, slots)
+        torch.testing.assert_close(out.double(), want, rtol=2e-2, atol=5e-2)
+        assert torch.equal(out[slots < 0], product[slots < 0])

@@ -30,7 +30,7 @@ class WideLinear(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("wide")
-    return emulated.library(folder, "wide", KERNEL, threads=384, ctas=4)
+    return emulated.library(folder, "wide", KERNEL, threads=512, ctas=2)
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
@@ -75,10 +75,12 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
 
 @pytest.mark.parametrize("width", cuda_wide.WIDTHS)
 @pytest.mark.parametrize(
-    ("tokens", "features"), [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288)]
+    ("tokens", "features"),
+    [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288), (2200, 272)],
 )
 def test_linear(library: ctypes.CDLL, tokens: int, features: int, width: int) -> None:
-    """Pairs that share the weight and pairs that share the tokens; more tiles than pairs."""
+    """Pairs that share the weight and pairs that share the tokens; more tiles than pairs; tiles of
+    192 tokens."""
     x, weight = randn(tokens, 192, seed=1), randn(features, 192, seed=2)
     bias = randn(features, seed=3)
     out = wide(library, x, weight, bias, width=width)
@@ -86,7 +88,7 @@ def test_linear(library: ctypes.CDLL, tokens: int, features: int, width: int) ->
 
 
 @pytest.mark.parametrize("width", cuda_wide.WIDTHS)
-@pytest.mark.parametrize(("tokens", "features"), [(70, 176), (256, 608)])
+@pytest.mark.parametrize(("tokens", "features"), [(70, 176), (256, 608), (1100, 240)])
 def test_gated(library: ctypes.CDLL, tokens: int, features: int, width: int) -> None:
     x, weight = randn(tokens, 128, seed=1), randn(features, 128, seed=2) * 0.1
     gate, up = (x.double() @ weight.double().T).chunk(2, -1)

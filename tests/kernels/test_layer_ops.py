@@ -81,7 +81,7 @@ def test_rms_norm_of_strided_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 8), (5, 768), (1000, 14336)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (5, 768), (3000, 264), (1000, 14336)])
 def test_silu_mul(rows: int, width: int, dtype: torch.dtype) -> None:
     from kernels import cuda
 

@@ -370,6 +370,46 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         run(case)
 
 
+def check_beside(case: Case, q: torch.Tensor, workspace: Any, **options: Any) -> None:
+    """Of one token of each sequence, beside the kernel that has just been launched."""
+    from kernels import cuda
+
+    out = torch.empty(q.shape, device="cuda", dtype=q.dtype)
+    cuda.paged_decode(
+        out,
+        q,
+        case.k_cache,
+        case.v_cache,
+        case.block_table,
+        case.seq_lens,
+        case.cu_queries,
+        workspace,
+        scale=128**-0.5,
+        wait_first=False,
+        **options,
+    )
+    error = (out.double() - case.expected).norm() / case.expected.norm()
+    assert error < 6e-3
+
+
+def scheduled(case: Case) -> Any:
+    """A workspace for ``check_beside``."""
+    from kernels import cuda
+
+    workspace = cuda.DecodeWorkspace.create(len(case.seq_lens), 32, 128, case.q.device)
+    cuda.decode_schedule(
+        workspace,
+        case.seq_lens,
+        case.cu_queries,
+        case.block_table,
+        block_size=16,
+        num_q_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+    )
+    return workspace
+
+
 def test_begins_before_the_newest_keys_are_written() -> None:
     """With ``wait_first=False`` it runs beside the kernel that writes them and the queries."""
     from kernels import cuda
@@ -383,18 +423,7 @@ def test_begins_before_the_newest_keys_are_written() -> None:
     fused = torch.cat((case.q, k, v), 1)
     unrotated = torch.cat((torch.ones(1, 64), torch.zeros(1, 64)), 1).cuda()
     positions = torch.zeros(batch, dtype=torch.int64, device="cuda")
-    workspace = cuda.DecodeWorkspace.create(batch, 32, 128, case.q.device)
-    cuda.decode_schedule(
-        workspace,
-        case.seq_lens,
-        case.cu_queries,
-        case.block_table,
-        block_size=16,
-        num_q_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-    )
-    out = torch.empty_like(case.q)
+    workspace = scheduled(case)
     for _ in range(20):
         case.k_cache.view(-1, 8, 128)[slots] = float("nan")
         case.v_cache.view(-1, 8, 128)[slots] = float("nan")
@@ -403,20 +432,7 @@ def test_begins_before_the_newest_keys_are_written() -> None:
         cuda.rope_and_cache(
             q, new_k, new_v, case.k_cache, case.v_cache, unrotated, positions, slots
         )
-        cuda.paged_decode(
-            out,
-            q,
-            case.k_cache,
-            case.v_cache,
-            case.block_table,
-            case.seq_lens,
-            case.cu_queries,
-            workspace,
-            scale=128**-0.5,
-            wait_first=False,
-        )
-        error = (out.double() - case.expected).norm() / case.expected.norm()
-        assert error < 6e-3
+        check_beside(case, q, workspace)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -478,40 +494,15 @@ def test_new_keys_begin_before_their_projection_is_made() -> None:
     new = NewKeys.of(case)
     made = torch.cat((case.q, new.arguments["new_k"], new.arguments["new_v"]), 1).view(batch, -1)
     eye = torch.eye(made.shape[1], device="cuda", dtype=torch.bfloat16)
-    workspace = cuda.DecodeWorkspace.create(batch, 32, 128, made.device)
-    cuda.decode_schedule(
-        workspace,
-        case.seq_lens,
-        case.cu_queries,
-        case.block_table,
-        block_size=16,
-        num_q_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-    )
-    out = torch.empty(batch, 32, 128, device="cuda", dtype=torch.bfloat16)
+    workspace = scheduled(case)
     for _ in range(20):
         for cache in (case.k_cache, case.v_cache):
             cache.view(-1, 8, 128)[new.slots] = float("nan")
         fused = cuda.skinny_linear(made, eye).view(batch, 48, 128)
         q, new_k, new_v = fused.split_with_sizes((32, 8, 8), 1)
-        cuda.paged_decode(
-            out,
-            q,
-            case.k_cache,
-            case.v_cache,
-            case.block_table,
-            case.seq_lens,
-            case.cu_queries,
-            workspace,
-            scale=128**-0.5,
-            wait_first=False,
-            new_k=new_k,
-            new_v=new_v,
-            cos_sin=new.arguments["cos_sin"],
+        check_beside(
+            *(case, q, workspace), new_k=new_k, new_v=new_v, cos_sin=new.arguments["cos_sin"]
         )
-        error = (out.double() - case.expected).norm() / case.expected.norm()
-        assert error < 6e-3
         new.check_stored(case)
 
 

@@ -39,6 +39,22 @@ def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
     assert measured.code(1, weight, gated=True) == 0
 
 
+def test_of_many_rows_what_fills_its_tiles_is_gated_in_them() -> None:
+    weight = torch.empty(28672, 4096, dtype=torch.bfloat16, device="meta")
+    choice = _Choice([1024], [_Product("listed")])
+    kinds = [_Kind(weight.shape, weight.dtype, gated) for gated in (False, True)]
+    measured = Products(dict.fromkeys(kinds, choice), num_wide_sms=132)
+    square = _Product("wide", width=192)
+    chosen = {rows: measured._product(rows, weight, gated=True) for rows in (1024, 1280, 8192)}
+    assert chosen == {1024: _Product("listed"), 1280: LIBRARY, 8192: LIBRARY}
+    assert measured._product(8448, weight, gated=True) == square, "22 x 150 pairs of tiles"
+    assert measured.code(8448, weight, gated=True) == 192
+    assert measured._product(8448, weight, gated=False) == LIBRARY
+    other = Products(dict.fromkeys(kinds, choice))
+    assert other._product(8448, weight, gated=True) == LIBRARY, "of another GPU"
+    assert measured._product(8448, weight[:16384], gated=True) == LIBRARY, "not measured"
+
+
 def test_each_kind_of_weight_is_measured_for_its_largest_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,9 +171,9 @@ def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> 
     products._load_library(torch.zeros(16, 8), None, 100_000)
     assert seen == sorted(set(seen))
     assert seen[:512] == list(range(1, 513))
-    assert set(range(8, 1025, 8)) | set(range(1088, 8193, 64)) <= set(seen)
+    assert set(range(8, 1025, 8)) | set(range(1088, 8449, 64)) <= set(seen)
     assert {rows % 8 for rows in seen[512:]} == {0, 7}
-    assert seen[-1] == 8192
+    assert seen[-1] == 8448
 
 
 def test_of_what_the_library_lists_the_fastest_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +223,7 @@ def test_each_number_of_rows_gets_the_product_that_was_measured() -> None:
     down = torch.randn(512, 1024, generator=gen, device="cuda").bfloat16()
     measured = products.measure([Use(up, True, 500), Use(down, False, 40)])
     assert [choice.rows[-1] for choice in measured._chosen.values()] == [500, 40]
-    for rows in (1, 3, 16, 17, 40, 64, 100, 256, 700):
+    for rows in (1, 3, 16, 17, 40, 64, 100, 256, 700, 1100, 8448):
         x = torch.randn(rows, 512, generator=gen, device="cuda").bfloat16()
         inner = measured.gated_linear(x, up, None)
         exact = ops.silu_mul((x.double() @ up.double().T).float())

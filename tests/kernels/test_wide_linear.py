@@ -11,7 +11,7 @@ from kernels import cuda, cuda_wide, ops
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SHAPES = [(16, 64), (48, 192), (512, 256), (1184, 320), (4096, 4096)]
 GATED = [(32, 64), (176, 128), (1184, 320), (28672, 4096)]
-TOKENS = [1, 100, 128, 129, 256, 300, 1100]
+TOKENS = [1, 100, 128, 129, 256, 300, 1100, 2700]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -158,3 +158,11 @@ def test_rows_that_the_copy_engine_cannot_read_are_known() -> None:
 
 def test_a_cpu_has_no_wide_products() -> None:
     assert not cuda_wide.has_wide(torch.device("cpu"))
+
+
+def test_how_full_square_tiles_are() -> None:
+    filled = cuda_wide.square_tiles_filled
+    assert filled(384 * 66, 192, 132) == 1
+    assert filled(384 * 67, 192, 132) == pytest.approx(67 / 132), "one pair has two"
+    assert filled(384 * 65 + 1, 192, 132) == pytest.approx((384 * 65 + 1) / (384 * 66))
+    assert filled(384 * 66, 96, 132) == 0.5

@@ -4,7 +4,8 @@ contracts written out, which shows that each argument comes to its place."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
+from engine.lora.product import LowRankAddition, StepAdapters
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
@@ -38,7 +40,8 @@ from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3 import Qwen3DecoderLayer
 from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
-from kernels import build, cuda, cuda_wide, ops, reference
+from kernels import build, cuda, cuda_low_rank, cuda_wide, ops, reference
+from kernels.low_rank import AdapterTiles, LowRankMatrices
 from kernels.products import Products, _Choice, _Kind, _Product
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -156,10 +159,22 @@ def contract(op: str, written_out: Callable[[SimpleNamespace], torch.Tensor]) ->
     return SimpleNamespace(default=call)
 
 
+def product(a: SimpleNamespace, name: str, x: torch.Tensor) -> torch.Tensor:
+    out = F.linear(x, getattr(a, f"{name}_weight"), getattr(a, f"{name}_bias"))
+    adapters = getattr(a, f"{name}_adapters")
+    if adapters:
+        down, up, ranks, ends, slots, tokens = adapters
+        parts = tuple(ends.diff().tolist())
+        matrices = LowRankMatrices(down, up, ranks, ends, parts)
+        tiles = AdapterTiles(len(x), slots, tokens)
+        ops.expand_low_rank(out, ops.shrink_low_rank(x, matrices, tiles), matrices, tiles)
+    return out
+
+
 def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
     x = ops.rms_norm(a.x, a.norm, a.eps, a.residual)
     heads = a.k_cache.shape[2]
-    qkv = F.linear(x, a.qkv_weight, a.qkv_bias).view(len(x), -1, a.k_cache.shape[3])
+    qkv = product(a, "qkv", x).view(len(x), -1, a.k_cache.shape[3])
     q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * heads, heads, heads), 1)
     ops.rope_and_cache(
         *(q, k, v, a.k_cache, a.v_cache, a.cos_sin, a.positions, a.slots),
@@ -173,10 +188,9 @@ def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
 
 
 def feed_forward(a: SimpleNamespace) -> torch.Tensor:
-    x = F.linear(a.attended, a.output_weight, a.output_bias)
+    x = product(a, "output", a.attended)
     x = ops.rms_norm(x, a.norm, a.eps, a.residual)
-    x = ops.silu_mul(F.linear(x, a.gate_up_weight, a.gate_up_bias))
-    return F.linear(x, a.down_weight, a.down_bias)
+    return product(a, "down", ops.silu_mul(product(a, "gate_up", x)))
 
 
 @pytest.fixture
@@ -228,13 +242,55 @@ def test_queries_cut_down_to_wanted_tokens_attend_by_themselves() -> None:
     assert_same(run(made, [(8, 5)], eager=True, last=3), plain)
 
 
-@pytest.mark.parametrize(("eager", "adapted"), [(False, False), (True, True)])
-def test_what_cannot_be_joined_in_a_step_goes_layer_by_layer(eager: bool, adapted: bool) -> None:
-    """There are no stand-ins here: a call of the operations fails."""
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("chosen", [range(25), [3, 18, 22]], ids=["all", "some"])
+def test_adapters_come_to_the_products_that_they_are_of(chosen: Sequence[int]) -> None:
+    made = model(dtype=torch.bfloat16, attention_bias=True)
+    wanted = None if len(chosen) == 25 else Wanted(torch.tensor(chosen))
+    compute = partial(run, made, [(20, 0), (5, 7)], eager=True, wanted=wanted)
+    with adapters_for(made, 25, chosen):
+        plain = compute(adapted=True)
+        join(made)
+        assert_same(compute(adapted=True), plain)
+    base = compute()
+    differs = (base[0] != plain[0]).any(1)
+    assert differs.tolist() == [token < 20 for token in chosen]
+
+
+@contextmanager
+def adapters_for(
+    of: LlamaModel, num_tokens: int, wanted: Sequence[int] | None = None
+) -> Iterator[None]:
+    """One of all layers for all tokens but the last five, who have none."""
+    weight = of.norm.weight.data
+    gen = torch.Generator().manual_seed(2)
+    slots = np.where(np.arange(num_tokens) < num_tokens - 5, 1, -1)
+    step = StepAdapters()
+    for linear in (module for module in of.modules() if isinstance(module, Linear)):
+        ranks = torch.full((2, len(linear.parts)), 8, dtype=torch.int32, device=weight.device)
+        parts = tuple(linear.parts.values())
+        matrices = LowRankMatrices.empty(ranks, linear.in_features, parts, 8, dtype=weight.dtype)
+        for tensor in (matrices.down, matrices.up):
+            tensor.copy_(torch.randn(tensor.shape, generator=gen) * 0.05)
+        matrices.down[:, :, 8:], matrices.up[:, :, 8:] = 0, 0
+        names = {name: slice(0) for name in linear.parts}
+        linear.addition = LowRankAddition(matrices, names, step)
+    step.tiles = AdapterTiles.of(slots, weight.device)
+    if wanted is not None:
+        step.wanted = AdapterTiles.of(slots[wanted], weight.device)
+    yield
+    step.tiles = None
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_cannot_be_joined_in_a_step_goes_layer_by_layer(eager: bool) -> None:
+    """There are no stand-ins here: a call of the operations fails. Adapters in float32 are none of
+    the kernels'."""
     made = model()
-    plain = run(made, [(4, 0)], eager=False)
-    join(made)
-    assert_same(run(made, [(4, 0)], eager=eager, adapted=adapted), plain)
+    with adapters_for(made, 25) if eager else nullcontext():
+        plain = run(made, [(25, 0)], eager=False, adapted=eager)
+        join(made)
+        assert_same(run(made, [(25, 0)], eager=eager, adapted=eager), plain)
     with pytest.raises((AttributeError, NotImplementedError), match="attention_inputs"):
         run(made, [(4, 0)], eager=True)
 
@@ -287,6 +343,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Those that an engine registers: without them the layers one by one round as torch does."""
     monkeypatch.setattr(ops, "_registry", dict(ops._registry))
     cuda.register()
+    cuda_low_rank.register()
     yield
     ops.resolve.cache_clear()
 
@@ -320,6 +377,29 @@ def test_equals_the_layers_to_the_bit(
     for some in (None, wanted):
         plain = run(made, shapes, eager=False, fp8=fp8, wanted=some)
         assert_same(run(made, shapes, eager=True, fp8=fp8, wanted=some), plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shapes", [SHAPES["prompts"], SHAPES["prompts and tokens"]])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("product", ["library", "own"])
+def test_with_adapters_it_equals_the_layers_to_the_bit(
+    shapes: list[tuple[int, int]], bias: bool, product: str
+) -> None:
+    made = model(device=GPU, dtype=torch.bfloat16, attention_bias=bias, mlp_bias=bias)
+    made.pack()
+    if product == "own":
+        serve_with_own_products(made)
+    base = run(made, shapes, eager=False)
+    num_tokens = sum(n for n, _ in shapes)
+    chosen = range(0, num_tokens, 3)
+    with adapters_for(made, num_tokens, chosen):
+        for wanted in (None, Wanted(torch.tensor(chosen, device=GPU))):
+            plain = run(made, shapes, eager=False, adapted=True, wanted=wanted)
+            assert_same(run(made, shapes, eager=True, adapted=True, wanted=wanted), plain)
+            if wanted is None:
+                assert not torch.equal(plain[0], base[0])
 
 
 def serve_with_own_products(of: LlamaModel) -> None:

@@ -55,6 +55,9 @@ class Adapters:
 
     is_active: bool
 
+    def joined(self, num_tokens: int) -> None:
+        return None
+
     def __call__(
         self,
         x: torch.Tensor,

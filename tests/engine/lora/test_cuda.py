@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.llm import LLM, LoRARequest, SamplingParams, TokensPrompt
 from tests.engine.insides import runner_of
@@ -54,6 +55,7 @@ def wide_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=8,
         num_key_value_heads=2,
         vocab_size=1000,
+        max_position_embeddings=512,
         initializer_range=0.08,
     )
     for seed, rank in enumerate((8, 16, 64)):
@@ -119,6 +121,36 @@ def test_graphs_with_adapters_change_nothing_but_near_ties(
     eager = wide_outputs(wide_llm(wide_dir, max_loras=3, enforce_eager=True), wide_dir)
     # Another adapter, or none, would part them at the second token, the first of a graph.
     assert agreement(ours, eager) > 0.2
+
+
+def test_logits_of_prompts_in_graphs_are_those_of_other_steps(wide_dir: Path) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("prompts are captured on Hopper")
+    llm = wide_llm(wide_dir, max_loras=1, enable_prefix_caching=False)
+    runner = runner_of(llm)
+    rng = random.Random(1)
+    lengths = (2, 17, 129, 300, 384, 385)
+    prompts = [[rng.randrange(1000) for _ in range(n)] for n in lengths]
+    first = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)
+
+    def logprobs(prompt: list[int], name: str) -> dict[int, float]:
+        asked = TokensPrompt(prompt_token_ids=prompt)
+        result = llm.generate(asked, first, lora_request=LoRARequest(name, wide_dir / name))[0]
+        found = result.outputs[0].logprobs
+        assert found is not None
+        return {token: of.logprob for token, of in found[0].items()}
+
+    counted = Counted(runner._prompt_graphs)
+    found = []
+    for graphs in (counted, None):
+        runner._prompt_graphs = graphs  # type: ignore[assignment]
+        found.append([logprobs(prompt, name) for name in ("8", "64") for prompt in prompts])
+    assert counted.num_adapted == 2 * (len(lengths) - 1)
+    for captured, eager in zip(*found, strict=True):
+        common = captured.keys() & eager.keys()
+        assert len(common) >= 3
+        for token in common:
+            assert captured[token] == pytest.approx(eager[token], abs=0.2)
 
 
 def test_adapters_change_what_is_generated(wide_dir: Path) -> None:

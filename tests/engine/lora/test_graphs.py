@@ -19,7 +19,7 @@ from tests.engine.lora.test_generation import (
     merged,
     model_dir,
 )
-from tests.engine.runner.emulated_graphs import emulate
+from tests.engine.runner.emulated_graphs import emulate, emulate_prompts
 
 __all__ = ["adapters", "merged", "model_dir"]  # its fixtures serve here, too
 
@@ -63,6 +63,29 @@ def test_drafts_are_checked_in_graphs_with_adapters(
         results = llm.generate(PROMPTS[:1], GREEDY, lora_request=adapter)
         assert_same(results[0], merged[adapter.lora_name][0])
     assert checking.num_adapted > before
+
+
+def test_prompts_with_adapters_run_in_graphs(
+    model_dir: Path,
+    adapters: list[LoRARequest],
+    merged: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One after the other, in graphs that hold more tokens than they have, and in a slot that
+    others had before."""
+    llm = make(model_dir, max_loras=1, max_num_seqs=1, enable_prefix_caching=False)
+    prompts = emulate_prompts(runner_of(llm), monkeypatch, [4, 7, 32])
+    for adapter in [*adapters, None, *adapters[::-1]]:
+        before = prompts.num_runs, prompts.num_adapted
+        results = llm.generate(PROMPTS, GREEDY, lora_request=adapter)
+        of_several = sum(len(result.prompt_token_ids) > 1 for result in results)
+        assert of_several >= 3
+        assert prompts.num_runs == before[0] + of_several
+        assert prompts.num_adapted == before[1] + (0 if adapter is None else of_several)
+        for result, expected in zip(
+            results, merged["" if adapter is None else adapter.lora_name], strict=True
+        ):
+            assert_same(result, expected)
 
 
 def test_adapters_come_and_go_between_the_steps(

@@ -48,6 +48,7 @@ def slots(model: Model, folder: Path) -> AdapterSlots:
         max_loras=2,
         max_lora_rank=12,
         max_num_rows=4,
+        max_graph_tokens=4,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -74,7 +75,7 @@ def check(slots: AdapterSlots, model: Model, rows: list[int], lens: list[int]) -
     linear = projection(model)
     x = torch.randn(sum(lens), linear.in_features)
     base = linear(x)
-    with slots.applied(np.array(rows), np.array(lens)):
+    with slots.applied((np.array(rows), np.array(lens))):
         adapted, gated = linear(x), linear.gated(x)
     first = 0
     for row, length in zip(rows, lens, strict=True):
@@ -94,12 +95,26 @@ def check(slots: AdapterSlots, model: Model, rows: list[int], lens: list[int]) -
 
 
 def use(slots: AdapterSlots, *rows: int) -> None:
-    with slots.applied(np.array(rows), np.ones(len(rows), np.int64)):
+    with slots.applied((np.array(rows), np.ones(len(rows), np.int64))):
         pass
 
 
 def test_each_row_has_its_own_adapter_or_none(slots: AdapterSlots, model: Model) -> None:
     check(slots, model, [3, 0, 1, 0, 3], [2, 3, 1, 4, 1])
+
+
+def test_the_last_layer_may_compute_some_of_the_tokens(slots: AdapterSlots, model: Model) -> None:
+    linear = projection(model)
+    x = torch.randn(9, linear.in_features)
+    step = np.array([0, 3, 1]), np.array([4, 2, 3])
+    ends = np.array([3, 1]), np.array([1, 1])
+    with slots.applied(step, ends):
+        every, some = linear(x), linear(x[[5, 8]])
+        assert linear.addition is not None
+        assert linear.addition.joined(9) is None, "in float32"
+    torch.testing.assert_close(some, every[[5, 8]])
+    with slots.applied(step), pytest.raises(AssertionError):
+        linear(x[:2])
 
 
 def test_a_slot_holds_nothing_of_the_adapter_before(slots: AdapterSlots, model: Model) -> None:
@@ -147,7 +162,7 @@ def test_names_of_one_content_share_a_slot_until_the_last_is_gone(
 
 
 def test_more_adapters_than_slots_are_a_mistake_of_the_plan(slots: AdapterSlots) -> None:
-    with pytest.raises(AssertionError), slots.applied(np.arange(3), np.ones(3, np.int64)):
+    with pytest.raises(AssertionError), slots.applied((np.arange(3), np.ones(3, np.int64))):
         pass
 
 
@@ -157,9 +172,9 @@ def test_a_step_without_adapters_is_the_bases_own(slots: AdapterSlots, model: Mo
     addition = projection(model).addition
     assert addition is not None
     assert not addition.is_active
-    with slots.applied(np.array([1]), ONE_TOKEN):
+    with slots.applied((np.array([1]), ONE_TOKEN)):
         assert addition.is_active
-    with pytest.raises(ZeroDivisionError), slots.applied(np.array([1]), ONE_TOKEN):
+    with pytest.raises(ZeroDivisionError), slots.applied((np.array([1]), ONE_TOKEN)):
         raise ZeroDivisionError
     assert not addition.is_active
 

@@ -230,6 +230,7 @@ def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path) -> None:
         )
     )
     assert [config.window(i) for i in range(2)] == [64, None]
-    assert config.widest_window == 64
+    assert config.narrowest_window == 64
+    assert replace(config, windows=(64, *config.windows[1:-1], 32)).narrowest_window == 32
     short = replace(config, max_position_embeddings=64)
-    assert short.window(0) is short.widest_window is None
+    assert short.window(0) is short.narrowest_window is None

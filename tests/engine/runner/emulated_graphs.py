@@ -15,6 +15,7 @@ from engine.attention.torch_ref import TorchAttention, TorchStepAttention
 from engine.runner import sized_graphs
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting
+from engine.runner.features import WatchedModel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.runner import TorchRunner
@@ -178,6 +179,7 @@ def emulate_prompts(
         runner._cache.layers,
         runner._table,
         EmulatedPrompts(),
+        runner.adapters,
         block_size=runner._block_size,
         sizes=sizes,
     )
@@ -202,7 +204,8 @@ def emulate(
     attention = EmulatedAttention(runner._cache.groups.windows)
     sizes = {"block_size": runner._block_size, "max_num_seqs": len(runner._table.tokens)}
     model, layers, table = runner._model, runner._cache.layers, runner._table
-    decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, **sizes)
+    resting = model.model if isinstance(model, WatchedModel) else None
+    decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, resting, **sizes)
     decoding.capture(lambda done: None)
     checking = VerifyGraphs(
         model, layers, table, attention, runner.adapters, num_drafts=num_drafts, **sizes

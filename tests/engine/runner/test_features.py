@@ -60,6 +60,13 @@ def test_each_slot_has_its_feature_and_padding_has_none(layers: tuple[int, ...])
     assert read(features, 8, 9) == [1 + sources, unwritten]
 
 
+def test_what_is_cleared_is_as_if_it_had_never_been_kept() -> None:
+    features = cache(Sums(()))
+    keep(features, [0, 1, 2], 1.0)
+    features.clear(torch.tensor([1, 2]))
+    assert read(features, 0, 1, 2) == [2.0, 0.0, 0.0]
+
+
 def test_a_cpu_makes_features_of_taps_only_where_somebody_asks() -> None:
     network = Sums((1, 2))
     features = cache(network)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from engine.llm import LLM, TokensPrompt
 from engine.runner import TorchRunner, load_runner
 from engine.runner.inputs import ChunkFields
 from engine.runner.prompt_graphs import PromptGraphs, capture_sizes
+from engine.runner.sized_graphs import SizedGraphs
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Chunk
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -57,7 +59,9 @@ def chunk(n: int, *, samples: bool = True, drafts: tuple[int, ...] = ()) -> Chun
 def test_only_a_lone_prompt_that_ends_fits(chunks: list[Chunk], fits: bool) -> None:
     graphs = object.__new__(PromptGraphs)
     graphs.max_num_tokens = 32
+    graphs._families = {False: cast(SizedGraphs, None)}
     assert graphs.fits(ChunkFields.read(chunks)) is fits
+    assert not graphs.fits(ChunkFields.read(chunks), adapted=True)
 
 
 class TestEmulated:
@@ -122,22 +126,23 @@ class TestEmulated:
         assert counted.num_runs == 0
 
 
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save_tiny_llama(
+        folder,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+    )
+    return folder
+
+
 @pytest.mark.gpu
 class TestOnGpu:
-    @pytest.fixture(scope="class")
-    def model_dir(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("llama")
-        save_tiny_llama(
-            folder,
-            hidden_size=512,
-            intermediate_size=1024,
-            num_attention_heads=8,
-            num_key_value_heads=2,
-            max_position_embeddings=1024,
-            initializer_range=0.05,
-        )
-        return folder
-
     def load(self, folder: Path) -> LLM:
         return LLM(
             model=str(folder),

@@ -57,7 +57,7 @@ def teach(length: AdaptiveLength, chances: dict[Request, float], times: int = 60
         length.observe(step, 0.0, outcomes)
     for _ in range(8):
         # It is time for some steps without drafts.
-        step = PlannedStep(len(chances), 0, 0, 0.0, only_decodes=False)
+        step = PlannedStep(len(chances), 0, 0, 0.0, is_last=True)
         length.planned(step)
         length.observe(step, 0.0, [])
 
@@ -123,11 +123,11 @@ def test_fixed_lengths_lose_where_it_does_not() -> None:
     assert Run(TABLE, 64, constant(0.3), TRUE).speed(until=2, fixed=4) < 0.6 * 64 / 0.0063
 
 
-def test_probes_cost_a_hundredth() -> None:
+def test_probes_cost_less_than_a_hundredth() -> None:
     run = Run(TABLE, 64, constant(0.0), TRUE)
     run.speed(until=30)
-    assert run.num_probes > 10
-    assert run.num_tokens / run.now > 0.985 * 64 / TRUE.seconds(64, 0, 0)
+    assert 4 < run.num_probes < 20, "as all of them show the same"
+    assert run.num_tokens / run.now > 0.99 * 64 / TRUE.seconds(64, 0, 0)
 
 
 def test_where_nothing_could_pay_nothing_is_probed() -> None:

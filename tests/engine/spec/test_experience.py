@@ -53,6 +53,19 @@ def test_a_step_that_overlaps_with_prompts_is_not_typical() -> None:
     assert not prompts.is_typical
 
 
+def test_prompts_of_short_answers_do_not_put_off_what_is_measured_anew() -> None:
+    """Each answer begins with a step without drafts, which says nothing of others."""
+    experience = Experience(COSTS)
+    for _ in range(10):
+        for step in (
+            PlannedStep(1, 0, 0, 0.0, only_decodes=False, num_new=1),
+            *(PlannedStep(1, 3, 3, 0.0) for _ in range(4)),
+        ):
+            experience.planned(step)
+            experience.observe(step, 0.01, [])
+    assert experience.remeasurement.is_due(1.1, num_known=100)
+
+
 def test_answers_that_end_count_as_much_as_they_gained() -> None:
     """Right drafts behind an end are of no use."""
     gained = []

@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engine.demo import MODEL_DIR
+from engine.demo.evaluate import HELD_OUT_SEED
+from engine.demo.heads import HEADS_DIR
+from engine.demo.heads.answers import draw_prompts
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.runner.inputs import ChunkFields
 from engine.runner.verify_graphs import capture_lengths
 from tests.engine.insides import core_of, runner_of
-from tests.engine.runner.emulated_graphs import emulate
+from tests.engine.runner.conftest import BLOCK_SIZE
+from tests.engine.runner.emulated_graphs import emulate, emulate_prompts
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
 
@@ -156,3 +162,60 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
     assert any(len(kinds) > 1 for kinds in lengths), "no step was uneven"
     assert checking.num_runs > 5
     assert llm.stats().spec_decode_num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa"])
+def test_at_rest_nothing_is_kept_for_drafts(
+    folder: Path,
+    heads: Heads,
+    plain: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    """Decode steps run the graphs of an engine without a head; drafts that are wanted later wait
+    for one step that keeps what they are made of, and say the same."""
+    llm = engine(folder, method, 3)
+    decoding, checking, _ = emulate(runner_of(llm), monkeypatch, 3)
+    speculator = core_of(llm)._speculator
+    wanted = 0
+    monkeypatch.setattr(speculator._adaptive, "even_length", lambda batch, most: wanted)
+    kept: list[int] = []
+    drafting = runner_of(llm)._drafting
+    assert drafting is not None
+    features = drafting._features
+    assert features is not None
+    keep = features.keep
+
+    def spy(slots: torch.Tensor, source: torch.Tensor) -> None:
+        kept.append(len(slots))
+        keep(slots, source)
+
+    monkeypatch.setattr(features, "keep", spy)
+    assert outputs(llm) == plain
+    num_plain, num_kept = decoding.num_runs, len(kept)
+    assert num_plain > 20
+    assert checking.num_runs == 0
+    assert num_kept < 14, "prompts alone, in a few steps"
+    wanted = 3
+    assert outputs(llm) == plain
+    assert checking.num_runs > 5
+    assert len(kept) > num_kept + checking.num_runs
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa"])
+def test_prompts_run_as_graphs_beside_a_head(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """And leave what drafts are made of: as many of these are right."""
+    drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, 6)
+    prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    said, found = [], []
+    for with_graphs in (False, True):
+        llm = engine(HEADS_DIR, method, 3, block_size=BLOCK_SIZE, max_num_seqs=1)
+        if with_graphs:
+            counted = emulate_prompts(runner_of(llm), monkeypatch, (64, 128, 192))
+        said.append([result.outputs[0].token_ids for result in llm.generate(prompts, params)])
+        found.append(accepted(llm))
+    assert counted.num_runs > 3
+    assert said[0] == said[1]
+    assert found[0] > 0.15
+    assert found[0] == pytest.approx(found[1], abs=0.05)

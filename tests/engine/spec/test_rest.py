@@ -57,15 +57,31 @@ def test_only_steps_that_are_like_their_neighbours_are_measured() -> None:
         follower = plans[index + 1] if index + 1 < len(plans) else None
         found.collect(planned, float(index), planned, follower=follower)
     # Not the first of a batch, none beside prompts or before those, and not the last.
-    assert found.take() == ({4: [1.0]}, sum(plans))
-    assert found.take() == ({}, 0)
+    assert found.take() == ({4: [1.0]}, sum(plans), 0)
+    assert found.take() == ({}, 0, 0)
+
+
+def test_what_most_steps_of_a_long_rest_take_is_not_asked() -> None:
+    found = rest(64)
+    num_passed = 0
+    while found.passes():
+        num_passed += 1
+        found.passed(3)
+    assert num_passed == 64 - 12
+    for seconds in (9.0, 1.0, 2.0):
+        assert plan(found, 4) == 4
+        found.collect(4, seconds, 4, follower=4)
+    # The first one began when nobody looked at the clock.
+    assert found.take() == ({4: [1.0, 2.0]}, 3 * num_passed + 12, num_passed)
+    assert not rest(HOLDS).passes()
+    assert not rest(64, is_of_batch=True).passes()
 
 
 def test_of_steps_that_do_not_overlap_each_is_whole() -> None:
     found = rest(overlaps=False)
     for seconds in (1.0, 2.0, 3.0):
         found.collect(4, seconds, 4, follower=None)
-    assert found.take() == ({4: [2.0, 3.0]}, 12)
+    assert found.take() == ({4: [2.0, 3.0]}, 12, 0)
 
 
 def test_what_a_pause_took_is_not_measured() -> None:
@@ -75,7 +91,7 @@ def test_what_a_pause_took_is_not_measured() -> None:
     assert found.num_steps == HOLDS, "the rest goes on after it"
     found.collect(4, 9.0, 4, follower=4)
     found.collect(4, 2.0, 4, follower=4)
-    assert found.take() == ({4: [2.0]}, 12)
+    assert found.take() == ({4: [2.0]}, 12, 0)
     of_batch = rest(is_of_batch=True)
     of_batch.pause()
     assert of_batch.num_steps == 0

@@ -142,7 +142,7 @@ async def test_what_nobody_waits_for_is_given_up_and_tried_again(
     quick: tuple[Gateway, EngineDouble],
 ) -> None:
     gateway, double = quick
-    speak(double, interval_s=0.05)
+    speak(double, interval_s=0.5)  # far longer than it is waited for, on a slow machine, too
     for stream in (False, True):
         body, key = chat_body(stream=stream), f"key {stream}"
         client = await RawClient.connect(gateway)
@@ -154,7 +154,7 @@ async def test_what_nobody_waits_for_is_given_up_and_tried_again(
         answer = await ask(gateway, body, key=key)
         assert TEXT[-20:] in _said(answer, stream=stream)
         assert "idempotent-replayed" not in answer.headers
-        speak(double, interval_s=0.05)
+        speak(double, interval_s=0.5)
     assert len(double.aborted) == 2
     assert (await gateway.usage(4)).requests == 4
 

@@ -1,11 +1,19 @@
-// A library with one function for test_emulated_low_rank.py: the product with adapters.
+// A library for test_emulated_low_rank.py: the product with adapters, and both parts of what is
+// added to any other.
 
-#include "low_rank_linear.cuh"
+#include "low_rank.cuh"
 
 struct Call {
   void *out, *low, *counters, *x, *weight, *bias, *down, *up, *ranks, *ends, *slots, *tokens;
-  int num_tokens, features, k, x_stride, num_tiles, parts, max_rank, gated, bf16;
+  int num_tokens, features, k, x_stride, num_tiles, parts, max_rank, rows, gated, bf16;
 };
+
+sluice::LowRank adapters_of(const Call& c) {
+  auto ints = [](const void* at) { return static_cast<const int*>(at); };
+  return {c.down,         c.up,        ints(c.ranks), ints(c.ends), ints(c.slots),
+          ints(c.tokens), c.num_tiles, c.parts,       c.parts,      c.max_rank,
+          c.rows};
+}
 
 extern "C" int multiply(const Call& c) {
   sluice::LowRankLinear p = {};
@@ -20,8 +28,24 @@ extern "C" int multiply(const Call& c) {
   p.features = c.features;
   p.k = c.k;
   p.gated = c.gated;
-  auto ints = [](const void* at) { return static_cast<const int*>(at); };
-  p.adapters = {c.down,        c.up,           ints(c.ranks), ints(c.ends), ints(c.slots),
-                ints(c.tokens), c.num_tiles, c.parts,       c.parts,      c.max_rank};
+  p.adapters = adapters_of(c);
   return sluice::low_rank_linear(p, c.bf16, nullptr);
+}
+
+extern "C" int add(const Call& c) {
+  sluice::ShrinkLowRank shrink = {};
+  shrink.low = static_cast<float*>(c.low);
+  shrink.x = c.x;
+  shrink.adapters = adapters_of(c);
+  shrink.x_stride = c.x_stride;
+  shrink.tokens = c.num_tokens;
+  shrink.k = c.k;
+  if (int error = sluice::shrink_low_rank(shrink, c.bf16, nullptr)) return error;
+  sluice::ExpandLowRank expand = {};
+  expand.out = c.out;
+  expand.low = shrink.low;
+  expand.adapters = shrink.adapters;
+  expand.tokens = c.num_tokens;
+  expand.features = c.features;
+  return sluice::expand_low_rank(expand, c.bf16, nullptr);
 }
