@@ -17,7 +17,19 @@ MAX_GROUP = 8
 """Query heads of a KV head."""
 MAX_KV_HEADS = 32
 MAX_TOKENS = 16
-_COUNTS = 3 * 32 + MAX_TOKENS * MAX_KV_HEADS  # sizeof(PersistentCounts) / 4
+MAX_CTAS = 160
+EXCHANGES = 3
+_COUNTS = 2 * 32  # sizeof(PersistentCounts) / 4
+
+
+def exchange_bytes(
+    hidden: int, intermediate: int, num_heads: int, num_kv_heads: int, head_dim: int, ctas: int
+) -> int:
+    """What CTAs hand each other in a layer, as ``persistent_exchange_bytes``."""
+    elements = 2 * hidden + intermediate + 2 * (num_heads + num_kv_heads) * head_dim
+    parts = (ctas + MAX_TOKENS * num_kv_heads) * (num_heads // num_kv_heads)
+    size = 128 + 2 * MAX_TOKENS * MAX_CTAS * 4 + MAX_TOKENS * elements * 2
+    return -(-(size + parts * (head_dim + 2) * 4) // 128) * 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +150,11 @@ class PersistentDecoder:
         self._heads = (num_heads, num_kv_heads, head_dim)
         self._numbers = (eps, head_eps, scale)
         sms = torch.cuda.get_device_properties(device).multi_processor_count
-        elements = 2 * first.hidden + first.intermediate + 2 * (num_heads + num_kv_heads) * head_dim
-        parts = (sms + MAX_TOKENS * num_kv_heads) * (num_heads // num_kv_heads)
-
-        def floats(*shape: int) -> Tensor:
-            return torch.empty(*shape, dtype=torch.float32, device=device)
-
+        size = exchange_bytes(first.hidden, first.intermediate, *self._heads, min(sms, MAX_CTAS))
         self._workspace = (
             torch.zeros(_COUNTS, dtype=torch.int32, device=device),
-            torch.empty(MAX_TOKENS * elements, dtype=dtype, device=device),
-            floats(MAX_TOKENS, sms),
-            floats(parts, head_dim),
-            floats(parts, 2),
+            torch.empty(MAX_TOKENS, first.hidden, dtype=dtype, device=device),
+            torch.full((EXCHANGES, size), 255, dtype=torch.uint8, device=device),
         )
         self._caches: dict[tuple[int, ...], Tensor] = {}
 

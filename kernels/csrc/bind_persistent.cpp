@@ -23,13 +23,6 @@ void check_each(const Tensor& t, at::ScalarType type, int64_t tokens, const char
               name, " must be contiguous ", type, " [", tokens, "]");
 }
 
-void check_floats(const Tensor& t, int64_t elements, const char* name) {
-  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == at::kFloat &&
-                  t.numel() >= elements,
-              name, " must be contiguous float32 of at least ", elements, " elements");
-  check_start(t, name);
-}
-
 // Of a table of pointers, [layers, columns].
 template <typename Entry>
 const Entry* entries(const Tensor& table, int64_t layers, const char* name) {
@@ -43,7 +36,7 @@ const Entry* entries(const Tensor& table, int64_t layers, const char* name) {
 void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const Tensor& caches,
                         const Tensor& cos_sin, const Tensor& positions, const Tensor& slots,
                         const Tensor& block_table, const Tensor& seq_lens, Tensor counts,
-                        Tensor rows, Tensor squares, Tensor partial_out, Tensor partial_stats,
+                        Tensor residual, Tensor exchange,
                         int64_t intermediate, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
                         int64_t block_size, double eps, double head_eps, double scale) {
   TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
@@ -54,8 +47,7 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
               " tokens, got ", tokens);
   check_row(x, x, "x", tokens * hidden);
   check_row(out, x, "out", tokens * hidden);
-  check_row(rows, x, "rows",
-            sluice::persistent_row_elements(hidden, intermediate, q_heads, kv_heads, head_dim));
+  check_row(residual, x, "residual", sluice::kMostPersistentTokens * hidden);
   check_each(positions, at::kLong, tokens, "positions");
   check_each(slots, at::kLong, tokens, "slots");
   check_each(seq_lens, at::kInt, tokens, "seq_lens");
@@ -71,11 +63,14 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
               "cos_sin must be contiguous float32 [max_positions, ", head_dim, "]");
   TORCH_CHECK(kv_heads <= sluice::kMostKvHeads && q_heads % kv_heads == 0, "at most ",
               sluice::kMostKvHeads, " KV heads that divide ", q_heads, ", got ", kv_heads);
-  const int64_t units = sluice::persistent_units(sluice::num_sms(), kv_heads);
-  const int64_t results = units * (q_heads / kv_heads);
-  check_floats(squares, sluice::kMostPersistentTokens * sluice::num_sms(), "squares");
-  check_floats(partial_out, results * head_dim, "partial_out");
-  check_floats(partial_stats, results * 2, "partial_stats");
+  const int64_t exchange_bytes = sluice::persistent_exchange_bytes(
+      hidden, intermediate, q_heads, kv_heads, head_dim, sluice::persistent_ctas());
+  TORCH_CHECK(exchange.is_cuda() && exchange.is_contiguous() &&
+                  exchange.scalar_type() == at::kByte &&
+                  exchange.numel() == sluice::kExchanges * exchange_bytes,
+              "exchange must be contiguous uint8 of ", sluice::kExchanges * exchange_bytes,
+              " elements, got ", exchange.numel());
+  check_start(exchange, "exchange");
   TORCH_CHECK(counts.is_cuda() && counts.is_contiguous() && counts.scalar_type() == at::kInt &&
                   counts.nbytes() == sizeof(sluice::PersistentCounts),
               "counts must be ", sizeof(sluice::PersistentCounts) / 4, " int32");
@@ -90,10 +85,9 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   p.blocks = block_table.data_ptr<int>();
   p.seq_lens = seq_lens.data_ptr<int>();
   p.counts = static_cast<sluice::PersistentCounts*>(counts.data_ptr());
-  p.rows = rows.data_ptr();
-  p.squares = squares.data_ptr<float>();
-  p.partial_out = partial_out.data_ptr<float>();
-  p.partial_stats = static_cast<float2*>(partial_stats.data_ptr());
+  p.residual = residual.data_ptr();
+  p.exchange = static_cast<uint8_t*>(exchange.data_ptr());
+  p.exchange_bytes = exchange_bytes;
   p.max_blocks = block_table.stride(0);
   p.tokens = tokens;
   p.num_layers = layers.size(0);
@@ -118,7 +112,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "persistent_decoder(Tensor(a!) out, Tensor x, Tensor layers, Tensor caches, Tensor cos_sin, "
       "Tensor positions, Tensor slots, Tensor block_table, Tensor seq_lens, Tensor(b!) counts, "
-      "Tensor(c!) rows, Tensor(d!) squares, Tensor(e!) partial_out, Tensor(f!) partial_stats, "
+      "Tensor(c!) residual, Tensor(d!) exchange, "
       "int intermediate, int q_heads, int kv_heads, int head_dim, int block_size, float eps, "
       "float head_eps, float scale) -> ()");
 }

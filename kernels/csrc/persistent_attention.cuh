@@ -1,8 +1,8 @@
 // Attention of a few tokens, each of another sequence, in units (persistent_units.cuh) of tiles of 16
 // keys. Each warp takes a tile at a time, the newest first. Keys and values come
 // straight into the registers of the instructions that multiply them, those of the first tiles
-// before the token's own queries are known. What several units make of a head, the last of them puts
-// together.
+// before the token's own queries are known. What several units make of a head, the one with the
+// newest key puts together; units that it waits for come before it, so nobody waits in a circle.
 //
 // Products. S^T = K Q^T, O^T = V^T P^T with eight query heads as columns. Row r of a tile of keys
 // is the token r % 8 / 2 * 4 + r % 2 + r / 8 * 2, so that a thread has the weights of the four
@@ -12,7 +12,6 @@
 // keys and one that loads values.
 #pragma once
 
-#include "grid_counts.cuh"
 #include "mma.cuh"
 #include "persistent_heads.cuh"
 #include "persistent_units.cuh"
@@ -26,6 +25,7 @@ template <typename T>
 struct AttentionRows {
   const T* qkv;
   T* attended;
+  float* parts;
   const void *q_norm, *k_norm;
   T *k_cache, *v_cache;
 };
@@ -37,49 +37,47 @@ class TokenAttention {
 
  public:
   __device__ __forceinline__ TokenAttention(const PersistentDecoder& params, Shared& shared)
-      : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4),
-        t(lane % 4), group(params.q_heads / params.kv_heads), units(params, shared) {}
+      : p(params), sm(shared), unit(shared.unit), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+        g(lane / 4), t(lane % 4), group(params.q_heads / params.kv_heads), units(params, shared) {
+    if (blockIdx.x < units.count) open(blockIdx.x);
+  }
 
-  // This CTA's units of a layer. await_rows() returns when the tokens' projections are there.
-  template <typename Await>
-  __device__ __forceinline__ void run(const AttentionRows<T>& of_layer, int layer,
-                                      Await&& await_rows) {
+  // This CTA's units of a layer.
+  __device__ __forceinline__ void run(const AttentionRows<T>& of_layer) {
     rows = of_layer;
-    int index = (blockIdx.x + layer * kUnitTiles) % gridDim.x;
-    bool has_waited = index >= units.count;
-    if (has_waited) await_rows();
 #pragma unroll 1
-    for (; index < units.count; index += gridDim.x) {
-      unit = units.open(index);
+    for (int index = blockIdx.x; index < units.count; index += gridDim.x) {
+      if (units.count > gridDim.x) open(index);  // else it is the same in every layer
       Held own = {};
-      attend(own, [&] {
-        if (!has_waited) await_rows();
-        has_waited = true;
-      });
+      attend(own);
+      sync_consumers();  // the sums of the last product have been read
       merge_warps(own);
-      bool is_done = unit.splits == 1;
-      if (!is_done && is_last_unit(layer)) {
-        merge_units();
-        is_done = true;
-      }
       sync_consumers();
-      if (is_done && threadIdx.x == 0) publish(&p.counts->attended);
     }
   }
 
  private:
   const PersistentDecoder& p;
   Shared& sm;
+  const Unit& unit;
   const int warp, lane, g, t, group;
   const Units units;
   AttentionRows<T> rows;
-  Unit unit;
 
   // What a warp has of a unit.
   struct Held {
     uint32_t keys[kChunks][2][4], values[kHalves][4][4];
     float o[kHalves][4][4], max[2], sum[2];
   };
+
+  __device__ __forceinline__ void open(int index) {
+    sync_consumers();
+    if (threadIdx.x == 0) sm.unit = units.open(index);
+    sync_consumers();
+    const int64_t place = place_of(tile_of(0));
+    if (lane == 0) sm.places[warp] = place;
+    __syncwarp();
+  }
 
   __device__ __forceinline__ const T* token_row() const {
     return rows.qkv + static_cast<int64_t>(unit.token) * (p.q_heads + 2 * p.kv_heads) * D;
@@ -195,36 +193,41 @@ class TokenAttention {
   }
 
   // Waits for the token's projections: queries, and for one warp its key and value.
-  template <typename Await>
-  __device__ __forceinline__ void take_in_token(Held& own, uint32_t (&q)[kChunks][4],
-                                                Await&& await_rows) const {
+  __device__ __forceinline__ void take_in_token(Held& own, uint32_t (&q)[kChunks][4]) const {
     const bool has_newest = unit.split == unit.splits - 1 && warp == 0 && unit.len > 0;
-    const int64_t slot = p.slots[unit.token];
     Turns<D> turns;
-    turns.load(p.cos_sin + p.positions[unit.token] * D, t);
-    await_rows();
+    turns.load(p.cos_sin + unit.position * D, t);
     uint32_t key[kChunks][4] = {}, value[kHalves][4] = {};
-    load_head<T, D>(q, token_row() + (unit.head * group + min(g, group - 1)) * D, t);
-    if (has_newest) {  // all that is asked for is under way before any of it is needed
-      const T* from = token_row() + (p.q_heads + unit.head) * D;
-      load_head<T, D>(key, from, t);
+    const T* of_head = token_row() + (unit.head * group + min(g, group - 1)) * D;
+    const T* newest = token_row() + (p.q_heads + unit.head) * D;
+    SpinLimit limit;
+    uint32_t most;
+    do {
+      limit.check();
+      look_at_head<T, D>(q, of_head, t);
+      if (has_newest) {  // all that is asked for is under way before any of it is needed
+        look_at_head<T, D>(key, newest, t);
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const T* v = from + p.kv_heads * D + half * 64 + g * 8;
-        set_words(value[half], __ldcg(reinterpret_cast<const uint4*>(v)));
+        for (int half = 0; half < kHalves; ++half) {
+          look(value[half], newest + p.kv_heads * D + half * 64 + g * 8);
+        }
       }
-    }
+      most = 0;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) most = greatest(most, greatest_of(q[c]), greatest_of(key[c]));
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) most = greatest(most, greatest_of(value[half]), 0);
+    } while (__any_sync(~0u, lacks_half(most)));
     turn(q, rows.q_norm, turns);
     if (has_newest) {
       turn(key, rows.k_norm, turns);
-      take_in_new(own, key, value, slot);
+      take_in_new(own, key, value, unit.slot);
     }
   }
 
-  template <typename Await>
-  __device__ __forceinline__ void attend(Held& own, Await&& await_rows) {
+  __device__ __forceinline__ void attend(Held& own) {
     uint32_t q[kChunks][4] = {};
-    int64_t place = place_of(tile_of(0));
+    int64_t place = sm.places[warp];
     // One round only loads, and one tries what the others do, while the queries are on their way:
     // its instructions come cold.
     constexpr int kLoad = -2, kTrial = -1;
@@ -243,7 +246,7 @@ class TokenAttention {
       if (round != kTrial) place = place_of(tile_of(round == kLoad ? 1 : round + 2));
       if (round == kTrial) {
         forget(own);
-        take_in_token(own, q, await_rows);
+        take_in_token(own, q);
         if (tile_of(0) < 0) break;
       } else if (round >= 0 && next < 0) {
         break;
@@ -322,20 +325,10 @@ class TokenAttention {
     }
   }
 
-  // Whether all other units of the head are done.
-  __device__ __forceinline__ bool is_last_unit(int layer) {
-    sync_consumers();
-    if (threadIdx.x == 0) {
-      const int before = arrive(&p.counts->heads[unit.token * p.kv_heads + unit.head]);
-      sm.is_last = before == unit.splits * (layer + 1) - 1;
-    }
-    sync_consumers();
-    return sm.is_last;
-  }
-
-  // Where results of a split of this head are, in rows of query heads.
-  __device__ __forceinline__ int64_t partial_at(int of_split) const {
-    return static_cast<int64_t>(unit.index + (of_split - unit.split) * p.kv_heads) * group;
+  // Where a split of this head hands over what it has made of a query head.
+  __device__ __forceinline__ float* part_of(int split, int of) const {
+    const int index = unit.index + (split - unit.split) * p.kv_heads;
+    return rows.parts + (static_cast<int64_t>(index) * group + of) * (D + 2);
   }
 
   __device__ __forceinline__ void merge_warps(const Held& own) {
@@ -375,32 +368,51 @@ class TokenAttention {
         out.x += x.x * factor;
         out.y += x.y * factor;
       }
-      if (unit.splits == 1) {
+      const int dim = i % (D / 2) * 2;
+      if (unit.split == unit.splits - 1) {
+        merge_splits(out, most, sum, of, dim);
         store(i, out, sum);
       } else {
-        reinterpret_cast<float2*>(p.partial_out)[partial_at(unit.split) * (D / 2) + i] = out;
-        if (i % (D / 2) == 0) p.partial_stats[partial_at(unit.split) + of] = {most, sum};
+        float* to = part_of(unit.split, of);
+        hand_over(reinterpret_cast<float2*>(to + dim), out);
+        if (dim == 0) hand_over(reinterpret_cast<float2*>(to + D), float2{most, sum});
       }
     }
   }
 
-  __device__ __forceinline__ void merge_units() {
-    for (int i = threadIdx.x; i < group * (D / 2); i += kConsumers) {
-      float most = -INFINITY, sum = 0.f;
-      float2 out = {0.f, 0.f};
-#pragma unroll 4
-      for (int j = 0; j < unit.splits; ++j) {
-        const float2 stats = __ldcg(p.partial_stats + partial_at(j) + i / (D / 2));
-        const auto* from = reinterpret_cast<const float2*>(p.partial_out) + partial_at(j) * (D / 2);
-        const float2 x = __ldcg(from + i);
-        const float greater = fmaxf(most, stats.x);
-        const float before = exp2f(most - greater), factor = exp2f(stats.x - greater);
+  // Adds what the other splits have made of two dims of a query head.
+  __device__ __forceinline__ void merge_splits(float2& out, float most, float& sum, int of,
+                                               int dim) const {
+    constexpr int kAtOnce = 4;
+    SpinLimit limit;
+#pragma unroll 1
+    for (int first = 0; first < unit.splits - 1; first += kAtOnce) {
+      float2 x[kAtOnce], stats[kAtOnce];
+      bool lacks_one;
+      do {
+        limit.check();
+        lacks_one = false;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float* from = part_of(min(first + j, unit.splits - 2), of);
+          look(x[j], reinterpret_cast<const float2*>(from + dim));
+          look(stats[j], reinterpret_cast<const float2*>(from + D));
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          lacks_one |= lacks(x[j].x) || lacks(x[j].y) || lacks(stats[j].x) || lacks(stats[j].y);
+        }
+      } while (lacks_one);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j >= unit.splits - 1) break;
+        const float greater = fmaxf(most, stats[j].x);
+        const float before = exp2f(most - greater), factor = exp2f(stats[j].x - greater);
         most = greater;
-        sum = sum * before + stats.y * factor;
-        out.x = out.x * before + x.x * factor;
-        out.y = out.y * before + x.y * factor;
+        sum = sum * before + stats[j].y * factor;
+        out.x = out.x * before + x[j].x * factor;
+        out.y = out.y * before + x[j].y * factor;
       }
-      store(i, out, sum);
     }
   }
 
@@ -408,7 +420,7 @@ class TokenAttention {
   __device__ __forceinline__ void store(int i, float2 out, float sum) const {
     const float factor = sum > 0.f ? 1.f / sum : 0.f;
     T* to = rows.attended + packed_at<kGroups>(unit.token, unit.head * group * D + i * 2);
-    *reinterpret_cast<uint32_t*>(to) = Half<T>::pack(out.x * factor, out.y * factor);
+    hand_over(reinterpret_cast<uint32_t*>(to), Half<T>::pack(out.x * factor, out.y * factor));
   }
 };
 

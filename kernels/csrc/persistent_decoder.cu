@@ -4,6 +4,8 @@
 
 #include "persistent_decoder.cuh"
 
+#include <algorithm>
+
 #include "device.cuh"
 #include "persistent_layers.cuh"
 
@@ -23,6 +25,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(address(&sm.full[stage]), 1);
       mbarrier_init(address(&sm.empty[stage]), kWarps);
     }
+    mbarrier_init(address(&sm.ended), kWarps);
+    sm.layers = 0;
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -31,7 +35,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     Layers<T, D, kGroups>(p, sm).run();
   } else {
     give_up_registers<kProducerRegisters>();
-    if (threadIdx.x < kConsumers + 32) Producer(p, sm).run();
+    const int warp = threadIdx.x / 32 - kWarps;
+    if (warp == 0) Producer(p, sm).run();
+    if (warp == 1) Keeper<T, D, kGroups>(p, sm).run();
   }
 #endif
 }
@@ -46,7 +52,7 @@ cudaError_t launch(const PersistentDecoder& p, cudaStream_t stream) {
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = num_sms();
+  config.gridDim = persistent_ctas();
   config.blockDim = kThreads;
   config.dynamicSmemBytes = sizeof(Shared);
   config.stream = stream;
@@ -73,6 +79,8 @@ cudaError_t dispatch(const PersistentDecoder& p, cudaStream_t stream) {
 }
 
 }  // namespace
+
+int persistent_ctas() { return std::min(num_sms(), kMostPersistentCtas); }
 
 cudaError_t persistent_decoder(const PersistentDecoder& decoder, bool bf16, cudaStream_t stream) {
   if (decoder.tokens == 0) return cudaSuccess;

@@ -8,7 +8,9 @@
 namespace sluice {
 
 constexpr int kMostPersistentTokens = 16;
+constexpr int kMostPersistentCtas = 160;
 constexpr int kMostKvHeads = 32;
+constexpr int kExchanges = 3;
 
 // A layer's weights; norms and biases are of the weights' type, and null where there are none.
 struct PersistentLayer {
@@ -28,13 +30,10 @@ struct PersistentCaches {
   void *k, *v;
 };
 
-// What CTAs wait for, each on a line of its own; zero between launches.
+// What CTAs wait for in the background, each on a line of its own; zero between launches.
 struct PersistentCounts {
-  alignas(128) int phases;    // CTAs that have ended a phase, of all phases so far
-  alignas(128) int attended;  // KV heads of a token whose attention is done, of all layers so far
-  alignas(128) int left;      // CTAs that wait for nothing any more
-  // Parts of a token's KV head, of all layers so far.
-  alignas(128) int heads[kMostPersistentTokens * kMostKvHeads];
+  alignas(128) int ended;  // layers that a CTA has ended, of all CTAs
+  alignas(128) int left;   // CTAs that wait for nothing any more
 };
 
 struct PersistentDecoder {
@@ -49,26 +48,32 @@ struct PersistentDecoder {
   const int* seq_lens;       // [tokens], the token included; 0: padding
   // Workspace.
   PersistentCounts* counts;
-  void* rows;             // persistent_row_elements() of the weights' type
-  float* squares;         // [kMostPersistentTokens, CTAs]
-  float* partial_out;     // [persistent_units(), group, head_dim]
-  float2* partial_stats;  // [persistent_units(), group]
+  void* residual;     // [tokens, hidden]
+  uint8_t* exchange;  // kExchanges times persistent_exchange_bytes(): ones between launches
+  int64_t exchange_bytes;
   int64_t max_blocks;
   int tokens, num_layers, hidden, intermediate, q_heads, kv_heads, head_dim, block_size;
   float eps, head_eps, scale;
 };
 
-// Of what phases hand each other.
-inline int64_t persistent_row_elements(int hidden, int intermediate, int q_heads, int kv_heads,
-                                       int head_dim) {
-  const int64_t heads = 2 * (q_heads + kv_heads);
-  return kMostPersistentTokens * (2 * hidden + intermediate + heads * head_dim);
-}
-
 // Most parts that attention is cut into.
 inline int persistent_units(int ctas, int kv_heads) {
   return ctas + kMostPersistentTokens * kv_heads;
 }
+
+// Of an exchange (persistent_exchange.cuh).
+inline int64_t persistent_exchange_bytes(int hidden, int intermediate, int q_heads, int kv_heads,
+                                         int head_dim, int ctas) {
+  const int64_t heads = 2 * (q_heads + kv_heads);
+  const int64_t rows = kMostPersistentTokens * (2 * hidden + intermediate + heads * head_dim);
+  const int64_t parts = persistent_units(ctas, kv_heads) * (q_heads / kv_heads);
+  const int64_t bytes = 128 + 2 * kMostPersistentTokens * kMostPersistentCtas * 4 + rows * 2 +
+                        parts * (head_dim + 2) * 4;
+  return (bytes + 127) / 128 * 128;
+}
+
+// That a launch has: one on each SM.
+int persistent_ctas();
 
 cudaError_t persistent_decoder(const PersistentDecoder& decoder, bool bf16, cudaStream_t stream);
 

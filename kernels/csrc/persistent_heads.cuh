@@ -3,6 +3,7 @@
 #pragma once
 
 #include "decode_rotation.cuh"
+#include "exchange.cuh"
 #include "vector.cuh"
 
 namespace sluice::persistent {
@@ -36,11 +37,9 @@ struct Turns {
 };
 
 template <typename T, int D>
-__device__ __forceinline__ void load_head(HeadWords<D>& head, const T* from, int t) {
+__device__ __forceinline__ void look_at_head(HeadWords<D>& head, const T* from, int t) {
 #pragma unroll
-  for (int c = 0; c < D / 32; ++c) {
-    set_words(head[c], __ldcg(reinterpret_cast<const uint4*>(from + c * 32 + t * 8)));
-  }
+  for (int c = 0; c < D / 32; ++c) look(head[c], from + c * 32 + t * 8);
 }
 
 // RMSNorm over the four threads that have the head.

@@ -8,18 +8,12 @@
 #pragma once
 
 #include "mma.cuh"
-#include "persistent_ring.cuh"
+#include "persistent_exchange.cuh"
 #include "vector.cuh"
 
 namespace sluice::persistent {
 
 __device__ __forceinline__ void sync_consumers() { sync_named(1, kConsumers); }
-
-// Where element k of a token is in what phases hand each other.
-template <int kGroups>
-__device__ __forceinline__ int64_t packed_at(int token, int k) {
-  return static_cast<int64_t>(k / 32 * (kGroups * 8) + token) * 32 + k % 32;
-}
 
 template <typename T, int kGroups>  // groups of 8 tokens
 class Products {
@@ -38,40 +32,50 @@ class Products {
       : row(threadIdx.x % kTileRows), token(threadIdx.x / kTileRows), sm(shared),
         warp(threadIdx.x / 32), lane(threadIdx.x % 32), num_tokens(tokens) {}
 
-  // Multiplies x, packed [k, tokens], with the rows of this CTA. While x is on its way, prepare() is
-  // called. For every tile, begin(first output) is called before it is multiplied, and finish(first
-  // output, what begin returned, sum of this thread's row, sum of the row eight further) after.
-  template <typename Prepare, typename Begin, typename Finish>
-  __device__ __forceinline__ void multiply(const Product& product, const Share& share, const T* x,
-                                           Prepare&& prepare, Begin&& begin, Finish&& finish) {
-    const int step = product.tile_outputs(), passes = (product.k + kPass - 1) / kPass;
-    Tokens tokens[kPassSlices];
-    load(tokens, x, 0, product.k);
-    prepare();
+  // Multiplies x, packed [k, tokens], with the rows of this CTA, as soon as it has been handed over.
+  // While it is on its way, ask() is called, and take_in() when it is there. For every tile,
+  // begin(first output, how many) is called before it is multiplied, and finish(first output, how
+  // many, what begin returned, sum of this thread's row, sum of the row eight further) after.
+  template <typename Ask, typename TakeIn, typename Begin, typename Finish>
+  __device__ __forceinline__ void multiply(const Product& product, const T* x, Ask&& ask,
+                                           TakeIn&& take_in, Begin&& begin, Finish&& finish) {
+    const int step = product.tile_outputs(), passes = product.passes();
+    Tokens tokens[kPassSlices] = {};
+    bool is_first = true;
 #pragma unroll 1
-    for (int band = share.begin; band < share.end; band += kBand * step) {
-      const int band_end = min(band + kBand * step, share.end);
+    for (int2 band; open(band);) {
       if (passes > 1) sync_consumers();  // the sums of the last band have been read
+      int of_pass = buffer;
 #pragma unroll 1
       for (int pass = 0; pass < passes; ++pass) {
-        if (pass > 0 || (passes > 1 && band > share.begin)) load(tokens, x, pass, product.k);
         const int left = product.k - pass * kPass;
-        int buffer = 0;
+        if (is_first || passes > 1) {
+          load(tokens, x + pass * (kPass * kTokens), left, [&] {
+            if (is_first) ask();
+          });
+          if (is_first) take_in();
+          is_first = false;
+        }
+        of_pass = buffer;
 #pragma unroll 1
-        for (int output = band; output < band_end; output += step, ++buffer) {
-          const auto early = begin(output);
+        for (int output = band.x; output < band.y; output += step) {
+          const int outputs = min(band.y - output, step);
+          const auto early = begin(output, outputs);
           Sums sums = {};
 #pragma unroll
           for (int slice = 0; slice < kPassSlices; ++slice) {
             const int own = left - slice * kSlice - warp * kWarpSlice;  // elements, or more
             if (slice * kSlice < left) add_stage(sums, tokens[slice], own / 32);
           }
-          keep(sums, buffer, pass > 0);
-          if (pass + 1 < passes) continue;
-          sync_consumers();
-          finish(output, early, sum(buffer, row), sum(buffer, row ^ 8));
+          keep(sums, of_pass, pass > 0);
+          if (pass + 1 == passes) {
+            sync_consumers();
+            finish(output, outputs, early, sum(of_pass, row), sum(of_pass, row ^ 8));
+          }
+          of_pass = (of_pass + 1) % kBand;
         }
       }
+      buffer = of_pass;
     }
   }
 
@@ -79,29 +83,91 @@ class Products {
   Shared& sm;
   const int warp, lane, num_tokens;
   Place<kStages> place;
+  int buffer = 0;  // of sums, the next; they take turns, so that one can be read while the next is written
 
-  // This warp's elements of a pass.
-  __device__ __forceinline__ void load(Tokens (&to)[kPassSlices], const T* x, int pass, int k) {
+  // Waits for the next band of the product; false if it is over.
+  __device__ __forceinline__ bool open(int2& band) {
+    mbarrier_wait(address(&sm.full[place.stage]), place.parity);
+    band = sm.bands[place.stage];
+    if (band.x >= 0) return true;
+    free_stage();
+    return false;
+  }
+
+  __device__ __forceinline__ void free_stage() {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(address(&sm.empty[place.stage]));
+    place.advance();
+  }
+
+  // This warp's elements of a pass from x on, of which there are `left`.
+  template <typename Ask>
+  __device__ __forceinline__ void load(Tokens (&to)[kPassSlices], const T* x, int left, Ask&& ask) {
     const T* from[kGroups];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const int of = min(group * 8 + lane / 4, num_tokens - 1);
-      from[group] = x + of * 32 + lane % 4 * 8;
+      from[group] = x + (warp * kWarpSlice * kTokens + of * 32 + lane % 4 * 8);
     }
+    left -= warp * kWarpSlice;
+    const auto at = [](int slice, int i) { return slice * kSlice + i * 32; };
+    // Asking for all of them again and again would hold up the weights.
+    if (left > 0) await_last(from[0] + at(min(left - 1, kPass - kSlice) / kSlice, 0) * kTokens);
 #pragma unroll
     for (int slice = 0; slice < kPassSlices; ++slice) {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        const int first = pass * kPass + slice * kSlice + warp * kWarpSlice + i * 32;
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          uint4 v = make_uint4(0, 0, 0, 0);
-          if (first < k) v = __ldcg(reinterpret_cast<const uint4*>(from[group] + first * kTokens));
           auto& words = to[slice][i][group];
-          words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+#pragma unroll
+          for (auto& word : words) word = 0;
+          if (at(slice, i) < left) look(words, from[group] + at(slice, i) * kTokens);
         }
       }
     }
+    ask();
+    SpinLimit limit;
+    while (__any_sync(~0u, lacks_any(to))) {
+      limit.check();
+#pragma unroll
+      for (int slice = 0; slice < kPassSlices; ++slice) {
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            auto& words = to[slice][i][group];
+            if (lacks_half(greatest_of(words))) look(words, from[group] + at(slice, i) * kTokens);
+          }
+        }
+      }
+    }
+  }
+
+  // What this thread's token has there.
+  __device__ __forceinline__ void await_last(const T* from) const {
+    SpinLimit limit;
+    uint32_t words[4];
+    do {
+      limit.check();
+      look(words, from);
+    } while (__any_sync(~0u, lacks_half(greatest_of(words))));
+  }
+
+  static __device__ __forceinline__ bool lacks_any(const Tokens (&tokens)[kPassSlices]) {
+    uint32_t most = 0;
+#pragma unroll
+    for (int slice = 0; slice < kPassSlices; ++slice) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          const auto& words = tokens[slice][i][group];
+          most = greatest(greatest(words[0], words[1], most), words[2], words[3]);
+        }
+      }
+    }
+    return lacks_half(most);
   }
 
   // chunks: how many of 32 elements there are for this warp, or more.
@@ -124,9 +190,7 @@ class Products {
         add(sums, rows, tokens[i], i);
       }
     }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(address(&sm.empty[place.stage]));
-    place.advance();
+    free_stage();
   }
 
   static __device__ __forceinline__ void load_rows(uint32_t (&rows)[2][4], uint32_t at) {

@@ -9,19 +9,6 @@ namespace sluice::persistent {
 constexpr int kKeyTile = 16;        // tokens
 constexpr int kUnitTiles = kWarps;  // of a unit, at least
 
-struct Unit {
-  int index, token, head;
-  int len;            // of the token's sequence
-  int split, splits;  // which part of the token's keys it has
-  int last, num;      // its last tile and how many it has
-
-  // The tile that a warp takes in a round, the newest first; -1: none.
-  __device__ __forceinline__ int tile(int round, int warp) const {
-    const int nth = round * kWarps + warp;
-    return nth < num ? last - nth : -1;
-  }
-};
-
 class Units {
  public:
   int count;
@@ -38,6 +25,7 @@ class Units {
     while (most < 2 * fair && parts(p.tokens, most) * p.kv_heads > ctas) most += (fair + 15) / 16;
     count = parts(p.tokens, most) * p.kv_heads;
     if (threadIdx.x < p.tokens) sm.unit_ends[threadIdx.x] = parts(threadIdx.x + 1, most);
+    if (threadIdx.x == 0) sm.num_units = count;
     sync_consumers();
   }
 
@@ -55,6 +43,8 @@ class Units {
     const int all = tiles(unit.token), each = (all + unit.splits - 1) / unit.splits;
     unit.last = min((unit.split + 1) * each, all) - 1;
     unit.num = max(unit.last - unit.split * each + 1, 0);
+    unit.position = p.positions[unit.token];
+    unit.slot = p.slots[unit.token];
     return unit;
   }
 

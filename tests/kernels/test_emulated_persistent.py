@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.persistent_decoder import _COUNTS, MAX_TOKENS, _table
+from kernels.persistent_decoder import (
+    _COUNTS,
+    EXCHANGES,
+    MAX_TOKENS,
+    _table,
+    exchange_bytes as exchange_bytes_of,
+)
 from tests.kernels import emulated
 from tests.kernels.test_persistent_decoder import (
     EPS,
@@ -25,6 +31,7 @@ from tests.kernels.test_persistent_decoder import (
 KERNEL = (
     "persistent_attention.cuh",
     "persistent_decoder.cuh",
+    "persistent_exchange.cuh",
     "persistent_heads.cuh",
     "persistent_layers.cuh",
     "persistent_products.cuh",
@@ -37,7 +44,7 @@ CTAS = 5
 MOST_CTAS = 17
 POINTERS = (
     *("out", "x", "layers", "caches", "cos_sin", "positions", "slots", "blocks", "seq_lens"),
-    *("counts", "rows", "squares", "partial_out", "partial_stats"),
+    *("counts", "residual", "exchange"),
 )
 INTS = (
     *(
@@ -60,7 +67,7 @@ FIELDS = (
 class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
-        ("max_blocks", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("exchange_bytes", "max_blocks")),
         *((name, ctypes.c_int) for name in INTS),
         *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
     )
@@ -78,10 +85,11 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
     out = torch.full_like(step.x, float("nan"))
     counts = torch.zeros(_COUNTS + 31, dtype=torch.int32)  # on a line of its own
     counts = counts[-(counts.data_ptr() // 4) % 32 :][:_COUNTS]
-    elements = 2 * first.hidden + first.intermediate + first.qkv.shape[0] + first.output.shape[1]
-    rows = torch.full((MAX_TOKENS * elements,), float("nan"), dtype=step.x.dtype)
-    parts = (ctas + MAX_TOKENS * model.kv_heads) * (model.heads // model.kv_heads)
-    partial = torch.full((parts * (model.dim + 2),), float("nan"))
+    sizes = (first.hidden, first.intermediate, model.heads, model.kv_heads, model.dim, ctas)
+    library.exchange_bytes.restype = ctypes.c_int64
+    exchange_bytes = exchange_bytes_of(*sizes)
+    assert exchange_bytes == library.exchange_bytes(*sizes)
+    exchange = torch.full((EXCHANGES * exchange_bytes,), 255, dtype=torch.uint8)
     tensors = {
         "out": out,
         "x": step.x,
@@ -93,12 +101,11 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "blocks": step.block_table,
         "seq_lens": step.seq_lens,
         "counts": counts,
-        "rows": rows,
-        "squares": torch.full((MAX_TOKENS, ctas), float("nan")),
-        "partial_out": partial,
-        "partial_stats": partial[parts * model.dim :],
+        "residual": torch.full((MAX_TOKENS, first.hidden), float("nan"), dtype=step.x.dtype),
+        "exchange": exchange,
     }
     numbers = {
+        "exchange_bytes": exchange_bytes,
         "max_blocks": step.block_table.stride(0),
         "tokens": len(step.x),
         "num_layers": len(model.layers),
@@ -116,6 +123,7 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
     bf16 = ctypes.c_bool(step.x.dtype == torch.bfloat16)
     library.persistent(ctypes.byref(call), bf16, ctypes.c_int(ctas))
     assert not counts.any(), "counts must be zero again"
+    assert (exchange == 255).all(), "exchanges must be empty again"
     return out
 
 

@@ -18,12 +18,16 @@ void run_thread() {
       mbarrier_init(address(&sm.full[stage]), 1);
       mbarrier_init(address(&sm.empty[stage]), kWarps);
     }
+    mbarrier_init(address(&sm.ended), kWarps);
+    sm.layers = 0;
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
     Layers<T, D, kGroups>(params, sm).run();
   } else if (threadIdx.x < kConsumers + 32) {
     Producer(params, sm).run();
+  } else if (threadIdx.x < kConsumers + 64) {
+    Keeper<T, D, kGroups>(params, sm).run();
   }
 }
 
@@ -38,6 +42,11 @@ void run(int ctas) {
 }
 
 }  // namespace
+
+extern "C" int64_t exchange_bytes(int hidden, int intermediate, int q_heads, int kv_heads, int dim,
+                                  int ctas) {
+  return persistent_exchange_bytes(hidden, intermediate, q_heads, kv_heads, dim, ctas);
+}
 
 extern "C" void persistent(const PersistentDecoder& decoder, bool bf16, int ctas) {
   params = decoder;
