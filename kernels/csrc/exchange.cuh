@@ -1,8 +1,8 @@
-// How the CTAs of one launch hand values to each other: a place where nothing is yet holds ones in all
-// its bits, which no value does that the GPU's instructions make (their NaNs are others), and who
-// reads a place asks again until it holds something else. So a value costs one way to the L2 and one
-// back: no fence, no count, and nobody waits for more than it needs. As NCCL's LL protocol, without
-// its flags.
+// How the CTAs of one launch hand values to each other. A place where nothing is yet holds ones in
+// all its bits, which no value does that the GPU's instructions make (their NaNs are others); who
+// reads a place asks again until it holds something else. So a value costs one way to the L2 and
+// one back: no fence, no count, and nobody waits for more than it needs. As NCCL's LL protocol, but
+// without its flags.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +73,10 @@ __device__ __forceinline__ uint32_t greatest_of(const uint32_t (&words)[4]) {
 // The next number of a count that begins with ones in all its bits: 0, 1, 2 ...
 __device__ __forceinline__ int claim(int* count) {
   int before;
-  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(count)
+               : "memory");
   return before + 1;
 }
 

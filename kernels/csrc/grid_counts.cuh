@@ -13,8 +13,8 @@ __device__ __forceinline__ void publish(int* count) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
 }
 
-// Returns when the count has come to `target`; what was written before it did can be seen. For those
-// who have time.
+// Returns when the count has come to `target`; what was written before it did can be seen. For
+// those who have time.
 __device__ __forceinline__ void await_count(const int* count, int target) {
   SpinLimit limit;
   while (true) {

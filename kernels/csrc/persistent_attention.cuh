@@ -1,5 +1,5 @@
-// Attention of a few tokens, each of another sequence, in units (persistent_units.cuh) of tiles of 16
-// keys. Each warp takes a tile at a time, the newest first. Keys and values come
+// Attention of a few tokens, each of another sequence, in units (persistent_units.cuh) of tiles of
+// 16 keys. Each warp takes a tile at a time, the newest first. Keys and values come
 // straight into the registers of the instructions that multiply them, those of the first tiles
 // before the token's own queries are known. What several units make of a head, the one with the
 // newest key puts together; units that it waits for come before it, so nobody waits in a circle.
@@ -95,8 +95,8 @@ class TokenAttention {
   // Which key of a tile rows lane / 4 and, half, eight further are.
   __device__ __forceinline__ int key_of(int half) const { return g / 2 * 4 + g % 2 + half * 2; }
 
-  // Where a key of a tile is in the caches, or null if it is not there: past the end may be NaN, and
-  // the newest is not stored yet.
+  // Where a key of a tile is in the caches, or null if it is not there: past the end may be NaN,
+  // and the newest is not stored yet.
   __device__ __forceinline__ const T* old(const T* cache, int64_t place, int tile, int key) const {
     const bool is_there = tile * kKeyTile + key < unit.len - 1;
     return is_there ? cache + place + key * p.kv_heads * D : nullptr;
@@ -143,12 +143,16 @@ class TokenAttention {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) replace(own.keys[c][half], key[c], newest == key_of(half));
+      for (int half = 0; half < 2; ++half) {
+        replace(own.keys[c][half], key[c], newest == key_of(half));
+      }
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) replace(own.values[half][i], value[half], is_own && newest % 4 == i);
+      for (int i = 0; i < 4; ++i) {
+        replace(own.values[half][i], value[half], is_own && newest % 4 == i);
+      }
     }
     if (slot < 0) return;
     const int64_t to = (slot * p.kv_heads + unit.head) * D;
@@ -214,7 +218,9 @@ class TokenAttention {
       }
       most = 0;
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) most = greatest(most, greatest_of(q[c]), greatest_of(key[c]));
+      for (int c = 0; c < kChunks; ++c) {
+        most = greatest(most, greatest_of(q[c]), greatest_of(key[c]));
+      }
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) most = greatest(most, greatest_of(value[half]), 0);
     } while (__any_sync(~0u, lacks_half(most)));

@@ -1,6 +1,6 @@
 // A whole decoder in one launch, for few tokens: a CTA on every SM stays for all layers, its share
-// of their weights comes without a break, and a phase costs what its CTAs wait for each other beyond
-// the weights that come meanwhile.
+// of their weights comes without a break, and a phase costs what its CTAs wait for each other
+// beyond the weights that come meanwhile.
 
 #include "persistent_decoder.cuh"
 

@@ -1,10 +1,11 @@
 // Where the phases of a layer hand each other rows, in memory that is empty (exchange.cuh) when the
 // layer begins.
 //
-// Three exchanges take turns. What a layer has handed over is read by all CTAs when all have ended
-// the layer. Then each empties its part, and says so when it ends the next layer; and who knows that all have
-// ended that one may write to the exchange again: in the layer after it, two later. A warp of each CTA keeps these books;
-// nobody has to wait, as CTAs are never a layer apart. Between launches all exchanges are empty.
+// Three exchanges take turns. Once all CTAs have ended layer l, all have read what it handed over:
+// each empties its part of the exchange, and then says that it has ended layer l + 1. Who knows
+// that all have said so may write there again, for layer l + 3; the first who does is in the last
+// phase of l + 2. A warp of each CTA keeps these books, with counts and fences that nobody waits
+// for: CTAs are hardly a phase apart. Between launches all exchanges are empty.
 #pragma once
 
 #include "exchange.cuh"
@@ -67,7 +68,7 @@ class Exchange {
   }
 };
 
-// Keeps the books of the exchanges, for one warp.
+// Keeps the books of the exchanges. For one warp.
 template <typename T, int D, int kGroups>
 class Keeper {
  public:

@@ -1,7 +1,7 @@
 // The phases of a layer, as the warps of a CTA that multiply go through them: each is a product, of
-// which a thread finishes one row of a tile for one token. What a phase needs of others is asked for
-// where it is needed; so a CTA goes on as soon as its own operands are there: the first pass of the last product,
-// for one, while others still make gates.
+// which a thread finishes one row of a tile for one token. A CTA goes on as soon as its own
+// operands are there: with the first passes of the last product, for one, while others still make
+// gates.
 //
 // RMSNorm takes no phase of its own: who makes a row's elements multiplies them with the norm's
 // weight and hands on their squares, and who multiplies with the row scales the sums.

@@ -1,10 +1,10 @@
 // Products of a few tokens with weights from the ring.
 //
 // All warps share every stage: each multiplies 128 elements of k of its 16 rows, of which it has
-// the tokens' in registers. Weights are the tensor core's operand of 16 rows, the tokens the columns
-// of the other; a lone token is all of eight columns, which costs nothing. A sum has no order, so
-// each thread reads 16 bytes in a row and deals them out over two instructions, and tokens are dealt
-// out in the same way: in memory, 32 elements of all tokens follow each other.
+// the tokens' in registers. Weights are the tensor core's operand of 16 rows, the tokens the
+// columns of the other; a lone token is all of eight columns, which costs nothing. A sum has no
+// order, so each thread reads 16 bytes in a row and deals them out over two instructions, and
+// tokens are dealt out in the same way: in memory, 32 elements of all tokens follow each other.
 #pragma once
 
 #include "mma.cuh"
@@ -32,7 +32,7 @@ class Products {
       : row(threadIdx.x % kTileRows), token(threadIdx.x / kTileRows), sm(shared),
         warp(threadIdx.x / 32), lane(threadIdx.x % 32), num_tokens(tokens) {}
 
-  // Multiplies x, packed [k, tokens], with the rows of this CTA, as soon as it has been handed over.
+  // Multiplies x, packed [k, tokens], as soon as it has been handed over, with rows of this CTA.
   // While it is on its way, ask() is called, and take_in() when it is there. For every tile,
   // begin(first output, how many) is called before it is multiplied, and finish(first output, how
   // many, what begin returned, sum of this thread's row, sum of the row eight further) after.
@@ -83,7 +83,7 @@ class Products {
   Shared& sm;
   const int warp, lane, num_tokens;
   Place<kStages> place;
-  int buffer = 0;  // of sums, the next; they take turns, so that one can be read while the next is written
+  int buffer = 0;  // of sums, the next: one is read while another is written
 
   // Waits for the next band of the product; false if it is over.
   __device__ __forceinline__ bool open(int2& band) {
@@ -111,7 +111,7 @@ class Products {
     }
     left -= warp * kWarpSlice;
     const auto at = [](int slice, int i) { return slice * kSlice + i * 32; };
-    // Asking for all of them again and again would hold up the weights.
+    // Asking for all again and again would hold up the weights.
     if (left > 0) await_last(from[0] + at(min(left - 1, kPass - kSlice) / kSlice, 0) * kTokens);
 #pragma unroll
     for (int slice = 0; slice < kPassSlices; ++slice) {

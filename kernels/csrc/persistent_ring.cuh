@@ -2,9 +2,10 @@
 // the rows that its CTA multiplies, product after product and layer after layer. It waits for room
 // and for nothing else; so weights keep coming while the CTAs wait for each other.
 //
-// Rows come in bands of tiles. SMs do not all get the same part of the memory's bandwidth: so the
-// bands of two products are claimed by whoever has room for one, a little ahead of time. Those of the others, whose rows
-// need too many bytes or are few, are dealt out evenly.
+// Rows come in bands of tiles. SMs do not all get the same part of the memory's bandwidth, so the
+// bands of qkv and of the gates are claimed, a little ahead of time, by whoever has room for one.
+// The other products' are too few, or have too many bytes: they are dealt out evenly. It makes no
+// difference to a row who makes it.
 //
 // A stage is 16 rows by 1024 elements of k. Odd rows lie 64 bytes off the banks of even ones, so
 // that eight lanes reading four times 16 bytes of two rows meet in no bank.
@@ -72,7 +73,7 @@ struct Shared {
   int num_units;
   Unit unit;               // that is being worked on
   int64_t places[kWarps];  // of the first keys of its warps, in the caches
-  int2 bands[kStages];     // outputs from and to, of which a stage has rows; from -1: the product is over
+  int2 bands[kStages];     // from and to which output; (-1, -1): the product is over
   int layers;              // that all CTAs have ended
   uint64_t full[kStages], empty[kStages], ended;
 };
@@ -123,8 +124,8 @@ __device__ __forceinline__ uint8_t* claims_of(const PersistentDecoder& p, int la
   return p.exchange + layer % kExchanges * p.exchange_bytes;
 }
 
-// One warp fills the ring; a lane copies a row. No more is under way at a time than keeps memory busy:
-// what CTAs tell each other would wait behind the rest.
+// One warp fills the ring; a lane copies a row. No more is under way at a time than keeps memory
+// busy: what CTAs tell each other would wait behind the rest.
 class Producer {
  public:
   __device__ Producer(const PersistentDecoder& params, Shared& shared)
@@ -164,9 +165,9 @@ class Producer {
   const int lane;
   const uint64_t policy;
   Product product;
-  Place<kStages> place, arrived;    // the next stage, and the first that may be under way
-  int behind = 0, under_way = 0;    // stages from there on, and those of them with weights
-  unsigned empty_ones = 0;          // stages without, as bits
+  Place<kStages> place, arrived;  // the next stage, and the first that may be under way
+  int behind = 0, under_way = 0;  // stages from there on, and those of them with weights
+  unsigned empty_ones = 0;        // stages without, as bits
 
   __device__ const void* pointer(int from_layer) const {
     const PersistentLayer& weights = p.layers[min(from_layer + lane / kProducts, p.num_layers - 1)];
@@ -239,7 +240,10 @@ class Producer {
       mbarrier_expect(full, (product.gated ? 2 : 1) * outputs * bytes);
     }
     __syncwarp();
-    if (has_row) copy_row(address(sm.stages[place.stage].rows) + row_offset(lane), from, bytes, full, policy);
+    if (has_row) {
+      const uint32_t to = address(sm.stages[place.stage].rows) + row_offset(lane);
+      copy_row(to, from, bytes, full, policy);
+    }
     place.advance();
   }
 
@@ -266,7 +270,8 @@ class Producer {
     }
     ++behind;
     under_way += !stays_empty;
-    empty_ones = (empty_ones & ~(1u << place.stage)) | static_cast<unsigned>(stays_empty) << place.stage;
+    const unsigned bit = 1u << place.stage;
+    empty_ones = stays_empty ? empty_ones | bit : empty_ones & ~bit;
   }
 };
 

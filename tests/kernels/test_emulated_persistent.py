@@ -15,7 +15,7 @@ from kernels.persistent_decoder import (
     EXCHANGES,
     MAX_TOKENS,
     _table,
-    exchange_bytes as exchange_bytes_of,
+    exchange_bytes,
 )
 from tests.kernels import emulated
 from tests.kernels.test_persistent_decoder import (
@@ -87,9 +87,9 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
     counts = counts[-(counts.data_ptr() // 4) % 32 :][:_COUNTS]
     sizes = (first.hidden, first.intermediate, model.heads, model.kv_heads, model.dim, ctas)
     library.exchange_bytes.restype = ctypes.c_int64
-    exchange_bytes = exchange_bytes_of(*sizes)
-    assert exchange_bytes == library.exchange_bytes(*sizes)
-    exchange = torch.full((EXCHANGES * exchange_bytes,), 255, dtype=torch.uint8)
+    size = exchange_bytes(*sizes)
+    assert size == library.exchange_bytes(*sizes)
+    exchange = torch.full((EXCHANGES * size,), 255, dtype=torch.uint8)
     tensors = {
         "out": out,
         "x": step.x,
@@ -105,7 +105,7 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "exchange": exchange,
     }
     numbers = {
-        "exchange_bytes": exchange_bytes,
+        "exchange_bytes": size,
         "max_blocks": step.block_table.stride(0),
         "tokens": len(step.x),
         "num_layers": len(model.layers),

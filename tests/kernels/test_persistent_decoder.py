@@ -199,14 +199,14 @@ class TestOnAGpu:
         decoder = PersistentDecoder(
             model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=model.scale
         )
-        counts, *scratch = decoder._workspace
-        for each in scratch:
-            each.fill_(float("nan"))
+        counts, residual, exchange = decoder._workspace
+        residual.fill_(float("nan"))
         arguments = (step.x, step.caches, step.cos_sin, step.positions, step.slots)
         first = decoder(*arguments, step.block_table, step.seq_lens)
         for _ in range(times - 1):
             assert torch.equal(decoder(*arguments, step.block_table, step.seq_lens), first)
         assert not counts.any()
+        assert (exchange == 255).all()
         return first
 
     def check(self, *contexts: int, **options: Any) -> None:
