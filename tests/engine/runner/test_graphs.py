@@ -69,7 +69,8 @@ def test_one_kernel_is_for_few_sequences_that_are_not_too_long(
     computed: list[int], shared: bool, adapted: bool, resting: bool
 ) -> None:
     graphs = object.__new__(DecodeGraphs)
-    kinds = itertools.product((False, True), repeat=3)
+    both = False, True
+    kinds = itertools.product(both, both, both)
     graphs._families = {kind: sized([1, 2, 4, 8]) for kind in kinds}
     graphs._as_one = {False: sized([1, 2, 4]), True: sized([1, 2, 4])}
     graphs._max_tokens = {1: 10, 2: 40, 4: 0}
