@@ -247,14 +247,19 @@ def test_bfloat16_runs_agree_but_for_near_ties(wide_dir: Path, options: dict[str
 
 
 def few_outputs(folder: Path, max_running: int, **options: object) -> list[list[int]]:
-    """Of requests of which so many run at once, over all lengths that the model takes."""
+    """Of requests of which so many run at once, over all lengths that the model takes; some give
+    way to others on their way."""
     runner = load_runner(wide_config(folder, **options))
     rng = random.Random(7)
     done = [
         Generation(str(n), [rng.randrange(1000) for _ in range(n)], 60, GREEDY_PARAMS)
         for n in (1, 30, 63, 127, 250, 400, 530)
     ]
-    Harness(runner, block_size=16, max_rows=40).run(done, overlap=True, max_running=max_running)
+    Harness(runner, block_size=16, max_rows=40).run(
+        done,
+        max_running=max_running,
+        preempt=lambda step, running: running[:1] if step % 50 == 49 else [],
+    )
     return [generation.output for generation in done]
 
 
@@ -290,6 +295,41 @@ def test_one_kernel_for_few_sequences_changes_only_near_ties(
     both = outputs(150)
     assert {True, False} == set(served)
     common = [first_difference(a, b) for a, b in zip(both, layers, strict=True)]
+    assert sum(common) > 0.5 * 60 * len(ours)
+
+
+def test_one_kernel_after_a_stream_that_nobody_reads_on(
+    wide_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two samples each of more requests than there are blocks for."""
+
+    def outputs(max_len: int) -> list[list[int]]:
+        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        llm = LLM(
+            wide_dir,
+            device="cuda",
+            dtype="bfloat16",
+            max_num_seqs=16,
+            num_gpu_blocks_override=60,
+            enable_prefix_caching=False,
+            skip_tokenizer_init=True,
+        )
+        rng = random.Random(5)
+        prompts = [
+            TokensPrompt(prompt_token_ids=[rng.randrange(1000) for _ in range(length)])
+            for length in (60, 9, 33, 80, 100, 70, 64)
+        ]
+        endless = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+        stream = llm.stream(prompts[:2], endless)
+        for _ in range(20):
+            next(stream)
+        stream.close()
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, n=2)
+        done = llm.generate(prompts, params)
+        return [list(sample.token_ids) for output in done for sample in output.outputs]
+
+    ours, layers = outputs(600), outputs(0)
+    common = [first_difference(a, b) for a, b in zip(ours, layers, strict=True)]
     assert sum(common) > 0.5 * 60 * len(ours)
 
 

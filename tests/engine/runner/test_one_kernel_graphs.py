@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from engine.config import EngineConfig
 from engine.layers import linear, persistent_decoder
 from engine.runner import TorchRunner, graphs, load_runner
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.inputs import ChunkFields
 from kernels.reference_decoder import ReferenceDecoder
 from tests.engine.insides import runner_of
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -199,3 +201,14 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     calls.clear()
     assert outputs(llm) == expected
     assert bool(calls) == (not taps)
+    # Steps that keep no features have it in any case.
+    decoding = decode_graphs(runner)
+    one = np.ones(1, np.int64)
+    fields = ChunkFields(0 * one, 4 * one, one, one)
+    calls.clear()
+    ours = decoding.run(fields, keeps_features=False)[1].clone()
+    assert calls == [5]
+    decoding._as_one.clear()
+    torch.testing.assert_close(
+        ours, decoding.run(fields, keeps_features=False)[1], rtol=1e-3, atol=1e-3
+    )
