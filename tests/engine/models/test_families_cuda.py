@@ -141,7 +141,7 @@ def test_one_kernel_is_as_exact_as_the_layers(
     monkeypatch.setattr(graphs, "longest_faster", lambda *steps, max_len, device: max_len)
     runner = load_runner(subject.config("bfloat16"))
     decoding = runner._graphs
-    has_one_kernel = decoding is not None and decoding._as_one is not None
+    has_one_kernel = decoding is not None and bool(decoding._as_one)
     if torch.cuda.get_device_capability() != (9, 0):
         assert not has_one_kernel
         return
