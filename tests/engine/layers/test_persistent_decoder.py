@@ -277,7 +277,7 @@ def test_equals_the_layers_but_for_rounding(
 ) -> None:
     needs_kernel()
     made = on_gpu(layer, dtype=dtype, attention_bias=bias, attention_output_bias=False)
-    assert_close(made, seq_lens, 0.03 if dtype == torch.bfloat16 else 0.004)
+    assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075)
 
 
 @pytest.mark.gpu
