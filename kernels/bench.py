@@ -1,4 +1,5 @@
-"""``python -m kernels.bench``: attention at an 8B model's shapes, on a GPU.
+"""``python -m kernels.bench``: attention at an 8B model's shapes, and its whole decoder for few
+tokens, on a GPU.
 
 32 query heads, 8 KV heads, head_dim 128, bfloat16, scattered blocks of 16. Every run starts with a
 flushed L2 (``triton.testing.do_bench``); times are medians. One JSON line per case, on standard
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from kernels import cuda
+from kernels.persistent_decoder import LayerWeights, PersistentDecoder
 from kernels.tiles import tile_list
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
@@ -150,7 +152,91 @@ def prefill_case(
     }
 
 
-KINDS = ("decode", "decode-fp8", "prefill")
+DECODER_CASES = (
+    (1, 128),
+    (1, 384),
+    (1, 1024),
+    (1, 4096),
+    (1, 16384),
+    (4, 384),
+    (8, 384),
+    (16, 384),
+)
+"""(tokens, context of each)"""
+HIDDEN, INTERMEDIATE, LAYERS = 4096, 14336, 8
+
+
+def decoder_layers() -> list[LayerWeights]:
+    """Layers of Llama-3-8B's shape with random weights."""
+
+    def randn(*shape: int) -> torch.Tensor:
+        scale = shape[-1] ** -0.5
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(scale)
+
+    return [
+        LayerWeights(
+            input_norm=torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16),
+            qkv=randn((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            output=randn(HIDDEN, HEADS * HEAD_DIM),
+            attended_norm=torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16),
+            gate_up=randn(2 * INTERMEDIATE, HIDDEN),
+            down=randn(HIDDEN, INTERMEDIATE),
+        )
+        for _ in range(LAYERS)
+    ]
+
+
+def decoder_case(
+    layers: list[LayerWeights], tokens: int, context: int
+) -> dict[str, float | int | str]:
+    """Time of a layer of the persistent decoder in microseconds, and the weights and keys it read
+    per second."""
+    from triton.testing import do_bench
+
+    blocks = tokens * context // BLOCK_SIZE
+    shape = (blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    caches = [
+        (
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16),
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16),
+        )
+        for _ in layers
+    ]
+    table = torch.randperm(blocks, device="cuda").to(torch.int32).view(tokens, -1)
+    decoder = PersistentDecoder(
+        layers,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        eps=1e-5,
+        head_eps=1e-5,
+        scale=HEAD_DIM**-0.5,
+    )
+    inputs = (
+        torch.randn(tokens, HIDDEN, device="cuda", dtype=torch.bfloat16),
+        caches,
+        torch.randn(context, HEAD_DIM, device="cuda"),
+        torch.full((tokens,), context - 1, device="cuda"),
+        table[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,
+        table,
+        torch.full((tokens,), context, dtype=torch.int32, device="cuda"),
+    )
+    ms = do_bench(lambda: decoder(*inputs), return_mode="median") / len(layers)
+    layer = layers[0]
+    weights = sum(w.nbytes for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
+    return {
+        "kernel": "persistent_decoder",
+        "tokens": tokens,
+        "context": context,
+        "us": round(ms * 1e3, 1),
+        "TB_s": round((weights + 2 * caches[0][0].nbytes) / ms / 1e9, 2),
+    }
+
+
+KINDS = ("decode", "decode-fp8", "prefill", "decoder")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -170,6 +256,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 result = decode_case(batch, context, queries, fp8=kind == "decode-fp8")
                 print(json.dumps(result), flush=True)
     cuda.load()
+    layers = decoder_layers() if "decoder" in kinds else []
+    for tokens, context in DECODER_CASES if layers else ():
+        print(json.dumps(decoder_case(layers, tokens, context)), flush=True)
     device = torch.device("cuda")
     for case in PREFILL_CASES if "prefill" in kinds else ():
         for hopper in (True, False):

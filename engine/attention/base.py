@@ -138,6 +138,21 @@ def storing(attend: StepAttention) -> StoringStepAttention | None:
     return cast(StoringStepAttention, attend) if can else None
 
 
+class PlainStepAttention(StepAttention, Protocol):
+    """Attention whose whole work another kernel could do."""
+
+    @property
+    def plain_batch(self) -> DeviceBatch | None:
+        """The sequences of a step with one token of each, if all that layers tell is the whole of
+        it: nothing is shared, and the cache has the queries' dtype."""
+
+
+def plain_batch(attend: StepAttention) -> DeviceBatch | None:
+    """That of ``attend``, if it is of that kind, and has one."""
+    batch: DeviceBatch | None = getattr(attend, "plain_batch", None)
+    return batch
+
+
 class AttentionBackend(Protocol):
     """One way to attend. ``block_size_multiple`` must divide the cache's block size."""
 

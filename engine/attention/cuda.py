@@ -160,10 +160,13 @@ class _ShortStepAttention:
         )
         return out
 
+    @property
+    def plain_batch(self) -> DeviceBatch | None:
+        return self.batch if self._is_plain and self.max_queries == 1 else None
+
     def stores(self, cos_sin: torch.Tensor) -> bool:
         few = len(self.batch.seq_lens) <= MAX_STORING_BATCH and self._rows <= MAX_STORING_ROWS
-        plain = self.batch.shared is None and not self.shape.is_fp8
-        return few and plain and cos_sin.shape[1] == self.shape.head_dim
+        return few and self._is_plain and cos_sin.shape[1] == self.shape.head_dim
 
     def store_and_attend(
         self,
@@ -246,9 +249,12 @@ class _ShortStepAttention:
         )
 
     @property
+    def _is_plain(self) -> bool:
+        return self.batch.shared is None and not self.shape.is_fp8
+
+    @property
     def _clusters(self) -> bool:
-        plain = self.shape.softcap is None and self.batch.shared is None
-        return plain and not self.shape.is_fp8
+        return self._is_plain and self.shape.softcap is None
 
     @property
     def _rows(self) -> int:

@@ -53,6 +53,8 @@ class StepContext:
     """None: all tokens."""
     is_eager: bool = False
     """Not for a CUDA graph: the GPU may have to wait for the host."""
+    one_kernel: bool = False
+    """All layers as one kernel, if the model has one: the runner measures where that is faster."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of ``x`` that belong to wanted tokens. x: [num_tokens, ...]."""

@@ -22,6 +22,7 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.layers.moe import SparseMoE
 from engine.layers.norm import RMSNorm
+from engine.layers.persistent_decoder import PersistentLayers
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
 from engine.models.config import ConfigFile as ConfigFile
@@ -131,20 +132,27 @@ class LlamaModel(Module):
         if config.window_rope is not None:
             table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
             self._tables = [self.cos_sin if window is None else table for window in config.windows]
-        self._fused: FusedDecoder | None = None
+        self._whole: FusedDecoder | PersistentLayers | None = None
+        """All layers as one kernel, for steps that it serves."""
         self._joined: list[JoinedLayer] | None = None
 
     def pack(self) -> None:
         super().pack()
         if all(type(layer).__call__ is LlamaDecoderLayer.__call__ for layer in self.layers):
             self._joined = JoinedLayer.of_all(self.layers)
+            self._whole = PersistentLayers.of(self.layers, self.norm, self.cos_sin)
         if type(self.layers[0]) is LlamaDecoderLayer:
-            self._fused = FusedDecoder.of(self.layers, self.norm, self.cos_sin)
+            self._whole = self._whole or FusedDecoder.of(self.layers, self.norm, self.cos_sin)
+
+    @property
+    def max_one_kernel_batch(self) -> int:
+        """See ``Model.max_one_kernel_batch``."""
+        return self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
 
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.embed_tokens(token_ids)
-        if self._fused is not None and self._fused.serves(step):
-            return step.kept(self._fused(x, step))
+        if self._whole is not None and self._whole.serves(step):
+            return step.kept(self._whole(x, step))
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
         layers: Sequence[LlamaDecoderLayer | JoinedLayer] = self._joined_in(step) or self.layers
@@ -186,6 +194,10 @@ class ForCausalLM(Model):
         )
         self._divisor = config.logits_divisor
         self._softcap = config.logits_softcap
+
+    @property
+    def max_one_kernel_batch(self) -> int:
+        return self.model.max_one_kernel_batch
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self.model(token_ids, step)

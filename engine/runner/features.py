@@ -95,6 +95,10 @@ class WatchedModel(Model):
         self._room: dict[int, _Room] = {}
         """By the number of tokens, if that is small."""
 
+    @property
+    def max_one_kernel_batch(self) -> int:
+        return 0 if self._network.tapped_layers else self.model.max_one_kernel_batch
+
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         layers = self._network.tapped_layers
         if not layers:

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
-from engine.attention.base import CapturableBackend, DeviceBatch
+from engine.attention.base import CapturableBackend, DeviceBatch, plain_batch
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
+from engine.runner.one_kernel import log_faster, longest_faster
 from engine.runner.rows import RowTable
 from engine.runner.shared_inputs import SharedInputs
 from engine.runner.sized_graphs import SizedGraphs, capture_all
@@ -40,7 +42,8 @@ class DecodeGraphs:
     """Graphs of the forward pass for steps in which every sequence computes one token.
 
     Steps that share prefixes have graphs of their own, and so have those with adapters: a step with
-    neither pays for neither.
+    neither pays for neither. Few sequences have some with all layers as one kernel, if the model
+    has that, up to the lengths for which ``capture`` measured them to be faster.
     """
 
     def __init__(
@@ -78,6 +81,15 @@ class DecodeGraphs:
             self._add_families(adapted_sizes(sizes), model, adapted=True)
         if resting is not None:
             self._add_families(sizes, resting, adapted=False)
+        self._as_one: dict[bool, SizedGraphs] = {}
+        """Those with the layers as one kernel, by whether the model is the resting one."""
+        self._max_tokens: dict[int, int] = {}
+        """By their sizes: of all sequences together, for which they are faster."""
+        for each in (model,) if resting is None else (model, resting):
+            few = [size for size in sizes if size <= each.max_one_kernel_batch]
+            if few and self._leaves_attention_to_others():
+                forward = partial(self._forward, each, one_kernel=True)
+                self._as_one[each is resting] = SizedGraphs(few, forward)
 
     def _add_families(self, sizes: list[int], model: Model, *, adapted: bool) -> None:
         for shared in (False, True) if self._shared is not None else (False,):
@@ -87,8 +99,48 @@ class DecodeGraphs:
             )
 
     def capture(self, on_progress: Callable[[float], None]) -> None:
-        """Record all graphs; ``on_progress`` hears how much is done, in [0, 1]."""
-        capture_all(list(self._families.values()), self._sent.pad, on_progress)
+        """Record all graphs; ``on_progress`` hears how much is done, in [0, 1].
+
+        Call it before any request has a row: measured steps write into blocks that nobody holds.
+        """
+        families = [*self._families.values(), *self._as_one.values()]
+        capture_all(families, self._sent.pad, on_progress)
+        if self._as_one:
+            self._measure_all_as_one()
+
+    def _leaves_attention_to_others(self) -> bool:
+        attend = self._attention.prepare_decode(self._batch(1, shared=False), self._block_size)
+        return plain_batch(attend) is not None
+
+    def _measure_all_as_one(self) -> None:
+        # Of one model: what is kept for a draft network is no part of the layers.
+        resting, as_one = next(iter(self._as_one.items()))
+        layers = self._families[False, False, resting]
+        self._max_tokens = {
+            size: self._measure_as_one(as_one, layers, size) for size in as_one.sizes
+        }
+        log_faster(self._max_tokens)
+        if not any(self._max_tokens.values()):
+            self._as_one.clear()
+
+    def _measure_as_one(self, as_one: SizedGraphs, layers: SizedGraphs, size: int) -> int:
+        """Tokens of all sequences together for which it is faster, at most; 0: for none."""
+        tables = self._table.block_table[:size]
+        num_blocks, num_tokens = len(self._kv_cache[0][0]), self._table.tokens.shape[1]
+        max_len = min(num_tokens, max(1, num_blocks // size * self._block_size))
+        # No block twice: its keys would come from the L2.
+        firsts = torch.arange(size, device=tables.device)[:, None] * (num_blocks // size)
+        blocks = firsts + torch.arange(tables.shape[1], device=tables.device)
+        tables.copy_(blocks % num_blocks)
+        longest = longest_faster(
+            partial(as_one.replay, size),
+            partial(layers.replay, size),
+            lambda seq_len: self._sent.send(np.arange(size), np.full(size, seq_len - 1), size=size),
+            max_len=max_len,
+            device=tables.device,
+        )
+        tables.zero_()
+        return size * (num_tokens if longest == max_len else longest)
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
         """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
@@ -109,7 +161,7 @@ class DecodeGraphs:
         batch = len(fields.rows)
         shared = self._shared is not None and self._shared.find(fields)
         resting = self._resting is not None and not (keeps_features or adapted)
-        family = self._families[shared, adapted, resting]
+        family = self._family(fields, shared=shared, adapted=adapted, resting=resting)
         size = family.size_for(batch)
         if self._shared is not None and shared:
             self._shared.send(size)
@@ -129,14 +181,35 @@ class DecodeGraphs:
         )
         return inputs, logits[:batch]
 
-    def _forward(self, model: Model, size: int, *, shared: bool, adapted: bool) -> torch.Tensor:
+    def _family(
+        self, fields: ChunkFields, *, shared: bool, adapted: bool, resting: bool
+    ) -> SizedGraphs:
+        layers, batch = self._families[shared, adapted, resting], len(fields.rows)
+        as_one = self._as_one.get(resting)
+        if as_one is None or batch > as_one.max_batch or shared or adapted:
+            return layers
+        max_tokens = self._max_tokens.get(layers.size_for(batch), 0)
+        return as_one if int(fields.computed.sum()) + batch <= max_tokens else layers
+
+    def _forward(
+        self,
+        model: Model,
+        size: int,
+        *,
+        shared: bool = False,
+        adapted: bool = False,
+        one_kernel: bool = False,
+    ) -> torch.Tensor:
         rows, computed = self._sent.of(size)
         self._buffers.look_up(rows, computed)
         token_ids, positions, slots = self._buffers.tokens(size)
         attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
         others = self._buffers.by_layer(size, self._attention)
         step = StepContext(
-            positions, slots, attend, self._kv_cache, adapted=adapted, by_layer=others
+            *(positions, slots, attend, self._kv_cache),
+            adapted=adapted,
+            by_layer=others,
+            one_kernel=one_kernel,
         )
         with captured(self._adapters if adapted else None, size):
             return model.logits(model.hidden_states(token_ids, step))

@@ -56,16 +56,17 @@ def measure_step_costs(
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     for _ in range(_REPEATS):
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         work()
-        _wait(device)
+        wait_for(device)
         best = min(best, time.perf_counter() - start)
         if best > _LONG_S:
             break
     return best
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until it has nothing left to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

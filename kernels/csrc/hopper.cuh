@@ -5,6 +5,8 @@
 #include <cuda.h>
 #include <cstdint>
 
+#include "spin_limit.cuh"
+
 // Other architectures get empty kernels, which are never launched.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SLUICE_HOPPER
@@ -33,8 +35,10 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes) {
 
 // Returns when the phase of this parity has ended. Of a fresh barrier, phase 1 counts as ended.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int parity) {
+  SpinLimit limit;
   uint32_t done;
   do {
+    limit.check();
     asm volatile(
         "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
         "selp.b32 %0, 1, 0, p;}"
@@ -61,6 +65,24 @@ __device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, 
       "[%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(smem),
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(x), "r"(y), "r"(z), "r"(v), "r"(w), "r"(barrier)
       : "memory");
+}
+
+// Starts the copy of bytes in a row, a multiple of 16 from a multiple of 16 to one; they count for
+// the barrier. policy: how the L2 keeps them.
+__device__ __forceinline__ void copy_row(uint32_t smem, const void* from, int bytes,
+                                         uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(smem),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// Of what is read once: it makes room before all else.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {

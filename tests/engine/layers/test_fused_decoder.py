@@ -94,10 +94,10 @@ def run(
 
 def assert_same_bits(of: LlamaModel, shapes: list[tuple[int, int]]) -> torch.Tensor:
     fused, fused_cache = run(of, shapes, CpuAttention())
-    kept, of._fused = of._fused, None
+    kept, of._whole = of._whole, None
     assert kept is not None
     one_by_one, cache = run(of, shapes, CpuAttention())
-    of._fused = kept
+    of._whole = kept
     assert torch.equal(fused, one_by_one)
     for ours, theirs in zip(fused_cache, cache, strict=True):
         assert torch.equal(ours[0], theirs[0])
@@ -141,7 +141,7 @@ def test_what_goes_into_a_layer_can_be_tapped() -> None:
     for fused in (True, False):
         taps = dict(zip((0, 2), torch.full((11, 84), torch.nan).chunk(2, -1), strict=True))
         if not fused:
-            made._fused = None
+            made._whole = None
         run(made, shapes, CpuAttention(), taps)
         tapped.append(taps)
     for layer in (0, 2):
@@ -159,8 +159,8 @@ def test_a_new_cache_is_noticed() -> None:
     first, _ = run(made, [(1, 9)], CpuAttention())
     second, cache = run(made, [(1, 9)], CpuAttention())
     assert torch.equal(first, second)
-    assert made._fused is not None
-    assert made._fused._decoder._cache is cache
+    assert isinstance(made._whole, fused_decoder.FusedDecoder)
+    assert made._whole._decoder._cache is cache
 
 
 def test_long_chunks_and_large_steps_go_through_the_layers(
@@ -168,9 +168,9 @@ def test_long_chunks_and_large_steps_go_through_the_layers(
 ) -> None:
     made = model()
     made.pack()
-    assert made._fused is not None
+    assert made._whole is not None
     served: list[bool] = []
-    serves = made._fused.serves
+    serves = made._whole.serves
 
     def spy(_self: object, step: StepContext) -> bool:
         served.append(serves(step))
@@ -188,13 +188,13 @@ def test_long_chunks_and_large_steps_go_through_the_layers(
 def test_what_cannot_be_fused_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     half = model(dtype=torch.bfloat16)
     half.pack()
-    assert half._fused is None
+    assert half._whole is None
     monkeypatch.setattr(fused_decoder, "MAX_WEIGHT_BYTES", 1000)
     large = model()
     large.pack()
-    assert large._fused is None
+    assert large._whole is None
     monkeypatch.undo()
     monkeypatch.setattr(cpu, "available", lambda: False)
     without_compiler = model()
     without_compiler.pack()
-    assert without_compiler._fused is None
+    assert without_compiler._whole is None

@@ -11,7 +11,8 @@ import torch
 
 from engine.architectures import FALLBACK_TESTED, NATIVE
 from engine.config import EngineConfig
-from engine.runner import load_runner
+from engine.runner import graphs, load_runner
+from engine.runner.inputs import ChunkFields, StepInputs
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import watch_logits
 from tests.engine.runner.harness import Generation, Harness
@@ -128,6 +129,40 @@ def test_logits(subject: Subject, dtype: str, monkeypatch: pytest.MonkeyPatch) -
         error = errors.median() if "num_experts_per_tok" in subject.case.fields else errors.max()
         theirs = (subject.logits[torch.bfloat16] - exact).abs().max()
         assert error < 2 * theirs + 0.02 * exact.std()
+
+
+AS_ONE_KERNEL = {"llama2", "llama3", "qwen2", "qwen3"}
+"""Families that differ from Llama in their weights alone."""
+
+
+def test_one_kernel_is_as_exact_as_the_layers(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "longest_faster", lambda *steps, max_len, device: max_len)
+    runner = load_runner(subject.config("bfloat16"))
+    decoding = runner._graphs
+    has_one_kernel = decoding is not None and bool(decoding._as_one)
+    if torch.cuda.get_device_capability() != (9, 0):
+        assert not has_one_kernel
+        return
+    assert has_one_kernel == (subject.case.name in AS_ONE_KERNEL)
+    if decoding is None or not has_one_kernel:
+        return
+    subject.vocab_size = runner.vocab_size
+    seen: list[torch.Tensor] = []
+    run = decoding.run
+
+    def watched(fields: ChunkFields, **options: bool) -> tuple[StepInputs, torch.Tensor]:
+        inputs, logits = run(fields, **options)
+        seen.append(logits.clone())  # a mask is applied in place
+        return inputs, logits
+
+    monkeypatch.setattr(decoding, "run", watched)
+    Harness(runner, block_size=16, max_rows=8).run([subject.forced()])
+    exact = subject.logits[torch.float32]
+    theirs = (subject.logits[torch.bfloat16] - exact).abs().max()
+    error = (torch.cat(seen).float().cpu() - exact[1:]).abs().max()
+    assert error < 2 * theirs + 0.02 * exact.std()
 
 
 def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,17 @@ def step_inputs(
         batch_table[seq, :num_blocks] = block_table[row, :num_blocks]
 
 
+@dataclass(frozen=True, slots=True)
+class EmulatedDecode:
+    """Attention of a step, which another kernel could do."""
+
+    attend: TorchStepAttention
+    plain_batch: DeviceBatch | None
+
+    def __call__(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        return self.attend(*arguments, **options)
+
+
 class EmulatedAttention(TorchAttention):
     """Decodes from device memory alone."""
 
@@ -85,10 +97,10 @@ class EmulatedAttention(TorchAttention):
 
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
-    ) -> TorchStepAttention:
+    ) -> EmulatedDecode:
         seq_lens = batch.seq_lens.numpy().astype(np.int64)
         size = len(seq_lens)
-        return self.prepare(
+        attend = self.prepare(
             AttentionBatch(
                 np.full(size, num_queries),
                 np.maximum(seq_lens, num_queries),
@@ -98,6 +110,7 @@ class EmulatedAttention(TorchAttention):
             ),
             block_size,
         )
+        return EmulatedDecode(attend, batch if num_queries == 1 else None)
 
 
 class EmulatedPrompts(TorchAttention):

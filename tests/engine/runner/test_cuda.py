@@ -14,8 +14,12 @@ import torch
 import engine.demo
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
-from engine.runner import load_runner
+from engine.runner import graphs, load_runner
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.inputs import ChunkFields
+from engine.runner.one_kernel import longest_faster
 from engine.runner.shared_inputs import SharedInputs
+from engine.runner.sized_graphs import SizedGraphs
 from engine.sampling_params import SamplingParams
 from kernels import cuda
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -253,6 +257,116 @@ def test_bfloat16_runs_agree_but_for_near_ties(wide_dir: Path, options: dict[str
     common = [first_difference(a, b) for a, b in zip(ours, other, strict=True)]
     # A wrong token table, block table or mask would part them within a token or two.
     assert sum(common) > 0.5 * 40 * 20
+
+
+def few_outputs(folder: Path, max_running: int, **options: object) -> list[list[int]]:
+    """Of requests of which so many run at once, over all lengths that the model takes; some give
+    way to others on their way."""
+    runner = load_runner(wide_config(folder, **options))
+    rng = random.Random(7)
+    done = [
+        Generation(str(n), [rng.randrange(1000) for _ in range(n)], 60, GREEDY_PARAMS)
+        for n in (1, 30, 63, 127, 250, 400, 530)
+    ]
+    Harness(runner, block_size=16, max_rows=40).run(
+        done,
+        max_running=max_running,
+        preempt=lambda step, running: running[:1] if step % 50 == 49 else [],
+    )
+    return [generation.output for generation in done]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("max_running", "limit"), [(1, 150), (3, 150), (7, 210)])
+def test_one_kernel_for_few_sequences_changes_only_near_ties(
+    wide_dir: Path, dtype: str, max_running: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[bool] = []
+    choose = DecodeGraphs._family
+
+    def spy(self: DecodeGraphs, fields: ChunkFields, **kind: bool) -> SizedGraphs:
+        family = choose(self, fields, **kind)
+        served.append(family in self._as_one.values())
+        return family
+
+    def outputs(max_len: int) -> list[list[int]]:
+        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        served.clear()
+        return few_outputs(wide_dir, max_running, dtype=dtype)
+
+    monkeypatch.setattr(DecodeGraphs, "_family", spy)
+    layers = outputs(0)
+    assert not any(served)
+    ours = outputs(600)
+    if not any(served):
+        pytest.skip("not for this GPU")
+    assert all(served)
+    assert ours == outputs(600), "the same batches twice are equal"
+    # A wrong table would part them within a token or two; near-ties are many in bfloat16.
+    least = 0.25 if dtype == "bfloat16" else 0.5
+    common = [first_difference(a, b) for a, b in zip(ours, layers, strict=True)]
+    assert sum(common) > least * 60 * len(ours)
+    # The same sequences, on both sides of the limit.
+    both = outputs(limit)
+    assert {True, False} == set(served)
+    common = [first_difference(a, b) for a, b in zip(both, layers, strict=True)]
+    assert sum(common) > least * 60 * len(ours)
+
+
+def test_one_kernel_after_a_stream_that_nobody_reads_on(
+    wide_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two samples each of more requests than there are blocks for."""
+
+    def outputs(max_len: int) -> list[list[int]]:
+        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        llm = LLM(
+            wide_dir,
+            device="cuda",
+            dtype="bfloat16",
+            max_num_seqs=16,
+            num_gpu_blocks_override=60,
+            enable_prefix_caching=False,
+            skip_tokenizer_init=True,
+        )
+        rng = random.Random(5)
+        prompts = [
+            TokensPrompt(prompt_token_ids=[rng.randrange(1000) for _ in range(length)])
+            for length in (60, 9, 33, 80, 100, 70, 64)
+        ]
+        endless = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+        stream = llm.stream(prompts[:2], endless)
+        for _ in range(20):
+            next(stream)
+        stream.close()
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, n=2)
+        done = llm.generate(prompts, params)
+        return [list(sample.token_ids) for output in done for sample in output.outputs]
+
+    ours, layers = outputs(600), outputs(0)
+    common = [first_difference(a, b) for a, b in zip(ours, layers, strict=True)]
+    assert sum(common) > 0.25 * 60 * len(ours)
+
+
+def test_whether_one_kernel_is_faster_is_measured(
+    wide_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+
+    def spy(*steps: Any, **limits: Any) -> int:
+        found.append(longest_faster(*steps, **limits))
+        return found[-1]
+
+    monkeypatch.setattr(graphs, "longest_faster", spy)
+    decoding = load_runner(wide_config(wide_dir))._graphs
+    assert decoding is not None
+    assert bool(decoding._as_one) == any(found)
+    assert all(0 <= length <= 600 for length in found)
+    num_measured = len(found)
+    decoding = load_runner(wide_config(wide_dir, dtype="float32"))._graphs
+    assert decoding is not None
+    assert not decoding._as_one
+    assert len(found) == num_measured
 
 
 def test_graphs_change_no_sampled_token_where_products_are_exact(wide_dir: Path) -> None:

@@ -3,11 +3,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.runner.graphs import DecodeGraphs, adapted_sizes, capture_sizes
 from engine.runner.inputs import ChunkFields
+from engine.runner.sized_graphs import SizedGraphs
 from engine.scheduler.plan import Chunk
 
 
@@ -56,3 +59,30 @@ def test_only_steps_of_one_sampled_token_each_fit(chunks: list[Chunk], fits: boo
     fields = ChunkFields.read(chunks)
     assert graphs.fits(fields) is fits
     assert not graphs.fits(fields, adapted=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("resting", [False, True])
+@pytest.mark.parametrize("computed", [[0], [9], [10], [0, 0], [30, 8], [30, 9], [0] * 3, [0] * 5])
+def test_one_kernel_is_for_few_sequences_that_are_not_too_long(
+    computed: list[int], shared: bool, adapted: bool, resting: bool
+) -> None:
+    graphs = object.__new__(DecodeGraphs)
+    both = False, True
+    kinds = itertools.product(both, both, both)
+    graphs._families = {kind: sized([1, 2, 4, 8]) for kind in kinds}
+    graphs._as_one = {False: sized([1, 2, 4]), True: sized([1, 2, 4])}
+    graphs._max_tokens = {1: 10, 2: 40, 4: 0}
+    fields = ChunkFields.read([replace(chunk(1), num_computed_tokens=n) for n in computed])
+    kind = {"shared": shared, "adapted": adapted, "resting": resting}
+    layers = graphs._families[shared, adapted, resting]
+    is_one = computed in ([0], [9], [0, 0], [30, 8]) and not (shared or adapted)
+    expected = graphs._as_one[resting] if is_one else layers
+    assert graphs._family(fields, **kind) is expected
+    graphs._as_one = {}
+    assert graphs._family(fields, **kind) is layers
+
+
+def sized(sizes: list[int]) -> SizedGraphs:
+    return SizedGraphs(sizes, torch.zeros)

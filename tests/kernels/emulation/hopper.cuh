@@ -35,6 +35,7 @@ inline void mbarrier_init(uint32_t at, int arrivals) {
 }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_expect(uint32_t at, int bytes) { arrive(barrier_of(emulation::rank(), at), bytes); }
+inline void mbarrier_arrive(uint32_t at) { arrive(barrier_of(emulation::rank(), at), 0); }
 inline void mbarrier_arrive_at(int rank, uint32_t at) { arrive(barrier_of(rank, at), 0); }
 inline void mbarrier_wait(uint32_t at, int parity) {
   for (int i = 0; (barrier_of(emulation::rank(), at).phase & 1) == parity; ++i) {
@@ -72,6 +73,13 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, uint32_t barrier, int 
   copy_box_to(1 << emulation::rank(), to, map, barrier, x, y);
 }
 inline void prefetch_map(const CUtensorMap&) {}
+inline void copy_row(uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t) {
+  if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) std::abort();
+  std::memcpy(emulation::shared_memory + to, from, bytes);
+  barrier_of(emulation::rank(), barrier).bytes -= bytes;
+  end_phase(barrier_of(emulation::rank(), barrier));
+}
+inline uint64_t evict_first_policy() { return 0; }
 
 template <int N>
 void give_up_registers() {}
@@ -86,6 +94,8 @@ struct Place {
     parity ^= stage == 0;
   }
 };
+
+inline void sync_named(int id, int threads) { emulation::wait(emulation::cta().named[id], threads); }
 
 inline uint32_t address(const void* p) { return __cvta_generic_to_shared(p); }
 inline void meet_cluster() {

@@ -45,6 +45,7 @@ struct Cta {
   Place place;
   uint8_t* memory;
   Barrier barrier;
+  Barrier named[16];
 };
 
 inline Cta ctas[kMaxCtas];

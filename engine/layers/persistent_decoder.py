@@ -1,0 +1,123 @@
+"""All layers of a decoder as one kernel on a GPU, for decode steps of few sequences.
+
+Between kernels a GPU loads no weights, and a step of few tokens does little else than load them.
+The kernel rounds where the layers do, but sums in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.attention.base import plain_batch
+from engine.layers.attention import SelfAttention, StepContext
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP
+from engine.layers.module import Module
+from engine.layers.norm import RMSNorm
+from kernels import cuda
+from kernels.persistent_decoder import MAX_TOKENS, LayerWeights, PersistentDecoder, refusal
+
+
+class DecoderLayer(Protocol):
+    """The structure that a layer must have."""
+
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
+
+    @property
+    def self_attn(self) -> Module: ...
+
+
+class PersistentLayers:
+    max_batch = MAX_TOKENS
+    """Sequences of a step, of each one token."""
+
+    def __init__(self, decoder: PersistentDecoder, norm: RMSNorm, cos_sin: torch.Tensor) -> None:
+        self._decoder = decoder
+        self._norm = norm
+        self._cos_sin = cos_sin
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[DecoderLayer], norm: RMSNorm, cos_sin: torch.Tensor
+    ) -> PersistentLayers | None:
+        """The packed layers, of which each computes what ``LlamaDecoderLayer`` does, with
+        ``cos_sin``; None where the kernel does not serve them.
+
+        norm: what the hidden states behind them go through.
+        """
+        first = layers[0].self_attn
+        weights = [found for layer in layers if (found := _weights(layer)) is not None]
+        if not isinstance(first, SelfAttention) or len(weights) < len(layers):
+            return None
+        shape = {
+            "num_heads": first.num_heads,
+            "num_kv_heads": first.num_kv_heads,
+            "head_dim": first.head_dim,
+        }
+        is_built = not cos_sin.is_cuda or cuda.available()
+        turns_all = cos_sin.shape[1] == first.head_dim
+        if not (is_built and turns_all) or refusal(weights, **shape) is not None:
+            return None
+        eps = layers[0].input_layernorm.eps
+        head_eps = eps if first.q_norm is None else first.q_norm.eps
+        decoder = PersistentDecoder(weights, **shape, eps=eps, head_eps=head_eps, scale=first.scale)
+        return cls(decoder, norm, cos_sin)
+
+    def serves(self, step: StepContext) -> bool:
+        """Whether the runner wants one kernel in this step, and it can be."""
+        if not step.one_kernel or step.adapted or step.taps or step.by_layer or step.wanted:
+            return False
+        batch = plain_batch(step.attend)
+        return batch is not None and len(batch.seq_lens) <= self.max_batch
+
+    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """x: [batch, hidden], the embeddings. Returns the normed hidden states: of that shape."""
+        batch = plain_batch(step.attend)
+        assert batch is not None
+        hidden = self._decoder(
+            x,
+            step.kv_cache,
+            self._cos_sin,
+            step.positions,
+            step.slots,
+            batch.block_table,
+            batch.seq_lens,
+        )
+        return self._norm(hidden)
+
+
+def _weights(layer: DecoderLayer) -> LayerWeights | None:
+    # A mixture of experts has another name in some families.
+    attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
+    if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):
+        return None
+    if attention.window is not None or attention.softcap is not None or mlp.activation != "silu":
+        return None
+    qkv, output, gate_up, down = linears = (
+        attention.qkv_proj,
+        attention.o_proj,
+        mlp.gate_up_proj,
+        mlp.down_proj,
+    )
+    biased = any(linear.bias is not None for linear in (output, gate_up, down))
+    if biased or not all(map(_is_plain, linears)):
+        return None
+    return LayerWeights(
+        input_norm=layer.input_layernorm.weight.data,
+        qkv=qkv.weight.data,
+        qkv_bias=None if qkv.bias is None else qkv.bias.data,
+        q_norm=None if attention.q_norm is None else attention.q_norm.weight.data,
+        k_norm=None if attention.k_norm is None else attention.k_norm.weight.data,
+        output=output.weight.data,
+        attended_norm=layer.post_attention_layernorm.weight.data,
+        gate_up=gate_up.weight.data,
+        down=down.weight.data,
+    )
+
+
+def _is_plain(linear: Linear) -> bool:
+    return linear.quantized is None and linear.packed is None

@@ -1,0 +1,82 @@
+"""Whether decode steps of few sequences are faster with all layers as one kernel.
+
+Measured with the graphs that would run: how fast a kernel reads the keys of long sequences, and
+what a model loses between kernels, differs from GPU to GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+
+from engine.runner.step_costs import wait_for
+
+logger = logging.getLogger(__name__)
+
+_SHORT = 512
+"""Tokens of a sequence whose keys hardly count."""
+_LEAD = 0.98
+"""Of the time that the layers take one by one: less gain is not worth results that differ in
+near-ties between batches of few sequences and of more."""
+_ROUNDS = 5
+_ROUND_S = 0.01
+"""Of one after the other: what the host adds must not count."""
+
+
+@torch.inference_mode()
+def longest_faster(
+    one_kernel: Callable[[], object],
+    layers: Callable[[], object],
+    prepare: Callable[[int], object],
+    *,
+    max_len: int,
+    device: torch.device,
+) -> int:
+    """Tokens of the longest sequences for which ``one_kernel`` takes less time than ``layers``; 0
+    unless it does clearly for short ones.
+
+    Both run the step for which ``prepare`` was called last, with the tokens of each sequence. The
+    answer is ``max_len``, or that halved some times.
+    """
+
+    def ratio(seq_len: int) -> float:
+        prepare(seq_len)
+        num_replays = 1 + int(_ROUND_S / _seconds(layers, 1, device))
+        rounds = [
+            [_seconds(steps, num_replays, device) for steps in (one_kernel, layers)]
+            for _ in range(_ROUNDS)
+        ]
+        ours, theirs = (median(times) for times in zip(*rounds, strict=True))
+        compared: float = ours / theirs
+        return compared
+
+    lengths = [max_len]
+    while lengths[0] > _SHORT:
+        lengths.insert(0, max(_SHORT, lengths[0] // 2))
+    if ratio(lengths[0]) > _LEAD:
+        return 0
+    return lengths[bisect_right(lengths, 1.0, lo=1, key=ratio) - 1]
+
+
+def log_faster(max_tokens: Mapping[int, int]) -> None:
+    """max_tokens: of all sequences of a step, up to which one kernel serves it, by batch size; 0:
+    never."""
+    served = [f"{size} (up to {most} tokens)" for size, most in max_tokens.items() if most]
+    if served:
+        logger.info("one kernel computes all layers of decode steps of %s", ", ".join(served))
+    else:
+        logger.info("layer by layer, decode steps of all sizes are as fast as by one kernel")
+
+
+def _seconds(replay: Callable[[], object], times: int, device: torch.device) -> float:
+    wait_for(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        replay()
+    wait_for(device)
+    return time.perf_counter() - start

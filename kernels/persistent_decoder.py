@@ -1,0 +1,227 @@
+"""All layers of a decoder for one token of each of a few sequences, in one launch.
+
+Python face of ``csrc/persistent_decoder.cu``; ``cuda.load`` comes before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+HALVES = frozenset({torch.bfloat16, torch.float16})
+HEAD_DIMS = frozenset({64, 128})
+MAX_GROUP = 8
+"""Query heads of a KV head."""
+MAX_KV_HEADS = 32
+MAX_TOKENS = 16
+MAX_CTAS = 160
+EXCHANGES = 3
+_COUNTS = 2 * 32  # sizeof(PersistentCounts) / 4
+
+
+def exchange_bytes(
+    hidden: int, intermediate: int, num_heads: int, num_kv_heads: int, head_dim: int, ctas: int
+) -> int:
+    """What CTAs hand each other in a layer, as ``persistent_exchange_bytes``."""
+    elements = 2 * hidden + intermediate + 2 * (num_heads + num_kv_heads) * head_dim
+    parts = (ctas + MAX_TOKENS * num_kv_heads) * (num_heads // num_kv_heads)
+    size = 128 + 2 * MAX_TOKENS * MAX_CTAS * 4 + MAX_TOKENS * elements * 2
+    return -(-(size + parts * (head_dim + 2) * 4) // 128) * 128
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """A layer's weights, all of one dtype. None: the layer has none."""
+
+    input_norm: Tensor
+    """[hidden], of the RMSNorm before the projections"""
+    qkv: Tensor
+    """[(q_heads + 2 * kv_heads) * head_dim, hidden], features q | k | v"""
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    """[head_dim], of an RMSNorm of each head before the rotation"""
+    k_norm: Tensor | None
+    output: Tensor
+    """[hidden, q_heads * head_dim]"""
+    attended_norm: Tensor
+    """[hidden], of the RMSNorm before the gates and ups"""
+    gate_up: Tensor
+    """[2 * intermediate, hidden], features gate | up"""
+    down: Tensor
+    """[hidden, intermediate]"""
+
+    @property
+    def hidden(self) -> int:
+        return self.qkv.shape[1]
+
+    @property
+    def intermediate(self) -> int:
+        return self.down.shape[1]
+
+    def shapes(
+        self, num_heads: int, num_kv_heads: int, head_dim: int
+    ) -> dict[str, tuple[int, ...]]:
+        """What shapes the fields must have beside the first dimensions of qkv and down."""
+        hidden, features = self.hidden, (num_heads + 2 * num_kv_heads) * head_dim
+        return {
+            "input_norm": (hidden,),
+            "qkv": (features, hidden),
+            "qkv_bias": (features,),
+            "q_norm": (head_dim,),
+            "k_norm": (head_dim,),
+            "output": (hidden, num_heads * head_dim),
+            "attended_norm": (hidden,),
+            "gate_up": (2 * self.intermediate, hidden),
+            "down": (hidden, self.intermediate),
+        }
+
+
+def refusal(
+    layers: Sequence[LayerWeights], *, num_heads: int, num_kv_heads: int, head_dim: int
+) -> str | None:
+    """Why ``PersistentDecoder`` cannot serve these layers; None if it can."""
+    if not layers:
+        return "there are no layers"
+    first = layers[0].qkv
+    device, dtype = first.device, first.dtype
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return f"it needs a GPU of compute capability 9.0, and the weights are on {device}"
+    if dtype not in HALVES:
+        return f"weights must be bfloat16 or float16, not {dtype}"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim must be 64 or 128, not {head_dim}"
+    if num_heads % num_kv_heads or num_heads // num_kv_heads > MAX_GROUP:
+        return (
+            f"{num_heads} query heads on {num_kv_heads} KV heads are no groups of 1 to {MAX_GROUP}"
+        )
+    if num_kv_heads > MAX_KV_HEADS:
+        return f"at most {MAX_KV_HEADS} KV heads, not {num_kv_heads}"
+    for i, layer in enumerate(layers):
+        shapes = layer.shapes(num_heads, num_kv_heads, head_dim)
+        if (layer.hidden, layer.intermediate) != (layers[0].hidden, layers[0].intermediate):
+            return f"layer {i} has other sizes than layer 0"
+        for name, shape in shapes.items():
+            weight = getattr(layer, name)
+            if weight is None:
+                continue
+            if weight.shape != shape:
+                return f"{name} of layer {i} must be {list(shape)}, not {list(weight.shape)}"
+            if weight.dtype != dtype or weight.device != device or not weight.is_contiguous():
+                return f"{name} of layer {i} must be contiguous {dtype} on {device}"
+            if weight.data_ptr() % 16:
+                return f"{name} of layer {i} must start at a multiple of 16 bytes"
+    sizes = layers[0].hidden, layers[0].intermediate
+    if any(size % 64 for size in sizes):
+        return "hidden and intermediate size must be multiples of 64, not {} and {}".format(*sizes)
+    return None
+
+
+class PersistentDecoder:
+    """The layers of a decoder as one launch for up to ``MAX_TOKENS`` tokens.
+
+    Makes a table of the weights and a workspace; calls allocate nothing but their result, so they
+    can be captured in a CUDA graph, and calls on one stream follow each other. Raises ValueError
+    with ``refusal``'s words for layers it cannot serve.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        head_eps: float,
+        scale: float,
+    ) -> None:
+        """eps: of the RMSNorms of rows; head_eps: of those of heads; scale: of scores."""
+        why = refusal(layers, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        if why is not None:
+            raise ValueError(f"a persistent decoder cannot serve these layers: {why}")
+        first = layers[0]
+        device, dtype = first.qkv.device, first.qkv.dtype
+        self._layers = tuple(layers)  # keeps alive what the table points to
+        names = [field.name for field in fields(LayerWeights)]
+        self._table = _table([[getattr(layer, n) for n in names] for layer in layers], device)
+        self._heads = (num_heads, num_kv_heads, head_dim)
+        self._numbers = (eps, head_eps, scale)
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        size = exchange_bytes(first.hidden, first.intermediate, *self._heads, min(sms, MAX_CTAS))
+        self._workspace = (
+            torch.zeros(_COUNTS, dtype=torch.int32, device=device),
+            torch.empty(MAX_TOKENS, first.hidden, dtype=dtype, device=device),
+            torch.full((EXCHANGES, size), 255, dtype=torch.uint8, device=device),
+        )
+        self._caches: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(
+        self,
+        x: Tensor,
+        kv_cache: Sequence[tuple[Tensor, Tensor]],
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+    ) -> Tensor:
+        """What the layers make of x, [tokens, hidden], before the final norm: of the same shape.
+
+        Each token is the newest of another sequence. kv_cache: of each layer keys and values,
+        [num_blocks, block_size, kv_heads, head_dim] and of x's dtype. cos_sin:
+        [max_positions, head_dim] float32, see ``cuda.rope_and_cache``. positions, slots: [tokens]
+        int64; at slot -1 nothing is stored. block_table: [tokens, max_blocks] int32; seq_lens:
+        [tokens] int32, the token included. 0 is padding: its result means nothing.
+        """
+        out = torch.empty_like(x)
+        torch.ops.sluice_cuda.persistent_decoder(
+            out,
+            x,
+            self._table,
+            self._cache_table(kv_cache),
+            cos_sin,
+            positions,
+            slots,
+            block_table,
+            seq_lens,
+            *self._workspace,
+            self._layers[0].intermediate,
+            *self._heads,
+            kv_cache[0][0].shape[1],
+            *self._numbers,
+        )
+        return out
+
+    def _cache_table(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Pointers to the caches, kept: a graph that is captured must not copy from the host."""
+        key = tuple(t.data_ptr() for pair in kv_cache for t in pair)
+        if key not in self._caches:
+            self._check_caches(kv_cache)
+            self._caches[key] = _table(kv_cache, self._table.device)
+        return self._caches[key]
+
+    def _check_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> None:
+        _, num_kv_heads, head_dim = self._heads
+        if len(kv_cache) != len(self._layers):
+            raise ValueError(f"{len(self._layers)} layers need as many caches, not {len(kv_cache)}")
+        first, dtype = kv_cache[0][0], self._layers[0].qkv.dtype
+        for i, pair in enumerate(kv_cache):
+            for cache in pair:
+                if cache.shape[2:] != (num_kv_heads, head_dim) or cache.shape != first.shape:
+                    raise ValueError(
+                        f"caches must be [num_blocks, block_size, {num_kv_heads}, {head_dim}], all "
+                        f"alike; one of layer {i} is {list(cache.shape)}"
+                    )
+                if cache.dtype != dtype or not cache.is_contiguous():
+                    raise ValueError(
+                        f"caches must be contiguous {dtype}; one of layer {i} is {cache.dtype}"
+                    )
+
+
+def _table(rows: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:
+    """[rows, columns] int64: where the tensors are, 0 for None."""
+    pointers = [[0 if t is None else t.data_ptr() for t in row] for row in rows]
+    return torch.tensor(pointers, dtype=torch.int64, device=device)

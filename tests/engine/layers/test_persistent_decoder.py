@@ -1,0 +1,293 @@
+"""One kernel against the layers one by one: on a CPU with the kernel's reference, which shows that
+each weight comes to its place, on a GPU with the kernel itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionShape, CapturableBackend, DeviceBatch
+from engine.attention.select import select_backend
+from engine.layers import persistent_decoder
+from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
+from engine.layers.mlp import GatedMLP
+from engine.layers.moe import RouterConfig
+from engine.layers.persistent_decoder import PersistentLayers
+from engine.layers.rope import RopeConfig
+from engine.models.base import MoEConfig
+from engine.models.gemma2 import Gemma2DecoderLayer
+from engine.models.granite import GraniteDecoderLayer
+from engine.models.llama import LlamaDecoderLayer, LlamaModel
+from engine.models.mixtral import MixtralDecoderLayer
+from engine.models.phi3 import Phi3DecoderLayer
+from engine.models.qwen3 import Qwen3DecoderLayer
+from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
+from engine.quant.fp8 import OnlineFp8Weight
+from kernels import cuda, ops
+from kernels.persistent_decoder import MAX_TOKENS
+from kernels.reference_decoder import ReferenceDecoder
+from tests.engine.layers.test_joined_layer import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
+from tests.engine.runner.emulated_graphs import EmulatedAttention
+
+NUM_BLOCKS = 600
+BATCHES = [(1,), (16,), (300,), (9, 300), (1, 17, 64, 512, *range(30, 42))]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's reference in its place."""
+    monkeypatch.setattr(persistent_decoder, "PersistentDecoder", ReferenceDecoder)
+    monkeypatch.setattr(persistent_decoder, "refusal", lambda layers, **shape: None)
+
+
+def whole(of: LlamaModel) -> PersistentLayers | None:
+    return PersistentLayers.of(of.layers, of.norm, of.cos_sin)
+
+
+def backend(of: LlamaModel, **shape: Any) -> CapturableBackend:
+    weight = of.norm.weight.data
+    if weight.device == CPU:
+        return EmulatedAttention([None])
+    heads = CONFIG.num_heads, CONFIG.num_kv_heads, HEAD_DIM
+    attention = AttentionShape(weight.dtype, *heads, BLOCK_SIZE, MAX_TOKENS, **shape)
+    found = select_backend("cuda", GPU, attention)
+    assert isinstance(found, CapturableBackend)
+    return found
+
+
+def prepared(of: LlamaModel, *seq_lens: int) -> tuple[torch.Tensor, StepContext]:
+    """Token ids, and the step of one token of each of so many sequences, with one kernel."""
+    weight = of.norm.weight.data
+    device, dtype = weight.device, weight.dtype
+    gen = torch.Generator().manual_seed(sum(seq_lens))
+    shape = 3, 2, NUM_BLOCKS, BLOCK_SIZE, CONFIG.num_kv_heads, HEAD_DIM
+    cache: KVCache = [(k, v) for k, v in torch.randn(shape, generator=gen).to(device, dtype)]
+    table = torch.randperm(NUM_BLOCKS, generator=gen)[: 32 * len(seq_lens)].view(len(seq_lens), -1)
+    last = torch.tensor(seq_lens) - 1
+    slots = table[torch.arange(len(last)), last // BLOCK_SIZE] * BLOCK_SIZE + last % BLOCK_SIZE
+    batch = DeviceBatch(
+        (last + 1).to(device, torch.int32),
+        torch.arange(len(last) + 1, dtype=torch.int32, device=device),
+        table.to(device, torch.int32),
+    )
+    attend = backend(of).prepare_decode(batch, BLOCK_SIZE)
+    step = StepContext(last.to(device), slots.to(device), attend, cache, one_kernel=True)
+    return torch.randint(50, (len(last),), generator=gen).to(device), step
+
+
+def run(of: LlamaModel, *seq_lens: int, one_kernel: bool) -> tuple[torch.Tensor, KVCache]:
+    token_ids, step = prepared(of, *seq_lens)
+    return of(token_ids, replace(step, one_kernel=one_kernel)), step.kv_cache
+
+
+def assert_close(of: LlamaModel, seq_lens: tuple[int, ...], tolerance: float) -> None:
+    """With one kernel and layer by layer; tolerance: of each row's distance, by its length."""
+    ours, our_cache = run(of, *seq_lens, one_kernel=True)
+    theirs, their_cache = run(of, *seq_lens, one_kernel=False)
+    assert distance(ours, theirs) < tolerance
+    _, step = prepared(of, *seq_lens)
+    for caches in zip(our_cache, their_cache, step.kv_cache, strict=True):
+        for tensors in zip(*caches, strict=True):
+            our, their, before = (tensor.flatten(0, 1).flatten(1) for tensor in tensors)
+            assert distance(our[step.slots], their[step.slots]) < tolerance
+            for after in (our, their):
+                after[step.slots] = before[step.slots]
+                assert torch.equal(after, before), "no other slot is written"
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Of the rows that are the furthest apart."""
+    apart = (ours.double() - theirs.double()).norm(dim=1) / theirs.double().norm(dim=1)
+    return float(apart.max())
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer, Phi3DecoderLayer])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("seq_lens", BATCHES, ids=len)
+def test_every_weight_comes_to_its_place(
+    layer: type[LlamaDecoderLayer],
+    bias: bool,
+    seq_lens: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = model(layer, attention_bias=bias, attention_output_bias=False, attention_scale=0.2)
+    made._whole = whole(made)
+    assert made.max_one_kernel_batch
+    calls: list[int] = []
+    call = ReferenceDecoder.__call__
+
+    def spy(self: ReferenceDecoder, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        calls.append(len(x))
+        return call(self, x, *rest)
+
+    monkeypatch.setattr(ReferenceDecoder, "__call__", spy)
+    assert_close(made, seq_lens, 1e-4)
+    assert calls == [len(seq_lens)]
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_serves_few_tokens_that_nothing_else_is_wanted_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model()
+    decoder = whole(made)
+    assert decoder is not None
+    _, step = prepared(made, 9)
+    assert decoder.serves(step)
+    batch = step.attend.plain_batch  # type: ignore[attr-defined]
+    of_two = backend(made).prepare_decode(batch, BLOCK_SIZE, num_queries=2)
+    tap = torch.zeros(1, 256)
+    for other in (
+        {"one_kernel": False},
+        {"adapted": True},
+        {"taps": {1: tap}},
+        {"wanted": Wanted(torch.tensor([0]))},
+        {"by_layer": {1: (step.slots, step.attend)}},
+        {"attend": of_two},
+        {"attend": partial(step.attend)},
+    ):
+        assert not decoder.serves(replace(step, **other)), other
+    monkeypatch.setattr(PersistentLayers, "max_batch", 2)
+    for seq_lens in ((9, 5), (9, 5, 1)):
+        _, several = prepared(made, *seq_lens)
+        assert decoder.serves(several) == (len(seq_lens) <= 2)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_other_steps_go_layer_by_layer() -> None:
+    made = model()
+    plain, _ = run(made, 9, 30, one_kernel=False)
+    made._whole = whole(made)
+    assert torch.equal(run(made, 9, 30, one_kernel=False)[0], plain)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mlp_bias": True},
+        {"attention_bias": True},  # of the output, too
+        {"attention_softcap": 50.0},
+        {"windows": (None, 64, None)},
+        {"activation": "gelu_pytorch_tanh"},
+        {"rope": RopeConfig(rotary_fraction=0.5)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_layers_that_compute_something_else_are_left_alone(changes: dict[str, Any]) -> None:
+    assert whole(model(**changes)) is None
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_quantized_or_packed_weight_leaves_all_layers_alone() -> None:
+    quantized, packed = model(), model()
+    of_last = quantized.layers[-1]
+    assert isinstance(of_last.mlp, GatedMLP)
+    of_last.mlp.down_proj.quantize(partial(OnlineFp8Weight, activations=False))
+    assert whole(quantized) is None
+    of_first = packed.layers[0].self_attn
+    assert isinstance(of_first, SelfAttention)
+    of_first.o_proj.pack()
+    if of_first.o_proj.packed is None:
+        pytest.skip("nothing packs linear layers here")
+    assert whole(packed) is None
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("layer", [MixtralDecoderLayer, Qwen3MoeDecoderLayer])
+def test_experts_are_left_alone(layer: type[LlamaDecoderLayer]) -> None:
+    moe = MoEConfig(RouterConfig(num_experts=4, top_k=2, renormalize=True), 64)
+    assert whole(model(layer, moe=moe)) is None
+
+
+def test_what_the_kernel_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, int]] = []
+
+    def refusal(layers: list[Any], **shape: int) -> str:
+        assert len(layers) == 3
+        seen.append(shape)
+        return "because"
+
+    monkeypatch.setattr(persistent_decoder, "refusal", refusal)
+    assert whole(model()) is None
+    assert seen == [{"num_heads": 4, "num_kv_heads": 2, "head_dim": HEAD_DIM}]
+
+
+def test_a_cpu_has_no_such_kernel() -> None:
+    made = model(dtype=torch.bfloat16)
+    made.pack()
+    assert not made.max_one_kernel_batch
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those that an engine registers."""
+    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
+    cuda.register()
+    yield
+    ops.resolve.cache_clear()
+
+
+def on_gpu(layer: type[LlamaDecoderLayer] = LlamaDecoderLayer, **changes: Any) -> LlamaModel:
+    made = model(layer, device=GPU, **{"dtype": torch.bfloat16, **changes})
+    made.pack()
+    return made
+
+
+def needs_kernel() -> None:
+    if not on_gpu().max_one_kernel_batch:
+        pytest.skip("not for this GPU")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("layer", "changes", "has_one"),
+    [
+        (LlamaDecoderLayer, {}, True),
+        (LlamaDecoderLayer, {"attention_bias": True, "attention_output_bias": False}, True),
+        (LlamaDecoderLayer, {"windows": (64, 64, 64)}, False),
+        (LlamaDecoderLayer, {"dtype": torch.float16}, True),
+        (LlamaDecoderLayer, {"dtype": torch.float32}, False),
+        (Qwen3DecoderLayer, {}, True),
+        (Phi3DecoderLayer, {}, True),
+        (GraniteDecoderLayer, {}, False),
+        (Gemma2DecoderLayer, {}, False),
+    ],
+)
+def test_families_that_differ_in_weights_alone_have_it(
+    layer: type[LlamaDecoderLayer], changes: dict[str, Any], has_one: bool
+) -> None:
+    needs_kernel()
+    assert bool(on_gpu(layer, **changes).max_one_kernel_batch) == has_one
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seq_lens", BATCHES, ids=len)
+def test_equals_the_layers_but_for_rounding(
+    layer: type[LlamaDecoderLayer], bias: bool, dtype: torch.dtype, seq_lens: tuple[int, ...]
+) -> None:
+    needs_kernel()
+    made = on_gpu(layer, dtype=dtype, attention_bias=bias, attention_output_bias=False)
+    assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+def test_a_cache_in_fp8_goes_layer_by_layer() -> None:
+    needs_kernel()
+    made = on_gpu()
+    _, step = prepared(made, 9)
+    assert made._whole is not None
+    assert made._whole.serves(step)
+    batch = step.attend.plain_batch  # type: ignore[attr-defined]
+    fp8 = backend(made, kv_dtype=torch.float8_e4m3fn).prepare_decode(batch, BLOCK_SIZE)
+    assert not made._whole.serves(replace(step, attend=fp8))

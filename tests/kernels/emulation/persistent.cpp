@@ -1,0 +1,62 @@
+// A library with one function for test_emulated_persistent.py: a decoder of few tokens. The CTAs of
+// the grid are those of one cluster, so all are there at a time.
+
+#include "persistent_layers.cuh"
+
+namespace {
+
+using namespace sluice;
+using namespace sluice::persistent;
+
+PersistentDecoder params;
+
+template <typename T, int D, int kGroups>
+void run_thread() {
+  auto& sm = *reinterpret_cast<Shared*>(emulation::shared_memory);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(address(&sm.full[stage]), 1);
+      mbarrier_init(address(&sm.empty[stage]), kWarps);
+    }
+    mbarrier_init(address(&sm.ended), kWarps);
+    sm.layers = 0;
+  }
+  __syncthreads();
+  if (threadIdx.x < kConsumers) {
+    Layers<T, D, kGroups>(params, sm).run();
+  } else if (threadIdx.x < kConsumers + 32) {
+    Producer(params, sm).run();
+  } else if (threadIdx.x < kConsumers + 64) {
+    Keeper<T, D, kGroups>(params, sm).run();
+  }
+}
+
+template <typename T, int D>
+void run_tokens(int ctas) {
+  emulation::run_cluster(ctas, params.tokens <= 8 ? run_thread<T, D, 1> : run_thread<T, D, 2>);
+}
+
+template <typename T>
+void run(int ctas) {
+  params.head_dim == 64 ? run_tokens<T, 64>(ctas) : run_tokens<T, 128>(ctas);
+}
+
+}  // namespace
+
+extern "C" int64_t exchange_bytes(int hidden, int intermediate, int q_heads, int kv_heads, int dim,
+                                  int ctas) {
+  return persistent_exchange_bytes(hidden, intermediate, q_heads, kv_heads, dim, ctas);
+}
+
+extern "C" void persistent(const PersistentDecoder& decoder, bool bf16, int ctas) {
+  params = decoder;
+  emulation::threads_each = kThreads;
+  emulation::grid = {ctas, 1, 1};
+  constexpr size_t kBytes = (sizeof(Shared) + 127) / 128 * 128;
+  std::vector<uint8_t> memory(kBytes * ctas + 128, 0xff);  // NaN
+  const auto begin = (reinterpret_cast<uintptr_t>(memory.data()) + 127) / 128 * 128;
+  for (int i = 0; i < ctas; ++i) {
+    emulation::ctas[i] = {{i, 0, 0}, reinterpret_cast<uint8_t*>(begin + i * kBytes), {}, {}};
+  }
+  bf16 ? run<__nv_bfloat16>(ctas) : run<__half>(ctas);
+}

@@ -1,0 +1,296 @@
+"""The decoder of few tokens in one launch, against the layers one operation at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import cuda, reference
+from kernels.persistent_decoder import LayerWeights, PersistentDecoder, refusal
+
+EPS, HEAD_EPS = 1e-5, 1e-6
+LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Layers of random weights, whose rows keep the size of what they multiply."""
+
+    layers: list[LayerWeights]
+    heads: int
+    kv_heads: int
+    dim: int
+
+    @property
+    def scale(self) -> float:
+        return float(self.dim**-0.5)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.dim}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a token's step reads and writes; ``caches`` are of keys and values, by layer."""
+
+    x: torch.Tensor
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+
+    def copy(self) -> Step:
+        return replace(self, caches=[(k.clone(), v.clone()) for k, v in self.caches])
+
+
+def make_model(
+    *,
+    num_layers: int = 2,
+    hidden: int = 256,
+    intermediate: int = 448,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 64,
+    bias: bool = False,
+    head_norms: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+) -> Model:
+    gen = torch.Generator(device=device).manual_seed(num_layers + hidden)
+
+    def randn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, generator=gen, device=device) * scale).to(dtype)
+
+    def norm(width: int) -> torch.Tensor:
+        return (1 + 0.2 * torch.randn(width, generator=gen, device=device)).to(dtype)
+
+    features = (heads + 2 * kv_heads) * dim
+    layers = [
+        LayerWeights(
+            input_norm=norm(hidden),
+            qkv=randn(features, hidden, scale=hidden**-0.5),
+            qkv_bias=randn(features) if bias else None,
+            q_norm=norm(dim) if head_norms else None,
+            k_norm=norm(dim) if head_norms else None,
+            output=randn(hidden, heads * dim, scale=(heads * dim) ** -0.5),
+            attended_norm=norm(hidden),
+            gate_up=randn(2 * intermediate, hidden, scale=hidden**-0.5),
+            down=randn(hidden, intermediate, scale=intermediate**-0.5),
+        )
+        for _ in range(num_layers)
+    ]
+    return Model(layers, heads, kv_heads, dim)
+
+
+def make_step(model: Model, *contexts: int, block_size: int = 16, stored: bool = True) -> Step:
+    """The step of the newest tokens of sequences of so many, whose blocks are scattered among
+    others full of NaN; so is what lies behind their ends. 0: padding."""
+    weight = model.layers[0].qkv
+    device, dtype = weight.device, weight.dtype
+    gen = torch.Generator(device=device).manual_seed(sum(contexts) + 7)
+    used = [-(-context // block_size) for context in contexts]
+    order = torch.randperm(sum(used) + 3, generator=gen, device=device)
+    table = torch.full((len(contexts), max(used) + 2), 1 << 20, dtype=torch.int32, device=device)
+    shape = (len(order), block_size, model.kv_heads, model.dim)
+    caches = [
+        (
+            torch.full(shape, float("nan"), dtype=dtype, device=device),
+            torch.full(shape, float("nan"), dtype=dtype, device=device),
+        )
+        for _ in model.layers
+    ]
+    slots = []
+    for i, context in enumerate(contexts):
+        own, order = order[: used[i]], order[used[i] :]
+        table[i, : used[i]] = own
+        for cache in (cache for pair in caches for cache in pair):
+            tokens = (used[i] * block_size, *shape[2:])
+            old = torch.randn(*tokens, generator=gen, device=device).to(dtype)
+            old[max(0, context - 1) :] = float("nan")
+            cache[own] = old.view(used[i], *shape[1:])
+        slots.append(
+            int(own[-1]) * block_size + (context - 1) % block_size if context and stored else -1
+        )
+    angle = torch.arange(max(contexts) + 1, device=device)[:, None] * (
+        10000.0 ** -(torch.arange(model.dim // 2, device=device) * 2 / model.dim)
+    )
+    return Step(
+        x=torch.randn(len(contexts), weight.shape[1], generator=gen, device=device).to(dtype),
+        caches=caches,
+        cos_sin=torch.cat((angle.cos(), angle.sin()), -1).float().contiguous(),
+        positions=torch.tensor([max(0, c - 1) for c in contexts], device=device),
+        slots=torch.tensor(slots, device=device),
+        block_table=table,
+        seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+    )
+
+
+def expected(model: Model, step: Step) -> torch.Tensor:
+    """One operation after the other, each rounded; the step's caches are written."""
+    x, residual = step.x, torch.zeros_like(step.x)
+    tokens, block_size = len(x), step.caches[0][0].shape[1]
+    cu_queries = torch.arange(tokens + 1, dtype=torch.int32, device=x.device)
+    newest = step.positions // block_size
+    blocks = step.block_table.gather(1, newest[:, None])[:, 0].long()
+    slots = torch.where(step.seq_lens > 0, blocks * block_size + step.positions % block_size, -1)
+    for layer, (k_cache, v_cache) in zip(model.layers, step.caches, strict=True):
+        normed = reference.rms_norm(x, layer.input_norm, EPS, residual)
+        qkv = product(normed, layer.qkv, layer.qkv_bias).view(tokens, -1, model.dim)
+        q, k, v = qkv.split((model.heads, model.kv_heads, model.kv_heads), 1)
+        kept = k_cache.clone(), v_cache.clone()
+        reference.rope_and_cache(
+            *(q, k, v, k_cache, v_cache, step.cos_sin, step.positions, slots),
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=HEAD_EPS,
+        )
+        attended = reference.paged_attention(
+            *(q.contiguous(), k_cache, v_cache, step.block_table, step.seq_lens, cu_queries),
+            scale=model.scale,
+        )
+        if (step.slots < 0).all():
+            k_cache.copy_(kept[0])
+            v_cache.copy_(kept[1])
+        x = product(attended.view(tokens, -1), layer.output)
+        normed = reference.rms_norm(x, layer.attended_norm, EPS, residual)
+        x = product(reference.silu_mul(product(normed, layer.gate_up)), layer.down)
+    return residual.add_(x)
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    y = x.double() @ weight.double().T
+    return (y if bias is None else y + bias.double()).to(x.dtype)
+
+
+def check(model: Model, step: Step, got: torch.Tensor, wanted: Step) -> None:
+    """wanted: a copy of the step from before."""
+    limit = LIMIT[step.x.dtype] * max(2, len(model.layers)) / 2
+    live = step.seq_lens > 0
+    want = expected(model, wanted).double()
+    error = (got[live].double() - want[live]).norm(dim=-1) / want[live].norm(dim=-1)
+    assert (error < limit).all(), f"relative errors {error}"
+    slots = step.slots[step.slots >= 0]
+    for ours, theirs in zip(step.caches, wanted.caches, strict=True):
+        for mine, other in zip(ours, theirs, strict=True):
+            a, b = mine.flatten(0, 1).double(), other.flatten(0, 1).double()
+            assert (a[slots] - b[slots]).norm() <= 2 * limit * b[slots].norm()
+            a[slots] = b[slots]
+            assert torch.equal(a.isnan(), b.isnan())
+            assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@pytest.fixture(scope="module")
+def _kernels() -> None:
+    cuda.load()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_kernels")
+class TestOnAGpu:
+    def run(self, model: Model, step: Step, times: int = 1) -> torch.Tensor:
+        decoder = PersistentDecoder(
+            model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=model.scale
+        )
+        counts, residual, exchange = decoder._workspace
+        residual.fill_(float("nan"))
+        arguments = (step.x, step.caches, step.cos_sin, step.positions, step.slots)
+        first = decoder(*arguments, step.block_table, step.seq_lens)
+        for _ in range(times - 1):
+            assert torch.equal(decoder(*arguments, step.block_table, step.seq_lens), first)
+        assert not counts.any()
+        assert (exchange == 255).all()
+        return first
+
+    def check(self, *contexts: int, **options: Any) -> None:
+        of_step = {k: options.pop(k) for k in ("block_size", "stored") if k in options}
+        model = make_model(**options)
+        step = make_step(model, *contexts, **of_step)
+        wanted = step.copy()
+        check(model, step, self.run(model, step, times=3), wanted)
+
+    @pytest.mark.parametrize("context", [1, 2, 16, 17, 100, 257, 300, 1000, 4097, 20_000])
+    def test_contexts(self, context: int) -> None:
+        self.check(context, dim=128, heads=8, hidden=1024, intermediate=2048)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(
+        "contexts",
+        [(300, 20), (5,) * 7, (0, 90, 0, 1), tuple(range(100, 900, 100)), (9, *[384] * 15)],
+    )
+    def test_several_tokens(self, contexts: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.check(*contexts, dim=128, heads=8, hidden=1024, intermediate=2048, dtype=dtype)
+
+    def test_lengths_far_apart(self) -> None:
+        self.check(20_000, *[50] * 11, dim=128, heads=8, kv_heads=8)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("dim", [64, 128])
+    @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (7, 1), (16, 2)])
+    def test_heads(self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+        self.check(700, dim=dim, heads=heads, kv_heads=kv_heads, dtype=dtype)
+
+    @pytest.mark.parametrize(
+        ("hidden", "intermediate"),
+        [(64, 64), (896, 4864), (2048, 5632), (4096, 14336), (5120, 17408), (8192, 28672)],
+    )
+    def test_sizes(self, hidden: int, intermediate: int) -> None:
+        self.check(50, hidden=hidden, intermediate=intermediate, dim=128, heads=8)
+
+    def test_biases_and_norms_of_heads(self) -> None:
+        self.check(300, bias=True, head_norms=True, heads=8)
+
+    def test_blocks_of_other_sizes(self) -> None:
+        self.check(1000, block_size=48)
+
+    def test_many_layers(self) -> None:
+        self.check(100, num_layers=5, hidden=512)
+
+    def test_nothing_is_stored_without_a_slot(self) -> None:
+        self.check(33, stored=False)
+
+    def test_padding_ends(self) -> None:
+        model = make_model()
+        step = make_step(model, 0)
+        before = step.copy()
+        self.run(model, step)
+        for ours, theirs in zip(step.caches, before.caches, strict=True):
+            assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(ours, theirs, strict=True))
+
+    def test_a_graph_is_replayed_for_other_tokens(self) -> None:
+        model = make_model(dim=128, heads=8)
+        step, other = make_step(model, 600), make_step(model, 600)
+        other = replace(other, x=-other.x)
+        wanted = other.copy()
+        decoder = PersistentDecoder(
+            model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=model.scale
+        )
+
+        def call() -> torch.Tensor:
+            return decoder(
+                step.x, step.caches, step.cos_sin, step.positions, step.slots, step.block_table,
+                step.seq_lens,
+            )  # fmt: skip
+
+        call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call()
+        step.x.copy_(other.x)
+        graph.replay()
+        check(model, step, out, wanted)
+
+
+def test_what_cannot_be_served_is_named() -> None:
+    model = make_model(device="cpu")
+    assert "compute capability 9.0" in str(refusal(model.layers, **model.shape))
+    assert refusal([], **model.shape) == "there are no layers"
+    with pytest.raises(ValueError, match="cannot serve these layers: it needs a GPU"):
+        PersistentDecoder(model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=1.0)
