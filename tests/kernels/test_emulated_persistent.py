@@ -80,7 +80,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.Tensor:
-    """The kernel's answer; what nobody wrote is NaN."""
+    """The kernel's answer; what nobody wrote is NaN. Aborts if a wait does not end, or if something
+    is handed over where something is already."""
     first, cpu = model.layers[0], torch.device("cpu")
     out = torch.full_like(step.x, float("nan"))
     counts = torch.zeros(_COUNTS + 31, dtype=torch.int32)  # on a line of its own

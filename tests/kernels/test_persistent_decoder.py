@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -263,6 +264,41 @@ class TestOnAGpu:
         self.run(model, step)
         for ours, theirs in zip(step.caches, before.caches, strict=True):
             assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(ours, theirs, strict=True))
+
+    def test_launches_of_other_sizes_follow_each_other(self) -> None:
+        """What one has handed over is gone when the next begins."""
+        model = make_model(dim=128, heads=8, num_layers=4)
+        decoder = PersistentDecoder(
+            model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=model.scale
+        )
+        for contexts in ((300,), (40,) * 16, (2000, 7), (90,) * 9, (1,)):
+            step = make_step(model, *contexts)
+            wanted = step.copy()
+            got = decoder(
+                step.x, step.caches, step.cos_sin, step.positions, step.slots, step.block_table,
+                step.seq_lens,
+            )  # fmt: skip
+            check(model, step, got, wanted)
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_random_shapes(self, seed: int) -> None:
+        pick = random.Random(seed)
+        kv_heads = pick.choice([1, 2, 3, 4, 8])
+        contexts = [pick.choice([0, 1, pick.randint(1, 600)]) for _ in range(pick.randint(1, 16))]
+        self.check(
+            *contexts[:-1],
+            pick.randint(1, 3000),
+            num_layers=pick.randint(1, 6),
+            hidden=64 * pick.randint(1, 80),
+            intermediate=64 * pick.randint(1, 160),
+            heads=kv_heads * pick.randint(1, 8),
+            kv_heads=kv_heads,
+            dim=pick.choice([64, 128]),
+            bias=pick.random() < 0.5,
+            head_norms=pick.random() < 0.5,
+            dtype=pick.choice([torch.bfloat16, torch.float16]),
+            block_size=pick.choice([16, 32, 48]),
+        )
 
     def test_a_graph_is_replayed_for_other_tokens(self) -> None:
         model = make_model(dim=128, heads=8)
