@@ -193,6 +193,26 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     assert tuning._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
 
 
+@pytest.mark.parametrize(
+    ("gated", "product", "time", "best"),
+    [
+        (True, SKINNY, 5.1, SKINNY),
+        (True, SKINNY, 5.2, LIBRARY),
+        (True, WIDE, 5.0, LIBRARY),
+        (False, SKINNY, 5.0, LIBRARY),
+    ],
+)
+def test_gating_in_a_product_of_few_rows_may_take_longer_by_itself(
+    monkeypatch: pytest.MonkeyPatch, gated: bool, product: Product, time: float, best: Product
+) -> None:
+    times = {LIBRARY: 5.0, product: time}
+    monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product])
+    monkeypatch.setattr(Product, "__call__", lambda *_, **__: torch.empty(0))
+    kind = KIND._replace(gated=gated)
+    found = tuning._fastest([*times], 16, kind, [torch.randn(KIND.shape)], torch.empty(1))
+    assert found == best
+
+
 def test_the_library_multiplies_all_small_numbers_of_rows_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
