@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Each rest that was not cut short makes the next one twice as long, up to so many steps. What the
 # last ones take will do to learn from.
-_MAX_STEPS, _NUM_TIMED = 64, 12
+_MAX_STEPS, _NUM_TIMED = 128, 12
 
 
 class Rest:

@@ -18,12 +18,12 @@ def plan(found: Rest, batch: int, *, is_plain: bool = True, overlaps: bool = Tru
 
 def test_a_rest_is_twice_as_long_each_time_that_nothing_cuts_it_short() -> None:
     found, lengths = Rest(), []
-    for _ in range(5):
+    for _ in range(7):
         found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
         lengths.append(found.num_steps)
         while found.num_steps:
             assert plan(found, 4) == 4
-    assert lengths == [8, 16, 32, 64, 64]
+    assert lengths == [8, 16, 32, 64, 128, 128, 128]
     assert plan(found, 4) is None
     found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
     found.end()
