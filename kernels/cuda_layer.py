@@ -10,10 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-ADDED = -1
-"""The code of a library's product that is added to the residual: where there are many tokens, that
-costs less than to have the next norm read both."""
-
 
 class Matrix(NamedTuple):
     """A weight and how to multiply with it."""
@@ -22,8 +18,7 @@ class Matrix(NamedTuple):
     """[out_features, in_features]"""
     bias: torch.Tensor | None
     code: int
-    """See ``products.Products.code``; with adapters, of a product without gating. Or ``ADDED``, of
-    one with neither bias nor adapters."""
+    """See ``products.Products.code``; with adapters, of a product without gating."""
     adapters: tuple[torch.Tensor, ...] = ()
     """``cuda_low_rank.described`` of what is added to the product; empty: nothing."""
 
@@ -77,14 +72,14 @@ def feed_forward(
     norm: Norm,
     gate_up: Matrix,
     down: Matrix,
-) -> torch.Tensor | None:
+) -> torch.Tensor:
     """What follows attention: its output projection, then the feed-forward block.
 
     attended: [tokens, q_heads * head_dim]; residual: [tokens, hidden], overwritten with the sum of
-    itself and the projection. output, down: may be ``ADDED``. gate_up: its features are [gate |
-    up]. Returns [tokens, hidden], still to be added to the residual; None: it was.
+    itself and the projection. gate_up: its features are [gate | up]. Returns [tokens, hidden],
+    still to be added to the residual.
     """
-    out: torch.Tensor | None = torch.ops.sluice_cuda.feed_forward.default(
+    out: torch.Tensor = torch.ops.sluice_cuda.feed_forward.default(
         attended, residual, *output, *norm, *gate_up, *down
     )
     return out

@@ -3,8 +3,7 @@ in those the GPU waits for a slow host.
 
 It computes what the layer computes from the weights that the layer holds: to the bit, but for
 products that the layer has by an algorithm from cuBLASLt's list, which here the library chooses,
-for few tokens with adapters, which the layer adds within its products, and for many tokens, of
-which a product and the residual are rounded once, not twice.
+and for few tokens with adapters, which the layer adds within its products.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from kernels import cuda, cuda_layer
-from kernels.cuda_layer import ADDED, NO_HEAD_NORMS, HeadNorms, Matrix, Norm
-
-LEAST_ADDED = 416
-"""Of so many tokens on the library's products are added to the residual. Of fewer the norm behind
-does that as quickly: it waits for its first reads, not for their number."""
+from kernels.cuda_layer import NO_HEAD_NORMS, HeadNorms, Matrix, Norm
 
 
 class DecoderLayer(Protocol):
@@ -80,8 +75,8 @@ class JoinedLayer:
         residual: torch.Tensor | None,
         cos_sin: torch.Tensor,
         step: StepContext,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the layer, in a step that it ``serves``; the second may be None for zeros."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the layer, in a step that it ``serves``."""
         attention = self._attention
         slots, attend = step.of(attention.layer)
         scales = attention.kv_scales
@@ -104,12 +99,12 @@ class JoinedLayer:
         fed = cuda_layer.feed_forward(
             attended,
             residual,
-            _added(_matrix(attention.o_proj, rows), rows),
+            _matrix(attention.o_proj, rows),
             self._attended_norm,
             _matrix(self._mlp.gate_up_proj, rows, gated=True),
-            _added(_matrix(self._mlp.down_proj, rows), rows),
+            _matrix(self._mlp.down_proj, rows),
         )
-        return (residual, None) if fed is None else (fed, residual)
+        return fed, residual
 
 
 def _norm(norm: RMSNorm) -> Norm:
@@ -121,12 +116,6 @@ def _matrix(linear: Linear, rows: int, *, gated: bool = False) -> Matrix:
     assert adapters is not None
     code = linear.products.code(rows, weight, gated=gated and not adapters)
     return Matrix(weight, None if bias is None else bias.data, code, adapters)
-
-
-def _added(matrix: Matrix, rows: int) -> Matrix:
-    """To the residual, where the library multiplies and that was measured to gain."""
-    plain = matrix.code == 0 and matrix.bias is None and not matrix.adapters
-    return matrix._replace(code=ADDED) if plain and rows >= LEAST_ADDED else matrix
 
 
 def _adapters(linear: Linear, rows: int) -> tuple[torch.Tensor, ...] | None:

@@ -15,9 +15,8 @@ using at::Tensor;
 namespace bindings = sluice::bindings;
 
 // Which product, as `products.Products.code` has it: the library's, a skinny one by its warps, which
-// are 16 at most, or a wide one by its width. Or `cuda_layer.ADDED`: the library's, added to the
-// residual, which otherwise the next norm does.
-constexpr int64_t kAdded = -1, kLibrary = 0, kMostWarps = 16;
+// are 16 at most, or a wide one by its width.
+constexpr int64_t kLibrary = 0, kMostWarps = 16;
 
 Tensor norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
             double eps) {
@@ -69,12 +68,6 @@ Tensor product(const Tensor& x, const Tensor& weight, const std::optional<Tensor
   return out;
 }
 
-void add_product(Tensor& residual, const Tensor& x, const Tensor& weight,
-                 const std::optional<Tensor>& bias, at::TensorList adapters) {
-  TORCH_CHECK(!bias && adapters.empty(), "a product with a bias or adapters cannot be added");
-  residual.addmm_(x, weight.t());
-}
-
 // silu(gate) * up of a product that is [gate | up]. code: of a product without gating where there
 // are adapters.
 Tensor gated_product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -116,7 +109,7 @@ Tensor attention_inputs(const Tensor& x, const std::optional<Tensor>& residual,
   return q;
 }
 
-std::optional<Tensor> feed_forward(const Tensor& attended, Tensor residual, const Tensor& output_weight,
+Tensor feed_forward(const Tensor& attended, Tensor residual, const Tensor& output_weight,
                     const std::optional<Tensor>& output_bias, int64_t output_code,
                     at::TensorList output_adapters, const Tensor& norm_weight, double eps,
                     const Tensor& gate_up_weight, const std::optional<Tensor>& gate_up_bias,
@@ -124,18 +117,10 @@ std::optional<Tensor> feed_forward(const Tensor& attended, Tensor residual, cons
                     const Tensor& down_weight, const std::optional<Tensor>& down_bias,
                     int64_t down_code, at::TensorList down_adapters) {
   // Each tensor is freed before the next but one is made, for which its memory serves again.
-  Tensor x;
-  if (output_code == kAdded) {
-    add_product(residual, attended, output_weight, output_bias, output_adapters);
-    x = norm(residual, std::nullopt, norm_weight, eps);
-  } else {
-    x = product(attended, output_weight, output_bias, output_code, output_adapters);
-    x = norm(x, residual, norm_weight, eps);
-  }
+  Tensor x = product(attended, output_weight, output_bias, output_code, output_adapters);
+  x = norm(x, residual, norm_weight, eps);
   x = gated_product(x, gate_up_weight, gate_up_bias, gate_up_code, gate_up_adapters);
-  if (down_code != kAdded) return product(x, down_weight, down_bias, down_code, down_adapters);
-  add_product(residual, x, down_weight, down_bias, down_adapters);
-  return std::nullopt;
+  return product(x, down_weight, down_bias, down_code, down_adapters);
 }
 
 }  // namespace
@@ -151,8 +136,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "feed_forward(Tensor attended, Tensor(a!) residual, Tensor output_weight, "
       "Tensor? output_bias, int output_code, Tensor[] output_adapters, Tensor norm, float eps, "
       "Tensor gate_up_weight, Tensor? gate_up_bias, int gate_up_code, Tensor[] gate_up_adapters, "
-      "Tensor down_weight, Tensor? down_bias, int down_code, Tensor[] down_adapters) "
-      "-> Tensor?");
+      "Tensor down_weight, Tensor? down_bias, int down_code, Tensor[] down_adapters) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {

@@ -25,7 +25,6 @@ from engine.attention.base import (
 )
 from engine.attention.select import select_backend
 from engine.attention.torch_ref import TorchAttention
-from engine.layers import joined_layer
 from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
 from engine.layers.joined_layer import JoinedLayer
 from engine.layers.linear import Linear
@@ -42,9 +41,8 @@ from engine.models.qwen3 import Qwen3DecoderLayer
 from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import build, cuda, cuda_low_rank, cuda_wide, ops, reference
-from kernels.cuda_layer import ADDED
 from kernels.low_rank import AdapterTiles, LowRankMatrices
-from kernels.products import Choice, Kind, Product, Products
+from kernels.products import Choice, Kind, Measured, Product, Products
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BLOCK_SIZE, MAX_LEN, HEAD_DIM = 16, 512, 64
@@ -151,13 +149,11 @@ def schema(op: str) -> list[str]:
     return [argument.name for argument in torch._C.parse_schema(f"sluice::{found}").arguments]
 
 
-def contract(
-    op: str, written_out: Callable[[SimpleNamespace], torch.Tensor | None]
-) -> SimpleNamespace:
+def contract(op: str, written_out: Callable[[SimpleNamespace], torch.Tensor]) -> SimpleNamespace:
     """A stand-in for the operation of a GPU, which is called with positions only."""
     names = schema(op)
 
-    def call(*args: Any) -> torch.Tensor | None:
+    def call(*args: Any) -> torch.Tensor:
         return written_out(SimpleNamespace(**dict(zip(names, args, strict=True))))
 
     return SimpleNamespace(default=call)
@@ -191,18 +187,10 @@ def attention_inputs(a: SimpleNamespace) -> torch.Tensor:
     return q
 
 
-def feed_forward(a: SimpleNamespace) -> torch.Tensor | None:
-    if a.output_code == ADDED:
-        a.residual.add_(product(a, "output", a.attended))
-        x = ops.rms_norm(a.residual, a.norm, a.eps)
-    else:
-        x = product(a, "output", a.attended)
-        x = ops.rms_norm(x, a.norm, a.eps, a.residual)
-    x = product(a, "down", ops.silu_mul(product(a, "gate_up", x)))
-    if a.down_code != ADDED:
-        return x
-    a.residual.add_(x)
-    return None
+def feed_forward(a: SimpleNamespace) -> torch.Tensor:
+    x = product(a, "output", a.attended)
+    x = ops.rms_norm(x, a.norm, a.eps, a.residual)
+    return product(a, "down", ops.silu_mul(product(a, "gate_up", x)))
 
 
 @pytest.fixture
@@ -235,37 +223,6 @@ def test_every_argument_comes_to_its_place(
     plain = run(made, [(5, 0), (3, 7)], eager=True, wanted=wanted)
     join(made)
     assert_same(run(made, [(5, 0), (3, 7)], eager=True, wanted=wanted), plain)
-
-
-@pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("wanted", [None, WANTED], ids=["all", "some"])
-def test_of_many_tokens_products_are_added_to_the_residual(
-    bias: bool, adapted: bool, wanted: Wanted | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But not to a bias, nor beside adapters."""
-    made = model(dtype=torch.bfloat16, attention_bias=bias, mlp_bias=bias)
-    compute = partial(run, made, [(20, 0), (5, 7)], eager=True, wanted=wanted, adapted=adapted)
-    codes: list[list[int]] = []
-    called = torch.ops.sluice_cuda.feed_forward.default
-    names = schema("feed_forward")
-
-    def call(*args: Any) -> torch.Tensor | None:
-        codes.append([args[names.index(name)] for name in ("output_code", "down_code")])
-        out: torch.Tensor | None = called(*args)
-        return out
-
-    chosen = range(25) if wanted is None else WANTED.index.tolist()
-    with adapters_for(made, 25, chosen) if adapted else nullcontext():
-        plain = compute()
-        join(made)
-        monkeypatch.setattr(joined_layer, "LEAST_ADDED", 24)
-        monkeypatch.setattr(torch.ops.sluice_cuda.feed_forward, "default", call)
-        assert_same(compute(), plain)
-    added = [0, 0] if bias or adapted else [ADDED, ADDED]
-    last = added if wanted is None else [0, 0]
-    assert codes == [added, added, last]
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -424,22 +381,6 @@ def test_equals_the_layers_to_the_bit(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("wanted", [False, True])
-def test_sums_that_are_rounded_once_are_close_to_those_of_the_layers(
-    wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(joined_layer, "LEAST_ADDED", 100)
-    made = model(device=GPU, dtype=torch.bfloat16)
-    made.pack()
-    some = Wanted(torch.tensor([0, 2, 3], device=GPU)) if wanted else None
-    plain, _ = run(made, SHAPES["prompts"], eager=False, wanted=some)
-    joined, _ = run(made, SHAPES["prompts"], eager=True, wanted=some)
-    assert not torch.equal(joined, plain)
-    assert (joined.float() - plain.float()).norm() < 0.02 * plain.float().norm()
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("shapes", [SHAPES["prompts"], SHAPES["prompts and tokens"]])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("product", ["library", "own"])
@@ -466,7 +407,7 @@ def serve_with_own_products(of: LlamaModel) -> None:
     if cuda_wide.has_wide(GPU):
         rows.append(1024)
         products.append(Product("wide", width=192))
-    by_rows = Choice(rows, products)
+    by_rows = Choice(rows, [Measured(product, 1.0) for product in products], 1)
     linears = [module for module in of.modules() if isinstance(module, Linear)]
     chosen = {
         Kind(linear.weight.data.shape, torch.bfloat16, gated): by_rows
