@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +176,7 @@ def test_a_model_that_looks_at_its_results_is_noticed(
     assert load_runner(on_gpu)._model.is_capturable
     compute = Olmo2Model.forward
 
+    @functools.wraps(compute)  # whose parameters are looked at
     def looking(self: Olmo2Model, *args: Any, **kwargs: Any) -> Any:
         found = compute(self, *args, **kwargs)
         assert found[0].isfinite().all().item()
