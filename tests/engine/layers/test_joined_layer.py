@@ -42,7 +42,7 @@ from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import build, cuda, cuda_low_rank, cuda_wide, ops, reference
 from kernels.low_rank import AdapterTiles, LowRankMatrices
-from kernels.products import Choice, Kind, Measured, Product, Products
+from kernels.products import Choice, Kind, Product, Products
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BLOCK_SIZE, MAX_LEN, HEAD_DIM = 16, 512, 64
@@ -407,7 +407,7 @@ def serve_with_own_products(of: LlamaModel) -> None:
     if cuda_wide.has_wide(GPU):
         rows.append(1024)
         products.append(Product("wide", width=192))
-    by_rows = Choice(rows, [Measured(product, 1.0) for product in products], 1)
+    by_rows = Choice(rows, products)
     linears = [module for module in of.modules() if isinstance(module, Linear)]
     chosen = {
         Kind(linear.weight.data.shape, torch.bfloat16, gated): by_rows
