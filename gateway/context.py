@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
 from starlette.types import Scope, Send
@@ -26,6 +26,8 @@ class RequestContext:
     departure: Departure | None = None
     """Tells when the client leaves, where the server offers it."""
     request_id: UUID = field(default_factory=uuid4)
+    route: str | None = None
+    """The route's path, where a layer answers in its place."""
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
@@ -44,6 +46,12 @@ def detach(scope: Scope) -> None:
     """Break the reference cycle between the scope and the functions that send on its behalf, which
     would wait for the garbage collector."""
     del scope[_KEY]
+
+
+def fork(scope: Scope, send: Send) -> Scope:
+    """The scope for work that answers to ``send`` and may outlive the request: it shares what the
+    request is and what is noted of it, not how its client is reached."""
+    return {**scope, _KEY: replace(of(scope), send=send, write=None, departure=None)}
 
 
 def of(scope: Scope) -> RequestContext:

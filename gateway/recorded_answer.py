@@ -44,11 +44,11 @@ class AnswerWork:
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
         self._app = app
-        self._scope = scope
         self._body: bytes | None = body
         self._may_start = asyncio.Event()
         self._left = asyncio.Event()
         self._messages = asyncio.Queue[Message | None](maxsize=64)
+        self._scope = context.fork(scope, self._messages.put)
         self._status = 0
         self._is_events = False
         self._last = b""
@@ -98,8 +98,6 @@ class AnswerWork:
 
     async def _run(self) -> None:
         try:
-            known = context.of(self._scope)
-            known.send, known.write, known.departure = self._messages.put, None, None
             await self._app(self._scope, self._receive, self._messages.put)
         except ClientDisconnect:
             pass  # it was told so

@@ -49,12 +49,12 @@ class AccessLog:
             self._log(scope, status, time.monotonic() - started_at)
 
     def _log(self, scope: Scope, status: int, duration_s: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")
+        known = context.of(scope)
+        route: str = getattr(scope.get("route"), "path", known.route or "other")
         self._metrics.count_response(route, status)
         level = logging.DEBUG if route in PROBES and status < 400 else logging.INFO
         if not logger.isEnabledFor(level):
             return
-        known = context.of(scope)
         fields: dict[str, str | int | float] = {
             "request_id": str(known.request_id),
             "method": scope.get("method", "WEBSOCKET"),

@@ -82,13 +82,13 @@ class Idempotency:
             )
         body = await Request(scope, receive).body()
         known = context.of(scope)
-        departure = known.departure  # before the work runs, which hides it from its route
+        known.route = scope["path"]  # of those that generate, none of which has a parameter
         reader, is_replay = await self._reader(scope, key, body)
         if is_replay:
             known.notes["idempotent_replay"] = "true"
         try:
             answer = give(reader, send, is_replay=is_replay)
-            await until_disconnect(receive, answer, departure)
+            await until_disconnect(receive, answer, known.departure)
         finally:
             reader.close()
 

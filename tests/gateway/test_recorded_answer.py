@@ -180,3 +180,34 @@ async def test_what_is_closed_is_told_that_its_client_left() -> None:
     work.close()
     assert [items async for items in work.items(on_end)] == []
     assert told == [False]
+
+
+async def test_the_work_outlives_the_request_that_began_it() -> None:
+    request_ended = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await request_ended.wait()
+        known = context.of(scope)
+        assert known.request_id == request_id
+        assert known.departure is None
+        known.notes["user"] = "u"
+        await Response(b"said")(scope, receive, known.send)
+
+    scope = new_scope()
+    known = context.of(scope)
+    request_id, notes = known.request_id, known.notes
+    work = AnswerWork(app, scope, b"")
+
+    async def on_end(is_good: bool) -> None:
+        assert is_good
+
+    async def read() -> list[bytes]:
+        return [item async for some in work.items(on_end) for item in some]
+
+    reading = asyncio.create_task(read())
+    work.start()
+    context.detach(scope)
+    request_ended.set()
+    assert (await given(await reading))[1]["body"] == b"said"
+    assert known.send is send_nowhere
+    assert notes == {"user": "u"}

@@ -192,6 +192,14 @@ async def test_where_nothing_is_generated_the_key_means_nothing(gateway: Gateway
     assert (await ask(gateway)).status == 200, "nobody has claimed it"
 
 
+async def test_replays_are_counted_as_their_route(gateway: Gateway) -> None:
+    for _ in range(2):
+        await ask(gateway)
+    key = await gateway.key("admin")
+    text = (await get(gateway, "/metrics", authorization=f"Bearer {key}")).body.decode()
+    assert 'sluice_http_responses_total{route="/v1/chat/completions",status="200"} 2.0' in text
+
+
 async def test_the_log_tells_replays(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(2):
