@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Scope, Send
 
 from gateway import context
 from gateway.errors import ApiError, InternalError, to_api_error
+from gateway.extensions import Departure
 from gateway.stream_log import StreamReader
 
 _HEAD, _BODY, _END, _BROKEN = b"h", b"b", b"e", b"x"
@@ -48,7 +49,8 @@ class AnswerWork:
         self._may_start = asyncio.Event()
         self._left = asyncio.Event()
         self._messages = asyncio.Queue[Message | None](maxsize=64)
-        self._scope = context.fork(scope, self._messages.put)
+        self._departure = Departure()
+        self._scope = context.fork(scope, self._messages.put, self._departure)
         self._status = 0
         self._is_events = False
         self._last = b""
@@ -61,6 +63,7 @@ class AnswerWork:
 
     def close(self) -> None:
         self._left.set()
+        self._departure.leave()
         self._may_start.set()
 
     async def items(
