@@ -143,11 +143,15 @@ class Idempotency:
                 await self._shared.release_claim(tenant_id, key_hash, claim.answer_id)
         raise Unavailable("The key changes hands too quickly; try again.", retry_after_s=1)
 
-    async def _ended(self, tenant_id: UUID, key_hash: bytes, answer_id: str, is_good: bool) -> None:
+    async def _ended(
+        self, tenant_id: UUID, key_hash: bytes, answer_id: str, is_good: bool, is_whole: bool
+    ) -> None:
         if is_good:
             return
         try:
             await self._shared.release_claim(tenant_id, key_hash, answer_id)
+            if not is_whole:  # nor found by who has just read the claim
+                await self._streams.forget(answer_id, tenant_id)
         except TenantsError as error:
             logger.warning("an idempotency key keeps an answer that failed: %s", error)
 
