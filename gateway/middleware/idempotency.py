@@ -84,9 +84,11 @@ class Idempotency:
         known = context.of(scope)
         known.route = scope["path"]  # of those that generate, none of which has a parameter
         reader, is_replay = await self._reader(scope, key, body)
-        if is_replay:
-            known.notes["idempotent_replay"] = "true"
         try:
+            if is_replay:
+                known.notes["idempotent_replay"] = "true"
+            else:
+                await self._trim(context.principal_of(scope).tenant.id)
             answer = give(reader, send, is_replay=is_replay)
             await until_disconnect(receive, answer, known.departure)
         finally:
@@ -127,7 +129,6 @@ class Idempotency:
                     work.close()
             if claim.answer_id == answer_id:
                 work.start()
-                await self._trim(tenant_id)
                 return reader, False
             if claim.body_hash != body_hash:
                 raise IdempotencyKeyReused(

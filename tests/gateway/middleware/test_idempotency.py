@@ -290,6 +290,21 @@ async def test_the_oldest_keys_make_room(
     assert 20 <= len(gateway.store.shared._claims._rows) <= 23  # type: ignore[attr-defined]
 
 
+async def test_who_fails_while_old_keys_make_room_waits_for_the_answer_no_more(
+    quick: tuple[Gateway, EngineDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any) -> int:
+        raise ValueError("of no kind that is foreseen")
+
+    gateway, double = quick
+    speak(double, interval_s=60.0)
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 0)
+    monkeypatch.setattr(gateway.store.shared, "trim_claims", fail)
+    assert (await ask(gateway)).status == 500
+    await until(lambda: not gateway.app.state.services.streams._running)
+    assert not double.running
+
+
 async def test_with_the_store_away_after_the_claim_the_answer_comes_all_the_same(
     gateway: Gateway,
     double: EngineDouble,
