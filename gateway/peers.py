@@ -126,6 +126,9 @@ class Peers:
         except (WireError, TimeoutError) as exc:
             wire.close()
             raise _lost() from exc
+        except BaseException:
+            wire.close()
+            raise
         return wire
 
     # -- answering

@@ -102,6 +102,15 @@ async def test_a_worker_that_hangs_is_not_waited_for(
         assert len(connections) == 2
 
 
+async def test_who_gives_up_amid_the_handshake_hangs_up(tmp_path: Path) -> None:
+    async with beside(tmp_path, silent) as (here, connections):
+        asking = asyncio.create_task(here.ask(WORKER, RedeemTicket("x")))
+        await until(lambda: connections)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        # Else the collector would close it some day, with a warning, which is an error here.
+
+
 @pytest.mark.parametrize("behave", [breaks_off, answers(Ended()), answers(Items([b"x"]))])
 async def test_a_worker_that_breaks_off_or_the_protocol_is_lost(
     tmp_path: Path, behave: Behave
