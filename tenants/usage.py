@@ -25,6 +25,7 @@ import msgspec
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.limits import Price
+from tenants.outage import OutageLog
 from tenants.progress import Running
 from tenants.store import Store
 from tenants.types import UsageEvent
@@ -164,13 +165,16 @@ class Ledger:
 
     async def run(self) -> None:
         """Adopt what dead processes have left, until cancelled: they may never be restarted."""
+        unread = OutageLog(logger, level=logging.ERROR)
         while True:
             await asyncio.sleep(ADOPT_S)
             try:
                 if (num_events := self.replay()) > 0:
                     logger.warning("Settling %d requests of processes that died", num_events)
             except OSError as error:
-                logger.error("Settlements of dead processes stay in their files: %s", error)
+                unread.failed("Settlements of dead processes stay in their files: %s", error)
+            else:
+                unread.succeeded("Settlements of dead processes can be read again")
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until all is written, ``deadline_s`` at most; return how many events are left.

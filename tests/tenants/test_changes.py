@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -130,6 +131,23 @@ class TestListener:
         assert listener.num_connects == 0
         task.cancel()
         await asyncio.wait([task])
+
+    async def test_an_outage_is_told_once_and_its_end(
+        self, postgres_server: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        name = f"late_{uuid4().hex}"
+        dsn = with_database(postgres_server, name)
+        listener = ChangeListener(dsn, lambda change: None, max_backoff_s=0.01)
+        task = asyncio.create_task(listener.run())
+        await asyncio.sleep(0.5)  # for many attempts
+        await execute(postgres_server, f"CREATE DATABASE {name}")
+        await eventually(lambda: "again" in caplog.text)
+        task.cancel()
+        await asyncio.wait([task])
+        await execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+        began, ended = (record.getMessage() for record in caplog.records)
+        assert re.fullmatch(rf'Not listening to .*: database "{name}" does not exist', began)
+        assert re.fullmatch(rf"Listening to .*{name}.* again, after \d+\.\d s", ended)
 
     async def test_no_connection_stays(self, pg_dsn: str) -> None:
         async with listening(pg_dsn, lambda change: None):

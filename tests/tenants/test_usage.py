@@ -404,15 +404,19 @@ class TestJournal:
         store, key = await faulty()
         journal = Journal(tmp_path)
         ledger = Ledger(store, journal=journal)
-        adopt = journal.adopt
+        adopt, num_looks = journal.adopt, 0
 
         def unreadable() -> list[UsageEvent]:
+            nonlocal num_looks
+            num_looks += 1
             raise PermissionError(13, "Permission denied")
 
         looking = asyncio.create_task(ledger.run())
         monkeypatch.setattr(journal, "adopt", unreadable)
-        await eventually(lambda: "stay in their files" in caplog.text)
+        await eventually(lambda: num_looks > 3)
         monkeypatch.setattr(journal, "adopt", adopt)
+        await eventually(lambda: "can be read again" in caplog.text)
+        assert caplog.text.count("stay in their files") == 1
         dead = Journal(tmp_path)
         dead.append([make_event(key), make_event(key)])
         dead.close()
