@@ -108,7 +108,9 @@ class TestSettle:
         await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(30)))
         assert store.max_concurrent == 3
 
-    async def test_one_writer_tries_while_the_store_is_away(self) -> None:
+    async def test_one_writer_tries_while_the_store_is_away(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         store, key = await faulty()
         store.away = True
         ledger = Ledger(store, num_writers=4, backoff_s=0.01, max_backoff_s=0.01)
@@ -124,6 +126,9 @@ class TestSettle:
         store.away = False
         assert await ledger.drain(30.0) == 0
         assert (await usage_totals(store, key.tenant_id)).requests == 16
+        began, ended = (record.getMessage() for record in caplog.records)
+        assert began == "The ledger keeps usage until the store is back: away"
+        assert ended.startswith("The store takes usage again (16 events wait), after ")
 
     async def test_half_of_the_backlog_is_for_requests_that_run(self) -> None:
         store, key = await faulty()
