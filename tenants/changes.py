@@ -23,6 +23,13 @@ from tenants.outage import OutageLog
 logger = logging.getLogger(__name__)
 
 CHANNEL = "sluice_changes"
+_BROKEN = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a query while the news of the end arrives: asyncpg issue 784
+)
 
 
 class Change(NamedTuple):
@@ -111,7 +118,7 @@ class ChangeListener:
                 finally:
                     connection.terminate()
                     self._on_change(EVERYTHING)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _BROKEN as error:
                 reason = str(error) or type(error).__name__
                 self._outage.failed("Not listening to %s: %s", describe(self._dsn), reason)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))

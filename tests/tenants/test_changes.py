@@ -121,6 +121,20 @@ class TestListener:
             await eventually(lambda: heard[-1] == Change(public_id=who.key.public_id))
             await eventually(lambda: listener.age_s < 0.05)
 
+    async def test_a_query_that_meets_the_news_of_the_end_is_a_broken_line(
+        self, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """About one terminated backend in forty is noticed like this."""
+        async with listening(pg_dsn, lambda change: None) as listener:
+
+            async def execute(*_: object, **__: object) -> None:
+                monkeypatch.undo()
+                raise asyncpg.InternalClientError("cannot switch to state 15")
+
+            monkeypatch.setattr(asyncpg.Connection, "execute", execute)
+            await eventually(lambda: listener.num_connects == 2)
+            await eventually(lambda: listener.age_s < 0.05)
+
     async def test_age_grows_while_the_line_is_broken(self, postgres_server: str) -> None:
         gone = with_database(postgres_server, "nope")
         assert gone != postgres_server
