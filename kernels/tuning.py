@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,11 +64,17 @@ class Use:
 
 
 @torch.inference_mode()
-def measure(uses: Iterable[Use], kept: KeptChoices, batches: Iterable[int] = ()) -> Products:
+def measure(
+    uses: Iterable[Use],
+    kept: KeptChoices,
+    batches: Iterable[int] = (),
+    on_measuring: Callable[[], None] = lambda: None,
+) -> Products:
     """What is fastest for each number of rows of each kind of weight.
 
     uses: of all weights of a model, on one GPU. kept: of former measurements on GPUs like this one,
     which are not repeated. batches: numbers of rows that are to be measured in any case.
+    on_measuring: called before what takes seconds, so not where all was kept.
     """
     by_kind: dict[Kind, list[Use]] = defaultdict(list)
     for use in uses:
@@ -79,7 +85,9 @@ def measure(uses: Iterable[Use], kept: KeptChoices, batches: Iterable[int] = ())
     if not by_kind:
         return UNMEASURED
     device = next(iter(by_kind.values()))[0].weight.device
-    chosen = {kind: _chosen(kind, some, kept, batches) for kind, some in by_kind.items()}
+    chosen = {
+        kind: _chosen(kind, some, kept, batches, on_measuring) for kind, some in by_kind.items()
+    }
     sms = (
         torch.cuda.get_device_properties(device).multi_processor_count
         if cuda_wide.has_wide(device)
@@ -88,7 +96,13 @@ def measure(uses: Iterable[Use], kept: KeptChoices, batches: Iterable[int] = ())
     return Products(chosen, sms)
 
 
-def _chosen(kind: Kind, uses: Sequence[Use], kept: KeptChoices, batches: Iterable[int]) -> Choice:
+def _chosen(
+    kind: Kind,
+    uses: Sequence[Use],
+    kept: KeptChoices,
+    batches: Iterable[int],
+    on_measuring: Callable[[], None],
+) -> Choice:
     max_rows = max(use.max_rows for use in uses)
     sizes = _up_to(max_rows, batches)
     for use in {use.bias is None: use for use in uses}.values():
@@ -102,6 +116,7 @@ def _chosen(kind: Kind, uses: Sequence[Use], kept: KeptChoices, batches: Iterabl
 
     found = read()
     if not found.keys() >= set(sizes):
+        on_measuring()
         with kept.locked():
             found = read()  # another process may have measured while this one waited
             found |= _measured(sorted({*sizes} - found.keys()), kind, weights, biased=biased)

@@ -77,6 +77,26 @@ def test_tests_that_are_named_exist(document: Path) -> None:
         )
 
 
+def test_figures_of_a_gpu_are_in_the_page_that_says_how_they_were_measured() -> None:
+    """The README has some of them, and they are renewed there."""
+    _, _, of_gpu = (ROOT / "README.md").read_text().partition("\n**GPU.**")
+    _, case, *rows = [line for line in of_gpu.splitlines() if line.startswith("|")]
+    assert set(case) <= set("|- "), "the table's head"
+    told = figures((ROOT / "PERFORMANCE.md").read_text())
+    for row in rows:
+        speeds = figures(row.partition("|")[2].partition("|")[2])
+        assert speeds, row
+        assert speeds <= told, row
+
+
+def figures(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\d.,])\d+(?:,\d{3})*(?:\.\d+)?(?![\d])", text))
+
+
+def test_figures() -> None:
+    assert figures("| 3,077; 37.5 ms | 1.19 × | 8.1–9") == {"3,077", "37.5", "1.19", "8.1", "9"}
+
+
 @documents
 def test_modules_that_are_to_be_run_exist(document: Path) -> None:
     for module in modules(document.read_text()):
