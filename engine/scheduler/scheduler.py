@@ -274,14 +274,14 @@ class Scheduler:
                 drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
                 num_tokens += len(drafts)
             end, table = request.num_computed_tokens + num_tokens, request.block_table
-            if end + num_lookahead > table.num_places * block_size:
-                num_places = self._lookahead.num_places(table, end, num_missing)
-                if num_places > table.num_places:
-                    num_fresh = self.cache.num_blocks_to_grow(table, num_places)
+            if end + num_lookahead > table.num_logical_blocks * block_size:
+                num_logical_blocks = self._lookahead.num_logical_blocks(table, end, num_missing)
+                if num_logical_blocks > table.num_logical_blocks:
+                    num_fresh = self.cache.num_blocks_to_grow(table, num_logical_blocks)
                     if not self._make_room(step, num_fresh + num_missing, request, order):
                         num_missing += num_fresh
                         continue
-                    step.plan.append(request.row, self.cache.grow(table, num_places))
+                    step.plan.append(request.row, self.cache.grow(table, num_logical_blocks))
             self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
         # If blocks fell short, new work would only take what running requests lack.
@@ -301,9 +301,9 @@ class Scheduler:
         for request in order:
             end = len(request.token_ids) + request.num_pending
             end = min(end, request.num_computed_tokens + self._chunk_limit)
-            num_places = -(-end // block_size)
-            if num_places > request.block_table.num_places:
-                num_needed += cache.num_blocks_to_grow(request.block_table, num_places)
+            num_logical_blocks = -(-end // block_size)
+            if num_logical_blocks > request.block_table.num_logical_blocks:
+                num_needed += cache.num_blocks_to_grow(request.block_table, num_logical_blocks)
         return num_needed > num_free
 
     def _make_room(
