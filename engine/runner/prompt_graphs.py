@@ -89,7 +89,7 @@ class PromptGraphs:
         adapted: some rows have an adapter."""
         return bool(
             len(fields.rows) == 1
-            and fields.num_places[0] == 1
+            and fields.num_sampled[0] == 1
             and 1 < fields.query_lens[0] <= self.max_num_tokens
             and adapted in self._families
         )
@@ -109,7 +109,7 @@ class PromptGraphs:
         token_ids, positions, slots = self._tokens[:, num_tokens - 1 : num_tokens]
         batch = self._batch
         inputs = assemble(
-            fields.of_places(),
+            fields.sampled_only(),
             token_ids=token_ids,
             positions=positions,
             slots=slots,

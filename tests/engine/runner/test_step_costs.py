@@ -20,7 +20,7 @@ def test_it_times_steps_of_growing_batches_and_lengths() -> None:
     ran: list[tuple[int, int, int]] = []
 
     def run(fields: ChunkFields) -> None:
-        assert (fields.num_places == fields.query_lens).all()
+        assert (fields.num_sampled == fields.query_lens).all()
         ran.append((len(fields.rows), int(fields.query_lens[0]), int(fields.computed[0])))
 
     costs = measure_step_costs(run, None, lengths=(0, 1, 3), **SIZES)
