@@ -52,7 +52,7 @@ class _Counts:
         return (self.hits + _PRIOR_WEIGHT * prior) / (self.tries + _PRIOR_WEIGHT)
 
 
-class _Place:
+class _PositionRate:
     """Follows slow changes with many drafts in mind, and sudden ones with few."""
 
     __slots__ = ("long", "short")
@@ -89,7 +89,7 @@ class Acceptance:
         """max_length: drafts of a request in a step, at most. by_request: without, all requests
         are taken for alike."""
         self._by_request = by_request
-        self._places = [_Place() for _ in range(max_length)]
+        self._positions = [_PositionRate() for _ in range(max_length)]
         self._requests: dict[str, tuple[_Counts, _Counts]] = {}
         self._rates: list[float] | None = None
         """Of the places; None: to be computed."""
@@ -103,8 +103,8 @@ class Acceptance:
             self._num_idle_steps += 1
             return
         self._forget()
-        tries = [0] * (len(self._places) + 1)
-        hits = [0] * (len(self._places) + 1)
+        tries = [0] * (len(self._positions) + 1)
+        hits = [0] * (len(self._positions) + 1)
         for _, num_drafts, num_right in outcomes:
             tries[num_right + 1 if num_right < num_drafts else num_drafts] += 1
             hits[num_right] += 1
@@ -112,13 +112,13 @@ class Acceptance:
             for outcome in outcomes:
                 self._observe_request(*outcome)
         num_tries = num_hits = 0
-        for index in range(len(self._places) - 1, -1, -1):
+        for index in range(len(self._positions) - 1, -1, -1):
             num_tries += tries[index + 1]
             num_hits += hits[index + 1]
             if num_tries:
-                self._places[index].add(num_hits, num_tries)
+                self._positions[index].add(num_hits, num_tries)
             else:
-                self._places[index].scale(_AGEING_BEHIND)
+                self._positions[index].scale(_AGEING_BEHIND)
         self._rates = None
 
     def _observe_request(self, request_id: str, num_drafts: int, num_right: int) -> None:
@@ -137,8 +137,8 @@ class Acceptance:
     def _forget(self) -> None:
         """What the steps without drafts are a reason to."""
         if self._num_idle_steps:
-            for place in self._places:
-                place.scale(_AGEING**self._num_idle_steps)
+            for position in self._positions:
+                position.scale(_AGEING**self._num_idle_steps)
             self._num_idle_steps = 0
             self._rates = None
 
@@ -153,8 +153,8 @@ class Acceptance:
             self._forget()
         if self._rates is None:
             self._rates, rate = [], _PRIOR_CHANCE
-            for place in self._places:
-                rate = place.long.rate(rate)
+            for position in self._positions:
+                rate = position.long.rate(rate)
                 self._rates.append(rate)
         return self._rates
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # In place of a length: of a step in which requests have different numbers of drafts.
-_UNEVEN = -1
+_MIXED = -1
 
 # What one measured step weighs against the next one of its kind, and against the next of any.
 _DECAY, _OVERALL_DECAY = 0.95, 0.98
@@ -64,8 +64,8 @@ class StepCosts:
         if self.is_padded:
             length = self.lengths[bisect_left(self.lengths, longest)]
             return length, length
-        is_even = num_drafts == batch * longest
-        return longest if is_even else _UNEVEN, num_drafts / batch
+        is_uniform = num_drafts == batch * longest
+        return longest if is_uniform else _MIXED, num_drafts / batch
 
     def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
         """Of a step with ``num_drafts`` in all, at most ``longest`` for a request."""
@@ -192,14 +192,14 @@ class LearnedCosts:
             self._known[asked] = seconds
         return seconds
 
-    def even(self, batch: int, length: int) -> float:
+    def uniform(self, batch: int, length: int) -> float:
         return self.seconds(batch, length, batch * length)
 
     def hopeful(self, batch: int, length: int) -> float:
         """As ``even``, but if drafts turn out to be as far from the table as steps without them:
         what is not known is worth a try."""
         plain_too = self._corrected(batch, 0, self._expected(batch, length))
-        return min(self.even(batch, length), plain_too)
+        return min(self.uniform(batch, length), plain_too)
 
     def num_seen(self, batch: int, longest: int, num_drafts: int) -> int:
         """Steps of this kind that were measured."""

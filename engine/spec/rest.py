@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from engine.spec.experience import HOLDS
+from engine.spec.experience import STEPS_PER_UPDATE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Rest:
         """That its steps gave, by how many a step gave: its batch, as a rule."""
         self.num_passed = 0
         """Steps of it that are over, and were not timed."""
-        self._num_held = HOLDS
+        self._usual_length = STEPS_PER_UPDATE
         self._overlaps = self._is_of_batch = False
         self._last = 0
         """As ``plan`` returned for the last step that is over."""
@@ -35,15 +35,16 @@ class Rest:
         """By the batch: of steps without drafts that are over, nothing was learned yet."""
 
     def begin(self, num_steps: int, batch: int, *, overlaps: bool, is_of_batch: bool) -> None:
-        """Of so many steps, or of more if that is what it ``HOLDS`` for; none: it does not begin.
-        overlaps: its steps do as a rule. is_of_batch: another batch, or a prompt, ends it."""
-        self.num_steps = self._num_held if num_steps == HOLDS else num_steps
+        """Of so many steps, or of more if that is what it ``STEPS_PER_UPDATE`` for; none: it does
+        not begin. overlaps: its steps do as a rule. is_of_batch: another batch, or a prompt, ends
+        it."""
+        self.num_steps = self._usual_length if num_steps == STEPS_PER_UPDATE else num_steps
         self.batch, self._overlaps, self._is_of_batch = batch, overlaps, is_of_batch
 
     def end(self) -> None:
         """Before its time."""
         if self.num_steps:
-            self.num_steps, self._num_held = 0, HOLDS
+            self.num_steps, self._usual_length = 0, STEPS_PER_UPDATE
 
     def pause(self) -> None:
         """The engine has nothing to do for a while."""
@@ -73,7 +74,7 @@ class Rest:
             return None
         self.num_steps -= 1
         if not self.num_steps:
-            self._num_held = min(2 * self._num_held, _MAX_STEPS)
+            self._usual_length = min(2 * self._usual_length, _MAX_STEPS)
         return batch if is_usual else 0
 
     def collect(

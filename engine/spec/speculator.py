@@ -44,7 +44,7 @@ MAX_FORCED_BATCH = 4
 _UNTIMED = -1
 """Stands for a step of a rest of which only the tokens count."""
 
-_MAX_UNSEEN = 3
+_MAX_SKIPPED = 3
 """Of steps with drafts that are alike so many pass between two that are looked at: what can be
 learned of each takes the host longer than small models take to compute it."""
 
@@ -72,7 +72,7 @@ class Speculator:
         """Steps in flight, each with the requests whose drafts a grammar forced; of a step at rest
         its batch, or ``_UNTIMED``, and None of one that nothing is learned of."""
         self._last: PlannedStep | None = None
-        self._num_unseen = 0
+        self._num_skipped = 0
         """Steps like the last one since then."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
@@ -183,7 +183,7 @@ class Speculator:
         """As many drafts for all, before there are any: they cost time."""
         most = max(asked.values())
         probe_length = self._probe_length(batch, most)
-        length = self._adaptive.even_length(batch, most)
+        length = self._adaptive.uniform_length(batch, most)
         has_features, self.keeps_features = self.keeps_features, length > 0 or probe_length > 0
         if not self.keeps_features:
             self._begin_rest(asked, batch, overlaps=False)
@@ -254,7 +254,7 @@ class Speculator:
                     self._rest.end()  # What a grammar forces costs next to nothing.
                 return
         if self._drafted and self._is_like_the_last(plan, num_tokens):
-            self._num_unseen += 1
+            self._num_skipped += 1
             self._planned.append(None)
             return
         num_drafts = longest = 0
@@ -273,9 +273,9 @@ class Speculator:
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
             drafting_s=self._drafting_s,
-            num_like=1 + (self._num_unseen if num_drafts else 0),
+            num_like=1 + (self._num_skipped if num_drafts else 0),
         )
-        self._num_unseen, self._last = 0, step
+        self._num_skipped, self._last = 0, step
         if step.is_probe and not self._proposer.is_free:
             self._num_probes += 1
         self._adaptive.planned(step)
@@ -284,7 +284,7 @@ class Speculator:
     def _is_like_the_last(self, plan: StepPlan, num_tokens: int) -> bool:
         """Of a step with drafts: whether it is one of many, of which a few will do to learn."""
         last, batch = self._last, len(plan.chunks)
-        if last is None or not last.num_drafts or self._num_unseen == _MAX_UNSEEN:
+        if last is None or not last.num_drafts or self._num_skipped == _MAX_SKIPPED:
             return False
         if plan.admissions or self._is_probe or self._waited or self._forced:
             return False
@@ -340,7 +340,7 @@ class Speculator:
             self._num_probes = max(0, self._num_probes - step.is_probe)
             if step.num_drafts and self._proposer is not None and not self._proposer.is_free:
                 # The next step asks as soon as this one's successor is over: have the answer.
-                self._adaptive.even_length(step.batch, self._max_tokens)
+                self._adaptive.uniform_length(step.batch, self._max_tokens)
 
     def foresees_drafts(self, running: Collection[Request]) -> bool:
         """Whether it looks as if there will be drafts once the step in flight is known.
@@ -352,7 +352,7 @@ class Speculator:
         adaptive, batch = self._adaptive, len(running)
         is_probe = self._probe_length(batch, self._max_tokens) > 0
         if not self._proposer.is_free:
-            wants_drafts = is_probe or adaptive.even_length(batch, self._max_tokens) > 0
+            wants_drafts = is_probe or adaptive.uniform_length(batch, self._max_tokens) > 0
             has_features, self.keeps_features = self.keeps_features, wants_drafts
             if not wants_drafts:
                 self._begin_rest(running, batch, overlaps=True)
