@@ -50,6 +50,8 @@ class GroupHit:
 
 @dataclass(frozen=True, slots=True)
 class HybridHit(PrefixHit):
+    """A ``PrefixHit`` by layer groups."""
+
     groups: tuple[GroupHit, ...] = ()
     """In place of ``block_ids`` and ``source``."""
     num_full_blocks: int = 0
