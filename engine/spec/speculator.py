@@ -251,22 +251,12 @@ class Speculator:
         overlaps: another step is in flight."""
         if self._proposer is None:
             return
-        batch = len(plan.chunks)
         if not plan.admissions and self._rest.passes():
-            self._planned.append(_UNTIMED)
+            self._planned.append(_UNTIMED)  # What most steps of a rest come to: no further calls.
             return
-        if self._rest.num_steps:
-            is_plain = batch == num_tokens and not plan.admissions
-            planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
-            if planned is not None:
-                self._planned.append(planned)
-                if plan.admissions and self._probe_length(batch, self._max_tokens):
-                    # A good time for a probe: all features of a prompt are kept, and the network
-                    # must catch up with prompts anyway.
-                    self._rest.end()
-                if not is_plain and any(chunk.constrained for chunk in plan.chunks):
-                    self._rest.end()  # Forced tokens are nearly free: look for them in each step.
-                return
+        if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
+            return
+        batch = len(plan.chunks)
         if self._drafted and self._is_like_the_last(plan, num_tokens):
             self._num_skipped += 1
             self._planned.append(None)
@@ -295,6 +285,22 @@ class Speculator:
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
 
+    def _planned_in_rest(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> bool:
+        """As ``planned``, in a rest of which the step may be timed; False if it ends the rest."""
+        batch = len(plan.chunks)
+        is_plain = batch == num_tokens and not plan.admissions
+        planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
+        if planned is None:
+            return False
+        self._planned.append(planned)
+        if plan.admissions and self._probe_length(batch, self._max_tokens):
+            # A good time for a probe: all features of a prompt are kept, and the network must
+            # catch up with prompts anyway.
+            self._rest.end()
+        if not is_plain and any(chunk.constrained for chunk in plan.chunks):
+            self._rest.end()  # Forced tokens are nearly free: look for them in each step.
+        return True
+
     def _is_like_the_last(self, plan: StepPlan, num_tokens: int) -> bool:
         """Whether a step with drafts can be skipped: it is like the last one, of whose kind enough
         were learned from."""
@@ -312,32 +318,35 @@ class Speculator:
         """The oldest step in flight is over. moved: the new tokens of each request."""
         if self._proposer is None:
             return
-        now = self._clock()
+        now, before_s = self._clock(), self._collected_s
+        self._collected_s = now
         planned = self._planned.popleft()
         if planned is None:
-            self._collected_s = now
             return
         if planned == _UNTIMED:
             self._rest.passed(len(moved))
-            self._collected_s = now
             return
         if isinstance(planned, int):
-            follower = self._planned[0] if self._planned else None
-            if follower == _UNTIMED:
-                follower = 0
-            elif isinstance(follower, tuple):
-                follower = follower[0].batch * follower[0].only_decodes
-            self._rest.collect(planned, now - self._collected_s, len(moved), follower=follower)
-            self._collected_s = now
+            seconds, follower = now - before_s, self._batch_in_flight()
+            self._rest.collect(planned, seconds, len(moved), follower=follower)
             return
         self._observe_rest()
         step, plan, forced = planned
-        seconds = now - max(step.began_s, self._collected_s)
-        self._collected_s = now
+        seconds = now - max(step.began_s, before_s)
         if step.overlaps and not self._planned:
             step.is_last = True
         step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
         self._collected.append((step, seconds, plan, result, forced))
+
+    def _batch_in_flight(self) -> int | None:
+        """The batch of the oldest step in flight; 0 if it is not known to decode only; None if
+        there is no step."""
+        planned = self._planned[0] if self._planned else None
+        if planned == _UNTIMED:
+            return 0
+        if isinstance(planned, tuple):
+            return planned[0].batch * planned[0].only_decodes
+        return planned
 
     def learn(self, unfinished: Container[str]) -> None:
         """Learn from the steps that are over; called while the device is busy. unfinished: ids of
