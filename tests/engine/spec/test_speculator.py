@@ -306,7 +306,7 @@ def start(
     adaptive = core._speculator._adaptive
     uniform_length, may_pay = adaptive.uniform_length, adaptive.may_pay
 
-    def even_length_asked(batch: int, most: int) -> int:
+    def uniform_length_asked(batch: int, most: int) -> int:
         asked.append(batch)
         return uniform_length(batch, most)
 
@@ -314,7 +314,7 @@ def start(
         asked.append(batch)
         return may_pay(requests, batch)
 
-    adaptive.uniform_length = even_length_asked  # type: ignore[method-assign]
+    adaptive.uniform_length = uniform_length_asked  # type: ignore[method-assign]
     adaptive.may_pay = may_pay_asked  # type: ignore[method-assign]
     for index in range(batch):
         params = SamplingParams(max_tokens=60_000 // batch, ignore_eos=True)
