@@ -69,7 +69,7 @@ def test_the_least_time_counts() -> None:
         clock.now += next(times)
 
     costs = measure_step_costs(run, None, lengths=(0,), clock=clock, **{**SIZES, "max_num_seqs": 1})
-    assert costs.taken_s == [[pytest.approx(0.01)]]
+    assert [*costs.taken_s[0]] == [pytest.approx(0.01)]
 
 
 def test_long_steps_are_not_repeated() -> None:
@@ -84,4 +84,4 @@ def test_long_steps_are_not_repeated() -> None:
     sizes = {**SIZES, "max_num_seqs": 1}
     costs = measure_step_costs(run, None, lengths=(0, 1), clock=clock, **sizes)
     assert calls == 2
-    assert costs.taken_s == [[pytest.approx(0.11)]] * 2
+    assert [s for row in costs.taken_s for s in row] == [pytest.approx(0.11)] * 2
