@@ -173,7 +173,8 @@ class Scheduler:
     def _is_worth_swapping(self, request: Request) -> bool:
         num_tokens, table = request.num_settled_tokens, request.block_table
         num_blocks = self.cache.num_blocks_to_swap(table, num_tokens)
-        if num_blocks > self.cache.swap.num_free:
+        # A window of one token leaves none at the end of a block.
+        if not 0 < num_blocks <= self.cache.swap.num_free:
             return False
         # Blocks that other requests hold as well stay cached as long as those run.
         num_sole_tokens = self.cache.num_sole_tokens(table)

@@ -331,7 +331,7 @@ def test_serve_with_an_unreadable_model(migrated: Folder, damage: str) -> None:
 
 def test_serve_without_its_secrets(migrated: Folder, tmp_path: Path) -> None:
     (tmp_path / "sluice.toml").write_text(
-        f'[engine]\nmodel = "{MODEL_DIR}"\n[tenants]\ndsn = "{migrated.dsn}"\n'
+        f'[engine]\nmodel = "{MODEL_DIR}"\n[server]\nport = 0\n[tenants]\ndsn = "{migrated.dsn}"\n'
     )
     line = Folder.complaint(migrated, "serve", "--config", str(tmp_path / "sluice.toml"))
     assert "secrets.json: no such file" in line

@@ -90,7 +90,7 @@ async def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         await server.serve(config)
     with pytest.raises(ConfigError, match=r"tenants\.dsn is missing"):
-        await server.serve(configuration.parse({"engine": {"model": "x"}}))
+        await server.serve(configuration.parse({"engine": {"model": "x"}, "server": {"port": 0}}))
     (tmp_path / "secrets.json").unlink()
     with pytest.raises(SecretsError, match="no such file"):
         await server.serve(config)
