@@ -125,3 +125,22 @@ def test_commands_that_are_named_exist(document: Path) -> None:
             assert name in commands, f"sluice {name}"
             if sub and (group := getattr(commands[name], "commands", None)):
                 assert sub in group, f"sluice {name} {sub}"
+
+
+def test_the_engines_map_names_every_module() -> None:
+    """But for the families of models, which are alike, and the demo, which has a README."""
+    text = (ROOT / "engine/README.md").read_text()
+    modules: dict[str, set[str]] = {}
+    folder = ""
+    for cells in re.findall(r"^\|(.*?)\|.*?\|(.*)\|$", text, re.MULTILINE):
+        folder = cells[0].strip(" `") or folder
+        named = modules.setdefault("" if folder == "engine/" else folder, set())
+        named |= set(re.findall(r"`(\w+\.py)`", cells[1]))
+    for path in (ROOT / "engine").rglob("*.py"):
+        folder, _, name = str(path.relative_to(ROOT / "engine")).rpartition("/")
+        if name == "__init__.py" or folder.startswith("demo"):
+            continue
+        if folder == "models" and not re.match("base|config|registry|llama|transformers", name):
+            continue
+        if (folder, name) != ("scheduler", "bench.py"):
+            assert name in modules[f"{folder}/" if folder else ""], path
