@@ -385,7 +385,8 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     (
         EngineDead,
         lambda exc: EngineUnavailable(
-            "The engine is not available; it is being restarted.", retry_after_s=2
+            "The engine is not available; it is being started. /readyz is 200 when it serves.",
+            retry_after_s=2,
         ),
     ),
     (

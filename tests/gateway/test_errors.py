@@ -114,6 +114,14 @@ def test_one_message_for_all_bad_keys() -> None:
     assert f"begins with {key[:7]} and has {len(key)} characters" in message
 
 
+def test_who_comes_before_the_engine_is_told_how_to_wait() -> None:
+    """Whether its model is loading for the first time or it died."""
+    error = to_api_error(EngineDead("not started"))
+    assert "being started" in error.message
+    assert "/readyz" in error.message
+    assert error.headers()["retry-after"] == "2"
+
+
 def test_a_wrong_path_is_told_how_paths_begin() -> None:
     assert "begin with /v1" in to_api_error(HTTPException(404)).message
 
