@@ -18,7 +18,10 @@ DOCUMENTS = [
     for name in (
         "README.md",
         "PERFORMANCE.md",
+        "docs/architecture.md",
         "docs/experiments.md",
+        "docs/models.md",
+        "docs/performance-gateway.md",
         "engine/README.md",
         "engine/demo/README.md",
         "gateway/README.md",

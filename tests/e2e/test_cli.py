@@ -111,7 +111,7 @@ def migrated(folder: Folder) -> Folder:
 def test_tenants_are_created_and_listed(migrated: Folder) -> None:
     created = migrated.ok("tenant", "create", "acme", "--weight", "2.5", "--priority", "-1")
     assert created.startswith("Created tenant acme (")
-    migrated.ok("tenant", "create", "Büro 7")
+    assert "`sluice key create 'Büro 7'` makes" in migrated.ok("tenant", "create", "Büro 7")
     rows = [line.split("\t") for line in migrated.ok("tenant", "list").splitlines()]
     assert {row[0]: row[2:4] for row in rows}.items() >= {
         "acme": ["2.5", "-1"],
