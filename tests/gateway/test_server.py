@@ -298,8 +298,8 @@ def test_sigterm_lets_a_stream_end_and_leaves_nothing(
             if line:
                 chunks.append(line.removeprefix("data: "))
             if len(chunks) == 3:
-                for each in (server_process, *children):
-                    each.send_signal(signal.SIGTERM)
+                for pid in (server_process.pid, *(child.pid for child in children)):
+                    os.kill(pid, signal.SIGTERM)
     assert chunks[-1] == "[DONE]"
     assert server_process.wait(60) == 0
     assert not any(child.is_running() for child in children)
