@@ -239,6 +239,8 @@ class Example:
             may_fail |= heard.status in (404, 410) or heard.code == "stream_position_gone"
         if heard.name in self._guests.ended or (heard.status == 404 and visit.ends == "delete"):
             may_fail |= heard.status == 404 or heard.code == "stream_not_found"
+        if plan.has_small_log:  # a reader may be too slow for it
+            may_fail |= "stream_position_gone" in (heard.code if heard.is_whole else "")
         try:
             heard.check(may_fail=may_fail, may_be_cut=may_be_cut)
         except AssertionError as error:
@@ -320,7 +322,7 @@ class Example:
             assert {again.body} == good
             assert again.headers.get("idempotent-replayed") == "true"
         if not good:
-            again.check(may_fail=False, may_be_cut=True)
+            again.check(may_fail=self._plan.has_small_log, may_be_cut=True)
         if again.name is not None and visit.background:
             await until(lambda: not _held(gateway.app.state.services))
 
