@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +19,96 @@ SOURCES = sorted(build.SOURCES.glob("*.cu"))
 BINDINGS = sorted(build.SOURCES.glob("bind*.cpp"))
 
 
+@functools.cache
+def fast_compile_flags() -> tuple[str, ...]:
+    """Those that skip most of the optimizer's work, where nvcc knows them: from CUDA 12.9 on."""
+    usage = subprocess.run([build.find_nvcc(), "--help"], capture_output=True, text=True).stdout
+    return ("--Ofast-compile", "max") if "--Ofast-compile" in usage else ()
+
+
+def compile_kernel(source: Path, arch: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Optimized for Hopper alone, as built there. What only the front end and the assembler can
+    find wrong with an older architecture, they find in code that is not optimized as well."""
+    command = build.nvcc_command(source, tmp_path / "out.o", arch, build.find_nvcc())
+    if arch == "80":
+        command += fast_compile_flags()
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute of a core, which other work may share
 @pytest.mark.parametrize("arch", build.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_kernel_compiles_without_warnings(source: Path, arch: str, tmp_path: Path) -> None:
-    command = build.nvcc_command(source, tmp_path / "out.o", arch, build.find_nvcc())
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = compile_kernel(source, arch, tmp_path)
     assert result.returncode == 0, result.stderr
     assert "warning" not in result.stderr, result.stderr
+
+
+KERNEL = "__global__ void kernel(int* out) {{ {body} out[threadIdx.x] = 1; }}\n"
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", build.ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("int unused;", r"warning.*unused"),  # the front end
+        ("undeclared();", r'error.*"undeclared" is undefined'),
+        ('asm volatile("nonsense;");', "ptxas.*nonsense"),
+        ('asm volatile("tcgen05.wait::ld.sync.aligned;");', "ptxas.*tcgen05"),
+        ("__shared__ int tile[1 << 16]; tile[0] = out[0]; out[1] = tile[out[2]];", "shared data"),
+    ],
+)
+def test_what_is_wrong_is_heard_from_each_stage(
+    body: str, said: str, arch: str, tmp_path: Path
+) -> None:
+    """Or the test above would prove nothing."""
+    source = tmp_path / "wrong.cu"
+    source.write_text(KERNEL.format(body=body))
+    result = compile_kernel(source, arch, tmp_path)
+    assert re.search(said, result.stderr), result.stderr
+    assert result.returncode != 0 or "warning" in said
+
+
+@pytest.fixture(scope="module")
+def compile_binding(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[Path], subprocess.CompletedProcess[str]]]:
+    """Compiles what includes bind.h after torch's headers that it begins with, which take longer
+    than all else and are parsed once.
+
+    A torch for CPUs lacks one header that CUDA's own needs, and what a binding is linked to.
+    """
+    folder = tmp_path_factory.mktemp("headers")
+    macros = folder / "c10" / "cuda" / "impl" / "cuda_cmake_macros.h"
+    macros.parent.mkdir(parents=True)
+    macros.write_text("#define C10_CUDA_BUILD_SHARED_LIBS\n")
+
+    def run(source: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        command = build._binding_command(source, output, build.find_nvcc())
+        for option in options:
+            command += ["-Xcompiler", option]
+        return subprocess.run(
+            [*command, f"-I{folder}"], capture_output=True, text=True, check=False
+        )
+
+    headers = re.findall("^#include <.*>$", (build.SOURCES / "bind.h").read_text(), re.MULTILINE)
+    first = folder / "first.cpp"
+    first.write_text("\n".join([*headers, ""]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", sys.path[:])  # setuptools, which torch imports, adds to it
+        parsed = run(first, folder / "first.h.gch", "-x,c++-header")
+        assert parsed.returncode == 0, parsed.stderr
+
+        def compile_one(source: Path) -> subprocess.CompletedProcess[str]:
+            begins_with_them = re.search('"bind(_linear)?.h"', source.read_text())
+            parsed_once = ["-include", str(folder / "first.h"), "-Werror=invalid-pch"]
+            options = parsed_once if begins_with_them else []
+            return run(source, folder / "out.o", "-fsyntax-only", *options)
+
+        yield compile_one
 
 
 @needs_nvcc
@@ -33,17 +116,25 @@ def test_kernel_compiles_without_warnings(source: Path, arch: str, tmp_path: Pat
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("binding", BINDINGS, ids=lambda path: path.stem)
 def test_binding_fits_torch_and_the_kernels(
-    binding: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    binding: Path, compile_binding: Callable[[Path], subprocess.CompletedProcess[str]]
 ) -> None:
-    """A torch for CPUs lacks one header that CUDA's own needs, and what a binding is linked to."""
-    monkeypatch.setattr(sys, "path", sys.path[:])  # setuptools, which torch imports, adds to it
-    macros = tmp_path / "c10" / "cuda" / "impl" / "cuda_cmake_macros.h"
-    macros.parent.mkdir(parents=True)
-    macros.write_text("#define C10_CUDA_BUILD_SHARED_LIBS\n")
-    command = build._binding_command(binding, tmp_path / "out.o", build.find_nvcc())
-    command += ["-Xcompiler", "-fsyntax-only", f"-I{tmp_path}"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = compile_binding(binding)
     assert result.returncode == 0, result.stderr
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_binding_that_does_not_fit_is_named(
+    tmp_path: Path, compile_binding: Callable[[Path], subprocess.CompletedProcess[str]]
+) -> None:
+    text = (build.SOURCES / "bind_rounded.cpp").read_text()
+    binding = tmp_path / "bind_rounded.cpp"
+    binding.write_text(text.replace("getCurrentCUDAStream()),", "getCurrentCUDAStream(), 1),"))
+    for header in build.SOURCES.glob("*.*h"):
+        (tmp_path / header.name).symlink_to(header)
+    result = compile_binding(binding)
+    assert result.returncode != 0
+    assert "too many arguments" in result.stderr, result.stderr
 
 
 def test_kernels_take_raw_pointers_only() -> None:
