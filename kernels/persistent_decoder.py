@@ -1,4 +1,4 @@
-"""All layers of a decoder for one token of each of a few sequences, in one launch.
+"""All layers of a decoder for a few tokens of a few sequences, in one launch.
 
 Python face of ``csrc/persistent_decoder.cu``; ``cuda.load`` comes before.
 """
@@ -17,6 +17,8 @@ MAX_GROUP = 8
 """Query heads of a KV head."""
 MAX_KV_HEADS = 32
 MAX_TOKENS = 16
+MAX_DRAFTED_TOKENS = 8
+"""If sequences have more than one."""
 MAX_CTAS = 160
 EXCHANGES = 3
 _COUNTS = 2 * 32  # sizeof(PersistentCounts) / 4
@@ -170,11 +172,14 @@ class PersistentDecoder:
     ) -> Tensor:
         """What the layers make of x, [tokens, hidden], before the final norm: of the same shape.
 
-        Each token is the newest of another sequence. kv_cache: of each layer keys and values,
+        The tokens are the newest of their sequences, equally many of each, in order, and each sees
+        those before it: all ``MAX_TOKENS`` of them of different sequences, or no more than
+        ``MAX_DRAFTED_TOKENS``. kv_cache: of each layer keys and values,
         [num_blocks, block_size, kv_heads, head_dim] and of x's dtype. cos_sin:
         [max_positions, head_dim] float32, see ``cuda.rope_and_cache``. positions, slots: [tokens]
-        int64; at slot -1 nothing is stored. block_table: [tokens, max_blocks] int32; seq_lens:
-        [tokens] int32, the token included. 0 is padding: its result means nothing.
+        int64, positions of a sequence without a gap; at slot -1 nothing is stored. block_table:
+        [sequences, max_blocks] int32; seq_lens: [sequences] int32, these tokens included. 0 is
+        padding: its results mean nothing.
         """
         out = torch.empty_like(x)
         torch.ops.sluice_cuda.persistent_decoder(

@@ -50,11 +50,16 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   check_row(residual, x, "residual", sluice::kMostPersistentTokens * hidden);
   check_each(positions, at::kLong, tokens, "positions");
   check_each(slots, at::kLong, tokens, "slots");
-  check_each(seq_lens, at::kInt, tokens, "seq_lens");
+  const int64_t sequences = seq_lens.numel();
+  check_each(seq_lens, at::kInt, sequences, "seq_lens");
+  TORCH_CHECK(sequences ? tokens % sequences == 0 : tokens == 0, tokens,
+              " tokens are not equally many of each of ", sequences, " sequences");
+  TORCH_CHECK(tokens == sequences || tokens <= sluice::kMostDraftedTokens, "at most ",
+              sluice::kMostDraftedTokens, " tokens if a sequence has several, got ", tokens);
   TORCH_CHECK(block_table.is_cuda() && block_table.scalar_type() == at::kInt &&
-                  block_table.dim() == 2 && block_table.size(0) == tokens &&
+                  block_table.dim() == 2 && block_table.size(0) == sequences &&
                   block_table.stride(1) == 1,
-              "block_table must be int32 [", tokens, ", max_blocks] with contiguous rows");
+              "block_table must be int32 [", sequences, ", max_blocks] with contiguous rows");
   TORCH_CHECK(block_size > 0 && block_size % 16 == 0, "block_size must be a multiple of 16, got ",
               block_size);
   TORCH_CHECK(cos_sin.is_cuda() && cos_sin.is_contiguous() &&
@@ -90,6 +95,7 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   p.exchange_bytes = exchange_bytes;
   p.max_blocks = block_table.stride(0);
   p.tokens = tokens;
+  p.queries = sequences ? tokens / sequences : 1;
   p.num_layers = layers.size(0);
   p.hidden = hidden;
   p.intermediate = intermediate;

@@ -16,7 +16,7 @@ namespace sluice::persistent {
 template <typename T>
 constexpr float kUnscaled = std::is_same_v<T, __half> ? 1.f / 64 : 1.f;
 
-template <typename T, int D, int kGroups>
+template <typename T, int D, int kGroups, bool kDrafts>
 class Layers {
   static constexpr int kTokens = kGroups * 8;
 
@@ -47,7 +47,7 @@ class Layers {
   const PersistentDecoder& p;
   Shared& sm;
   Products<T, kGroups> products;
-  TokenAttention<T, D, kGroups> attention;
+  TokenAttention<T, D, kGroups, kDrafts> attention;
   T* const residual;  // [tokens, hidden]; of an element, only one thread knows
 
   // What a thread needs to finish an output.

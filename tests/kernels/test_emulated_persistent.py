@@ -19,8 +19,10 @@ from kernels.persistent_decoder import (
 )
 from tests.kernels import emulated
 from tests.kernels.test_persistent_decoder import (
+    DRAFTED,
     EPS,
     HEAD_EPS,
+    OF_STEP,
     Model,
     Step,
     check,
@@ -70,6 +72,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("exchange_bytes", "max_blocks")),
         *((name, ctypes.c_int) for name in INTS),
         *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
+        ("queries", ctypes.c_int),
     )
 
 
@@ -109,6 +112,7 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "exchange_bytes": size,
         "max_blocks": step.block_table.stride(0),
         "tokens": len(step.x),
+        "queries": step.num_queries,
         "num_layers": len(model.layers),
         "hidden": first.hidden,
         "intermediate": first.intermediate,
@@ -129,7 +133,7 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
 
 
 def check_decoded(library: ctypes.CDLL, *contexts: int, ctas: int = CTAS, **options: Any) -> None:
-    of_step = {k: options.pop(k) for k in ("block_size", "stored") if k in options}
+    of_step = {k: options.pop(k) for k in OF_STEP if k in options}
     model = make_model(device="cpu", **options)
     step = make_step(model, *contexts, **of_step)
     wanted = step.copy()
@@ -198,3 +202,11 @@ def test_several_tokens(library: ctypes.CDLL, contexts: tuple[int, ...]) -> None
 def test_lengths_far_apart(library: ctypes.CDLL) -> None:
     """Units of more than one for some CTAs."""
     check_decoded(library, 1500, *[50] * 8)
+
+
+@pytest.mark.parametrize("ctas", [2, 7])
+@pytest.mark.parametrize(("queries", "contexts"), DRAFTED)
+def test_several_tokens_of_a_sequence(
+    library: ctypes.CDLL, queries: int, contexts: tuple[int, ...], ctas: int
+) -> None:
+    check_decoded(library, *contexts, queries=queries, ctas=ctas)

@@ -13,6 +13,20 @@ from kernels import cuda, reference
 from kernels.persistent_decoder import LayerWeights, PersistentDecoder, refusal
 
 EPS, HEAD_EPS = 1e-5, 1e-6
+OF_STEP = ("queries", "block_size", "stored")
+"""Options of ``make_step``."""
+DRAFTED = [
+    # tokens of each sequence, contexts
+    *((4, (context,)) for context in (4, 5, 16, 17, 19, 20, 34)),
+    (2, (300, 17)),
+    (2, (2, 0, 33, 18)),
+    (3, (16, 50)),
+    (5, (1000,)),
+    (8, (8,)),
+    (8, (23,)),
+    (8, (600,)),
+]
+"""The new keys in one tile of keys and in two, whose borders are the units' or not."""
 LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -36,7 +50,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Step:
-    """What a token's step reads and writes; ``caches`` are of keys and values, by layer."""
+    """What a step reads and writes; ``caches`` are of keys and values, by layer."""
 
     x: torch.Tensor
     caches: list[tuple[torch.Tensor, torch.Tensor]]
@@ -45,6 +59,16 @@ class Step:
     slots: torch.Tensor
     block_table: torch.Tensor
     seq_lens: torch.Tensor
+
+    @property
+    def num_queries(self) -> int:
+        """Tokens of each sequence."""
+        return len(self.x) // len(self.seq_lens)
+
+    @property
+    def is_live(self) -> torch.Tensor:
+        """[tokens]: which are not padding."""
+        return (self.seq_lens > 0).repeat_interleave(self.num_queries)
 
     def copy(self) -> Step:
         return replace(self, caches=[(k.clone(), v.clone()) for k, v in self.caches])
@@ -89,9 +113,12 @@ def make_model(
     return Model(layers, heads, kv_heads, dim)
 
 
-def make_step(model: Model, *contexts: int, block_size: int = 16, stored: bool = True) -> Step:
+def make_step(
+    model: Model, *contexts: int, queries: int = 1, block_size: int = 16, stored: bool = True
+) -> Step:
     """The step of the newest tokens of sequences of so many, whose blocks are scattered among
-    others full of NaN; so is what lies behind their ends. 0: padding."""
+    others full of NaN; so is what lies behind their ends, and in these tokens' slots. 0: padding.
+    queries: tokens of each sequence."""
     weight = model.layers[0].qkv
     device, dtype = weight.device, weight.dtype
     gen = torch.Generator(device=device).manual_seed(sum(contexts) + 7)
@@ -106,27 +133,29 @@ def make_step(model: Model, *contexts: int, block_size: int = 16, stored: bool =
         )
         for _ in model.layers
     ]
-    slots = []
+    slots = torch.full((len(contexts), queries), -1, device=device)
+    newest = torch.tensor(contexts, device=device)[:, None] + torch.arange(
+        -queries, 0, device=device
+    )
     for i, context in enumerate(contexts):
         own, order = order[: used[i]], order[used[i] :]
         table[i, : used[i]] = own
         for cache in (cache for pair in caches for cache in pair):
             tokens = (used[i] * block_size, *shape[2:])
             old = torch.randn(*tokens, generator=gen, device=device).to(dtype)
-            old[max(0, context - 1) :] = float("nan")
+            old[max(0, context - queries) :] = float("nan")
             cache[own] = old.view(used[i], *shape[1:])
-        slots.append(
-            int(own[-1]) * block_size + (context - 1) % block_size if context and stored else -1
-        )
+        if context and stored:
+            slots[i] = own[newest[i] // block_size] * block_size + newest[i] % block_size
     angle = torch.arange(max(contexts) + 1, device=device)[:, None] * (
         10000.0 ** -(torch.arange(model.dim // 2, device=device) * 2 / model.dim)
     )
     return Step(
-        x=torch.randn(len(contexts), weight.shape[1], generator=gen, device=device).to(dtype),
+        x=torch.randn(slots.numel(), weight.shape[1], generator=gen, device=device).to(dtype),
         caches=caches,
         cos_sin=torch.cat((angle.cos(), angle.sin()), -1).float().contiguous(),
-        positions=torch.tensor([max(0, c - 1) for c in contexts], device=device),
-        slots=torch.tensor(slots, device=device),
+        positions=newest.clamp(min=0).view(-1),
+        slots=slots.view(-1),
         block_table=table,
         seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
     )
@@ -136,10 +165,11 @@ def expected(model: Model, step: Step) -> torch.Tensor:
     """One operation after the other, each rounded; the step's caches are written."""
     x, residual = step.x, torch.zeros_like(step.x)
     tokens, block_size = len(x), step.caches[0][0].shape[1]
-    cu_queries = torch.arange(tokens + 1, dtype=torch.int32, device=x.device)
-    newest = step.positions // block_size
-    blocks = step.block_table.gather(1, newest[:, None])[:, 0].long()
-    slots = torch.where(step.seq_lens > 0, blocks * block_size + step.positions % block_size, -1)
+    sequences = torch.arange(len(step.seq_lens) + 1, dtype=torch.int32, device=x.device)
+    cu_queries = sequences * step.num_queries
+    at = step.positions.view(-1, step.num_queries)
+    slots = step.block_table.gather(1, at // block_size).long() * block_size + at % block_size
+    slots = torch.where(step.is_live, slots.view(-1), -1)
     for layer, (k_cache, v_cache) in zip(model.layers, step.caches, strict=True):
         normed = reference.rms_norm(x, layer.input_norm, EPS, residual)
         qkv = product(normed, layer.qkv, layer.qkv_bias).view(tokens, -1, model.dim)
@@ -174,7 +204,7 @@ def product(
 def check(model: Model, step: Step, got: torch.Tensor, wanted: Step) -> None:
     """wanted: a copy of the step from before."""
     limit = LIMIT[step.x.dtype] * max(2, len(model.layers)) / 2
-    live = step.seq_lens > 0
+    live = step.is_live
     want = expected(model, wanted).double()
     error = (got[live].double() - want[live]).norm(dim=-1) / want[live].norm(dim=-1)
     assert (error < limit).all(), f"relative errors {error}"
@@ -211,7 +241,7 @@ class TestOnAGpu:
         return first
 
     def check(self, *contexts: int, **options: Any) -> None:
-        of_step = {k: options.pop(k) for k in ("block_size", "stored") if k in options}
+        of_step = {k: options.pop(k) for k in OF_STEP if k in options}
         model = make_model(**options)
         step = make_step(model, *contexts, **of_step)
         wanted = step.copy()
@@ -250,6 +280,14 @@ class TestOnAGpu:
 
     def test_blocks_of_other_sizes(self) -> None:
         self.check(1000, block_size=48)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(("queries", "contexts"), DRAFTED)
+    def test_several_tokens_of_a_sequence(
+        self, queries: int, contexts: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        options = {"dim": 128, "heads": 8, "hidden": 1024, "intermediate": 2048, "dtype": dtype}
+        self.check(*contexts, queries=queries, num_layers=4, **options)
 
     def test_many_layers(self) -> None:
         self.check(100, num_layers=5, hidden=512)
