@@ -143,8 +143,8 @@ class PlainStepAttention(StepAttention, Protocol):
 
     @property
     def plain_batch(self) -> DeviceBatch | None:
-        """The sequences of a step with one token of each, if all that layers tell is the whole of
-        it: nothing is shared, and the cache has the queries' dtype."""
+        """The sequences of a step with equally many tokens of each, if all that layers tell is the
+        whole of it: nothing is shared, and the cache has the queries' dtype."""
 
 
 def plain_batch(attend: StepAttention) -> DeviceBatch | None:

@@ -81,7 +81,8 @@ class CudaAttention:
             return self._prepare_long(batch, np.arange(len(short)))
         max_queries = int(batch.query_lens[short].max())
         if short.all():
-            return self._prepare_short(batch.on_device, max_queries, block_size)
+            is_even = bool((batch.query_lens == max_queries).all())
+            return self._prepare_short(batch.on_device, max_queries, block_size, is_even=is_even)
         # To the CUDA kernel the long ones are padding.
         seq_lens = to_device(np.where(short, batch.seq_lens, 0).astype(np.int32), self._device)
         on_device = replace(batch.on_device, seq_lens=seq_lens)
@@ -97,7 +98,7 @@ class CudaAttention:
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
     ) -> StepAttention:
-        return self._prepare_short(batch, num_queries, block_size)
+        return self._prepare_short(batch, num_queries, block_size, is_even=True)
 
     @property
     def captures_prompts(self) -> bool:
@@ -124,9 +125,11 @@ class CudaAttention:
         return HopperStepAttention.of(batch, batch.on_device, sequences, self._group)
 
     def _prepare_short(
-        self, batch: DeviceBatch, max_queries: int, block_size: int
+        self, batch: DeviceBatch, max_queries: int, block_size: int, *, is_even: bool = False
     ) -> _ShortStepAttention:
-        return _ShortStepAttention(batch, max_queries, block_size, self._shape, self._workspaces)
+        return _ShortStepAttention(
+            batch, max_queries, is_even, block_size, self._shape, self._workspaces
+        )
 
 
 _WorkspaceKey = tuple[int, int | None, int]
@@ -136,6 +139,8 @@ _WorkspaceKey = tuple[int, int | None, int]
 class _ShortStepAttention:
     batch: DeviceBatch
     max_queries: int
+    is_even: bool
+    """Each sequence has so many."""
     block_size: int
     shape: AttentionShape
     workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace]
@@ -162,7 +167,7 @@ class _ShortStepAttention:
 
     @property
     def plain_batch(self) -> DeviceBatch | None:
-        return self.batch if self._is_plain and self.max_queries == 1 else None
+        return self.batch if self._is_plain and self.is_even else None
 
     def stores(self, cos_sin: torch.Tensor) -> bool:
         few = len(self.batch.seq_lens) <= MAX_STORING_BATCH and self._rows <= MAX_STORING_ROWS

@@ -55,6 +55,8 @@ struct PersistentDecoder {
   int tokens, num_layers, hidden, intermediate, q_heads, kv_heads, head_dim, block_size;
   float eps, head_eps, scale;
   int queries;  // tokens of each sequence, its newest, one after the other
+  void* const* taps;   // [layers]: where its input is wanted, too, [tokens, hidden]; or null
+  int64_t tap_stride;  // from token to token
 };
 
 // Most parts that attention is cut into.

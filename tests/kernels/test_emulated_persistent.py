@@ -73,6 +73,8 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int) for name in INTS),
         *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
         ("queries", ctypes.c_int),
+        ("taps", ctypes.c_void_p),
+        ("tap_stride", ctypes.c_int64),
     )
 
 
@@ -124,6 +126,10 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "head_eps": HEAD_EPS,
         "scale": model.scale,
     }
+    if step.taps:
+        tapped = [[step.taps.get(i)] for i in range(len(model.layers))]
+        tensors["taps"] = _table(tapped, cpu)
+        numbers["tap_stride"] = next(iter(step.taps.values())).stride(0)
     call = Call(**{name: t.data_ptr() for name, t in tensors.items()}, **numbers)
     bf16 = ctypes.c_bool(step.x.dtype == torch.bfloat16)
     library.persistent(ctypes.byref(call), bf16, ctypes.c_int(ctas))
@@ -210,3 +216,10 @@ def test_several_tokens_of_a_sequence(
     library: ctypes.CDLL, queries: int, contexts: tuple[int, ...], ctas: int
 ) -> None:
     check_decoded(library, *contexts, queries=queries, ctas=ctas)
+
+
+@pytest.mark.parametrize(("queries", "contexts"), [(1, (300, 9)), (4, (40,)), (2, (0, 33))])
+def test_inputs_of_layers_are_kept(
+    library: ctypes.CDLL, queries: int, contexts: tuple[int, ...]
+) -> None:
+    check_decoded(library, *contexts, queries=queries, taps=(0, 2, 3), num_layers=4)

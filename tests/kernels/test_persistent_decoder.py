@@ -13,7 +13,7 @@ from kernels import cuda, reference
 from kernels.persistent_decoder import LayerWeights, PersistentDecoder, refusal
 
 EPS, HEAD_EPS = 1e-5, 1e-6
-OF_STEP = ("queries", "block_size", "stored")
+OF_STEP = ("queries", "block_size", "stored", "taps")
 """Options of ``make_step``."""
 DRAFTED = [
     # tokens of each sequence, contexts
@@ -59,6 +59,7 @@ class Step:
     slots: torch.Tensor
     block_table: torch.Tensor
     seq_lens: torch.Tensor
+    taps: dict[int, torch.Tensor]
 
     @property
     def num_queries(self) -> int:
@@ -71,7 +72,8 @@ class Step:
         return (self.seq_lens > 0).repeat_interleave(self.num_queries)
 
     def copy(self) -> Step:
-        return replace(self, caches=[(k.clone(), v.clone()) for k, v in self.caches])
+        caches = [(k.clone(), v.clone()) for k, v in self.caches]
+        return replace(self, caches=caches, taps={i: tap.clone() for i, tap in self.taps.items()})
 
 
 def make_model(
@@ -114,7 +116,12 @@ def make_model(
 
 
 def make_step(
-    model: Model, *contexts: int, queries: int = 1, block_size: int = 16, stored: bool = True
+    model: Model,
+    *contexts: int,
+    queries: int = 1,
+    block_size: int = 16,
+    stored: bool = True,
+    taps: tuple[int, ...] = (),
 ) -> Step:
     """The step of the newest tokens of sequences of so many, whose blocks are scattered among
     others full of NaN; so is what lies behind their ends, and in these tokens' slots. 0: padding.
@@ -150,19 +157,22 @@ def make_step(
     angle = torch.arange(max(contexts) + 1, device=device)[:, None] * (
         10000.0 ** -(torch.arange(model.dim // 2, device=device) * 2 / model.dim)
     )
+    x = torch.randn(slots.numel(), weight.shape[1], generator=gen, device=device).to(dtype)
+    tapped = torch.full((len(x), len(taps), x.shape[1]), float("nan"), dtype=dtype, device=device)
     return Step(
-        x=torch.randn(slots.numel(), weight.shape[1], generator=gen, device=device).to(dtype),
+        x=x,
         caches=caches,
         cos_sin=torch.cat((angle.cos(), angle.sin()), -1).float().contiguous(),
         positions=newest.clamp(min=0).view(-1),
         slots=slots.view(-1),
         block_table=table,
         seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+        taps=dict(zip(taps, tapped.unbind(1), strict=True)),
     )
 
 
 def expected(model: Model, step: Step) -> torch.Tensor:
-    """One operation after the other, each rounded; the step's caches are written."""
+    """One operation after the other, each rounded; the step's caches and taps are written."""
     x, residual = step.x, torch.zeros_like(step.x)
     tokens, block_size = len(x), step.caches[0][0].shape[1]
     sequences = torch.arange(len(step.seq_lens) + 1, dtype=torch.int32, device=x.device)
@@ -170,8 +180,10 @@ def expected(model: Model, step: Step) -> torch.Tensor:
     at = step.positions.view(-1, step.num_queries)
     slots = step.block_table.gather(1, at // block_size).long() * block_size + at % block_size
     slots = torch.where(step.is_live, slots.view(-1), -1)
-    for layer, (k_cache, v_cache) in zip(model.layers, step.caches, strict=True):
+    for i, (layer, (k_cache, v_cache)) in enumerate(zip(model.layers, step.caches, strict=True)):
         normed = reference.rms_norm(x, layer.input_norm, EPS, residual)
+        if i in step.taps:
+            step.taps[i].copy_(residual)
         qkv = product(normed, layer.qkv, layer.qkv_bias).view(tokens, -1, model.dim)
         q, k, v = qkv.split((model.heads, model.kv_heads, model.kv_heads), 1)
         kept = k_cache.clone(), v_cache.clone()
@@ -208,6 +220,9 @@ def check(model: Model, step: Step, got: torch.Tensor, wanted: Step) -> None:
     want = expected(model, wanted).double()
     error = (got[live].double() - want[live]).norm(dim=-1) / want[live].norm(dim=-1)
     assert (error < limit).all(), f"relative errors {error}"
+    for layer, tap in step.taps.items():
+        mine, other = tap[live].double(), wanted.taps[layer][live].double()
+        assert ((mine - other).norm(dim=-1) < limit * other.norm(dim=-1)).all()
     slots = step.slots[step.slots >= 0]
     for ours, theirs in zip(step.caches, wanted.caches, strict=True):
         for mine, other in zip(ours, theirs, strict=True):
@@ -232,10 +247,13 @@ class TestOnAGpu:
         )
         counts, residual, exchange = decoder._workspace
         residual.fill_(float("nan"))
-        arguments = (step.x, step.caches, step.cos_sin, step.positions, step.slots)
-        first = decoder(*arguments, step.block_table, step.seq_lens)
+        arguments = (
+            *(step.x, step.caches, step.cos_sin, step.positions, step.slots, step.block_table),
+            *(step.seq_lens, step.taps),
+        )
+        first = decoder(*arguments)
         for _ in range(times - 1):
-            assert torch.equal(decoder(*arguments, step.block_table, step.seq_lens), first)
+            assert torch.equal(decoder(*arguments), first)
         assert not counts.any()
         assert (exchange == 255).all()
         return first
@@ -288,6 +306,23 @@ class TestOnAGpu:
     ) -> None:
         options = {"dim": 128, "heads": 8, "hidden": 1024, "intermediate": 2048, "dtype": dtype}
         self.check(*contexts, queries=queries, num_layers=4, **options)
+
+    @pytest.mark.parametrize(("queries", "contexts"), [(1, (300, 9)), (4, (40,)), (2, (0, 33))])
+    def test_inputs_of_layers_are_kept(self, queries: int, contexts: tuple[int, ...]) -> None:
+        self.check(*contexts, queries=queries, taps=(0, 2, 3), num_layers=4)
+
+    def test_taps_that_do_not_fit_are_named(self) -> None:
+        model = make_model()
+        step = make_step(model, 9, taps=(1,))
+        for taps, words in (
+            ({2: step.taps[1]}, "taps are of layer 2, and there are 2"),
+            ({1: step.taps[1][:, 1:]}, "with contiguous rows; that of layer 1 is"),
+            ({1: step.taps[1].float()}, "of torch.float32"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                self.run(model, replace(step, taps=taps))
+        with pytest.raises(RuntimeError, match="at most 8 tokens if a sequence has several"):
+            self.run(model, make_step(model, 9, 9, 9, queries=3))
 
     def test_many_layers(self) -> None:
         self.check(100, num_layers=5, hidden=512)

@@ -14,7 +14,7 @@ import torch
 import engine.demo
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
-from engine.runner import graphs, load_runner
+from engine.runner import load_runner, one_kernel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields
 from engine.runner.one_kernel import longest_faster
@@ -290,7 +290,7 @@ def test_one_kernel_for_few_sequences_changes_only_near_ties(
         return family
 
     def outputs(max_len: int) -> list[list[int]]:
-        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
         served.clear()
         return few_outputs(wide_dir, max_running, dtype=dtype)
 
@@ -319,7 +319,7 @@ def test_one_kernel_after_a_stream_that_nobody_reads_on(
     """Two samples each of more requests than there are blocks for."""
 
     def outputs(max_len: int) -> list[list[int]]:
-        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
         llm = LLM(
             wide_dir,
             device="cuda",
@@ -357,7 +357,7 @@ def test_whether_one_kernel_is_faster_is_measured(
         found.append(longest_faster(*steps, **limits))
         return found[-1]
 
-    monkeypatch.setattr(graphs, "longest_faster", spy)
+    monkeypatch.setattr(one_kernel, "longest_faster", spy)
     decoding = load_runner(wide_config(wide_dir))._graphs
     assert decoding is not None
     assert bool(decoding._as_one) == any(found)
