@@ -12,7 +12,7 @@ import torch
 from engine.runner.inputs import ChunkFields
 from engine.spec.costs import StepCosts
 
-_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _NUM_COMPUTED = 32
 _REPEATS = 3
 # Beyond, once will do: noise is a small part of it.

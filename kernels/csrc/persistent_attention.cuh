@@ -376,7 +376,11 @@ class TokenAttention {
       if (round != kTrial) place = place_of(tile_of(round == kLoad ? 1 : round + 2));
       if (round == kTrial) {
         forget(own);
-        kDrafts ? take_in_drafted(own, q) : take_in_token(own, q);
+        if constexpr (kDrafts) {
+          take_in_drafted(own, q);
+        } else {
+          take_in_token(own, q);
+        }
         if (tile_of(0) < 0) break;
       } else if (round >= 0 && next < 0) {
         break;

@@ -218,6 +218,20 @@ def test_several_tokens_of_a_sequence(
     check_decoded(library, *contexts, queries=queries, ctas=ctas)
 
 
+def test_several_tokens_with_biases_and_norms_of_heads(library: ctypes.CDLL) -> None:
+    options = {"bias": True, "head_norms": True, "block_size": 48, "dim": 128}
+    check_decoded(library, 300, 35, queries=4, dtype=torch.float16, **options)
+
+
+def test_the_newest_keys_of_a_token_are_in_two_units(library: ctypes.CDLL) -> None:
+    """Of eight, of which the last has one tile, and that one key."""
+    check_decoded(library, 897, queries=2, kv_heads=1, ctas=MOST_CTAS)
+
+
+def test_tokens_that_fill_up_a_sequence_are_seen_and_not_stored(library: ctypes.CDLL) -> None:
+    check_decoded(library, 19, 40, queries=4, fillers=2)
+
+
 @pytest.mark.parametrize(("queries", "contexts"), [(1, (300, 9)), (4, (40,)), (2, (0, 33))])
 def test_inputs_of_layers_are_kept(
     library: ctypes.CDLL, queries: int, contexts: tuple[int, ...]

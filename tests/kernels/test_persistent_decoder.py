@@ -13,7 +13,7 @@ from kernels import cuda, reference
 from kernels.persistent_decoder import LayerWeights, PersistentDecoder, refusal
 
 EPS, HEAD_EPS = 1e-5, 1e-6
-OF_STEP = ("queries", "block_size", "stored", "taps")
+OF_STEP = ("queries", "fillers", "block_size", "stored", "taps")
 """Options of ``make_step``."""
 DRAFTED = [
     # tokens of each sequence, contexts
@@ -119,13 +119,14 @@ def make_step(
     model: Model,
     *contexts: int,
     queries: int = 1,
+    fillers: int = 0,
     block_size: int = 16,
     stored: bool = True,
     taps: tuple[int, ...] = (),
 ) -> Step:
     """The step of the newest tokens of sequences of so many, whose blocks are scattered among
     others full of NaN; so is what lies behind their ends, and in these tokens' slots. 0: padding.
-    queries: tokens of each sequence."""
+    queries: tokens of each sequence, of which the first ``fillers`` are not stored."""
     weight = model.layers[0].qkv
     device, dtype = weight.device, weight.dtype
     gen = torch.Generator(device=device).manual_seed(sum(contexts) + 7)
@@ -153,7 +154,8 @@ def make_step(
             old[max(0, context - queries) :] = float("nan")
             cache[own] = old.view(used[i], *shape[1:])
         if context and stored:
-            slots[i] = own[newest[i] // block_size] * block_size + newest[i] % block_size
+            at = newest[i, fillers:]
+            slots[i, fillers:] = own[at // block_size] * block_size + at % block_size
     angle = torch.arange(max(contexts) + 1, device=device)[:, None] * (
         10000.0 ** -(torch.arange(model.dim // 2, device=device) * 2 / model.dim)
     )
@@ -197,9 +199,9 @@ def expected(model: Model, step: Step) -> torch.Tensor:
             *(q.contiguous(), k_cache, v_cache, step.block_table, step.seq_lens, cu_queries),
             scale=model.scale,
         )
-        if (step.slots < 0).all():
-            k_cache.copy_(kept[0])
-            v_cache.copy_(kept[1])
+        passing = slots[(step.slots < 0) & (slots >= 0)]
+        for cache, before in zip((k_cache, v_cache), kept, strict=True):
+            cache.flatten(0, 1)[passing] = before.flatten(0, 1)[passing]
         x = product(attended.view(tokens, -1), layer.output)
         normed = reference.rms_norm(x, layer.attended_norm, EPS, residual)
         x = product(reference.silu_mul(product(normed, layer.gate_up)), layer.down)
@@ -306,6 +308,18 @@ class TestOnAGpu:
     ) -> None:
         options = {"dim": 128, "heads": 8, "hidden": 1024, "intermediate": 2048, "dtype": dtype}
         self.check(*contexts, queries=queries, num_layers=4, **options)
+
+    @pytest.mark.parametrize("heads", [(4, 1), (8, 8)])
+    def test_several_tokens_with_biases_and_norms_of_heads(self, heads: tuple[int, int]) -> None:
+        shape = dict(zip(("heads", "kv_heads"), heads, strict=True))
+        self.check(300, 35, queries=4, bias=True, head_norms=True, block_size=48, dim=128, **shape)
+
+    def test_the_newest_keys_of_a_token_are_in_two_units(self) -> None:
+        """Of eight, of which the last has one tile, and that one key."""
+        self.check(897, queries=2, kv_heads=1)
+
+    def test_tokens_that_fill_up_a_sequence_are_seen_and_not_stored(self) -> None:
+        self.check(19, 40, queries=4, fillers=2)
 
     @pytest.mark.parametrize(("queries", "contexts"), [(1, (300, 9)), (4, (40,)), (2, (0, 33))])
     def test_inputs_of_layers_are_kept(self, queries: int, contexts: tuple[int, ...]) -> None:

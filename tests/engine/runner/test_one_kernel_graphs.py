@@ -211,6 +211,7 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     runner = runner_of(llm)
     assert bool(runner._model.max_one_kernel_batch) == (not taps)
     emulate(runner, monkeypatch, 3)
+    verify_graphs(runner)._as_one.clear()
     calls.clear()
     assert outputs(llm) == expected
     assert bool(calls) == (not taps)
