@@ -60,7 +60,6 @@ class Layers {
   __device__ __forceinline__ void take_in() {
     const Rows to(p, 0);
     const Share share = Share::of(p.hidden);
-    T* const tapped = tap(0);
     float squares = 0.f;
     for (int i = share.begin + products.row; i < share.end; i += kTileRows) {
       if (products.token >= p.tokens) break;
@@ -68,7 +67,7 @@ class Layers {
       const int64_t at = static_cast<int64_t>(products.token) * p.hidden + i;
       const float value = to_float(static_cast<const T*>(p.x)[at]);
       residual[at] = from_float<T>(value);
-      if (tapped) tapped[tap_at(i)] = from_float<T>(value);
+      if constexpr (kDrafts) store_tap(0, i, value);
       hand_on(i, to.normed(false), value, gain, squares);
     }
     hand_on_squares(to.squares(false), squares);
@@ -85,7 +84,6 @@ class Layers {
                                   : rows.normed(which == kGateUp);
     const bool is_normed = which == kQkv || which == kGateUp;
     const bool is_own = products.token < p.tokens;
-    T* const tapped = which == kDown && norm ? tap(layer + 1) : nullptr;
     float squares = 0.f;
     Squares asked = {};
     products.multiply(
@@ -127,7 +125,9 @@ class Layers {
             T* out = which == kDown && !norm ? static_cast<T*>(p.out) : residual;
             out[residual_at(output)] = from_float<T>(value);
             if (norm) hand_on(output, next.normed(which == kOutput), value, early.gain, squares);
-            if (tapped) tapped[tap_at(output)] = from_float<T>(value);
+            if constexpr (kDrafts) {
+              if (norm && which == kDown) store_tap(layer + 1, output, value);
+            }
           }
         });
     if (!is_normed && norm) hand_on_squares(next.squares(which == kOutput), squares);
@@ -137,13 +137,10 @@ class Layers {
     return static_cast<int64_t>(products.token) * p.hidden + output;
   }
 
-  // Where the input of a layer is wanted, too; or null.
-  __device__ __forceinline__ T* tap(int layer) const {
-    return kDrafts && p.taps ? static_cast<T*>(p.taps[layer]) : nullptr;
-  }
-
-  __device__ __forceinline__ int64_t tap_at(int element) const {
-    return products.token * p.tap_stride + element;
+  // An element of a layer's input, if that is wanted.
+  __device__ __forceinline__ void store_tap(int layer, int element, float value) const {
+    T* tap = p.taps ? static_cast<T*>(p.taps[layer]) : nullptr;
+    if (tap) tap[products.token * p.tap_stride + element] = from_float<T>(value);
   }
 
   // An element of this thread's token.
