@@ -325,16 +325,8 @@ class TestOnAGpu:
     def test_inputs_of_layers_are_kept(self, queries: int, contexts: tuple[int, ...]) -> None:
         self.check(*contexts, queries=queries, taps=(0, 2, 3), num_layers=4)
 
-    def test_taps_that_do_not_fit_are_named(self) -> None:
+    def test_more_tokens_than_it_takes_are_refused(self) -> None:
         model = make_model()
-        step = make_step(model, 9, taps=(1,))
-        for taps, words in (
-            ({2: step.taps[1]}, "taps are of layer 2, and there are 2"),
-            ({1: step.taps[1][:, 1:]}, "with contiguous rows; that of layer 1 is"),
-            ({1: step.taps[1].float()}, "of torch.float32"),
-        ):
-            with pytest.raises(ValueError, match=words):
-                self.run(model, replace(step, taps=taps))
         with pytest.raises(RuntimeError, match="at most 8 tokens if a sequence has several"):
             self.run(model, make_step(model, 9, 9, 9, queries=3))
 
@@ -417,3 +409,23 @@ def test_what_cannot_be_served_is_named() -> None:
     assert refusal([], **model.shape) == "there are no layers"
     with pytest.raises(ValueError, match="cannot serve these layers: it needs a GPU"):
         PersistentDecoder(model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=1.0)
+
+
+def test_taps_that_do_not_fit_are_named() -> None:
+    model = make_model(device="cpu")
+    step = make_step(model, 9, 30, taps=(0, 1))
+    decoder = object.__new__(PersistentDecoder)
+    decoder._layers, decoder._taps = tuple(model.layers), {}
+    tap = step.taps[1]
+    for taps, words in (
+        ({2: tap}, "taps are of layer 2, and there are 2"),
+        ({1: tap[:, 1:]}, r"must be \[2, 256\] .* that of layer 1 is \[2, 255\]"),
+        ({1: tap.float()}, "that of layer 1 is .* of torch.float32"),
+        ({1: tap.T.contiguous().T}, "with contiguous rows"),
+        ({0: tap, 1: tap.contiguous()}, r"equally far apart, not \[256, 512\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            decoder._tap_table(taps, step.x)
+    table, stride = decoder._tap_table({1: tap}, step.x)
+    assert (table.tolist(), stride) == ([0, tap.data_ptr()], 512)
+    assert decoder._tap_table({1: tap}, step.x)[0] is table, "a graph must not copy from the host"
