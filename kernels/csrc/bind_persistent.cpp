@@ -56,7 +56,8 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   TORCH_CHECK(sequences ? tokens % sequences == 0 : tokens == 0, tokens,
               " tokens are not equally many of each of ", sequences, " sequences");
   TORCH_CHECK((tokens == sequences && !taps) || tokens <= sluice::kMostDraftedTokens, "at most ",
-              sluice::kMostDraftedTokens, " tokens if a sequence has several or layers are tapped, got ", tokens);
+              sluice::kMostDraftedTokens,
+              " tokens if a sequence has several or layers are tapped, got ", tokens);
   TORCH_CHECK(block_table.is_cuda() && block_table.scalar_type() == at::kInt &&
                   block_table.dim() == 2 && block_table.size(0) == sequences &&
                   block_table.stride(1) == 1,

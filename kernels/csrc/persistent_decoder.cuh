@@ -7,7 +7,7 @@
 namespace sluice {
 
 constexpr int kMostPersistentTokens = 16;
-constexpr int kMostDraftedTokens = 8;  // if sequences have more than one
+constexpr int kMostDraftedTokens = 8;  // if sequences have more than one, or layers are tapped
 constexpr int kMostPersistentCtas = 160;
 constexpr int kMostKvHeads = 32;
 constexpr int kExchanges = 3;
@@ -54,7 +54,7 @@ struct PersistentDecoder {
   int64_t max_blocks;
   int tokens, num_layers, hidden, intermediate, q_heads, kv_heads, head_dim, block_size;
   float eps, head_eps, scale;
-  int queries;  // tokens of each sequence, its newest, one after the other
+  int queries;         // tokens of each sequence, its newest, one after the other
   void* const* taps;   // [layers]: where its input is wanted, too, [tokens, hidden]; or null
   int64_t tap_stride;  // from token to token
 };

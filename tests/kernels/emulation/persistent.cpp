@@ -33,7 +33,9 @@ void run_thread() {
 
 template <typename T, int D>
 void run_tokens(int ctas) {
-  if (params.queries > 1 || params.taps) return emulation::run_cluster(ctas, run_thread<T, D, 1, true>);
+  if (params.queries > 1 || params.taps) {
+    return emulation::run_cluster(ctas, run_thread<T, D, 1, true>);
+  }
   emulation::run_cluster(ctas, params.tokens <= 8 ? run_thread<T, D, 1> : run_thread<T, D, 2>);
 }
 
