@@ -1,11 +1,11 @@
-"""All layers of a decoder for one token of each of a few sequences, in one launch.
+"""All layers of a decoder for a few tokens of a few sequences, in one launch.
 
 Python face of ``csrc/persistent_decoder.cu``; ``cuda.load`` comes before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -17,6 +17,8 @@ MAX_GROUP = 8
 """Query heads of a KV head."""
 MAX_KV_HEADS = 32
 MAX_TOKENS = 16
+MAX_DRAFTED_TOKENS = 8
+"""If sequences have more than one, or layers' inputs are kept."""
 MAX_CTAS = 160
 EXCHANGES = 3
 _COUNTS = 2 * 32  # sizeof(PersistentCounts) / 4
@@ -157,6 +159,7 @@ class PersistentDecoder:
             torch.full((EXCHANGES, size), 255, dtype=torch.uint8, device=device),
         )
         self._caches: dict[tuple[int, ...], Tensor] = {}
+        self._taps: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     def __call__(
         self,
@@ -167,16 +170,22 @@ class PersistentDecoder:
         slots: Tensor,
         block_table: Tensor,
         seq_lens: Tensor,
+        taps: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """What the layers make of x, [tokens, hidden], before the final norm: of the same shape.
 
-        Each token is the newest of another sequence. kv_cache: of each layer keys and values,
+        The tokens are the newest of their sequences, equally many of each, in order, and each sees
+        those before it. They are no more than ``MAX_TOKENS``, or ``MAX_DRAFTED_TOKENS`` if
+        sequences have several or there are taps. kv_cache: of each layer keys and values,
         [num_blocks, block_size, kv_heads, head_dim] and of x's dtype. cos_sin:
         [max_positions, head_dim] float32, see ``cuda.rope_and_cache``. positions, slots: [tokens]
-        int64; at slot -1 nothing is stored. block_table: [tokens, max_blocks] int32; seq_lens:
-        [tokens] int32, the token included. 0 is padding: its result means nothing.
+        int64, positions of a sequence without a gap; at slot -1 nothing is stored. block_table:
+        [sequences, max_blocks] int32; seq_lens: [sequences] int32, these tokens included. 0 is
+        padding: its results mean nothing. taps: where the inputs of some layers go, too, by their
+        indices: of x's shape and dtype, rows contiguous and equally far apart in all.
         """
         out = torch.empty_like(x)
+        table, stride = self._tap_table(taps, x) if taps else (None, 0)
         torch.ops.sluice_cuda.persistent_decoder(
             out,
             x,
@@ -187,6 +196,8 @@ class PersistentDecoder:
             slots,
             block_table,
             seq_lens,
+            table,
+            stride,
             *self._workspace,
             self._layers[0].intermediate,
             *self._heads,
@@ -202,6 +213,25 @@ class PersistentDecoder:
             self._check_caches(kv_cache)
             self._caches[key] = _table(kv_cache, self._table.device)
         return self._caches[key]
+
+    def _tap_table(self, taps: Mapping[int, Tensor], x: Tensor) -> tuple[Tensor, int]:
+        """Pointers to the taps, kept likewise, and the distance of their rows."""
+        for layer, tap in taps.items():
+            if not 0 <= layer < len(self._layers):
+                raise ValueError(f"taps are of layer {layer}, and there are {len(self._layers)}")
+            if tap.shape != x.shape or tap.dtype != x.dtype or tap.stride(1) != 1:
+                raise ValueError(
+                    f"taps must be {list(x.shape)} of {x.dtype} with contiguous rows; that of "
+                    f"layer {layer} is {list(tap.shape)} of {tap.dtype}"
+                )
+        strides = {tap.stride(0) for tap in taps.values()}
+        if len(strides) > 1:
+            raise ValueError(f"rows of taps must be equally far apart, not {sorted(strides)}")
+        key = tuple((layer, tap.data_ptr()) for layer, tap in taps.items())
+        if key not in self._taps:
+            rows = [[taps.get(layer)] for layer in range(len(self._layers))]
+            self._taps[key] = _table(rows, x.device).view(-1)
+        return self._taps[key], strides.pop()
 
     def _check_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> None:
         _, num_kv_heads, head_dim = self._heads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -44,13 +44,17 @@ class ReferenceDecoder:
         slots: torch.Tensor,
         block_table: torch.Tensor,
         seq_lens: torch.Tensor,
+        taps: Mapping[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """As the kernel, and for more sequences, too, each with one token. x: [batch, hidden]."""
-        batch = torch.arange(len(x) + 1, device=x.device)
-        for layer, caches in zip(self._layers, kv_cache, strict=True):
+        """As the kernel, and for more tokens, too. x: [tokens, hidden]."""
+        num_queries = len(x) // len(seq_lens)
+        cu_queries = num_queries * torch.arange(len(seq_lens) + 1, device=x.device)
+        for index, (layer, caches) in enumerate(zip(self._layers, kv_cache, strict=True)):
+            if taps and index in taps:
+                taps[index].copy_(x)
             q = self._rotated(layer, x, caches, cos_sin, positions, slots)
             attended = reference.paged_attention(
-                q, *caches, block_table, seq_lens, batch, scale=self._scale
+                q, *caches, block_table, seq_lens, cu_queries, scale=self._scale
             )
             x = _added(x, attended.flatten(1), layer.output)
             gate_up = F.linear(self._normed(x, layer.attended_norm), layer.gate_up.float())
@@ -66,7 +70,7 @@ class ReferenceDecoder:
         positions: torch.Tensor,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        """The queries: [batch, num_heads, head_dim]. Keys and values go to their slots."""
+        """The queries: [tokens, num_heads, head_dim]. Keys and values go to their slots."""
         bias = None if layer.qkv_bias is None else layer.qkv_bias.float()
         qkv = F.linear(self._normed(x, layer.input_norm), layer.qkv.float(), bias)
         num_kv_heads = self._num_kv_heads

@@ -144,7 +144,8 @@ def fused_rotation(attend: StepAttention) -> FusedRotationAttention | None:
 
 def plain_batch(attend: StepAttention) -> DeviceBatch | None:
     """The sequences of a decode step that another kernel could attend to instead, for instance one
-    for all layers: one token each, no shared prefixes, and a cache of the queries' dtype.
+    for all layers: equally many tokens of each, no shared prefixes, and a cache of the queries'
+    dtype.
 
     None for other steps, and for backends that do not offer it.
     """

@@ -86,7 +86,10 @@ class CudaAttention:
             return self._prepare_long(batch, np.arange(len(short)))
         max_queries = int(batch.query_lens[short].max())
         if short.all():
-            return self._prepare_short(batch.on_device, max_queries, block_size)
+            is_uniform = bool((batch.query_lens == max_queries).all())
+            return self._prepare_short(
+                batch.on_device, max_queries, block_size, is_uniform=is_uniform
+            )
         # Length 0 makes the long sequences padding for the decode kernel.
         seq_lens = to_device(np.where(short, batch.seq_lens, 0).astype(np.int32), self._device)
         on_device = replace(batch.on_device, seq_lens=seq_lens)
@@ -102,7 +105,7 @@ class CudaAttention:
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
     ) -> StepAttention:
-        return self._prepare_short(batch, num_queries, block_size)
+        return self._prepare_short(batch, num_queries, block_size, is_uniform=True)
 
     @property
     def captures_prompts(self) -> bool:
@@ -129,9 +132,11 @@ class CudaAttention:
         return HopperStepAttention.of(batch, batch.on_device, sequences, self._group)
 
     def _prepare_short(
-        self, batch: DeviceBatch, max_queries: int, block_size: int
+        self, batch: DeviceBatch, max_queries: int, block_size: int, *, is_uniform: bool = False
     ) -> _ShortStepAttention:
-        return _ShortStepAttention(batch, max_queries, block_size, self._shape, self._workspaces)
+        return _ShortStepAttention(
+            batch, max_queries, is_uniform, block_size, self._shape, self._workspaces
+        )
 
 
 _WorkspaceKey = tuple[int, int | None, int]
@@ -141,6 +146,8 @@ _WorkspaceKey = tuple[int, int | None, int]
 class _ShortStepAttention:
     batch: DeviceBatch
     max_queries: int
+    is_uniform: bool
+    """Whether each sequence has ``max_queries`` tokens, and not fewer."""
     block_size: int
     shape: AttentionShape
     workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace]
@@ -168,7 +175,7 @@ class _ShortStepAttention:
 
     @property
     def plain_batch(self) -> DeviceBatch | None:
-        return self.batch if self._is_plain and self.max_queries == 1 else None
+        return self.batch if self._is_plain and self.is_uniform else None
 
     def can_store(self, cos_sin: torch.Tensor) -> bool:
         few = len(self.batch.seq_lens) <= MAX_FUSED_BATCH and self._rows <= MAX_FUSED_ROWS

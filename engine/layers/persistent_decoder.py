@@ -1,4 +1,4 @@
-"""All layers of a decoder as one kernel on a GPU, for decode steps of few sequences.
+"""All layers of a decoder as one kernel on a GPU, for decode steps of few tokens.
 
 Between kernels a GPU loads no weights, and a step of few tokens does little else than load them.
 The kernel rounds where the layers do, but sums in another order.
@@ -18,7 +18,13 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from kernels import cuda
-from kernels.persistent_decoder import MAX_TOKENS, LayerWeights, PersistentDecoder, refusal
+from kernels.persistent_decoder import (
+    MAX_DRAFTED_TOKENS,
+    MAX_TOKENS,
+    LayerWeights,
+    PersistentDecoder,
+    refusal,
+)
 
 
 class DecoderLayer(Protocol):
@@ -34,6 +40,8 @@ class DecoderLayer(Protocol):
 class PersistentLayers:
     max_batch = MAX_TOKENS
     """Sequences of a step, of each one token."""
+    max_drafted = MAX_DRAFTED_TOKENS
+    """Tokens of a step with several of each sequence, or with taps."""
 
     def __init__(self, decoder: PersistentDecoder, norm: RMSNorm, cos_sin: torch.Tensor) -> None:
         self._decoder = decoder
@@ -69,13 +77,17 @@ class PersistentLayers:
 
     def serves(self, step: StepContext) -> bool:
         """Whether the runner wants one kernel in this step, and it can be."""
-        if not step.one_kernel or step.adapted or step.taps or step.by_layer or step.wanted:
+        if not step.one_kernel or step.adapted or step.by_layer or step.wanted:
             return False
         batch = plain_batch(step.attend)
-        return batch is not None and len(batch.seq_lens) <= self.max_batch
+        if batch is None:
+            return False
+        num_tokens = len(step.positions)
+        is_plain = num_tokens == len(batch.seq_lens) and not step.taps
+        return num_tokens <= (self.max_batch if is_plain else self.max_drafted)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [batch, hidden], the embeddings. Returns the normed hidden states: of that shape."""
+        """x: [tokens, hidden], the embeddings. Returns the normed hidden states: of that shape."""
         batch = plain_batch(step.attend)
         assert batch is not None
         hidden = self._decoder(
@@ -86,6 +98,7 @@ class PersistentLayers:
             step.slots,
             batch.block_table,
             batch.seq_lens,
+            step.taps,
         )
         return self._norm(hidden)
 

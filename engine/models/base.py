@@ -164,6 +164,11 @@ class Model(Module, ABC):
         asks for that by ``StepContext.one_kernel``."""
         return 0
 
+    @property
+    def max_one_kernel_drafted(self) -> int:
+        """Likewise, tokens of a step that checks drafts."""
+        return 0
+
     def place_of(self, name: str) -> str | None:
         """The name of the parameter that the checkpoint's tensor ``name`` belongs to; None if it is
         not needed."""

@@ -156,6 +156,11 @@ class LlamaModel(Module):
         """See ``Model.max_one_kernel_batch``."""
         return self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
 
+    @property
+    def max_one_kernel_drafted(self) -> int:
+        """See ``Model.max_one_kernel_drafted``."""
+        return self._whole.max_drafted if isinstance(self._whole, PersistentLayers) else 0
+
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """As ``Model.hidden_states``."""
         x = self.embed_tokens(token_ids)
@@ -208,6 +213,10 @@ class ForCausalLM(Model):
     @property
     def max_one_kernel_batch(self) -> int:
         return self.model.max_one_kernel_batch
+
+    @property
+    def max_one_kernel_drafted(self) -> int:
+        return self.model.max_one_kernel_drafted
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self.model(token_ids, step)

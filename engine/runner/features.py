@@ -100,6 +100,10 @@ class WatchedModel(Model):
     def max_one_kernel_batch(self) -> int:
         return 0 if self._network.tapped_layers else self.model.max_one_kernel_batch
 
+    @property
+    def max_one_kernel_drafted(self) -> int:
+        return self.model.max_one_kernel_drafted
+
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         layers = self._network.tapped_layers
         if not layers:

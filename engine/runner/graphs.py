@@ -14,7 +14,7 @@ from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
-from engine.runner.one_kernel import log_faster, longest_faster
+from engine.runner.one_kernel import log_faster, measure_most_tokens
 from engine.runner.rows import RowTable
 from engine.runner.shared_inputs import SharedInputs
 from engine.runner.sized_graphs import SizedGraphs, capture_all
@@ -116,31 +116,16 @@ class DecodeGraphs:
         # Of one model: what is kept for a draft network is no part of the layers.
         resting, as_one = next(iter(self._as_one.items()))
         layers = self._families[False, False, resting]
-        self._max_tokens = {
-            size: self._measure_as_one(as_one, layers, size) for size in as_one.sizes
-        }
-        log_faster(self._max_tokens)
+        for size in as_one.sizes:
+            prepare = partial(self._send_even, size)
+            step = as_one, layers, size, prepare, self._table, self._kv_cache
+            self._max_tokens[size] = measure_most_tokens(*step)
+        log_faster("decode steps", {str(size): most for size, most in self._max_tokens.items()})
         if not any(self._max_tokens.values()):
             self._as_one.clear()
 
-    def _measure_as_one(self, as_one: SizedGraphs, layers: SizedGraphs, size: int) -> int:
-        """Tokens of all sequences together for which it is faster, at most; 0: for none."""
-        tables = self._table.block_table[:size]
-        num_blocks, num_tokens = len(self._kv_cache[0][0]), self._table.tokens.shape[1]
-        max_len = min(num_tokens, max(1, num_blocks // size * self._block_size))
-        # No block twice: its keys would come from the L2.
-        firsts = torch.arange(size, device=tables.device)[:, None] * (num_blocks // size)
-        blocks = firsts + torch.arange(tables.shape[1], device=tables.device)
-        tables.copy_(blocks % num_blocks)
-        longest = longest_faster(
-            partial(as_one.replay, size),
-            partial(layers.replay, size),
-            lambda seq_len: self._sent.send(np.arange(size), np.full(size, seq_len - 1), size=size),
-            max_len=max_len,
-            device=tables.device,
-        )
-        tables.zero_()
-        return size * (num_tokens if longest == max_len else longest)
+    def _send_even(self, size: int, seq_len: int) -> None:
+        self._sent.send(np.arange(size), np.full(size, seq_len - 1), size=size)
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
         """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""

@@ -1,4 +1,4 @@
-"""Whether decode steps of few sequences are faster with all layers as one kernel.
+"""Whether decode steps of few tokens are faster with all layers as one kernel.
 
 Measured with the graphs that would run: how fast a kernel reads the keys of long sequences, and
 what a model loses between kernels, differs from GPU to GPU.
@@ -10,10 +10,14 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 
 import torch
 
+from engine.layers.attention import KVCache
+from engine.runner.rows import RowTable
+from engine.runner.sized_graphs import SizedGraphs
 from engine.runner.step_costs import wait_for
 
 logger = logging.getLogger(__name__)
@@ -26,6 +30,39 @@ near-ties between batches of few sequences and of more."""
 _ROUNDS = 5
 _ROUND_S = 0.01
 """Of one after the other: what the host adds must not count."""
+
+
+def measure_most_tokens(
+    one_kernel: SizedGraphs,
+    layers: SizedGraphs,
+    size: int,
+    prepare: Callable[[int], object],
+    table: RowTable,
+    kv_cache: KVCache,
+) -> int:
+    """Known tokens of all sequences of a step together for which its graph with ``one_kernel`` is
+    faster, at most; 0: for none.
+
+    ``prepare`` sends rows 0 to ``size``, each with so many tokens. Call it before any request has a
+    row: the steps write into blocks that nobody holds.
+    """
+    tables = table.block_table[:size]
+    num_blocks, block_size = kv_cache[0][0].shape[:2]
+    max_model_len = table.tokens.shape[1]
+    max_len = min(max_model_len, max(1, num_blocks // size * block_size))
+    # No block twice: its keys would come from the L2.
+    firsts = torch.arange(size, device=tables.device)[:, None] * (num_blocks // size)
+    blocks = firsts + torch.arange(tables.shape[1], device=tables.device)
+    tables.copy_(blocks % num_blocks)
+    longest = longest_faster(
+        partial(one_kernel.replay, size),
+        partial(layers.replay, size),
+        prepare,
+        max_len=max_len,
+        device=tables.device,
+    )
+    tables.zero_()
+    return size * (max_model_len if longest == max_len else longest)
 
 
 @torch.inference_mode()
@@ -63,14 +100,14 @@ def longest_faster(
     return lengths[bisect_right(lengths, 1.0, lo=1, key=ratio) - 1]
 
 
-def log_faster(max_tokens: Mapping[int, int]) -> None:
-    """max_tokens: of all sequences of a step, up to which one kernel serves it, by batch size; 0:
-    never."""
+def log_faster(steps: str, max_tokens: Mapping[str, int]) -> None:
+    """steps: their kind. max_tokens: by size, of all sequences of a step, up to which one kernel
+    serves it; 0: never."""
     served = [f"{size} (up to {most} tokens)" for size, most in max_tokens.items() if most]
     if served:
-        logger.info("one kernel computes all layers of decode steps of %s", ", ".join(served))
+        logger.info("one kernel computes all layers of %s of %s", steps, ", ".join(served))
     else:
-        logger.info("layer by layer, decode steps of all sizes are as fast as by one kernel")
+        logger.info("layer by layer, %s of all sizes are as fast as by one kernel", steps)
 
 
 def _seconds(replay: Callable[[], object], times: int, device: torch.device) -> float:

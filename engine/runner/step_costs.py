@@ -12,7 +12,7 @@ import torch
 from engine.runner.inputs import ChunkFields
 from engine.spec.costs import StepCosts
 
-_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _NUM_COMPUTED = 32
 """Tokens that each request has before the step."""
 _REPEATS = 3

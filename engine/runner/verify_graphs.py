@@ -13,12 +13,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.attention.base import CapturableBackend
+from engine.attention.base import CapturableBackend, plain_batch
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.graphs import adapted_sizes
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
+from engine.runner.one_kernel import log_faster, measure_most_tokens
 from engine.runner.rows import RowTable
 from engine.runner.sized_graphs import SizedGraphs, capture_all
 from engine.runner.static_inputs import SentRows, SequenceBuffers
@@ -42,6 +43,8 @@ def capture_lengths(num_drafts: int) -> list[int]:
 
 
 class VerifyGraphs:
+    """Few tokens have some with all layers as one kernel, too, as in ``DecodeGraphs``."""
+
     def __init__(
         self,
         model: Model,
@@ -73,6 +76,10 @@ class VerifyGraphs:
         self._buffers: dict[int, SequenceBuffers] = {}
         self._graphs: dict[tuple[int, bool], SizedGraphs] = {}
         """By the tokens of each sequence, and whether there are adapters."""
+        self._as_one: dict[int, SizedGraphs] = {}
+        """Those with the layers as one kernel, by the tokens of each sequence."""
+        self._max_tokens: dict[tuple[int, int], int] = {}
+        """By these and their sizes: known tokens of all sequences, for which they are faster."""
         of_kinds = (
             {False: sizes} if adapters is None else {False: sizes, True: adapted_sizes(sizes)}
         )
@@ -85,10 +92,39 @@ class VerifyGraphs:
                 self._graphs[num_queries, adapted] = SizedGraphs(
                     of_kind, partial(self._forward, num_queries, adapted), num_queries
                 )
+            few = [size for size in sizes if size * num_queries <= model.max_one_kernel_drafted]
+            fits = num_queries <= table.tokens.shape[1]  # else there are no such steps
+            if few and fits and self._leaves_attention_to_others(num_queries):
+                forward = partial(self._forward, num_queries, False, one_kernel=True)
+                self._as_one[num_queries] = SizedGraphs(few, forward, num_queries)
 
     def capture(self) -> None:
-        """Record all graphs."""
-        capture_all(list(self._graphs.values()), self._sent.pad)
+        """Record all graphs.
+
+        Call it before any request has a row: measured steps write into blocks that nobody holds.
+        """
+        capture_all([*self._graphs.values(), *self._as_one.values()], self._sent.pad)
+        if self._as_one:
+            self._measure_all_as_one()
+
+    def _leaves_attention_to_others(self, num_queries: int) -> bool:
+        batch = self._buffers[num_queries].batch(1)
+        attend = self._attention.prepare_decode(batch, self._block_size, num_queries)
+        return plain_batch(attend) is not None
+
+    def _measure_all_as_one(self) -> None:
+        for num_queries, as_one in self._as_one.items():
+            for size in as_one.sizes:
+                prepare = partial(self._send_even, num_queries, size)
+                layers = self._graphs[num_queries, False]
+                step = as_one, layers, size, prepare, self._table, self._kv_cache
+                self._max_tokens[num_queries, size] = measure_most_tokens(*step)
+        names = {f"{size} × {n}": most for (n, size), most in self._max_tokens.items()}
+        log_faster("steps that check drafts", names)
+
+    def _send_even(self, num_queries: int, size: int, seq_len: int) -> None:
+        starts = np.full(size, max(0, seq_len - num_queries))
+        self._sent.send(np.arange(size), starts, np.zeros(size, np.int64), size=size)
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
         """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
@@ -116,7 +152,7 @@ class VerifyGraphs:
         """
         lens = fields.query_lens
         num_queries = self._num_queries(int(lens.max()))
-        graphs, buffers = self._graphs[num_queries, adapted], self._buffers[num_queries]
+        graphs, buffers = self._choose(fields, num_queries, adapted), self._buffers[num_queries]
         batch, size = len(fields.rows), graphs.size_for(len(fields.rows))
         num_filled = num_queries - lens
         if self._adapters is not None and adapted:
@@ -139,7 +175,17 @@ class VerifyGraphs:
         )
         return replace(inputs, sampled_on_device=DeviceRows(sampled[0], sampled[1])), logits
 
-    def _forward(self, num_queries: int, adapted: bool, size: int) -> torch.Tensor:
+    def _choose(self, fields: ChunkFields, num_queries: int, adapted: bool) -> SizedGraphs:
+        layers, as_one = self._graphs[num_queries, adapted], self._as_one.get(num_queries)
+        if as_one is None or adapted or len(fields.rows) > as_one.max_batch:
+            return layers
+        max_tokens = self._max_tokens[num_queries, as_one.size_for(len(fields.rows))]
+        num_tokens = int(fields.computed.sum() + fields.query_lens.sum())
+        return as_one if num_tokens <= max_tokens else layers
+
+    def _forward(
+        self, num_queries: int, adapted: bool, size: int, *, one_kernel: bool = False
+    ) -> torch.Tensor:
         buffers = self._buffers[num_queries]
         rows, starts, num_filled = self._sent.of(size)
         buffers.look_up(rows, starts)
@@ -151,7 +197,10 @@ class VerifyGraphs:
         attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
         others = buffers.by_layer(size, self._attention)
         step = StepContext(
-            positions, slots, attend, self._kv_cache, adapted=adapted, by_layer=others
+            *(positions, slots, attend, self._kv_cache),
+            adapted=adapted,
+            by_layer=others,
+            one_kernel=one_kernel,
         )
         with captured(self._adapters if adapted else None, size * num_queries):
             return self._model.logits(self._model.hidden_states(token_ids, step))

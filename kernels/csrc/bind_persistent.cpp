@@ -35,7 +35,8 @@ const Entry* entries(const Tensor& table, int64_t layers, const char* name) {
 
 void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const Tensor& caches,
                         const Tensor& cos_sin, const Tensor& positions, const Tensor& slots,
-                        const Tensor& block_table, const Tensor& seq_lens, Tensor counts,
+                        const Tensor& block_table, const Tensor& seq_lens,
+                        const std::optional<Tensor>& taps, int64_t tap_stride, Tensor counts,
                         Tensor residual, Tensor exchange,
                         int64_t intermediate, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
                         int64_t block_size, double eps, double head_eps, double scale) {
@@ -50,11 +51,17 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   check_row(residual, x, "residual", sluice::kMostPersistentTokens * hidden);
   check_each(positions, at::kLong, tokens, "positions");
   check_each(slots, at::kLong, tokens, "slots");
-  check_each(seq_lens, at::kInt, tokens, "seq_lens");
+  const int64_t sequences = seq_lens.numel();
+  check_each(seq_lens, at::kInt, sequences, "seq_lens");
+  TORCH_CHECK(sequences ? tokens % sequences == 0 : tokens == 0, tokens,
+              " tokens are not equally many of each of ", sequences, " sequences");
+  TORCH_CHECK((tokens == sequences && !taps) || tokens <= sluice::kMostDraftedTokens, "at most ",
+              sluice::kMostDraftedTokens,
+              " tokens if a sequence has several or layers are tapped, got ", tokens);
   TORCH_CHECK(block_table.is_cuda() && block_table.scalar_type() == at::kInt &&
-                  block_table.dim() == 2 && block_table.size(0) == tokens &&
+                  block_table.dim() == 2 && block_table.size(0) == sequences &&
                   block_table.stride(1) == 1,
-              "block_table must be int32 [", tokens, ", max_blocks] with contiguous rows");
+              "block_table must be int32 [", sequences, ", max_blocks] with contiguous rows");
   TORCH_CHECK(block_size > 0 && block_size % 16 == 0, "block_size must be a multiple of 16, got ",
               block_size);
   TORCH_CHECK(cos_sin.is_cuda() && cos_sin.is_contiguous() &&
@@ -90,6 +97,12 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   p.exchange_bytes = exchange_bytes;
   p.max_blocks = block_table.stride(0);
   p.tokens = tokens;
+  p.queries = sequences ? tokens / sequences : 1;
+  if (taps) {
+    check_each(*taps, at::kLong, layers.size(0), "taps");
+    p.taps = static_cast<void* const*>(taps->data_ptr());
+    p.tap_stride = tap_stride;
+  }
   p.num_layers = layers.size(0);
   p.hidden = hidden;
   p.intermediate = intermediate;
@@ -111,7 +124,8 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
 TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "persistent_decoder(Tensor(a!) out, Tensor x, Tensor layers, Tensor caches, Tensor cos_sin, "
-      "Tensor positions, Tensor slots, Tensor block_table, Tensor seq_lens, Tensor(b!) counts, "
+      "Tensor positions, Tensor slots, Tensor block_table, Tensor seq_lens, Tensor? taps, "
+      "int tap_stride, Tensor(b!) counts, "
       "Tensor(c!) residual, Tensor(d!) exchange, "
       "int intermediate, int q_heads, int kv_heads, int head_dim, int block_size, float eps, "
       "float head_eps, float scale) -> ()");

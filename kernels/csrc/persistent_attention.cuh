@@ -1,8 +1,13 @@
-// Attention of a few tokens, each of another sequence, in units (persistent_units.cuh) of tiles of
-// 16 keys. Each warp takes a tile at a time, the newest first. Keys and values come
-// straight into the registers of the instructions that multiply them, those of the first tiles
-// before the token's own queries are known. What several units make of a head, the one with the
-// newest key puts together; units that it waits for come before it, so nobody waits in a circle.
+// Attention of a few tokens, in units (persistent_units.cuh) of tiles of 16 keys. Each warp takes a
+// tile at a time, the newest first. Keys and values come straight into the registers of the
+// instructions that multiply them, those of the first tiles before the token's own queries are
+// known. What several units make of a head, the one with the newest key puts together; units that
+// it waits for come before it, so nobody waits in a circle.
+//
+// Drafts. Tokens of one sequence see each other's keys. No CTA reads in the caches what another one
+// writes there in this launch: they hold what came before the sequence's first token, and each unit
+// makes later keys itself, from the projections that all wait for anyway. At most eight, they are
+// in the token's last two tiles, so they are taken in in the first round, by at most two warps.
 //
 // Products. S^T = K Q^T, O^T = V^T P^T with eight query heads as columns. Row r of a tile of keys
 // is the token r % 8 / 2 * 4 + r % 2 + r / 8 * 2, so that a thread has the weights of the four
@@ -30,7 +35,8 @@ struct AttentionRows {
   T *k_cache, *v_cache;
 };
 
-template <typename T, int D, int kGroups>
+// kDrafts: sequences may have more than one token.
+template <typename T, int D, int kGroups, bool kDrafts>
 class TokenAttention {
   static constexpr int kChunks = D / 32;
   static constexpr int kHalves = D / 64;
@@ -61,8 +67,10 @@ class TokenAttention {
   Shared& sm;
   const Unit& unit;
   const int warp, lane, g, t, group;
-  const Units units;
+  const Units<kDrafts> units;
   AttentionRows<T> rows;
+  // Of drafted tokens' unit: whose it is, and how many of its keys the caches hold.
+  int sequence = 0, stored = 0;
 
   // What a warp has of a unit.
   struct Held {
@@ -74,6 +82,10 @@ class TokenAttention {
     sync_consumers();
     if (threadIdx.x == 0) sm.unit = units.open(index);
     sync_consumers();
+    if constexpr (kDrafts) {
+      sequence = unit.token / p.queries;
+      stored = unit.len - 1 - unit.token % p.queries;
+    }
     const int64_t place = place_of(tile_of(0));
     if (lane == 0) sm.places[warp] = place;
     __syncwarp();
@@ -88,7 +100,8 @@ class TokenAttention {
   // Where this head's keys of a tile are in the caches.
   __device__ __forceinline__ int64_t place_of(int tile) const {
     const int first = max(tile, 0) * kKeyTile, nth = first / p.block_size;
-    const int64_t block = __ldg(p.blocks + unit.token * p.max_blocks + nth);
+    const int of = kDrafts ? sequence : unit.token;
+    const int64_t block = __ldg(p.blocks + of * p.max_blocks + nth);
     return ((block * p.block_size + first - nth * p.block_size) * p.kv_heads + unit.head) * D;
   }
 
@@ -96,9 +109,9 @@ class TokenAttention {
   __device__ __forceinline__ int key_of(int half) const { return g / 2 * 4 + g % 2 + half * 2; }
 
   // Where a key of a tile is in the caches, or null if it is not there: past the end may be NaN,
-  // and the newest is not stored yet.
+  // and the newest are not stored yet.
   __device__ __forceinline__ const T* old(const T* cache, int64_t place, int tile, int key) const {
-    const bool is_there = tile * kKeyTile + key < unit.len - 1;
+    const bool is_there = tile * kKeyTile + key < (kDrafts ? stored : unit.len - 1);
     return is_there ? cache + place + key * p.kv_heads * D : nullptr;
   }
 
@@ -231,6 +244,117 @@ class TokenAttention {
     }
   }
 
+  // Of tokens in the launch, from this one's sequence.
+  __device__ __forceinline__ bool is_new(int key) const {
+    return key >= stored && key < unit.len;
+  }
+
+  // Where the projection of a key is that is_new.
+  __device__ __forceinline__ const T* new_key(int key) const {
+    const int token = unit.token - (unit.len - 1 - key);
+    return rows.qkv + (token * (p.q_heads + 2 * p.kv_heads) + p.q_heads + unit.head) * D;
+  }
+
+  // Waits for the token's queries and, in a tile that has any, for the keys and values of this
+  // launch that it sees. Each lands where it would have been loaded from the caches; all that is
+  // asked for is under way before any of it is needed.
+  __device__ __forceinline__ void take_in_drafted(Held& own, uint32_t (&q)[kChunks][4]) const {
+    const int tile = tile_of(0), first = tile * kKeyTile;
+    const bool has_new = tile >= 0 && first + kKeyTile > stored;
+    Turns<D> turns;
+    turns.load(p.cos_sin + unit.position * D, t);
+    const T* of_head = token_row() + (unit.head * group + min(g, group - 1)) * D;
+    SpinLimit limit;
+    uint32_t most;
+    do {
+      limit.check();
+      look_at_head<T, D>(q, of_head, t);
+      most = has_new ? look_at_new(own, first) : 0;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) most = greatest(most, greatest_of(q[c]), 0);
+    } while (__any_sync(~0u, lacks_half(most)));
+    turn(q, rows.q_norm, turns);
+    if (!has_new) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) turn_new(own, first + key_of(half), half);
+    if (unit.slot >= 0) store_newest(own, first);
+  }
+
+  // Returns the greatest of all that was not in the caches.
+  __device__ __forceinline__ uint32_t look_at_new(Held& own, int first) const {
+    uint32_t most = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = first + key_of(half);
+      if (!is_new(key)) continue;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) look(own.keys[c][half], new_key(key) + c * 32 + t * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first + t * 4 + i;
+      if (!is_new(key)) continue;
+      const T* from = new_key(key) + p.kv_heads * D + g * 8;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) look(own.values[half][i], from + half * 64);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!is_new(first + key_of(half))) continue;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) most = greatest(most, greatest_of(own.keys[c][half]), 0);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!is_new(first + t * 4 + i)) continue;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        most = greatest(most, greatest_of(own.values[half][i]), 0);
+      }
+    }
+    return most;
+  }
+
+  // Norms and rotates what came as the key of these four threads, if it is new: all lanes take
+  // part, as the norm's sums go through shuffles.
+  __device__ __forceinline__ void turn_new(Held& own, int nth, int half) const {
+    Turns<D> turns;
+    const int before = is_new(nth) ? unit.len - 1 - nth : 0;
+    turns.load(p.cos_sin + (unit.position - before) * D, t);
+    uint32_t key[kChunks][4];
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) key[c][w] = own.keys[c][half][w];
+    }
+    turn(key, rows.k_norm, turns);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) replace(own.keys[c][half], key[c], is_new(nth));
+  }
+
+  // The token's own key and value into the cache, by the warp whose tile has them: the others of
+  // its sequence are stored by units of their own tokens.
+  __device__ __forceinline__ void store_newest(const Held& own, int first) const {
+    const int newest = unit.len - 1 - first;
+    const int64_t to = (unit.slot * p.kv_heads + unit.head) * D;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (newest != key_of(half)) continue;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        store_words(rows.k_cache + to + c * 32 + t * 8, own.keys[c][half]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (newest != t * 4 + i) continue;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        store_words(rows.v_cache + to + half * 64 + g * 8, own.values[half][i]);
+      }
+    }
+  }
+
   __device__ __forceinline__ void attend(Held& own) {
     uint32_t q[kChunks][4] = {};
     int64_t place = sm.places[warp];
@@ -252,7 +376,11 @@ class TokenAttention {
       if (round != kTrial) place = place_of(tile_of(round == kLoad ? 1 : round + 2));
       if (round == kTrial) {
         forget(own);
-        take_in_token(own, q);
+        if constexpr (kDrafts) {
+          take_in_drafted(own, q);
+        } else {
+          take_in_token(own, q);
+        }
         if (tile_of(0) < 0) break;
       } else if (round >= 0 && next < 0) {
         break;

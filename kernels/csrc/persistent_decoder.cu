@@ -14,7 +14,7 @@ namespace {
 
 using namespace persistent;
 
-template <typename T, int D, int kGroups>
+template <typename T, int D, int kGroups, bool kDrafts>
 __global__ void __launch_bounds__(kThreads, 1)
     persistent_decoder_kernel(const __grid_constant__ PersistentDecoder p) {
 #ifdef SLUICE_HOPPER
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kConsumers) {
     take_registers<kConsumerRegisters>();
-    Layers<T, D, kGroups>(p, sm).run();
+    Layers<T, D, kGroups, kDrafts>(p, sm).run();
   } else {
     give_up_registers<kProducerRegisters>();
     const int warp = threadIdx.x / 32 - kWarps;
@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-template <typename T, int D, int kGroups>
+template <typename T, int D, int kGroups, bool kDrafts = false>
 cudaError_t launch(const PersistentDecoder& p, cudaStream_t stream) {
-  const auto kernel = persistent_decoder_kernel<T, D, kGroups>;
+  const auto kernel = persistent_decoder_kernel<T, D, kGroups, kDrafts>;
   static const cudaError_t allowed = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
   if (allowed != cudaSuccess) return allowed;
@@ -63,6 +63,8 @@ cudaError_t launch(const PersistentDecoder& p, cudaStream_t stream) {
 
 template <typename T, int D>
 cudaError_t launch_tokens(const PersistentDecoder& p, cudaStream_t stream) {
+  // A kernel of its own: plain decoding has no instruction for it.
+  if (p.queries > 1 || p.taps) return launch<T, D, 1, true>(p, stream);
   return p.tokens <= 8 ? launch<T, D, 1>(p, stream) : launch<T, D, 2>(p, stream);
 }
 

@@ -1,5 +1,4 @@
-// All layers of a decoder for one token of each of a few sequences, in one launch: raw pointers
-// only.
+// All layers of a decoder for a few tokens of a few sequences, in one launch: raw pointers only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +7,7 @@
 namespace sluice {
 
 constexpr int kMostPersistentTokens = 16;
+constexpr int kMostDraftedTokens = 8;  // if sequences have more than one, or layers are tapped
 constexpr int kMostPersistentCtas = 160;
 constexpr int kMostKvHeads = 32;
 constexpr int kExchanges = 3;
@@ -44,8 +44,8 @@ struct PersistentDecoder {
   const float* cos_sin;      // [max_positions, head_dim]: cosines, then sines
   const int64_t* positions;  // [tokens]
   const int64_t* slots;      // [tokens]: where its key and value are stored; -1: nowhere
-  const int* blocks;         // [tokens, max_blocks]: its sequence's blocks of the caches
-  const int* seq_lens;       // [tokens], the token included; 0: padding
+  const int* blocks;         // [sequences, max_blocks] of the caches
+  const int* seq_lens;       // [sequences], the launch's tokens included; 0: padding
   // Workspace.
   PersistentCounts* counts;
   void* residual;     // [tokens, hidden]
@@ -54,6 +54,9 @@ struct PersistentDecoder {
   int64_t max_blocks;
   int tokens, num_layers, hidden, intermediate, q_heads, kv_heads, head_dim, block_size;
   float eps, head_eps, scale;
+  int queries;         // tokens of each sequence, its newest, one after the other
+  void* const* taps;   // [layers]: where its input is wanted, too, [tokens, hidden]; or null
+  int64_t tap_stride;  // from token to token
 };
 
 // Most parts that attention is cut into.

@@ -16,7 +16,8 @@ namespace sluice::persistent {
 template <typename T>
 constexpr float kUnscaled = std::is_same_v<T, __half> ? 1.f / 64 : 1.f;
 
-template <typename T, int D, int kGroups>
+// kDrafts: sequences may have more than one token, and layers' inputs may be tapped.
+template <typename T, int D, int kGroups, bool kDrafts>
 class Layers {
   static constexpr int kTokens = kGroups * 8;
 
@@ -47,7 +48,7 @@ class Layers {
   const PersistentDecoder& p;
   Shared& sm;
   Products<T, kGroups> products;
-  TokenAttention<T, D, kGroups> attention;
+  TokenAttention<T, D, kGroups, kDrafts> attention;
   T* const residual;  // [tokens, hidden]; of an element, only one thread knows
 
   // What a thread needs to finish an output.
@@ -66,6 +67,7 @@ class Layers {
       const int64_t at = static_cast<int64_t>(products.token) * p.hidden + i;
       const float value = to_float(static_cast<const T*>(p.x)[at]);
       residual[at] = from_float<T>(value);
+      if constexpr (kDrafts) store_tap(0, i, value);
       hand_on(i, to.normed(false), value, gain, squares);
     }
     hand_on_squares(to.squares(false), squares);
@@ -123,6 +125,9 @@ class Layers {
             T* out = which == kDown && !norm ? static_cast<T*>(p.out) : residual;
             out[residual_at(output)] = from_float<T>(value);
             if (norm) hand_on(output, next.normed(which == kOutput), value, early.gain, squares);
+            if constexpr (kDrafts) {
+              if (norm && which == kDown) store_tap(layer + 1, output, value);
+            }
           }
         });
     if (!is_normed && norm) hand_on_squares(next.squares(which == kOutput), squares);
@@ -130,6 +135,12 @@ class Layers {
 
   __device__ __forceinline__ int64_t residual_at(int output) const {
     return static_cast<int64_t>(products.token) * p.hidden + output;
+  }
+
+  // An element of a layer's input, if that is wanted.
+  __device__ __forceinline__ void store_tap(int layer, int element, float value) const {
+    T* tap = p.taps ? static_cast<T*>(p.taps[layer]) : nullptr;
+    if (tap) tap[products.token * p.tap_stride + element] = from_float<T>(value);
   }
 
   // An element of this thread's token.

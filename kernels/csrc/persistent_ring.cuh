@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t row_offset(int r) {
 // Of a token's attention: its KV head and a range of its keys.
 struct Unit {
   int index, token, head;
-  int len;            // of the token's sequence
+  int len;            // of its sequence, up to the token
   int split, splits;  // which part of the token's keys it has
   int last, num;      // its last tile and how many it has
   int64_t position, slot;

@@ -1,5 +1,4 @@
-// How the attention of a few tokens, each of another sequence, is cut into units: a token's KV head
-// and a range of its keys.
+// How the attention of a few tokens is cut into units: a token's KV head and a range of its keys.
 #pragma once
 
 #include "persistent_products.cuh"
@@ -8,7 +7,9 @@ namespace sluice::persistent {
 
 constexpr int kKeyTile = 16;        // tokens
 constexpr int kUnitTiles = kWarps;  // of a unit, at least
+static_assert(kMostDraftedTokens <= kKeyTile);  // in no more than two tiles
 
+template <bool kDrafts>
 class Units {
  public:
   int count;
@@ -39,7 +40,7 @@ class Units {
     const int begin = unit.token ? sm.unit_ends[unit.token - 1] : 0;
     unit.split = nth - begin;
     unit.splits = sm.unit_ends[unit.token] - begin;
-    unit.len = p.seq_lens[unit.token];
+    unit.len = len(unit.token);
     const int all = tiles(unit.token), each = (all + unit.splits - 1) / unit.splits;
     unit.last = min((unit.split + 1) * each, all) - 1;
     unit.num = max(unit.last - unit.split * each + 1, 0);
@@ -52,8 +53,15 @@ class Units {
   const PersistentDecoder& p;
   Shared& sm;
 
+  // How many keys it sees.
+  __device__ __forceinline__ int len(int token) const {
+    if constexpr (!kDrafts) return p.seq_lens[token];
+    const int later = p.queries - 1 - token % p.queries;
+    return max(p.seq_lens[token / p.queries] - later, 0);
+  }
+
   __device__ __forceinline__ int tiles(int token) const {
-    return (p.seq_lens[token] + kKeyTile - 1) / kKeyTile;
+    return (len(token) + kKeyTile - 1) / kKeyTile;
   }
 
   // Of so many tokens, with up to `most` tiles; a token has one at least.

@@ -19,8 +19,10 @@ from kernels.persistent_decoder import (
 )
 from tests.kernels import emulated
 from tests.kernels.test_persistent_decoder import (
+    DRAFTED,
     EPS,
     HEAD_EPS,
+    OF_STEP,
     Model,
     Step,
     check,
@@ -70,6 +72,9 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("exchange_bytes", "max_blocks")),
         *((name, ctypes.c_int) for name in INTS),
         *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
+        ("queries", ctypes.c_int),
+        ("taps", ctypes.c_void_p),
+        ("tap_stride", ctypes.c_int64),
     )
 
 
@@ -109,6 +114,7 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "exchange_bytes": size,
         "max_blocks": step.block_table.stride(0),
         "tokens": len(step.x),
+        "queries": step.num_queries,
         "num_layers": len(model.layers),
         "hidden": first.hidden,
         "intermediate": first.intermediate,
@@ -120,6 +126,10 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "head_eps": HEAD_EPS,
         "scale": model.scale,
     }
+    if step.taps:
+        tapped = [[step.taps.get(i)] for i in range(len(model.layers))]
+        tensors["taps"] = _table(tapped, cpu)
+        numbers["tap_stride"] = next(iter(step.taps.values())).stride(0)
     call = Call(**{name: t.data_ptr() for name, t in tensors.items()}, **numbers)
     bf16 = ctypes.c_bool(step.x.dtype == torch.bfloat16)
     library.persistent(ctypes.byref(call), bf16, ctypes.c_int(ctas))
@@ -129,7 +139,7 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
 
 
 def check_decoded(library: ctypes.CDLL, *contexts: int, ctas: int = CTAS, **options: Any) -> None:
-    of_step = {k: options.pop(k) for k in ("block_size", "stored") if k in options}
+    of_step = {k: options.pop(k) for k in OF_STEP if k in options}
     model = make_model(device="cpu", **options)
     step = make_step(model, *contexts, **of_step)
     wanted = step.copy()
@@ -198,3 +208,32 @@ def test_several_tokens(library: ctypes.CDLL, contexts: tuple[int, ...]) -> None
 def test_lengths_far_apart(library: ctypes.CDLL) -> None:
     """Units of more than one for some CTAs."""
     check_decoded(library, 1500, *[50] * 8)
+
+
+@pytest.mark.parametrize("ctas", [2, 7])
+@pytest.mark.parametrize(("queries", "contexts"), DRAFTED)
+def test_several_tokens_of_a_sequence(
+    library: ctypes.CDLL, queries: int, contexts: tuple[int, ...], ctas: int
+) -> None:
+    check_decoded(library, *contexts, queries=queries, ctas=ctas)
+
+
+def test_several_tokens_with_biases_and_norms_of_heads(library: ctypes.CDLL) -> None:
+    options = {"bias": True, "head_norms": True, "block_size": 48, "dim": 128}
+    check_decoded(library, 300, 35, queries=4, dtype=torch.float16, **options)
+
+
+def test_the_newest_keys_of_a_token_are_in_two_units(library: ctypes.CDLL) -> None:
+    """Of eight, of which the last has one tile, and that one key."""
+    check_decoded(library, 897, queries=2, kv_heads=1, ctas=MOST_CTAS)
+
+
+def test_tokens_that_fill_up_a_sequence_are_seen_and_not_stored(library: ctypes.CDLL) -> None:
+    check_decoded(library, 19, 40, queries=4, fillers=2)
+
+
+@pytest.mark.parametrize(("queries", "contexts"), [(1, (300, 9)), (4, (40,)), (2, (0, 33))])
+def test_inputs_of_layers_are_kept(
+    library: ctypes.CDLL, queries: int, contexts: tuple[int, ...]
+) -> None:
+    check_decoded(library, *contexts, queries=queries, taps=(0, 2, 3), num_layers=4)

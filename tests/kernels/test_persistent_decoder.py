@@ -13,6 +13,20 @@ from kernels import cuda, reference
 from kernels.persistent_decoder import LayerWeights, PersistentDecoder, refusal
 
 EPS, HEAD_EPS = 1e-5, 1e-6
+OF_STEP = ("queries", "fillers", "block_size", "stored", "taps")
+"""Options of ``make_step``."""
+DRAFTED = [
+    # tokens of each sequence, contexts
+    *((4, (context,)) for context in (4, 5, 16, 17, 19, 20, 34)),
+    (2, (300, 17)),
+    (2, (2, 0, 33, 18)),
+    (3, (16, 50)),
+    (5, (1000,)),
+    (8, (8,)),
+    (8, (23,)),
+    (8, (600,)),
+]
+"""The new keys in one tile of keys and in two, whose borders are the units' or not."""
 LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -36,7 +50,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Step:
-    """What a token's step reads and writes; ``caches`` are of keys and values, by layer."""
+    """What a step reads and writes; ``caches`` are of keys and values, by layer."""
 
     x: torch.Tensor
     caches: list[tuple[torch.Tensor, torch.Tensor]]
@@ -45,9 +59,21 @@ class Step:
     slots: torch.Tensor
     block_table: torch.Tensor
     seq_lens: torch.Tensor
+    taps: dict[int, torch.Tensor]
+
+    @property
+    def num_queries(self) -> int:
+        """Tokens of each sequence."""
+        return len(self.x) // len(self.seq_lens)
+
+    @property
+    def is_live(self) -> torch.Tensor:
+        """[tokens]: which are not padding."""
+        return (self.seq_lens > 0).repeat_interleave(self.num_queries)
 
     def copy(self) -> Step:
-        return replace(self, caches=[(k.clone(), v.clone()) for k, v in self.caches])
+        caches = [(k.clone(), v.clone()) for k, v in self.caches]
+        return replace(self, caches=caches, taps={i: tap.clone() for i, tap in self.taps.items()})
 
 
 def make_model(
@@ -89,9 +115,18 @@ def make_model(
     return Model(layers, heads, kv_heads, dim)
 
 
-def make_step(model: Model, *contexts: int, block_size: int = 16, stored: bool = True) -> Step:
+def make_step(
+    model: Model,
+    *contexts: int,
+    queries: int = 1,
+    fillers: int = 0,
+    block_size: int = 16,
+    stored: bool = True,
+    taps: tuple[int, ...] = (),
+) -> Step:
     """The step of the newest tokens of sequences of so many, whose blocks are scattered among
-    others full of NaN; so is what lies behind their ends. 0: padding."""
+    others full of NaN; so is what lies behind their ends, and in these tokens' slots. 0: padding.
+    queries: tokens of each sequence, of which the first ``fillers`` are not stored."""
     weight = model.layers[0].qkv
     device, dtype = weight.device, weight.dtype
     gen = torch.Generator(device=device).manual_seed(sum(contexts) + 7)
@@ -106,42 +141,51 @@ def make_step(model: Model, *contexts: int, block_size: int = 16, stored: bool =
         )
         for _ in model.layers
     ]
-    slots = []
+    slots = torch.full((len(contexts), queries), -1, device=device)
+    newest = torch.tensor(contexts, device=device)[:, None] + torch.arange(
+        -queries, 0, device=device
+    )
     for i, context in enumerate(contexts):
         own, order = order[: used[i]], order[used[i] :]
         table[i, : used[i]] = own
         for cache in (cache for pair in caches for cache in pair):
             tokens = (used[i] * block_size, *shape[2:])
             old = torch.randn(*tokens, generator=gen, device=device).to(dtype)
-            old[max(0, context - 1) :] = float("nan")
+            old[max(0, context - queries) :] = float("nan")
             cache[own] = old.view(used[i], *shape[1:])
-        slots.append(
-            int(own[-1]) * block_size + (context - 1) % block_size if context and stored else -1
-        )
+        if context and stored:
+            at = newest[i, fillers:]
+            slots[i, fillers:] = own[at // block_size] * block_size + at % block_size
     angle = torch.arange(max(contexts) + 1, device=device)[:, None] * (
         10000.0 ** -(torch.arange(model.dim // 2, device=device) * 2 / model.dim)
     )
+    x = torch.randn(slots.numel(), weight.shape[1], generator=gen, device=device).to(dtype)
+    tapped = torch.full((len(x), len(taps), x.shape[1]), float("nan"), dtype=dtype, device=device)
     return Step(
-        x=torch.randn(len(contexts), weight.shape[1], generator=gen, device=device).to(dtype),
+        x=x,
         caches=caches,
         cos_sin=torch.cat((angle.cos(), angle.sin()), -1).float().contiguous(),
-        positions=torch.tensor([max(0, c - 1) for c in contexts], device=device),
-        slots=torch.tensor(slots, device=device),
+        positions=newest.clamp(min=0).view(-1),
+        slots=slots.view(-1),
         block_table=table,
         seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+        taps=dict(zip(taps, tapped.unbind(1), strict=True)),
     )
 
 
 def expected(model: Model, step: Step) -> torch.Tensor:
-    """One operation after the other, each rounded; the step's caches are written."""
+    """One operation after the other, each rounded; the step's caches and taps are written."""
     x, residual = step.x, torch.zeros_like(step.x)
     tokens, block_size = len(x), step.caches[0][0].shape[1]
-    cu_queries = torch.arange(tokens + 1, dtype=torch.int32, device=x.device)
-    newest = step.positions // block_size
-    blocks = step.block_table.gather(1, newest[:, None])[:, 0].long()
-    slots = torch.where(step.seq_lens > 0, blocks * block_size + step.positions % block_size, -1)
-    for layer, (k_cache, v_cache) in zip(model.layers, step.caches, strict=True):
+    sequences = torch.arange(len(step.seq_lens) + 1, dtype=torch.int32, device=x.device)
+    cu_queries = sequences * step.num_queries
+    at = step.positions.view(-1, step.num_queries)
+    slots = step.block_table.gather(1, at // block_size).long() * block_size + at % block_size
+    slots = torch.where(step.is_live, slots.view(-1), -1)
+    for i, (layer, (k_cache, v_cache)) in enumerate(zip(model.layers, step.caches, strict=True)):
         normed = reference.rms_norm(x, layer.input_norm, EPS, residual)
+        if i in step.taps:
+            step.taps[i].copy_(residual)
         qkv = product(normed, layer.qkv, layer.qkv_bias).view(tokens, -1, model.dim)
         q, k, v = qkv.split((model.heads, model.kv_heads, model.kv_heads), 1)
         kept = k_cache.clone(), v_cache.clone()
@@ -155,9 +199,9 @@ def expected(model: Model, step: Step) -> torch.Tensor:
             *(q.contiguous(), k_cache, v_cache, step.block_table, step.seq_lens, cu_queries),
             scale=model.scale,
         )
-        if (step.slots < 0).all():
-            k_cache.copy_(kept[0])
-            v_cache.copy_(kept[1])
+        passing = slots[(step.slots < 0) & (slots >= 0)]
+        for cache, before in zip((k_cache, v_cache), kept, strict=True):
+            cache.flatten(0, 1)[passing] = before.flatten(0, 1)[passing]
         x = product(attended.view(tokens, -1), layer.output)
         normed = reference.rms_norm(x, layer.attended_norm, EPS, residual)
         x = product(reference.silu_mul(product(normed, layer.gate_up)), layer.down)
@@ -174,10 +218,13 @@ def product(
 def check(model: Model, step: Step, got: torch.Tensor, wanted: Step) -> None:
     """wanted: a copy of the step from before."""
     limit = LIMIT[step.x.dtype] * max(2, len(model.layers)) / 2
-    live = step.seq_lens > 0
+    live = step.is_live
     want = expected(model, wanted).double()
     error = (got[live].double() - want[live]).norm(dim=-1) / want[live].norm(dim=-1)
     assert (error < limit).all(), f"relative errors {error}"
+    for layer, tap in step.taps.items():
+        mine, other = tap[live].double(), wanted.taps[layer][live].double()
+        assert ((mine - other).norm(dim=-1) < limit * other.norm(dim=-1)).all()
     slots = step.slots[step.slots >= 0]
     for ours, theirs in zip(step.caches, wanted.caches, strict=True):
         for mine, other in zip(ours, theirs, strict=True):
@@ -202,16 +249,19 @@ class TestOnAGpu:
         )
         counts, residual, exchange = decoder._workspace
         residual.fill_(float("nan"))
-        arguments = (step.x, step.caches, step.cos_sin, step.positions, step.slots)
-        first = decoder(*arguments, step.block_table, step.seq_lens)
+        arguments = (
+            *(step.x, step.caches, step.cos_sin, step.positions, step.slots, step.block_table),
+            *(step.seq_lens, step.taps),
+        )
+        first = decoder(*arguments)
         for _ in range(times - 1):
-            assert torch.equal(decoder(*arguments, step.block_table, step.seq_lens), first)
+            assert torch.equal(decoder(*arguments), first)
         assert not counts.any()
         assert (exchange == 255).all()
         return first
 
     def check(self, *contexts: int, **options: Any) -> None:
-        of_step = {k: options.pop(k) for k in ("block_size", "stored") if k in options}
+        of_step = {k: options.pop(k) for k in OF_STEP if k in options}
         model = make_model(**options)
         step = make_step(model, *contexts, **of_step)
         wanted = step.copy()
@@ -250,6 +300,35 @@ class TestOnAGpu:
 
     def test_blocks_of_other_sizes(self) -> None:
         self.check(1000, block_size=48)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(("queries", "contexts"), DRAFTED)
+    def test_several_tokens_of_a_sequence(
+        self, queries: int, contexts: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        options = {"dim": 128, "heads": 8, "hidden": 1024, "intermediate": 2048, "dtype": dtype}
+        self.check(*contexts, queries=queries, num_layers=4, **options)
+
+    @pytest.mark.parametrize("heads", [(4, 1), (8, 8)])
+    def test_several_tokens_with_biases_and_norms_of_heads(self, heads: tuple[int, int]) -> None:
+        shape = dict(zip(("heads", "kv_heads"), heads, strict=True))
+        self.check(300, 35, queries=4, bias=True, head_norms=True, block_size=48, dim=128, **shape)
+
+    def test_the_newest_keys_of_a_token_are_in_two_units(self) -> None:
+        """Of eight, of which the last has one tile, and that one key."""
+        self.check(897, queries=2, kv_heads=1)
+
+    def test_tokens_that_fill_up_a_sequence_are_seen_and_not_stored(self) -> None:
+        self.check(19, 40, queries=4, fillers=2)
+
+    @pytest.mark.parametrize(("queries", "contexts"), [(1, (300, 9)), (4, (40,)), (2, (0, 33))])
+    def test_inputs_of_layers_are_kept(self, queries: int, contexts: tuple[int, ...]) -> None:
+        self.check(*contexts, queries=queries, taps=(0, 2, 3), num_layers=4)
+
+    def test_more_tokens_than_it_takes_are_refused(self) -> None:
+        model = make_model()
+        with pytest.raises(RuntimeError, match="at most 8 tokens if a sequence has several"):
+            self.run(model, make_step(model, 9, 9, 9, queries=3))
 
     def test_many_layers(self) -> None:
         self.check(100, num_layers=5, hidden=512)
@@ -330,3 +409,23 @@ def test_what_cannot_be_served_is_named() -> None:
     assert refusal([], **model.shape) == "there are no layers"
     with pytest.raises(ValueError, match="cannot serve these layers: it needs a GPU"):
         PersistentDecoder(model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=1.0)
+
+
+def test_taps_that_do_not_fit_are_named() -> None:
+    model = make_model(device="cpu")
+    step = make_step(model, 9, 30, taps=(0, 1))
+    decoder = object.__new__(PersistentDecoder)
+    decoder._layers, decoder._taps = tuple(model.layers), {}
+    tap = step.taps[1]
+    for taps, words in (
+        ({2: tap}, "taps are of layer 2, and there are 2"),
+        ({1: tap[:, 1:]}, r"must be \[2, 256\] .* that of layer 1 is \[2, 255\]"),
+        ({1: tap.float()}, "that of layer 1 is .* of torch.float32"),
+        ({1: tap.T.contiguous().T}, "with contiguous rows"),
+        ({0: tap, 1: tap.contiguous()}, r"equally far apart, not \[256, 512\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            decoder._tap_table(taps, step.x)
+    table, stride = decoder._tap_table({1: tap}, step.x)
+    assert (table.tolist(), stride) == ([0, tap.data_ptr()], 512)
+    assert decoder._tap_table({1: tap}, step.x)[0] is table, "a graph must not copy from the host"

@@ -36,6 +36,8 @@ from tests.engine.runner.emulated_graphs import EmulatedAttention
 
 NUM_BLOCKS = 600
 BATCHES = [(1,), (16,), (300,), (9, 300), (1, 17, 64, 512, *range(30, 42))]
+DRAFTED = [(2, (2,)), (4, (17,)), (3, (300, 18)), (2, (9, 64, 16, 33))]
+"""Tokens of each sequence, and sequences."""
 
 
 @pytest.fixture
@@ -60,37 +62,43 @@ def backend(of: LlamaModel, **shape: Any) -> CapturableBackend:
     return found
 
 
-def prepared(of: LlamaModel, *seq_lens: int) -> tuple[torch.Tensor, StepContext]:
-    """Token ids, and the step of one token of each of so many sequences, with one kernel."""
+def prepared(of: LlamaModel, *seq_lens: int, queries: int = 1) -> tuple[torch.Tensor, StepContext]:
+    """Token ids, and the step of so many tokens of each of some sequences, with one kernel."""
     weight = of.norm.weight.data
     device, dtype = weight.device, weight.dtype
     gen = torch.Generator().manual_seed(sum(seq_lens))
     shape = 3, 2, NUM_BLOCKS, BLOCK_SIZE, CONFIG.num_kv_heads, HEAD_DIM
     cache: KVCache = [(k, v) for k, v in torch.randn(shape, generator=gen).to(device, dtype)]
     table = torch.randperm(NUM_BLOCKS, generator=gen)[: 32 * len(seq_lens)].view(len(seq_lens), -1)
-    last = torch.tensor(seq_lens) - 1
-    slots = table[torch.arange(len(last)), last // BLOCK_SIZE] * BLOCK_SIZE + last % BLOCK_SIZE
+    lens = torch.tensor(seq_lens)
+    at = lens[:, None] + torch.arange(-queries, 0)
+    slots = table.gather(1, at // BLOCK_SIZE) * BLOCK_SIZE + at % BLOCK_SIZE
     batch = DeviceBatch(
-        (last + 1).to(device, torch.int32),
-        torch.arange(len(last) + 1, dtype=torch.int32, device=device),
+        lens.to(device, torch.int32),
+        queries * torch.arange(len(lens) + 1, dtype=torch.int32, device=device),
         table.to(device, torch.int32),
     )
-    attend = backend(of).prepare_decode(batch, BLOCK_SIZE)
-    step = StepContext(last.to(device), slots.to(device), attend, cache, one_kernel=True)
-    return torch.randint(50, (len(last),), generator=gen).to(device), step
+    attend = backend(of).prepare_decode(batch, BLOCK_SIZE, queries)
+    positions, slots = (of_tokens.view(-1).to(device) for of_tokens in (at, slots))
+    step = StepContext(positions, slots, attend, cache, one_kernel=True)
+    return torch.randint(50, (len(slots),), generator=gen).to(device), step
 
 
-def run(of: LlamaModel, *seq_lens: int, one_kernel: bool) -> tuple[torch.Tensor, KVCache]:
-    token_ids, step = prepared(of, *seq_lens)
+def run(
+    of: LlamaModel, *seq_lens: int, one_kernel: bool, queries: int = 1
+) -> tuple[torch.Tensor, KVCache]:
+    token_ids, step = prepared(of, *seq_lens, queries=queries)
     return of(token_ids, replace(step, one_kernel=one_kernel)), step.kv_cache
 
 
-def assert_close(of: LlamaModel, seq_lens: tuple[int, ...], tolerance: float) -> None:
+def assert_close(
+    of: LlamaModel, seq_lens: tuple[int, ...], tolerance: float, queries: int = 1
+) -> None:
     """With one kernel and layer by layer; tolerance: of each row's distance, by its length."""
-    ours, our_cache = run(of, *seq_lens, one_kernel=True)
-    theirs, their_cache = run(of, *seq_lens, one_kernel=False)
+    ours, our_cache = run(of, *seq_lens, one_kernel=True, queries=queries)
+    theirs, their_cache = run(of, *seq_lens, one_kernel=False, queries=queries)
     assert distance(ours, theirs) < tolerance
-    _, step = prepared(of, *seq_lens)
+    _, step = prepared(of, *seq_lens, queries=queries)
     for caches in zip(our_cache, their_cache, step.kv_cache, strict=True):
         for tensors in zip(*caches, strict=True):
             our, their, before = (tensor.flatten(0, 1).flatten(1) for tensor in tensors)
@@ -138,23 +146,48 @@ def test_serves_few_tokens_that_nothing_else_is_wanted_of(monkeypatch: pytest.Mo
     assert decoder is not None
     _, step = prepared(made, 9)
     assert decoder.serves(step)
-    batch = step.attend.plain_batch  # type: ignore[attr-defined]
-    of_two = backend(made).prepare_decode(batch, BLOCK_SIZE, num_queries=2)
-    tap = torch.zeros(1, 256)
     for other in (
         {"one_kernel": False},
         {"adapted": True},
-        {"taps": {1: tap}},
         {"wanted": Wanted(torch.tensor([0]))},
         {"by_layer": {1: (step.slots, step.attend)}},
-        {"attend": of_two},
         {"attend": partial(step.attend)},
     ):
         assert not decoder.serves(replace(step, **other)), other
-    monkeypatch.setattr(PersistentLayers, "max_batch", 2)
-    for seq_lens in ((9, 5), (9, 5, 1)):
-        _, several = prepared(made, *seq_lens)
-        assert decoder.serves(several) == (len(seq_lens) <= 2)
+    monkeypatch.setattr(PersistentLayers, "max_batch", 5)
+    monkeypatch.setattr(PersistentLayers, "max_drafted", 4)
+    for queries, num_sequences, serves, serves_tapped in (
+        *((1, 4, True, True), (1, 5, True, False), (1, 6, False, False)),
+        *((2, 2, True, True), (2, 3, False, False), (4, 1, True, True), (5, 1, False, False)),
+    ):
+        _, several = prepared(made, *[9] * num_sequences, queries=queries)
+        assert decoder.serves(several) == serves
+        tap = torch.zeros(queries * num_sequences, 256)
+        assert decoder.serves(replace(several, taps={1: tap})) == serves_tapped
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("queries", "seq_lens"), DRAFTED)
+def test_several_tokens_of_a_sequence_see_each_other(
+    queries: int, seq_lens: tuple[int, ...]
+) -> None:
+    made = model()
+    made._whole = whole(made)
+    assert_close(made, seq_lens, 1e-4, queries)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_inputs_of_layers_are_tapped() -> None:
+    made = model()
+    made._whole = whole(made)
+    found = []
+    for one_kernel in (True, False):
+        token_ids, step = prepared(made, 30, queries=3)
+        taps = dict(zip((0, 2), torch.zeros(3, 2, CONFIG.hidden_size).unbind(1), strict=True))
+        made(token_ids, replace(step, one_kernel=one_kernel, taps=taps))
+        found.append(torch.cat(list(taps.values()), 1))
+    assert found[0].any(1).all()
+    assert distance(*found) < 1e-4
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -278,6 +311,18 @@ def test_equals_the_layers_but_for_rounding(
     needs_kernel()
     made = on_gpu(layer, dtype=dtype, attention_bias=bias, attention_output_bias=False)
     assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("queries", "seq_lens"), DRAFTED)
+def test_several_tokens_of_a_sequence_equal_the_layers_but_for_rounding(
+    queries: int, seq_lens: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    needs_kernel()
+    made = on_gpu(Qwen3DecoderLayer, dtype=dtype)
+    assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075, queries)
 
 
 @pytest.mark.gpu

@@ -110,7 +110,7 @@ class EmulatedAttention(TorchAttention):
             ),
             block_size,
         )
-        return EmulatedDecode(attend, batch if num_queries == 1 else None)
+        return EmulatedDecode(attend, batch)
 
 
 class EmulatedPrompts(TorchAttention):

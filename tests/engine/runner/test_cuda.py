@@ -14,12 +14,13 @@ import torch
 import engine.demo
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
-from engine.runner import graphs, load_runner
+from engine.runner import load_runner, one_kernel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields
 from engine.runner.one_kernel import longest_faster
 from engine.runner.shared_inputs import SharedInputs
 from engine.runner.sized_graphs import SizedGraphs
+from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling_params import SamplingParams
 from kernels import cuda
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -290,7 +291,7 @@ def test_one_kernel_for_few_sequences_changes_only_near_ties(
         return family
 
     def outputs(max_len: int) -> list[list[int]]:
-        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
         served.clear()
         return few_outputs(wide_dir, max_running, dtype=dtype)
 
@@ -313,13 +314,65 @@ def test_one_kernel_for_few_sequences_changes_only_near_ties(
     assert sum(common) > least * 60 * len(ours)
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
+def test_drafts_checked_by_one_kernel_change_only_near_ties(
+    wide_dir: Path, max_num_seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[bool] = []
+    choose = VerifyGraphs._choose
+
+    def spy(self: VerifyGraphs, *step: Any) -> SizedGraphs:
+        graphs = choose(self, *step)
+        served.append(graphs in self._as_one.values())
+        return graphs
+
+    def outputs(max_len: int) -> list[list[int]]:
+        """Of a model that falls into loops, so that prompt lookup finds drafts."""
+        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
+        served.clear()
+        llm = LLM(
+            wide_dir,
+            device="cuda",
+            dtype="bfloat16",
+            max_num_seqs=max_num_seqs,
+            num_gpu_blocks_override=600,
+            skip_tokenizer_init=True,
+            speculative_config={
+                "method": "ngram",
+                "prompt_lookup_min": 1,
+                "prompt_lookup_max": 3,
+                "num_speculative_tokens": 8 // max_num_seqs - 1,
+                "adaptive": False,
+            },
+        )
+        rng = random.Random(5)
+        prompts = [
+            TokensPrompt(prompt_token_ids=[rng.randrange(1000) for _ in range(length)] * 2)
+            for length in (30, 9, 16, 40, 50)
+        ]
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
+
+    monkeypatch.setattr(VerifyGraphs, "_choose", spy)
+    layers = outputs(0)
+    assert served
+    assert not any(served)
+    ours = outputs(600)
+    if not any(served):
+        pytest.skip("not for this GPU")
+    assert all(served)
+    assert ours == outputs(600), "the same batches twice are equal"
+    common = [first_difference(a, b) for a, b in zip(ours, layers, strict=True)]
+    assert sum(common) > 0.25 * 60 * len(ours)
+
+
 def test_one_kernel_after_a_stream_that_nobody_reads_on(
     wide_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two samples each of more requests than there are blocks for."""
 
     def outputs(max_len: int) -> list[list[int]]:
-        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
         llm = LLM(
             wide_dir,
             device="cuda",
@@ -357,7 +410,7 @@ def test_whether_one_kernel_is_faster_is_measured(
         found.append(longest_faster(*steps, **limits))
         return found[-1]
 
-    monkeypatch.setattr(graphs, "longest_faster", spy)
+    monkeypatch.setattr(one_kernel, "longest_faster", spy)
     decoding = load_runner(wide_config(wide_dir))._graphs
     assert decoding is not None
     assert bool(decoding._as_one) == any(found)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
-from engine.runner.one_kernel import longest_faster
+from engine.runner.one_kernel import log_faster, longest_faster
 
 
 class Device:
@@ -84,3 +86,14 @@ def test_an_interruption_is_outvoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(device, "one_kernel", disturbed)
     assert device.longest_faster(1000) == 1000
+
+
+def test_what_is_faster_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        log_faster("decode steps", {"1": 2048, "2": 1024, "4": 0})
+        log_faster("steps that check drafts", {"1 × 4": 0})
+    assert caplog.messages == [
+        "one kernel computes all layers of decode steps of 1 (up to 2048 tokens), "
+        "2 (up to 1024 tokens)",
+        "layer by layer, steps that check drafts of all sizes are as fast as by one kernel",
+    ]

@@ -3,6 +3,7 @@ reference."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.layers import linear, persistent_decoder
-from engine.runner import TorchRunner, graphs, load_runner
+from engine.runner import TorchRunner, load_runner, one_kernel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields
+from engine.runner.sized_graphs import SizedGraphs
+from engine.runner.verify_graphs import VerifyGraphs
 from kernels.reference_decoder import ReferenceDecoder
 from tests.engine.insides import runner_of
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -36,7 +39,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     class Counted(ReferenceDecoder):
         def __call__(self, *arguments: Any) -> torch.Tensor:
-            seen.append(int(arguments[-1].sum()))
+            *_, seq_lens, _ = arguments
+            seen.append(int(seq_lens.sum()))
             return super().__call__(*arguments)
 
     monkeypatch.setattr(linear, "_pack", lambda weight, bias: None)
@@ -53,7 +57,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Decides up to which length one kernel is faster."""
 
     def decide(max_len: int) -> None:
-        monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
 
     return decide
 
@@ -61,6 +65,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measure:
 def decode_graphs(runner: TorchRunner) -> DecodeGraphs:
     counted: Any = runner._graphs
     assert isinstance(counted._graphs, DecodeGraphs)
+    return counted._graphs
+
+
+def verify_graphs(runner: TorchRunner) -> VerifyGraphs:
+    counted: Any = runner._verify_graphs
+    assert isinstance(counted._graphs, VerifyGraphs)
     return counted._graphs
 
 
@@ -116,8 +126,8 @@ def test_a_batch_for_which_it_is_not_faster_goes_layer_by_layer(
     calls: list[int], tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is for smaller ones."""
-    limits = iter([1000, 0, 0, 0, 0])
-    monkeypatch.setattr(graphs, "longest_faster", lambda *steps, **limit: next(limits))
+    limits = itertools.chain([1000], itertools.repeat(0))
+    monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limit: next(limits))
     runner = load_runner(tiny_config)
     emulate(runner, monkeypatch, 1)
     calls.clear()
@@ -130,7 +140,8 @@ def test_both_graphs_are_measured_on_the_same_step(
 ) -> None:
     runner = load_runner(tiny_config)
     tables = runner._table.block_table
-    sizes = iter([1, 2, 4, 8, 16])
+    of_one = [(size, 1) for size in (1, 2, 4, 8, 16)]
+    kinds = iter([*of_one, (1, 2), (2, 2), (4, 2), (1, 3), (2, 3)])
 
     def compare(
         one_kernel: Callable[[], torch.Tensor],
@@ -140,12 +151,12 @@ def test_both_graphs_are_measured_on_the_same_step(
         max_len: int,
         device: torch.device,
     ) -> int:
-        size = next(sizes)
+        size, queries = next(kinds)
         room = runner.num_blocks // size * BLOCK_SIZE
         assert (max_len, device) == (min(runner.max_model_len, room), runner.device)
         used = tables[:size, : -(-max_len // BLOCK_SIZE)]
         assert used.unique().numel() == used.numel(), "each key comes from memory"
-        for seq_len in (1, 33, max_len):
+        for seq_len in (queries, 33, max_len):
             prepare(seq_len)
             calls.clear()
             ours = one_kernel().clone()
@@ -153,9 +164,9 @@ def test_both_graphs_are_measured_on_the_same_step(
             torch.testing.assert_close(ours, layers(), rtol=1e-3, atol=1e-3)
         return 0
 
-    monkeypatch.setattr(graphs, "longest_faster", compare)
-    emulate(runner, monkeypatch, 1)
-    assert next(sizes, None) is None
+    monkeypatch.setattr(one_kernel, "longest_faster", compare)
+    emulate(runner, monkeypatch, 2)
+    assert next(kinds, None) is None
     assert not tables.any()
 
 
@@ -163,10 +174,11 @@ def test_layers_that_are_not_one_kernel_are_not_measured(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(persistent_decoder, "refusal", lambda layers, **shape: "none here")
-    monkeypatch.delattr(graphs, "longest_faster")
+    monkeypatch.delattr(one_kernel, "longest_faster")
     runner = load_runner(tiny_config)
     emulate(runner, monkeypatch, 1)
     assert not decode_graphs(runner)._as_one
+    assert not verify_graphs(runner)._as_one
 
 
 def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
@@ -175,11 +187,12 @@ def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
     monkeypatch.setattr(
         EmulatedAttention, "prepare_decode", lambda self, *step: partial(prepare(self, *step))
     )
-    monkeypatch.delattr(graphs, "longest_faster")
+    monkeypatch.delattr(one_kernel, "longest_faster")
     runner = load_runner(tiny_config)
     assert runner._model.max_one_kernel_batch
     emulate(runner, monkeypatch, 1)
     assert not decode_graphs(runner)._as_one
+    assert not verify_graphs(runner)._as_one
 
 
 @pytest.mark.parametrize(("method", "taps"), [("eagle3", True), ("eagle", False)])
@@ -198,6 +211,7 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     runner = runner_of(llm)
     assert bool(runner._model.max_one_kernel_batch) == (not taps)
     emulate(runner, monkeypatch, 3)
+    verify_graphs(runner)._as_one.clear()
     calls.clear()
     assert outputs(llm) == expected
     assert bool(calls) == (not taps)
@@ -212,3 +226,50 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     torch.testing.assert_close(
         ours, decoding.run(fields, keeps_features=False)[1], rtol=1e-3, atol=1e-3
     )
+
+
+@pytest.mark.parametrize(("method", "num_drafts"), [("eagle3", 3), ("medusa", 1), ("eagle", 2)])
+def test_drafts_are_checked_by_it(
+    method: str,
+    num_drafts: int,
+    calls: list[int],
+    measured: Measure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Features that are taken within the layers, too, and sequences that are filled up."""
+    random_heads(tmp_path)
+    expected = outputs(engine(None, "plain"))
+    llm = engine(tmp_path, method, num_drafts)
+    runner = runner_of(llm)
+    measured(1000)
+    _, checking, _ = emulate(runner, monkeypatch, num_drafts)
+    served: list[bool] = []
+    choose = VerifyGraphs._choose
+
+    def spy(self: VerifyGraphs, *step: Any) -> SizedGraphs:
+        graphs = choose(self, *step)
+        served.append(graphs in self._as_one.values())
+        return graphs
+
+    monkeypatch.setattr(VerifyGraphs, "_choose", spy)
+    calls.clear()
+    assert outputs(llm) == expected
+    assert len(served) == checking.num_runs
+    assert {True, False} == set(served), "larger batches go layer by layer"
+    assert len(calls) >= sum(served)
+
+
+@pytest.mark.parametrize(("max_tokens", "is_one"), [(0, False), (39, False), (40, True)])
+def test_drafts_of_long_sequences_go_layer_by_layer(
+    max_tokens: int, is_one: bool, tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load_runner(tiny_config)
+    monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: 1)
+    emulate(runner, monkeypatch, 3)
+    graphs = verify_graphs(runner)
+    graphs._max_tokens[3, 2] = max_tokens
+    lens = np.array([3, 2])
+    fields = ChunkFields(np.arange(2), np.array([25, 10]), lens, lens)
+    layers, as_one = graphs._graphs[3, False], graphs._as_one[3]
+    assert graphs._choose(fields, 3, False) is (as_one if is_one else layers)

@@ -33,7 +33,7 @@ def test_it_times_steps_of_growing_batches_and_lengths() -> None:
         ran.append((len(fields.rows), int(fields.query_lens[0]), int(fields.computed[0])))
 
     costs = measure_step_costs(run, None, lengths=(0, 1, 3), **SIZES)
-    assert costs.batches == [1, 4, 8, 16, 25]  # 25 requests of four tokens are 100 tokens.
+    assert costs.batches == [1, 2, 4, 8, 16, 25]  # 25 requests of four tokens are 100 tokens.
     assert costs.lengths == (0, 1, 3)
     assert not costs.is_padded
     assert all(s > 0 for row in costs.taken_s for s in row)

@@ -10,7 +10,7 @@ using namespace sluice::persistent;
 
 PersistentDecoder params;
 
-template <typename T, int D, int kGroups>
+template <typename T, int D, int kGroups, bool kDrafts = false>
 void run_thread() {
   auto& sm = *reinterpret_cast<Shared*>(emulation::shared_memory);
   if (threadIdx.x == 0) {
@@ -23,7 +23,7 @@ void run_thread() {
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
-    Layers<T, D, kGroups>(params, sm).run();
+    Layers<T, D, kGroups, kDrafts>(params, sm).run();
   } else if (threadIdx.x < kConsumers + 32) {
     Producer(params, sm).run();
   } else if (threadIdx.x < kConsumers + 64) {
@@ -33,6 +33,9 @@ void run_thread() {
 
 template <typename T, int D>
 void run_tokens(int ctas) {
+  if (params.queries > 1 || params.taps) {
+    return emulation::run_cluster(ctas, run_thread<T, D, 1, true>);
+  }
   emulation::run_cluster(ctas, params.tokens <= 8 ? run_thread<T, D, 1> : run_thread<T, D, 2>);
 }
 
