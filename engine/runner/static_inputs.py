@@ -5,11 +5,13 @@ The host sends only a few integers per sequence; everything else is looked up in
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.attention.base import CapturableBackend, DeviceBatch, StepAttention
 from engine.runner.rows import Ints, RowTable
 from kernels import cuda
+from kernels.transfer import write
 
 
 class SentRows:
@@ -34,12 +36,11 @@ class SentRows:
     def send(self, rows: Ints, *others: Ints, size: int) -> None:
         """Send these; rows beyond them, up to ``size``, are -1."""
         batch = len(rows)
-        host = torch.empty(self._num, size, dtype=torch.int32, pin_memory=self._sent.is_cuda)
-        filled = host.numpy()
-        filled[0, :batch], filled[0, batch:] = rows, -1
-        for values, target in zip(others, filled[1:], strict=True):
-            target[:batch], target[batch:] = values, 0
-        self._sent[: self._num * size].copy_(host.view(-1), non_blocking=True)
+        host = np.zeros((self._num, size), np.int32)
+        host[0, :batch], host[0, batch:] = rows, -1
+        for values, target in zip(others, host[1:], strict=True):
+            target[:batch] = values
+        write(self._sent[: self._num * size], host.reshape(-1))
 
 
 class SequenceBuffers:
