@@ -195,8 +195,19 @@ void step_inputs(const Tensor& tokens, const Tensor& block_table, const Tensor& 
   check(sluice::step_inputs(s, c10::cuda::getCurrentCUDAStream()), "step_inputs");
 }
 
+// Where the device writes what the host reads.
+int64_t* mapped(const Tensor& host, int64_t at_least) {
+  TORCH_CHECK(host.device().is_cpu() && host.scalar_type() == at::kLong && host.is_contiguous() &&
+                  host.numel() >= at_least,
+              "host must be pinned int64 memory of at least ", at_least, " elements");
+  void* address = nullptr;
+  check(cudaHostGetDevicePointer(&address, host.data_ptr(), 0), "host must be pinned memory");
+  return static_cast<int64_t*>(address);
+}
+
 void sample(Tensor out, const Tensor& logits, const Tensor& table, const Tensor& rows,
-            const Tensor& positions, const std::optional<Tensor>& tokens) {
+            const Tensor& positions, const std::optional<Tensor>& tokens,
+            const std::optional<Tensor>& host) {
   const auto dtype = dtype_of(logits, "logits");
   const int64_t num_rows = logits.size(0);
   TORCH_CHECK(logits.is_cuda() && logits.dim() == 2 && logits.stride(1) == 1,
@@ -216,6 +227,7 @@ void sample(Tensor out, const Tensor& logits, const Tensor& table, const Tensor&
   s.rows = rows.data_ptr<int>();
   s.positions = positions.data_ptr<int>();
   s.out = out.data_ptr<int64_t>();
+  s.host_out = host && num_rows > 0 ? mapped(*host, num_rows) : nullptr;
   s.tokens = tokens ? tokens->data_ptr<int64_t>() : nullptr;
   s.logits_stride = logits.stride(0);
   s.tokens_stride = tokens ? tokens->size(1) : 0;
@@ -327,7 +339,7 @@ TORCH_LIBRARY(sluice_cuda, m) {
       "Tensor(d!) seq_lens, Tensor(e!) batch_table, int block_size) -> ()");
   m.def(
       "sample(Tensor(a!) out, Tensor logits, Tensor table, Tensor rows, Tensor positions, "
-      "Tensor(b!)? tokens) -> ()");
+      "Tensor(b!)? tokens, Tensor(c!)? host) -> ()");
   m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
   m.def(
       "token_logprobs(Tensor(a!) logprobs, Tensor(b!) ranks, Tensor(c!) top_ids, "

@@ -11,6 +11,7 @@
 // Every sum is taken in an order that depends on the row alone, so the draw depends neither on the
 // batch nor on the run. This file is compiled without fast math: its logarithms decide near-ties.
 
+#include "dependent_launch.cuh"
 #include "logits_row.cuh"
 #include "philox.cuh"
 #include "sampling.cuh"
@@ -434,6 +435,7 @@ __device__ int sample_row(Row<T>& row, const SamplingRow& how, int position, Sha
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
   __shared__ Shared sm;
+  wait_for_inputs();
   const int place = s.rows[blockIdx.x];
   if (place < 0) return;
   const SamplingRow how = s.table[place];
@@ -443,6 +445,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
   const int token = sample_row(row, how, position, sm);
   if (threadIdx.x == 0) {
     s.out[blockIdx.x] = token;
+    if (s.host_out) s.host_out[blockIdx.x] = token;
     if (s.tokens) s.tokens[place * s.tokens_stride + position] = token;
   }
 }
@@ -450,6 +453,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
 template <typename T>
 __global__ void __launch_bounds__(256) bitmask_kernel(const TokenBitmask m) {
   const int word = blockIdx.x * 256 + threadIdx.x;
+  wait_for_inputs();
   if (word >= m.words) return;
   uint32_t forbidden = ~static_cast<uint32_t>(m.bitmask[blockIdx.y * m.words + word]);
   T* logits = static_cast<T*>(m.logits) + m.rows[blockIdx.y] * m.logits_stride;
@@ -467,8 +471,8 @@ cudaError_t sample(const Sampling& sampling, Dtype dtype, cudaStream_t stream) {
   if (sampling.num_rows == 0) return cudaSuccess;
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    sample_kernel<T><<<sampling.num_rows, kThreads, 0, stream>>>(sampling);
-    return cudaGetLastError();
+    const dim3 grid(sampling.num_rows);
+    return launch_dependent(sample_kernel<T>, grid, kThreads, 0, stream, sampling);
   });
 }
 
@@ -477,8 +481,7 @@ cudaError_t apply_token_bitmask(const TokenBitmask& mask, Dtype dtype, cudaStrea
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const dim3 grid((mask.words + 255) / 256, mask.num_masks);
-    bitmask_kernel<T><<<grid, 256, 0, stream>>>(mask);
-    return cudaGetLastError();
+    return launch_dependent(bitmask_kernel<T>, grid, 256, 0, stream, mask);
   });
 }
 
