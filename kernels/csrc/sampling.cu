@@ -401,11 +401,46 @@ __device__ Best draw_candidate(const Cut& cut, int num, uint64_t seed, int posit
   return block_best(best, sm);
 }
 
+// The first of the best tokens. Whoever is greedy wants nothing else, so this pass has more loads
+// under way than others, and looks for ids only in vectors that are better than those before.
+template <typename T>
+__device__ Best best_of(const Row<T>& row, Shared& sm) {
+  using V = Vector<T>;
+  constexpr int kAhead = 8;
+  const bool aligned = reinterpret_cast<uintptr_t>(row.logits) % sizeof(V) == 0;
+  const int num_vectors = aligned ? row.vocab / V::kSize : 0;
+  const auto* vectors = reinterpret_cast<const V*>(row.logits);
+  Best best = {-INFINITY, 0};
+  for (int first = threadIdx.x; first < num_vectors; first += kAhead * kThreads) {
+    V ahead[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      // The last one again in place of none: it is not better than itself.
+      ahead[j] = vectors[min(first + j * kThreads, num_vectors - 1)];
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      float top = to_float(ahead[j].x[0]);
+#pragma unroll
+      for (int e = 1; e < V::kSize; ++e) top = fmaxf(top, to_float(ahead[j].x[e]));
+      if (!(top > best.value)) continue;
+      best.value = top;
+      const int id = min(first + j * kThreads, num_vectors - 1) * V::kSize;
+#pragma unroll
+      for (int e = V::kSize - 1; e >= 0; --e) {
+        if (to_float(ahead[j].x[e]) == top) best.id = id + e;
+      }
+    }
+  }
+  for (int i = num_vectors * V::kSize + threadIdx.x; i < row.vocab; i += kThreads) {
+    best = better(best, {to_float(row.logits[i]), i});
+  }
+  return block_best(best, sm);
+}
+
 template <typename T>
 __device__ int sample_row(Row<T>& row, const SamplingRow& how, int position, Shared& sm) {
-  Best first = {-INFINITY, 0};
-  row.for_each([&](int id, float logit) { first = better(first, {logit, id}); });
-  first = block_best(first, sm);
+  const Best first = best_of(row, sm);
   if (how.temperature <= 0.f || !isfinite(first.value)) return first.id;
   row.best = first.value;
   row.temperature = how.temperature;
