@@ -97,7 +97,7 @@ class CudaAttention:
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
     ) -> StepAttention:
-        return self._prepare_short(batch, num_queries, block_size)
+        return self._prepare_short(batch, num_queries, block_size, schedules_early=True)
 
     @property
     def captures_prompts(self) -> bool:
@@ -124,9 +124,17 @@ class CudaAttention:
         return HopperStepAttention.of(batch, batch.on_device, sequences, self._group)
 
     def _prepare_short(
-        self, batch: DeviceBatch, max_queries: int, block_size: int
+        self,
+        batch: DeviceBatch,
+        max_queries: int,
+        block_size: int,
+        *,
+        schedules_early: bool = False,
     ) -> _ShortStepAttention:
-        return _ShortStepAttention(batch, max_queries, block_size, self._shape, self._workspaces)
+        return _ShortStepAttention(
+            *(batch, max_queries, block_size, self._shape, self._workspaces),
+            schedules_early=schedules_early,
+        )
 
 
 _WorkspaceKey = tuple[int, int | None, int]
@@ -141,6 +149,8 @@ class _ShortStepAttention:
     workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace]
     """By group, window and CTAs an SM, shared by all steps: a step's first layer of all three makes
     the schedule."""
+    schedules_early: bool
+    """Whatever comes right before a layer's attention makes neither lengths nor blocks."""
     scheduled: set[int | None] = field(default_factory=set)
 
     def __call__(
@@ -291,6 +301,7 @@ class _ShortStepAttention:
             window=window or 0,
             shared=self.batch.shared,
             clusters=self._clusters,
+            wait_first=not self.schedules_early,
         )
         self.scheduled.add(window)
         return True
