@@ -518,12 +518,15 @@ def step_inputs(
     seq_lens: torch.Tensor,
     batch_table: torch.Tensor,
     block_size: int,
+    sent_rows: torch.Tensor | None = None,
 ) -> None:
     """Look up the tokens ``[computed, computed + queries)`` of each of ``rows``.
 
     tokens: [num_rows, max_len] int64; block_table: [num_rows, max_blocks] int32. rows (-1 =
-    padding), computed: [batch] int32; cu_queries: [batch + 1] int32. Written: token_ids, positions,
-    slots [num_tokens] int64; seq_lens [batch] int32; batch_table [batch, max_blocks] int32.
+    padding), computed: [batch] int32, on the device, or both in the host's memory, and sent along;
+    cu_queries: [batch + 1] int32. Written: token_ids, positions, slots [num_tokens] int64; seq_lens
+    [batch] int32; batch_table [batch, max_blocks] int32; sent_rows, if any, [batch] int32: the
+    rows.
     """
     torch.ops.sluice_cuda.step_inputs(
         tokens,
@@ -537,4 +540,5 @@ def step_inputs(
         seq_lens,
         batch_table,
         block_size,
+        sent_rows,
     )

@@ -1,5 +1,5 @@
-// Small arrays of the host travel as arguments of a kernel: a copy engine and the kernels take turns
-// only after 5 to 8 us each time, and between two decode steps nothing else is to be done.
+// Small arrays of the host travel as arguments of a kernel: a copy engine and the kernels take
+// turns only after 5 to 8 us each time, for which a GPU between two decode steps has nothing to do.
 
 #include "host_values.cuh"
 
