@@ -102,7 +102,8 @@ class EngineCore:
         self._outputs: list[RequestOutput] = []
         """What the next ``step`` returns."""
         self._goes_on = False
-        """Whether there was still work when the last step returned."""
+        """Whether there was still work when the last step returned: then the time since is a part
+        of the next step's."""
         self._early_grants: dict[str, Grant] = {}
         """Grants for requests that still wait for their adapter."""
         self._arrivals = count()
@@ -110,9 +111,15 @@ class EngineCore:
     @property
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to say."""
-        active = len(self._requests) > len(self._parked) + len(self._ungranted)
         reading = self._adapters is not None and self._adapters.is_reading
-        return bool(active or self._outputs or self.scheduler.num_in_flight or reading)
+        in_flight = self.scheduler.num_in_flight
+        return bool(self._num_active or self._outputs or in_flight or reading)
+
+    @property
+    def _num_active(self) -> int:
+        """Unfinished requests that need no word from outside to go on: neither parked nor out of
+        their grant."""
+        return len(self._requests) - len(self._parked) - len(self._ungranted)
 
     def _prefix_match(self, request: Request) -> int:
         return self._cache.num_matching_tokens(request.block_table, request.token_ids)
@@ -130,7 +137,7 @@ class EngineCore:
             adapters is not None and adapters.holds(message.request_id)
         ):
             raise InvalidRequest(f"request_id {message.request_id!r} is in use")
-        digest: str | None = ""
+        digest: str | None = ""  # None: the adapter is being read, and the request waits there.
         try:
             self._checks.check(message)
             if message.adapter is not None:
@@ -144,7 +151,7 @@ class EngineCore:
                 self._begin(message, digest)
 
     def _begin(self, message: GenerateRequest, adapter_digest: str) -> None:
-        """Queue a request that has its adapter."""
+        """Queue a request whose adapter, if any, is loaded. adapter_digest: of its content."""
         max_tokens = message.params.max_tokens
         limit = self._checks.max_total_tokens
         request = Request(
@@ -185,7 +192,8 @@ class EngineCore:
             self._report(request, [], error=str(error), error_code="invalid_request")
 
     def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
-        """Read and check an adapter now; ``on_done`` hears how that ended, here or in ``step``."""
+        """Read and check an adapter ahead of requests. ``on_done`` is called with the outcome, here
+        or in a later ``step``."""
         try:
             self._with_adapters(adapter).load(adapter, on_done)
         except AdapterLoadError as error:
@@ -254,20 +262,22 @@ class EngineCore:
                 self._note_grant(request)
 
     def _note_grant(self, request: Request) -> None:
+        """Let a request go on if its grant allows; else remember that it waits for more."""
         if not request.awaits_grant:
             self.scheduler.resume(request)
         elif request.request_id not in self._parked:
             self._ungranted.add(request.request_id)
 
-    # ---- the story of a token -------------------------------------------------------------------
+    # ---- a step ---------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Plan a step, launch it, take in the results that are due, and say what is new.
+        """Plan a step, launch it, collect the results that are due; returns what is new.
 
-        Without overlap the results are this step's own. With it they are those of the step
-        before, while this one computes; the order (forward, collect the step before, masks,
-        sample) lets even a grammar see every token before the next one is sampled. Only drafts need
-        the step before to be over first: they continue what it sampled.
+        Without overlap, the results are those of this step. With overlap, they are those of the
+        step before, collected while this one computes. The order (forward, collect the step before,
+        grammar masks, sample) lets a grammar see every token before the next one is sampled, and
+        computes its masks beside the forward pass. Only drafts have to wait until the step before
+        is over, because they continue what it sampled.
         """
         self._start_loaded()
         self._start_compiled()
@@ -296,22 +306,20 @@ class EngineCore:
         """Queue the requests whose adapter has been read."""
         if self._adapters is None or not self._adapters.is_reading:
             return
-        num_others = len(self._requests) - len(self._parked) - len(self._ungranted)
-        idle = num_others == 0 and not self._outputs
+        idle = self._num_active == 0 and not self._outputs
         for message, outcome in self._adapters.arrived(wait_s=_IDLE_WAIT_S if idle else 0.0):
             grant = self._early_grants.pop(message.request_id, None)
             if isinstance(outcome, str):
                 self._begin(message, outcome)
                 self.grant([] if grant is None else [grant])
             else:
-                # The reason is the operator's to read, in the log.
+                # The reason is logged for the operator, and not told to clients.
                 error = AdapterLoadError("the adapter's files cannot be used at the moment")
                 self._refuse(message, error, "adapter_unavailable")
 
     def _start_compiled(self) -> None:
         """Queue the requests whose grammar is ready."""
-        num_others = len(self._requests) - len(self._parked) - len(self._ungranted)
-        num_others -= self._constraints.num_compiling
+        num_others = self._num_active - self._constraints.num_compiling
         idle = num_others == 0 and not self._outputs
         wait_s = _IDLE_WAIT_S if idle else 0.0
         for request, ending in self._constraints.compiled(wait_s=wait_s):
@@ -321,6 +329,8 @@ class EngineCore:
                 self._end(ending, [])
 
     def _prepare_drafts(self) -> None:
+        """Draft for the next step. Where drafts are likely, this first waits for the step in
+        flight."""
         running = self.scheduler.running.values()
         self._speculator.begin(goes_on=self._goes_on)
         if self._speculator.rests(len(running)):
@@ -329,11 +339,11 @@ class EngineCore:
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):
             self._collect()
-        # While a step is in flight, the last tokens of requests are not known.
+        # While a step is in flight the last tokens are unknown, so nothing can be drafted.
         self._speculator.propose(() if self.scheduler.num_in_flight else running)
 
     def _collect(self) -> None:
-        """Take in the oldest step in flight."""
+        """Wait for the oldest step in flight, and process its results."""
         result = self._runner.collect()
         moved = self.scheduler.update(result)
         self._speculator.collected(result, moved)
@@ -346,6 +356,7 @@ class EngineCore:
             self._report(request, token_ids)
 
     def _sample_constrained(self, step: Step) -> None:
+        """Sample a step with grammar masks; every token before is known by now."""
         mask, endings = self._constraints.mask(
             (index, step.requests[index], step.plan.chunks[index].draft_token_ids)
             for index in step.constrained
@@ -355,7 +366,7 @@ class EngineCore:
             self._end(ending, [])
 
     def _end(self, ending: Ending, token_ids: list[int]) -> None:
-        """End a request as its grammar says; with an error, its last tokens are not delivered."""
+        """End a request because of its grammar. After an error its last tokens are withheld."""
         self.scheduler.finish(ending.request, ending.reason)
         self._report(
             ending.request,
@@ -372,7 +383,7 @@ class EngineCore:
         error: str | None = None,
         error_code: str | None = None,
     ) -> None:
-        """Say what happened to a request; forget it if that was the last."""
+        """Put new tokens of a request, or its end, into the outputs; forget it if it has ended."""
         self.scheduler.stats.generation_tokens += len(token_ids)
         logprobs = request.logprobs
         self._outputs.append(
@@ -402,9 +413,10 @@ class EngineCore:
         elif request.awaits_grant:
             self._note_grant(request)
 
-    # ---- what can be seen from outside ----------------------------------------------------------
+    # ---- inspection -----------------------------------------------------------------------------
 
     def stats(self) -> Stats:
+        """A snapshot of the engine's gauges and counters, for the metrics."""
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
         swap, adapters = self._cache.swap, self._adapters
         num_held = 0 if adapters is None else adapters.num_held

@@ -13,6 +13,8 @@ from msgspec import inspect
 
 MAX_LISTED = 12
 """A list of more names helps nobody who reads one line."""
+MAX_COMPARED = 64
+"""Characters of a word that is compared with names: a client may send one that takes seconds."""
 
 _AT = " - at `$"
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -43,7 +45,7 @@ def one_of(kind: Any, path: str) -> str:
 def hint(word: str, known: Iterable[str]) -> str:
     """To append to an error about an unknown ``word``: the closest known one, else all of a few."""
     names = sorted(known)
-    if close := difflib.get_close_matches(word, names, n=1):
+    if len(word) <= MAX_COMPARED and (close := difflib.get_close_matches(word, names, n=1)):
         return f"; did you mean {close[0]}?"
     return f"; known are {', '.join(names)}" if len(names) <= MAX_LISTED else ""
 

@@ -282,7 +282,10 @@ def _die_with_the_client() -> None:
 
 
 def main(build: Callable[[EngineConfig, OnProgress], Engine] = build_engine) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides when the engine stops
+    # The client decides when the engine stops: systemd sends SIGTERM to every process of a service
+    # at once, and the streams that run may still end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     logging.basicConfig(format="engine: %(levelname)s: %(message)s", level=logging.INFO)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.field_hints import one_of
+from engine.field_hints import hint, names, one_of
 from gateway.errors import ApiError, InvalidRequestError
 from tenants.errors import InvalidValue
 
@@ -60,8 +60,10 @@ def _invalid(
         path, rule = _join(path, cause.field), cause.reason
     if (found := _UNKNOWN.fullmatch(rule)) is not None:
         param = _join(path, found[1])
+        mend = hint(found[1], names(kind, path))
+        end = "" if mend.endswith("?") else "."
         return InvalidRequestError(
-            f"Unknown parameter: {param}.", param=param, code="unknown_parameter"
+            f"Unknown parameter: {param}{mend}{end}", param=param, code="unknown_parameter"
         )
     if (found := _MISSING.fullmatch(rule)) is not None:
         param = _join(path, found[1])

@@ -48,10 +48,10 @@ def detach(scope: Scope) -> None:
     del scope[_KEY]
 
 
-def fork(scope: Scope, send: Send) -> Scope:
+def fork(scope: Scope, send: Send, departure: Departure) -> Scope:
     """The scope for work that answers to ``send`` and may outlive the request: it shares what the
-    request is and what is noted of it, not how its client is reached."""
-    return {**scope, _KEY: replace(of(scope), send=send, write=None, departure=None)}
+    request is and what is noted of it, not how its client is reached, nor when that has left."""
+    return {**scope, _KEY: replace(of(scope), send=send, write=None, departure=departure)}
 
 
 def of(scope: Scope) -> RequestContext:

@@ -8,7 +8,8 @@
     4 check        /readyz and a real completion, before anybody is told that it works
 
 The first SIGINT or SIGTERM takes them down in the opposite order, the second one without waiting
-for requests. Either way the exit code is 0 and no process is left.
+for requests. Either way the exit code is 0 and no process is left. A PostgreSQL that ends before,
+killed or crashed, is started again; if it does not start, the demo ends with the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import os
 import shlex
 import signal
@@ -54,6 +56,7 @@ from tenants.postgres import PostgresStore
 TENANT = "demo"
 MODEL = "demo"
 PROBE_TIMEOUT_S = 30.0
+DATABASE_CHECK_S = 1.0
 QUESTION = "Hello! What can you do?"
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -62,6 +65,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 def configure(path: Path | None, data_dir: Path, *, env: Mapping[str, str] = os.environ) -> Config:
@@ -171,6 +175,8 @@ class Demo:
                     self._question = Question(self._config.model_name, is_chat=is_chat)
                     say("Starting PostgreSQL")
                     dsn = await _in_thread(postgres.start)
+                    database = asyncio.create_task(_keep_running(postgres), name="database")
+                    stack.push_async_callback(_end, database)
                     await migrations.upgrade(dsn)
                     keys = await self._keys(dsn)
                     serving, loaded = self._start_server(dsn, say)
@@ -178,7 +184,8 @@ class Demo:
                     stack.push_async_callback(_end, serving)
                     running = await self._answers(serving, loaded, keys, say)
                 with self._announced(running):
-                    await serving
+                    await asyncio.wait((serving, database), return_when=asyncio.FIRST_COMPLETED)
+                    await (serving if serving.done() else database)
         finally:
             if self._num_signals:
                 self._console.print("Stopping PostgreSQL", style="dim")
@@ -321,6 +328,17 @@ class Demo:
             self._console.print(Text(value, style), soft_wrap=True)
             self._console.print()
         self._console.print("Ctrl-C stops everything.", style="dim")
+
+
+async def _keep_running(postgres: EmbeddedPostgres) -> None:
+    """Start the database again whenever it ends, until cancelled; the gateway bridges the gap.
+
+    Raises ``EmbeddedPostgresError`` when it does not start.
+    """
+    while True:
+        await asyncio.sleep(DATABASE_CHECK_S)
+        if await _in_thread(postgres.restart_if_ended):
+            logger.warning("PostgreSQL had ended, killed or crashed, and was started again")
 
 
 async def _all_work(authenticator: Authenticator, keys: Keys) -> bool:

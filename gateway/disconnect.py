@@ -22,10 +22,22 @@ async def until_disconnect(
 
     The request's body must have been read. Cancelled work has ended when this returns; work for a
     client that has left already is not begun: what it would clean up is the caller's.
-    ``departure`` spares two tasks; without it ``receive`` is asked.
+    ``departure`` spares a task; without it ``receive`` is asked.
     """
-    if departure is None:
-        return await _race(receive, work)
+    if departure is not None:
+        return await _until_left(departure, work)
+    departure = Departure()
+    watching = asyncio.create_task(_watch(receive, departure))
+    try:
+        return await _until_left(departure, work)
+    finally:
+        # Nobody waits for it: cancelled in that wait, this would lose a result that may hold a lot.
+        watching.cancel()
+
+
+async def _until_left(departure: Departure, work: Coroutine[Any, Any, T]) -> T:
+    # In this task, not in one of its own: whoever is cancelled then cancels the work, or has its
+    # result; there is no moment in between.
     if departure.has_left:
         work.close()
         raise ClientDisconnect
@@ -42,20 +54,9 @@ async def until_disconnect(
         raise
 
 
-async def _race(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(receive))
+async def _watch(receive: Receive, departure: Departure) -> None:
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        while (await receive())["type"] != "http.disconnect":
+            pass
     finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        departure.leave()

@@ -57,6 +57,7 @@ from engine.errors import AdapterLoadError, EngineDead, InvalidRequest, QueueFul
 from gateway import rate_limits
 from gateway.schemas.common import ErrorBody, ErrorObject
 from grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError, InvalidGrammar
+from tenants import keys
 from tenants.errors import (
     AdapterExists,
     AdapterNotFound,
@@ -344,7 +345,10 @@ def _from_http(exc: HTTPException) -> ApiError:
             f"Not allowed with this method; the route takes {allow}.", headers={"allow": allow}
         )
     if exc.status_code == 404:
-        return NotFound("There is nothing at this path.")
+        return NotFound(
+            "There is nothing at this path. The API's begin with /v1, so a client's base URL "
+            "ends in /v1; /openapi.json lists them."
+        )
     return InvalidRequestError(exc.detail)
 
 
@@ -381,12 +385,16 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     (
         EngineDead,
         lambda exc: EngineUnavailable(
-            "The engine is not available; it is being restarted.", retry_after_s=2
+            "The engine is not available; it is being started. /readyz is 200 when it serves.",
+            retry_after_s=2,
         ),
     ),
     (
         AuthenticationFailed,
-        lambda exc: InvalidApiKey("Incorrect API key provided: it is unknown or not valid."),
+        lambda exc: InvalidApiKey(
+            "Incorrect API key provided: it is unknown or not valid. A whole key begins with "
+            f"{keys.PREFIX}- and has {keys.KEY_LENGTH} characters."
+        ),
     ),
     (
         TenantStoreUnavailable,

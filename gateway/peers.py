@@ -42,6 +42,7 @@ from gateway.peer_wire import (
 from gateway.stream_log import StreamReader
 from gateway.stream_record import Take
 from tenants.errors import StoreUnavailable
+from tenants.outage import OutageLog
 from tenants.shared import SharedState
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Peers:
         self._host = host
         self._handlers: dict[type, Callable[[Any], Awaitable[bytes]]] = {}
         self._connections: set[asyncio.Task[None]] = set()
+        self._outage = OutageLog(logger)
 
     def answer(self, kind: type, handler: Callable[[Any], Awaitable[bytes]]) -> None:
         """Answer requests of ``kind`` with ``handler``; what it raises is raised at the other
@@ -126,6 +128,9 @@ class Peers:
         except (WireError, TimeoutError) as exc:
             wire.close()
             raise _lost() from exc
+        except BaseException:
+            wire.close()
+            raise
         return wire
 
     # -- answering
@@ -138,7 +143,9 @@ class Peers:
                     try:
                         await self._shared.register_worker(self.worker_id, address, LEASE)
                     except StoreUnavailable as error:
-                        logger.warning("Other workers do not find this one: %s", error)
+                        self._outage.failed("Other workers do not find this one: %s", error)
+                    else:
+                        self._outage.succeeded("Other workers find this one again")
                     await asyncio.sleep(LEASE.total_seconds() / 3)
             finally:
                 with contextlib.suppress(StoreUnavailable):

@@ -71,7 +71,7 @@ def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, *, param: 
     if len(text) > max_model_len * tokenizer.max_token_bytes:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
-            f"resulted in {len(text)} characters, which are more. Please reduce the length of the "
-            f"{param}.",
+            f"resulted in {len(text)} characters, more than so many tokens can hold. Please reduce "
+            f"the length of the {param}.",
             param=param,
         )

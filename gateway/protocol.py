@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from uuid import uuid4
 
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGI3Application, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -71,6 +71,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._bytes_parsed = 0  # found in them by the parser
         self._refusal: ApiError | None = None
         self._departure = Departure()
+        self._worked_on: RequestResponseCycle | None = None
+        """The request that the application has; uvicorn knows the one that came last."""
         self.writer: BodyWriter | None = None
         """Of the answer that is under way, once it may write."""
         if len(self.connections) > self.limits.max_connections:
@@ -83,6 +85,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_deadline.stop()
         self._send_deadline.stop()
         self._close_writer()
+        if self._worked_on is not None and not self._worked_on.response_complete:
+            self._worked_on.disconnected = True
+            self._worked_on.message_event.set()
         super().connection_lost(exc)
         self._departure.leave()
 
@@ -132,6 +137,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._worked_on = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
         # The WebSocket would write into the answer before it.

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope, Send
 
 from gateway import context
-from gateway.errors import ApiError, InternalError, to_api_error
+from gateway.errors import ApiError, InternalError, StreamNotFound, to_api_error
+from gateway.extensions import Departure
 from gateway.stream_log import StreamReader
 
 _HEAD, _BODY, _END, _BROKEN = b"h", b"b", b"e", b"x"
@@ -48,7 +49,8 @@ class AnswerWork:
         self._may_start = asyncio.Event()
         self._left = asyncio.Event()
         self._messages = asyncio.Queue[Message | None](maxsize=64)
-        self._scope = context.fork(scope, self._messages.put)
+        self._departure = Departure()
+        self._scope = context.fork(scope, self._messages.put, self._departure)
         self._status = 0
         self._is_events = False
         self._last = b""
@@ -61,13 +63,14 @@ class AnswerWork:
 
     def close(self) -> None:
         self._left.set()
+        self._departure.leave()
         self._may_start.set()
 
     async def items(
-        self, on_end: Callable[[bool], Awaitable[None]]
+        self, on_end: Callable[[bool, bool], Awaitable[None]]
     ) -> AsyncGenerator[list[bytes], None]:
-        """on_end: told whether the answer may be replayed, before the last item is yielded: whoever
-        reads that finds it done."""
+        """on_end: told whether the answer may be replayed, and whether it is whole, before the last
+        item is yielded: whoever reads that finds it done."""
         await self._may_start.wait()
         if self._left.is_set():
             return
@@ -77,13 +80,13 @@ class AnswerWork:
             while (message := await self._messages.get()) is not None:
                 has_ended = message["type"].endswith("body") and not message.get("more_body")
                 if has_ended:
-                    await on_end(self._is_good(message))
+                    await on_end(self._is_good(message), True)
                 yield self._items_of(message)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             if not has_ended:
-                await on_end(False)
+                await on_end(False, False)
 
     def _items_of(self, message: Message) -> list[bytes]:
         if message["type"] == "http.response.start":
@@ -152,6 +155,8 @@ async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:
                     await send({"type": "http.response.body", "body": rest, "more_body": True})
                 else:
                     has_ended = kind == _END
+    except StreamNotFound:
+        pass  # what breaks off is not kept
     except ApiError as exc:  # its worker is gone
         error = exc
     last = b""

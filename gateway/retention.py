@@ -7,6 +7,7 @@ import logging
 import random
 
 from tenants.errors import StoreUnavailable
+from tenants.outage import OutageLog
 from tenants.shared import SharedState
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,7 @@ class Retention:
     def __init__(self, shared: SharedState, *, interval_s: float = 60.0) -> None:
         self._shared = shared
         self._interval_s = interval_s
+        self._outage = OutageLog(logger)
 
     async def run(self) -> None:
         """Delete expired rows periodically, until cancelled."""
@@ -28,4 +30,6 @@ class Retention:
                 while await self._shared.delete_expired():
                     pass
             except StoreUnavailable as error:
-                logger.warning("What has expired stays for now: %s", error)
+                self._outage.failed("What has expired stays for now: %s", error)
+            else:
+                self._outage.succeeded("What has expired is deleted again")

@@ -25,6 +25,7 @@ from gateway.lifecycle import Session
 from tenants.authenticator import Authenticator
 from tenants.changes import Change
 from tenants.errors import AuthenticationFailed, StoreUnavailable
+from tenants.outage import OutageLog
 from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Revocations:
         self._on_adapter_deleted = on_adapter_deleted
         self._suspects: dict[str, None] = {}  # in the order of their changes
         self._wake = asyncio.Event()
+        self._outage = OutageLog(logger)
 
     def on_change(self, change: Change) -> None:
         """For a ``ChangeListener``; does not block."""
@@ -83,8 +85,11 @@ class Revocations:
                     for public_id in batch:
                         group.create_task(self._check(public_id), name=f"check {public_id}")
             except* StoreUnavailable as errors:
-                logger.warning("Keys in use are not checked: %s", errors.exceptions[0])
+                self._outage.failed("Keys in use are not checked: %s", errors.exceptions[0])
                 await asyncio.sleep(RETRY_S)
+            else:
+                if batch:
+                    self._outage.succeeded("Keys in use are checked again")
 
     async def _wait(self) -> None:
         self._wake.clear()

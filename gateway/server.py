@@ -19,7 +19,7 @@ from engine.client import EngineClient
 from engine.garbage import tune_collector
 from engine.messages import LoadProgress
 from engine.transport import EngineProcess, MakeTransport
-from gateway import logs, protocol, secrets
+from gateway import logs, open_files, protocol, secrets
 from gateway.app import create_app
 from gateway.config import Config, ServerConfig, local_url
 from gateway.engine_client import make_engine_client
@@ -167,6 +167,7 @@ async def serve_on(
 ) -> None:
     """As ``serve``, with an engine not yet started, which it closes, and a listener, which it does
     not. ``metrics_folder``: as in ``create_app``."""
+    open_files.allow_connections(config.server.max_connections)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         if config.tenants.dsn is None:

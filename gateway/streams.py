@@ -25,7 +25,7 @@ from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
 from gateway.routed_ids import mint, worker_of
 from gateway.stream_archive import StreamArchive
-from gateway.stream_log import StreamLog, StreamReader
+from gateway.stream_log import StreamLog, StreamReader, stream_not_found
 from gateway.stream_record import Cursor, Take
 from gateway.text_events import TextForm, TextSink
 from tenants.errors import TenantsError
@@ -55,6 +55,7 @@ class _Running:
         "grace",
         "heartbeat",
         "is_detached",
+        "is_given_up",
         "num_readers",
         "task",
         "work",
@@ -65,10 +66,16 @@ class _Running:
     ) -> None:
         self.work = work
         self.is_detached = is_detached
+        self.is_given_up = False
+        """Nobody came back within the grace time: it ends."""
         self.heartbeat = heartbeat
         self.num_readers = 0
         self.grace: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+        self.work.close()
 
     def call_off_grace(self) -> None:
         if self.grace is not None:
@@ -237,6 +244,9 @@ class Streams:
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, after: int
     ) -> Reader:
         await self._log.check(stream_id, tenant_id, kind=kind, after=after)
+        running = self._running.get(stream_id)
+        if kind == "answer" and running is not None and running.is_given_up:
+            raise stream_not_found()  # it breaks off, and whoever asks again is owed a whole one
         return Reader(self, stream_id, after)
 
     async def stop(self, stream_id: str, tenant_id: UUID) -> None:
@@ -350,7 +360,7 @@ class Streams:
         if not running.num_readers and not running.is_detached:
             loop = asyncio.get_running_loop()
             # What the recorder reads from a closed generation is why it ended.
-            running.grace = loop.call_later(self._grace_s, running.work.close)
+            running.grace = loop.call_later(self._grace_s, running.give_up)
 
     def _cancel(self, stream_id: str) -> None:
         if (running := self._running.get(stream_id)) is not None:

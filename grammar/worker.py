@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
 import sys
 from multiprocessing.connection import Connection
 
@@ -30,6 +31,8 @@ from grammar.vocabulary import Vocabulary
 
 
 def main(fd: int) -> None:
+    # Whoever stops the server may signal all its processes at once: the pool decides when we stop.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with Connection(fd) as connection:
         try:
             try:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 SOURCES = Path(__file__).parent / "csrc"
 ARCHITECTURES = ("80", "90a")
@@ -27,7 +28,14 @@ PRECISE = frozenset({"logprobs.cu", "penalties.cu", "sampling.cu"})
 
 
 class BuildError(RuntimeError):
-    """The kernels cannot be built: the compiler is missing or refused a file."""
+    """The kernels cannot be built: the compiler is missing or refused a file, or there is no folder
+    to keep them in."""
+
+    @classmethod
+    def unwritable(cls, folder: Path, error: OSError) -> Self:
+        return cls(
+            f"{folder} cannot be written ({error}): set SLUICE_KERNEL_CACHE to a folder that can"
+        )
 
 
 def cache_dir() -> Path:
@@ -57,7 +65,7 @@ def nvcc_command(source: Path, output: Path, arch: str, nvcc: str) -> list[str]:
 def library(arch: str | None = None) -> Path:
     """The built shared object for ``arch`` (default: the current device's), building it if needed.
 
-    Raises BuildError with the compiler's own words.
+    Raises BuildError with the compiler's or the system's own words.
     """
     import torch
 
@@ -65,12 +73,15 @@ def library(arch: str | None = None) -> Path:
     nvcc = find_nvcc()
     folder = cache_dir() / _fingerprint(arch, torch.__version__, nvcc)
     built = folder / "sluice_kernels.so"
-    if built.exists():
-        return built
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
-        if not built.exists():  # another process may have built it while this one waited
-            _build(built, arch, nvcc)
+    try:
+        if built.exists():
+            return built
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock"):
+            if not built.exists():  # another process may have built it while this one waited
+                _build(built, arch, nvcc)
+    except OSError as error:
+        raise BuildError.unwritable(folder, error) from error
     return built
 
 

@@ -368,9 +368,9 @@ def build() -> Path:
         raise BuildError("no C++ compiler: install g++ or set CXX")
     folder = cache_dir() / "cpu"
     built = folder / f"{_fingerprint(compiler)}.so"
-    if built.exists():
-        return built
     try:
+        if built.exists():
+            return built
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             unit, linked = Path(scratch) / "cpu.o", Path(scratch) / "cpu.so"
@@ -378,7 +378,7 @@ def build() -> Path:
             _run([compiler, "-shared", str(unit), "-o", str(linked)])
             linked.rename(built)
     except OSError as error:
-        raise BuildError(f"cannot write to {folder}: {error}") from error
+        raise BuildError.unwritable(folder, error) from error
     return built
 
 

@@ -1,9 +1,8 @@
-"""cuBLASLt's products by an algorithm of one's choice.
+"""Matrix products by cuBLASLt with a chosen algorithm.
 
-torch takes the first that the library's heuristic names. For up to some hundred rows one of the
-others is often faster: they differ in tiles, in clusters of CTAs, and in how k is split.
-Numbers and structures are of cublasLt.h, which CUDA keeps as they are.
-"""
+torch uses the first algorithm that the library's heuristic lists. For up to some hundreds of rows
+another one is often faster: they differ in tiles, in clusters of CTAs, and in how k is split.
+Constants and structures are those of cublasLt.h, which are a stable interface."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 Algorithm = bytes
-"""What cuBLASLt knows an algorithm by."""
+"""A ``cublasLtMatmulAlgo_t``, opaque."""
 
 _ALGORITHM_WORDS = 8
 _ALGORITHM_BYTES = 8 * _ALGORITHM_WORDS
@@ -25,10 +24,11 @@ _COMPUTE_FLOAT32 = 68
 _TRANSPOSE_A, _TRANSPOSED = 3, 1
 _MAX_WORKSPACE_BYTES, _REDUCTION_SCHEMES = 1, 3
 _REDUCED_IN_FLOAT32 = 2
-"""Parts of k are added up out of place, in a fixed order."""
+"""CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: partial sums over k are added in float32, in a fixed
+order."""
 _WORKSPACE_BYTES = 32 * 1024 * 1024
 _ALIGNMENT = 256
-"""Of addresses, as the heuristic assumes."""
+"""Alignment of addresses in bytes that the heuristic assumes."""
 
 
 class _Result(ctypes.Structure):
@@ -54,8 +54,8 @@ class _Shape(NamedTuple):
 
 
 class _Description(NamedTuple):
-    """The product and its three matrices. To the library they are column by column: it computes
-    ``weight.T.T @ x.T``."""
+    """Descriptors of the product and its three matrices. The library's matrices are column-major:
+    it computes ``weight.T.T @ x.T``."""
 
     product: c_void_p
     weight: c_void_p
@@ -113,7 +113,7 @@ class _Library:
         ):
             size = c_size_t(sizeof(value))
             self._call("MatmulPreferenceSetAttribute", preference, attribute, byref(value), size)
-        # It fails where it knows none: then their number stays 0.
+        # The call fails if there is no algorithm; then the number stays 0.
         self._lib.cublasLtMatmulAlgoGetHeuristic(
             *(self._handle, product, weight, x, out, out, preference, most, results, byref(num))
         )
@@ -121,7 +121,8 @@ class _Library:
         return [bytes(result.algorithm) for result in results[: num.value] if result.status == 0]
 
     def find(self, shape: _Shape, algorithm: Algorithm) -> _Result | None:
-        """The algorithm as it serves a shape; None where it does not."""
+        """What ``multiply`` needs to run an algorithm for a shape; None if it does not support
+        it."""
         key = shape, algorithm
         if key not in self._found:
             product, weight, x, out = self._describe(shape)
@@ -157,7 +158,7 @@ class _Library:
 
 @cache
 def _library(device: torch.device) -> _Library | None:
-    """None where torch has brought none along."""
+    """The cuBLASLt that torch has loaded; None if there is none."""
     if device.type != "cuda":
         return None
     version = (torch.version.cuda or "").partition(".")[0]
@@ -168,14 +169,14 @@ def _library(device: torch.device) -> _Library | None:
 
 
 def version(device: torch.device) -> int:
-    """The library's own; 0 where there is none."""
+    """The library's version number; 0 without the library."""
     library = _library(device)
     return 0 if library is None else library.version
 
 
 def algorithms(rows: int, weight: torch.Tensor, most: int) -> list[Algorithm]:
-    """At most so many for ``linear`` of this number of rows, the most promising first; none where
-    there is no cuBLASLt.
+    """At most ``most`` algorithms for ``linear`` with this number of rows, the most promising
+    first; empty without the library.
 
     weight: [features, k] float16 or bfloat16, contiguous, on a GPU.
     """
@@ -184,7 +185,8 @@ def algorithms(rows: int, weight: torch.Tensor, most: int) -> list[Algorithm]:
 
 
 def knows(rows: int, weight: torch.Tensor, algorithm: Algorithm) -> bool:
-    """Whether it is an algorithm for so many rows. weight: as for ``algorithms``."""
+    """Whether the library supports the algorithm for this number of rows. weight: as for
+    ``algorithms``."""
     library = _library(weight.device)
     if library is None or len(algorithm) != _ALGORITHM_BYTES:
         return False
@@ -192,7 +194,7 @@ def knows(rows: int, weight: torch.Tensor, algorithm: Algorithm) -> bool:
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, algorithm: Algorithm) -> bool:
-    """Whether ``linear`` can multiply them so."""
+    """Whether ``linear`` can multiply ``x`` with ``weight`` by this algorithm."""
     library = _library(x.device)
     if library is None or not x.is_contiguous():
         return False
@@ -204,7 +206,8 @@ def takes(x: torch.Tensor, weight: torch.Tensor, algorithm: Algorithm) -> bool:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
-    """``x @ weight.T``; x: [rows, k], weight: [features, k], such as it ``takes``."""
+    """``x @ weight.T``: [rows, features]. x: [rows, k]; weight: [features, k], for which ``takes``
+    is True."""
     library = _library(x.device)
     assert library is not None, "no algorithm was listed without the library"
     found = library.find(_Shape.of(x.shape[0], weight), algorithm)

@@ -11,11 +11,13 @@ from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
 MAX_TOKENS = 8
-"""Of ``linear``: with more, the kernels beside a product are faster."""
+"""The most tokens for ``linear``. With more, it is faster to run the kernels below beside a
+product."""
 MOST_TOKENS = 1024
-"""Of the kernels beside a product of any kind: from about two thousand on Triton's are faster."""
+"""The most tokens for ``shrink_low_rank`` and ``expand_low_rank``. From about 2,000 on Triton's
+kernels are faster."""
 SLICES = 4
-"""Of the inputs, whose sums are added up where they are used."""
+"""Into how many slices the inputs are split; their partial sums are added where they are used."""
 
 
 def register() -> None:
@@ -50,13 +52,13 @@ def expand_low_rank(
 
 
 def takes(matrices: LowRankMatrices, num_tokens: int) -> bool:
-    """Whether ``shrink_low_rank`` and ``expand_low_rank`` are our own for so many tokens."""
+    """Whether our ``shrink_low_rank`` and ``expand_low_rank`` serve this number of tokens."""
     whole = matrices.down.shape[-1] % 64 == 0 and all(size % 8 == 0 for size in matrices.parts)
     return num_tokens <= MOST_TOKENS and whole
 
 
 def described(matrices: LowRankMatrices, tiles: AdapterTiles) -> tuple[torch.Tensor, ...]:
-    """The arguments by which the kernels know them."""
+    """The tensors of both, in the order in which the kernels take them."""
     m = matrices
     return m.down, m.up, m.ranks, m.ends, tiles.slots, tiles.tokens
 

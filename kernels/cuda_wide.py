@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 WIDTHS = (192, 224, 256)
-"""Features of a tile. Narrower ones leave less over where few tiles fill the GPU unevenly."""
+"""Features of a tile. With narrower tiles, fewer SMs are left without work in the last wave."""
 SQUARE = 192
-"""The width of tiles that have as many tokens where there are more than 1,024: of all tiles that
-fit, these need the fewest operands, and so the least energy."""
+"""Tokens and features of the square tiles for more than 1,024 tokens. Of all tiles that fit, these
+load the fewest operands, and so take the least power."""
 
 
 def has_wide(device: torch.device) -> bool:
@@ -17,14 +17,15 @@ def has_wide(device: torch.device) -> bool:
 
 
 def takes(x: torch.Tensor) -> bool:
-    """Whether the copy engine can read these rows."""
+    """Whether TMA, the copy engine, can read these rows."""
     whole = x.dim() == 2 and x.stride(1) == 1 and x.stride(0) % 8 == 0
     return whole and x.data_ptr() % 16 == 0
 
 
 def square_tiles_filled(tokens: int, features: int, num_sms: int) -> float:
-    """How much of what all SMs can compute, as long as some have a tile left, is asked for: of more
-    than 1,024 tokens with tiles of ``SQUARE``, of which pairs of SMs take two at a time."""
+    """The useful part of what all SMs compute, in [0, 1], for more than 1,024 tokens in tiles of
+    ``SQUARE``: the rest is padding of tiles, and SMs without a tile in the last wave. A pair of SMs
+    takes two tiles at a time."""
     pairs = num_sms // 2
     tiles = -(-tokens // (2 * SQUARE)) * -(-features // SQUARE)
     return tokens * features / (-(-tiles // pairs) * pairs * 2 * SQUARE**2)

@@ -9,11 +9,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Fp8Experts:
+    """FP8 weights of all experts of a layer."""
+
     weight: torch.Tensor
     """[num_experts, features, k] float8_e4m3fn"""
     scale: torch.Tensor
-    """[num_experts, features / rows, k / columns] float32, both rounded up: what each block of so
-    many rows and columns is multiplied with"""
+    """[num_experts, ceil(features / rows), ceil(k / columns)] float32: the scale of each block"""
     block: tuple[int, int] | None = None
     """Rows and columns that share a scale; None: one row, all columns."""
 
@@ -27,6 +28,8 @@ class Fp8Experts:
 
 @dataclass(frozen=True, slots=True)
 class Int4Experts:
+    """INT4 weights of all experts of a layer."""
+
     packed: torch.Tensor
     """[num_experts, features, k / 8] int32, see ``reference.dequantize_int4``."""
     groups: torch.Tensor
@@ -64,11 +67,12 @@ class PairTiles:
 
 
 def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """The height of a tile: the smallest possible while experts get few pairs, else enough for
-    nearly all experts. Each tile reads its expert's matrix."""
+    """Pairs in a tile: the fewest possible while experts get few pairs, else so many that most
+    experts need one tile. (Each tile reads its expert's whole matrix.)"""
     return 16 if num_pairs <= 8 * num_experts else 64
 
 
 def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
-    """An upper bound: at worst every expert's last tile is partly filled."""
+    """An upper bound of the number of tiles: in the worst case each expert has one partly filled
+    tile."""
     return num_pairs // rows + min(num_experts, num_pairs)

@@ -33,6 +33,7 @@ _decoder = msgspec.json.Decoder(dict[int, Product])
 class KeptChoices:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_refused = False
 
     @classmethod
     def of(cls, device: torch.device) -> KeptChoices:
@@ -54,7 +55,8 @@ class KeptChoices:
             return {}
 
     def write(self, kind: Kind, choices: Mapping[int, Product], *, biased: bool) -> None:
-        """In place of what was kept. Where that fails the log says so: nothing but time is lost."""
+        """In place of what was kept. Where that fails the log says so, once: nothing but time is
+        lost."""
         path = self._path(kind, biased=biased)
         try:
             with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
@@ -62,7 +64,13 @@ class KeptChoices:
                 written.write_bytes(msgspec.json.encode(choices))
                 written.rename(path)  # appears whole or not at all
         except OSError as error:
-            _logger.warning("The choice of products was not kept: %s", error)
+            if not self._is_refused:
+                _logger.warning(
+                    "The choice of products is not kept, so the next start measures anew: %s; set "
+                    "SLUICE_KERNEL_CACHE to a folder that can be written",
+                    error,
+                )
+            self._is_refused = True
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -17,10 +17,10 @@ from kernels.transfer import to_device
 Ints = npt.NDArray[np.int64]
 
 RANK_STEP = 16
-"""Ranks are padded to multiples of what a tensor core multiplies at once."""
+"""Ranks are padded to multiples of this, the depth of a tensor core instruction."""
 FEW_TOKENS = 256
-"""Up to this many tokens tiles are as small as possible: such a batch decodes, mostly with many
-adapters."""
+"""Up to this many tokens, tiles are as small as possible: such a step decodes, and usually has many
+adapters with few tokens each."""
 
 
 def padded_rank(rank: int) -> int:
@@ -40,8 +40,8 @@ class LowRankMatrices:
     up: torch.Tensor
     """[num_slots, out_features, max_rank]"""
     ranks: torch.Tensor
-    """[num_slots, num_parts] int32; 0: the adapter leaves this part alone. Beyond, ``down`` and
-    ``up`` are 0 up to the next multiple of ``RANK_STEP``, and are not read behind that."""
+    """[num_slots, num_parts] int32; 0: the adapter does not change this part. Behind the rank,
+    ``down`` and ``up`` are 0 up to the next multiple of ``RANK_STEP``; what follows is not read."""
     ends: torch.Tensor
     """[num_parts + 1] int32: part i is the features from ``ends[i]`` to ``ends[i + 1]``."""
     parts: tuple[int, ...]
@@ -97,19 +97,21 @@ class AdapterTiles:
 
 
 def tile_rows(num_tokens: int) -> int:
+    """Tokens in a tile, for a step of this many tokens."""
     return 16 if num_tokens <= FEW_TOKENS else 64
 
 
 def max_tiles(num_tokens: int, num_slots: int) -> int:
-    """An upper bound: at worst every slot's last tile is partly filled."""
+    """An upper bound of the number of tiles: in the worst case each slot has one partly filled
+    tile."""
     return num_tokens // tile_rows(num_tokens) + min(num_slots, num_tokens)
 
 
 def tile_table(slots: Ints, rows: int, num_tiles: int | None = None) -> npt.NDArray[np.int32]:
     """``AdapterTiles.slots``, then ``tokens``, as one array: [num_tiles * (1 + rows)].
 
-    slots: [num_tokens], -1 for none. num_tiles: as many as are needed, or that many at least.
-    """
+    slots: [num_tokens], -1 for none. num_tiles: of the result, at least as many as needed; None:
+    exactly as many."""
     order = np.argsort(slots, kind="stable")
     used, counts = np.unique(slots, return_counts=True)
     firsts = counts.cumsum() - counts

@@ -1,6 +1,13 @@
-"""Matrix products with weights: the library's, or one of our own where it measured faster.
+"""Matrix products with weights: cuBLAS's, or another where that was measured to be faster.
 
-``tuning.measure`` tries them on the weights of a model; where it has not, the library serves.
+There are four ways to multiply:
+
+* *library*: ``torch.nn.functional.linear``, for which cuBLAS chooses an algorithm;
+* *listed*: another algorithm from cuBLASLt's list (``cublas_lt``);
+* *skinny*: our kernel for up to 16 rows, which is bound by reading the weight;
+* *wide*: our kernel for many rows on Hopper (``cuda_wide``).
+
+``tuning.measure`` compares them on the weights of a model; without it, the library is used.
 """
 
 from __future__ import annotations
@@ -16,15 +23,17 @@ from torch.nn import functional as F
 from kernels import cublas_lt, cuda, cuda_wide, ops
 
 MAX_CHOSEN_ROWS = 1024
-"""Of more, a product takes as long as its energy allows, and no listed one takes much less than the
-library's. Tiles that gate do: nobody has to read and write again what they make."""
+"""The most rows for which products are measured. With more rows the GPU's power limit decides, and
+no other product is much faster than the library's; except for gated wide products, which save
+writing and reading the ungated result."""
 _LEAST_FILLED = 0.98
-"""Of square tiles. With less of them filled, the library's, of other sizes, are as fast."""
+"""With a smaller part of the square tiles filled (``square_tiles_filled``), the library's product
+is as fast, because it has tiles of other sizes."""
 
 
 class Kind(NamedTuple):
-    """What products are chosen by. Looked up for every product of a step: no dataclass is hashed as
-    fast."""
+    """What a product is chosen by, beside the number of rows. (A ``NamedTuple``, because it is
+    looked up for each product of a step, and a dataclass is hashed more slowly.)"""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -33,15 +42,15 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One way to multiply."""
+    """One way to multiply, see above."""
 
     name: Literal["library", "listed", "skinny", "wide"]
     warps: int = 8
-    """Of a skinny product's CTA."""
+    """Warps of a CTA, of a skinny product."""
     width: int = 256
-    """Of a wide product's tile."""
+    """Features of a tile, of a wide product."""
     algorithm: cublas_lt.Algorithm = b""
-    """Of a product that cuBLASLt lists."""
+    """The algorithm of a listed product."""
 
     @property
     def code(self) -> int:
@@ -69,7 +78,8 @@ _SQUARE = Product("wide", width=cuda_wide.SQUARE)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest product for each measured number of rows, which holds for those below it, too."""
+    """The fastest product for each measured number of rows. It is used for smaller numbers as well,
+    down to the next measured one."""
 
     rows: Sequence[int]
     products: Sequence[Product]
@@ -80,10 +90,10 @@ class Choice:
 
 
 class Products:
-    """Those that serve the layers of a model."""
+    """Multiplies with the product that was chosen for a kind of weight and a number of rows."""
 
     def __init__(self, chosen: Mapping[Kind, Choice], num_wide_sms: int = 0) -> None:
-        """num_wide_sms: of the GPU, if the wide product serves it."""
+        """num_wide_sms: SMs of the GPU, if it supports the wide product, else 0."""
         self._chosen = chosen
         self._num_wide_sms = num_wide_sms
         self._codes: dict[tuple[int, torch.Size, torch.dtype, bool], int] = {}
@@ -101,9 +111,9 @@ class Products:
         return self._product(x.shape[0], weight, gated=True)(x, weight, bias, gated=True)
 
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
-        """Which product serves so many contiguous rows, as ``bind_layer.cpp`` has it: 0 the
-        library's, as it would choose itself, up to 16 a skinny one of so many warps, else a wide
-        one of this width."""
+        """The product for this number of contiguous rows, encoded for ``bind_layer.cpp``: 0 is the
+        library's, 1 to 16 a skinny product with so many warps, a larger number a wide product of
+        that width. (A listed product is encoded as the library's.)"""
         if rows > MAX_CHOSEN_ROWS:
             return self._product(rows, weight, gated=gated).code
         asked = rows, weight.shape, weight.dtype, gated

@@ -1,9 +1,9 @@
 """Products with quantized weights on a GPU.
 
-Few rows go through our own kernels, which read the weights as they are stored and compute in 16
-bits. So do dozens of rows on Hopper, by tiles, where x is rounded to meet FP8 weights. More rows go
-through the library's products, in FP8 or with dequantized weights; Triton's serve what is left.
-"""
+Few rows (decode steps) go through our *skinny* kernels, which read the weights as they are stored
+and compute in 16 bits. Some dozens to hundreds of rows go through our *tiled* kernels on Hopper;
+with FP8 weights, these round x to FP8. More rows go through the library's products, in FP8 or with
+dequantized weights. Triton's kernels serve the remaining cases."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from kernels import cuda, cuda_quantized, ops, reference, rounded
 from kernels.rounded import Activations, RoundedRows
 
 INT4_INPUTS = 32
-"""Whose four bits share four words."""
+"""Inputs whose INT4 weights are packed together, into four words; see
+``reference.dequantize_int4``."""
 _COLUMNS = 128
-"""Of a block of FP8 weights that share a scale."""
+"""Columns of a block of FP8 weights that share a scale."""
 _FEW_ROWS = 64
-"""Up to so many, Triton's product with FP8 weights is faster than the library's."""
+"""Up to this many rows, Triton's FP8 product is faster than the library's."""
 _TILED_FP8_ROWS = 128
-"""Up to so many, our product with FP8 weights is faster than either."""
+"""Up to this many rows, our tiled FP8 product is the fastest."""
 _TILED_BLOCKS_ROWS = 128
-"""Likewise with a scale for each block."""
+"""The same for weights with a scale for each block."""
 _SKINNY_INT4_ROWS = 8
-"""For more, tiles are faster."""
+"""Up to this many rows, the skinny INT4 product is faster than the tiled one."""
 _TILED_INT4_ROWS = 2048
-"""More share the cost of widening INT4 weights once."""
+"""Up to this many rows, the tiled INT4 product is the fastest. For more, it pays to dequantize the
+weights once, before the library's product."""
 
 
 def serves(tensor: torch.Tensor) -> bool:
@@ -43,7 +45,7 @@ def serves_fp8_blocks(weight: torch.Tensor, block: tuple[int, int]) -> bool:
 
 
 def rounds(rows: int, weight: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether ``fp8_linear`` rounds so many rows of x, of this dtype, where it may."""
+    """Whether ``fp8_linear`` rounds x to FP8, if allowed, for this number of rows. dtype: of x."""
     features, k = weight.shape
     if rows <= cuda.MAX_SKINNY_TOKENS or not cuda.available():
         return False
@@ -109,12 +111,14 @@ def fp8_gated_linear(
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
+    """An INT4 weight in the form that the kernels read."""
+
     packed: torch.Tensor
     """[features, k / 8] int32, see ``reference.dequantize_int4``."""
     groups: torch.Tensor
     """[features, num_groups, 2] of the activations' dtype: scale, zero."""
     order: torch.Tensor | None = None
-    """[k] int64: which of the inputs each column is for; None: its own."""
+    """[k] int64: the input that each column belongs to (GPTQ's desc_act); None: in their order."""
 
     @classmethod
     def of(
@@ -124,8 +128,8 @@ class Int4Matrix:
         zeros: torch.Tensor,
         order: torch.Tensor | None,
     ) -> Int4Matrix:
-        """nibbles: [features, k] uint8, k a multiple of ``INT4_INPUTS``; scales, zeros: [features,
-        num_groups]."""
+        """nibbles: [features, k] uint8 below 16, k a multiple of ``INT4_INPUTS``; scales, zeros:
+        [features, num_groups]; order: as the field."""
         features, k = nibbles.shape
         packed = torch.zeros(features, k // 8, dtype=torch.int32, device=nibbles.device)
         pairs = nibbles.reshape(features, -1, 4, 4, 2)  # by block, eight of it, word, half
@@ -164,7 +168,7 @@ def _int4(
     group_size = k // num_groups
     serves = functools.partial(_is_served, rows, features, k, x.dtype, 128)
     tiled = _has_tiled(x.device) and (group_size in (32, 64) or group_size % 128 == 0)
-    # Without tiles, reading four bits twice takes less time than widening them all once.
+    # Without the tiled kernel, two passes of the skinny one take less time than to dequantize.
     few = _SKINNY_INT4_ROWS if tiled else 2 * cuda.MAX_SKINNY_TOKENS
     if group_size % 32 == 0 and serves(few):
         parts = [
@@ -220,7 +224,8 @@ def _widening_product(
     *,
     round_x: bool,
 ) -> torch.Tensor:
-    """Triton's, which widens the weights where x must not be rounded; or all of them first."""
+    """Triton's product, which converts the weights where x must not be rounded; for weights that it
+    does not serve, dequantizes all of them before the library's product."""
     if weight.shape[1] % _COLUMNS == 0:
         out = ops.linear_fp8(x, weight, scale, block, round_x=round_x)
         return out if bias is None else out.add_(bias)
@@ -260,7 +265,7 @@ def _tiled_blocks(
 def _scaled_product(
     x: RoundedRows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The library's."""
+    """The library's product of FP8 numbers."""
     if x.dtype == torch.bfloat16:
         out: torch.Tensor = torch._scaled_mm(
             x.values,
@@ -271,7 +276,7 @@ def _scaled_product(
             use_fast_accum=True,
         )
         return out if bias is None else out.add_(bias)
-    # Scales by row exist for bfloat16 only.
+    # The library takes scales for each row only if the result is bfloat16.
     one = torch.ones((), device=weight.device)
     wide = torch._scaled_mm(
         x.values, weight.T, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True

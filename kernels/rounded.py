@@ -1,4 +1,4 @@
-"""Activations in FP8, rounded by the kernels that make them for the products that read them."""
+"""Activations in FP8, rounded by the kernel that computes them for the product that reads them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kernels import cuda, cuda_quantized, ops
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows:
-    """What ``reference.quantize_rows`` makes of a tensor."""
+    """A tensor as ``reference.quantize_rows`` rounds it."""
 
     values: torch.Tensor
     """[rows, width] float8_e4m3fn"""
     scale: torch.Tensor
     """[rows, 1] float32"""
     dtype: torch.dtype
-    """Of the tensor, and of products."""
+    """The dtype of the tensor, and of products with it."""
 
     @property
     def shape(self) -> torch.Size:
@@ -27,16 +27,17 @@ class RoundedRows:
 
 
 Activations: TypeAlias = torch.Tensor | RoundedRows
+"""The input of a linear layer. It is rounded only for a layer that asks for that."""
 
 
 def fits(width: int, dtype: torch.dtype) -> bool:
-    """Whether rows of such a width can be rounded by what makes them."""
+    """Whether the kernels below can round rows of this width."""
     num_bytes = width * dtype.itemsize
     return num_bytes % 16 == 0 and num_bytes <= cuda_quantized.MAX_ROW_BYTES
 
 
 def quantize(x: torch.Tensor) -> RoundedRows:
-    """x: [rows, width]"""
+    """Round x: [rows, width], by the fastest kernel that serves it."""
     if x.dtype in cuda.FLOATS and fits(x.shape[1], x.dtype) and _is_aligned(x):
         return RoundedRows(*cuda_quantized.round_rows(x), x.dtype)
     return RoundedRows(*ops.quantize_rows(x), x.dtype)

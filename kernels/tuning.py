@@ -1,10 +1,10 @@
-"""Which product is fastest for each number of rows of a model's weights, by trying them."""
+"""Measures which product (see ``products``) is fastest for each weight of a model."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,34 +23,38 @@ from kernels.products import (
 )
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
-"""Measured for whatever a step computes. Between two of them the choice of the larger one takes up
-to 5 % longer than the best: so those of the batches that most steps are of are measured, too."""
+"""Numbers of rows that are always measured. For a number in between, the choice of the next larger
+one takes up to 5 % longer than the best. So the batch sizes of CUDA graphs, which most steps have,
+are measured as well."""
 _LOADED = (
     *range(1, 513),
     *(rows + odd for rows in range(520, 1025, 8) for odd in (-1, 0)),
     *(rows + odd for rows in range(1088, 8449, 64) for odd in (-1, 0)),
 )
-"""Numbers of rows for which the library's kernels are loaded at start-up. Another one serves a
-multiple of 8 than what lies between two of them."""
+"""Numbers of rows for which the library's kernels are loaded at start-up. For a multiple of 8 it
+uses another kernel than for the numbers in between."""
 _REPEATS = 5
 _MOST_LISTED = 8
-"""Algorithms of cuBLASLt that are tried for a product. It rarely knows more."""
+"""The most algorithms of cuBLASLt to try for a product. It rarely lists more."""
 _NUM_LISTED = 2
-"""Of those, as many take part when products are compared."""
+"""The fastest of these, which are compared with the other products."""
 _MAX_DISTINCT = 8
 _DISTINCT_BYTES = 1 << 30
-"""Of weights of one shape that are multiplied in a row, so that none waits in the L2."""
+"""A measurement multiplies with up to so many different weights of a shape, and bytes of them, so
+that none is in the L2 cache."""
 _LEAD = 0.99
-"""Less than this share of the library's time is no noise."""
+"""A product must take less than this part of the library's time, or the difference may be noise."""
 _LEAD_OF_GATED = 1.03
-"""Of few rows with the gating inside. In a layer the next product's weights arrive while ours ends,
-which is not seen here: at two rows a step of 32 layers takes 4,013 us, with the library's 4,288."""
+"""The same for skinny products that gate. In a layer the next product's weights are loaded while
+ours ends, which a measurement here does not see: at two rows a step of 32 layers takes 4,013 us
+with ours and 4,288 with the library's."""
 _FAR = 1.15
-"""So many times the least time of the first round is too much."""
+"""Products that take more than this many times the best time of the first round are dropped."""
 _FLUSHED_BYTES = 256 * 1024 * 1024
-"""Several times the L2 of any GPU: in a model every weight comes from memory."""
+"""Several times the L2 cache of any GPU. Writing so much empties it, as in a model, where every
+weight is read from memory."""
 _FLUSHES = 6
-"""While they run, the host launches all products of one measurement."""
+"""So many of these writes take long enough for the host to launch a whole measurement meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,27 @@ class Use:
     """A weight of a model, and how it is multiplied."""
 
     weight: torch.Tensor
+    """[features, k]"""
     gated: bool
+    """Whether ``silu_mul`` of the result is computed."""
     max_rows: int
+    """The most rows that a step multiplies with it."""
     bias: torch.Tensor | None = None
+    """[features]"""
 
 
 @torch.inference_mode()
-def measure(uses: Iterable[Use], kept: KeptChoices, batches: Iterable[int] = ()) -> Products:
-    """What is fastest for each number of rows of each kind of weight.
+def measure(
+    uses: Iterable[Use],
+    kept: KeptChoices,
+    batches: Iterable[int] = (),
+    on_measuring: Callable[[], None] = lambda: None,
+) -> Products:
+    """Choose the fastest product for each kind of weight and number of rows.
 
-    uses: of all weights of a model, on one GPU. kept: of former measurements on GPUs like this one,
-    which are not repeated. batches: numbers of rows that are to be measured in any case.
+    uses: all weights of a model, on one GPU. kept: earlier measurements on such a GPU, which are
+    not repeated; new ones are added. batches: numbers of rows to measure in addition to ``_ROWS``.
+    on_measuring: called before a measurement that takes seconds, so not where all was kept.
     """
     by_kind: dict[Kind, list[Use]] = defaultdict(list)
     for use in uses:
@@ -79,7 +93,9 @@ def measure(uses: Iterable[Use], kept: KeptChoices, batches: Iterable[int] = ())
     if not by_kind:
         return UNMEASURED
     device = next(iter(by_kind.values()))[0].weight.device
-    chosen = {kind: _chosen(kind, some, kept, batches) for kind, some in by_kind.items()}
+    chosen = {
+        kind: _chosen(kind, some, kept, batches, on_measuring) for kind, some in by_kind.items()
+    }
     sms = (
         torch.cuda.get_device_properties(device).multi_processor_count
         if cuda_wide.has_wide(device)
@@ -88,7 +104,13 @@ def measure(uses: Iterable[Use], kept: KeptChoices, batches: Iterable[int] = ())
     return Products(chosen, sms)
 
 
-def _chosen(kind: Kind, uses: Sequence[Use], kept: KeptChoices, batches: Iterable[int]) -> Choice:
+def _chosen(
+    kind: Kind,
+    uses: Sequence[Use],
+    kept: KeptChoices,
+    batches: Iterable[int],
+    on_measuring: Callable[[], None],
+) -> Choice:
     max_rows = max(use.max_rows for use in uses)
     sizes = _up_to(max_rows, batches)
     for use in {use.bias is None: use for use in uses}.values():
@@ -102,6 +124,7 @@ def _chosen(kind: Kind, uses: Sequence[Use], kept: KeptChoices, batches: Iterabl
 
     found = read()
     if not found.keys() >= set(sizes):
+        on_measuring()
         with kept.locked():
             found = read()  # another process may have measured while this one waited
             found |= _measured(sorted({*sizes} - found.keys()), kind, weights, biased=biased)
@@ -112,12 +135,13 @@ def _chosen(kind: Kind, uses: Sequence[Use], kept: KeptChoices, batches: Iterabl
 
 
 def _is_served(product: Product, rows: int, weights: Sequence[torch.Tensor]) -> bool:
-    """Whether the library still knows the algorithm."""
+    """Whether a kept product can be used: cuBLASLt must support a listed algorithm."""
     return product.name != "listed" or cublas_lt.knows(rows, weights[0], product.algorithm)
 
 
 def _load_chosen(choice: Choice, kind: Kind, use: Use) -> None:
-    """As ``_load_library``: what was measured by another process is new to this one."""
+    """Run each chosen product once: choices may come from another process, and to load a kernel
+    delays the first step that uses it (see ``_load_library``)."""
     x = torch.zeros(choice.rows[-1], kind.shape[1], dtype=kind.dtype, device=use.weight.device)
     for rows, product in zip(choice.rows, choice.products, strict=True):
         if product.name != "library":
@@ -138,18 +162,17 @@ def _measured(
 
 
 def _up_to(max_rows: int, batches: Iterable[int]) -> Sequence[int]:
-    """The numbers of rows to be measured for steps of at most ``max_rows``."""
+    """The numbers of rows to measure for steps of at most ``max_rows``, ascending."""
     most = min(max_rows, MAX_CHOSEN_ROWS)
     return [*sorted(rows for rows in {*_ROWS, *batches} if rows < most), most]
 
 
 def _load_library(weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int) -> None:
-    """Have the library load its kernels now, of which it has some for almost each number of rows,
-    and others where there is a bias.
+    """Make the library load its kernels now: it has several for different numbers of rows, and
+    others with a bias.
 
-    At its first use a kernel waits until the GPU has nothing else to do: for as long as the step
-    before takes, and all streams wait with it.
-    """
+    To load a kernel at its first use blocks until the GPU is idle, so it would take as long as the
+    step before, with all streams waiting."""
     sizes = _LOADED[: bisect_right(_LOADED, max_rows)]
     x = torch.zeros(sizes[-1], weight.shape[1], dtype=weight.dtype, device=weight.device)
     for rows in sizes:
@@ -169,7 +192,7 @@ def _candidates(rows: int, device: torch.device) -> Iterator[Product]:
 def _listed(
     rows: int, kind: Kind, weights: Sequence[torch.Tensor], flushed: torch.Tensor
 ) -> list[Product]:
-    """What is fastest of cuBLASLt's list; of fewer rows ours are, or nothing gains anything."""
+    """The fastest of cuBLASLt's list. None for few rows, for which these are never the fastest."""
     if rows <= cuda.MAX_SKINNY_TOKENS:
         return []
     halves, used = _operands(rows, kind, weights)
@@ -185,8 +208,9 @@ def _listed(
 def _operands(
     rows: int, kind: Kind, weights: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-    """What ``silu_mul`` makes the inputs of, and some distinct weights."""
-    # No zeros, with which a GPU multiplies faster.
+    """[rows, 2 * k] numbers, from which ``silu_mul`` makes the inputs; and some distinct
+    weights."""
+    # Random numbers: with zeros a GPU takes less power, and multiplies faster.
     halves = torch.randn(rows, 2 * kind.shape[1], dtype=kind.dtype, device=weights[0].device)
     return halves, weights[: min(_MAX_DISTINCT, -(-_DISTINCT_BYTES // weights[0].nbytes))]
 
@@ -198,8 +222,8 @@ def _fastest(
     weights: Sequence[torch.Tensor],
     flushed: torch.Tensor,
 ) -> Product:
-    """By the median of some rounds in which they take turns. After the first one what is far behind
-    is left out."""
+    """The candidate with the least median time over some rounds, in which they take turns. Those
+    that are far behind in the first round are dropped."""
     if len(candidates) == 1:
         return candidates[0]
     halves, used = _operands(rows, kind, weights)
@@ -231,8 +255,8 @@ def _microseconds(
     *,
     gated: bool,
 ) -> float:
-    """Of a row of products with different weights, each behind a small kernel as in a model: ours
-    load their first weights while it runs, the library's do not."""
+    """The time of a series of products with different weights. Before each runs a small kernel, as
+    in a model: our products load their first weights while that runs, the library's do not."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     for _ in range(_FLUSHES):

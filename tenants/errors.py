@@ -204,7 +204,7 @@ class ScopeMissing(NotAllowed):
     def __init__(self, scope: str, scopes: tuple[str, ...]) -> None:
         super().__init__(
             f"The API key lacks the scope {scope!r}, it has {', '.join(scopes)}; "
-            "use a key made for this."
+            f"`sluice key create TENANT --scope {scope}` makes one that has it."
         )
         self.scope = scope
 

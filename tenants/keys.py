@@ -22,6 +22,8 @@ PUBLIC_ID_LENGTH = 12
 SECRET_LENGTH = 40
 CHECKSUM_LENGTH = 6
 """62**6 > 2**32: six digits hold every CRC-32."""
+KEY_LENGTH = len(PREFIX) + PUBLIC_ID_LENGTH + SECRET_LENGTH + CHECKSUM_LENGTH + len("---")
+"""Characters of a whole key."""
 MIN_PEPPER_BYTES = 16
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase

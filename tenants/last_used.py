@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from tenants.errors import TenantsError
+from tenants.outage import OutageLog
 from tenants.store import Store
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class LastUsed:
         self._max_keys = max_keys
         self._now = now
         self._noted: dict[UUID, datetime] = {}
+        self._outage = OutageLog(logger)
 
     def note(self, key_id: UUID) -> None:
         """Note that the key is being used."""
@@ -55,4 +57,6 @@ class LastUsed:
             await self._store.touch_keys(noted)
         except TenantsError as error:
             self._noted = {**noted, **self._noted}
-            logger.warning("%d last uses of keys not written: %s", len(noted), error)
+            self._outage.failed("%d last uses of keys not written: %s", len(noted), error)
+        else:
+            self._outage.succeeded("Last uses of keys are written again")

@@ -24,6 +24,7 @@ import msgspec
 
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import Price, QuotaAnswer, QuotaRequest
+from tenants.outage import OutageLog
 from tenants.store import Store
 from tenants.types import Principal
 
@@ -368,26 +369,33 @@ class Quota:
         """Renew leases, settle for dead processes and maintain the ledger, until cancelled."""
         next_maintenance = self._clock()
         self._spare_the_living()
+        outage = OutageLog(logger, clock=self._clock)
         while True:
             try:
-                await self.beat()
+                has_answered = await self.beat()
                 if self._clock() >= next_maintenance:
                     await self._store.maintain(usage_retention_months=self._usage_retention_months)
                     next_maintenance = self._clock() + _MAINTENANCE_S
+                    has_answered = True
             except StoreUnavailable as error:
-                logger.warning("Leases are not renewed: %s", error)
+                outage.failed("Leases are not renewed: %s", error)
                 self._spare_the_living()
+            else:
+                if has_answered:
+                    outage.succeeded("Leases are renewed again")
             await asyncio.sleep(self._lease.total_seconds() / 3)
 
-    async def beat(self) -> None:
-        """Renew once and settle for dead processes. Raises ``StoreUnavailable``."""
-        if self._holds:
-            generated = {request_id: hold.generated for request_id, hold in self._holds.items()}
+    async def beat(self) -> bool:
+        """Renew once and settle for dead processes; returns whether there was anything to ask the
+        store. Raises ``StoreUnavailable``."""
+        generated = {request_id: hold.generated for request_id, hold in self._holds.items()}
+        if generated:
             await self._store.renew(self.owner, generated, self._lease)
         if self._clock() < self._reaps_from:
-            return
+            return bool(generated)
         while (request_id := await self._store.reap(patience=self._patience)) is not None:
             logger.warning("Request %s was settled for its dead owner", request_id)
+        return True
 
     def _spare_the_living(self) -> None:
         """After an outage all leases may have run out: give every owner time to renew its own, and

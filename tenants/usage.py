@@ -25,6 +25,7 @@ import msgspec
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.limits import Price
+from tenants.outage import OutageLog
 from tenants.progress import Running
 from tenants.store import Store
 from tenants.types import UsageEvent
@@ -70,6 +71,7 @@ class Ledger:
         self._queue: deque[_Pending] = deque()  # pending, and in no writer's hands
         self._writers: set[asyncio.Task[None]] = set()
         self._num_failures = 0  # in a row; while > 0 the store is away and one writer probes it
+        self._outage = OutageLog(logger)
         self._crowded_out: dict[UUID, UsageEvent] = {}
         """Events that wait for room among the pending."""
         self._hurry = asyncio.Event()
@@ -164,13 +166,16 @@ class Ledger:
 
     async def run(self) -> None:
         """Adopt what dead processes have left, until cancelled: they may never be restarted."""
+        unread = OutageLog(logger, level=logging.ERROR)
         while True:
             await asyncio.sleep(ADOPT_S)
             try:
                 if (num_events := self.replay()) > 0:
                     logger.warning("Settling %d requests of processes that died", num_events)
             except OSError as error:
-                logger.error("Settlements of dead processes stay in their files: %s", error)
+                unread.failed("Settlements of dead processes stay in their files: %s", error)
+            else:
+                unread.succeeded("Settlements of dead processes can be read again")
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until all is written, ``deadline_s`` at most; return how many events are left.
@@ -267,7 +272,7 @@ class Ledger:
         self._num_failures += 1
         if self._num_failures == 1:
             self._keep(*self._queue)
-            logger.warning("The ledger keeps usage until the store is back: %s", error)
+        self._outage.failed("The ledger keeps usage until the store is back: %s", error)
         if len(self._writers) > 1:
             return False
         delay_s = min(self._max_backoff_s, self._backoff_s * 2.0 ** min(self._num_failures - 1, 30))
@@ -285,7 +290,9 @@ class Ledger:
     def _recover(self) -> None:
         if self._num_failures > 0:
             self._num_failures = 0
-            logger.info("The store is back; %d usage events to write", len(self._pending))
+            self._outage.succeeded(
+                "The store takes usage again (%d events wait)", len(self._pending)
+            )
             self._start_writers()
 
     def _finish(self, pending: _Pending, answer: bool | Exception) -> None:

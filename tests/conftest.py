@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests import distribution, process_state
 
@@ -26,10 +26,16 @@ if TYPE_CHECKING:
 # same work would take five times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# A slow machine is no failure, and a run says the same as the run before it. New examples are
-# looked for on purpose: `pytest --hypothesis-profile=explore`.
+# A slow machine is no failure, and a run says the same as the run before it. What fails is told as
+# it was found: to look for a smaller example may take longer than a test has, and then nothing is
+# told. New examples are looked for on purpose: `pytest --hypothesis-profile=explore`.
 settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate],
+    print_blob=True,
 )
 settings.register_profile(
     "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

@@ -18,7 +18,10 @@ DOCUMENTS = [
     for name in (
         "README.md",
         "PERFORMANCE.md",
+        "docs/architecture.md",
         "docs/experiments.md",
+        "docs/models.md",
+        "docs/performance-gateway.md",
         "engine/README.md",
         "engine/demo/README.md",
         "gateway/README.md",
@@ -77,6 +80,26 @@ def test_tests_that_are_named_exist(document: Path) -> None:
         )
 
 
+def test_figures_of_a_gpu_are_in_the_page_that_says_how_they_were_measured() -> None:
+    """The README has some of them, and they are renewed there."""
+    _, _, of_gpu = (ROOT / "README.md").read_text().partition("\n**GPU.**")
+    _, case, *rows = [line for line in of_gpu.splitlines() if line.startswith("|")]
+    assert set(case) <= set("|- "), "the table's head"
+    told = figures((ROOT / "PERFORMANCE.md").read_text())
+    for row in rows:
+        speeds = figures(row.partition("|")[2].partition("|")[2])
+        assert speeds, row
+        assert speeds <= told, row
+
+
+def figures(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\d.,])\d+(?:,\d{3})*(?:\.\d+)?(?![\d])", text))
+
+
+def test_figures() -> None:
+    assert figures("| 3,077; 37.5 ms | 1.19 × | 8.1–9") == {"3,077", "37.5", "1.19", "8.1", "9"}
+
+
 @documents
 def test_modules_that_are_to_be_run_exist(document: Path) -> None:
     for module in modules(document.read_text()):
@@ -105,3 +128,22 @@ def test_commands_that_are_named_exist(document: Path) -> None:
             assert name in commands, f"sluice {name}"
             if sub and (group := getattr(commands[name], "commands", None)):
                 assert sub in group, f"sluice {name} {sub}"
+
+
+def test_the_engines_map_names_every_module() -> None:
+    """But for the families of models, which are alike, and the demo, which has a README."""
+    text = (ROOT / "engine/README.md").read_text()
+    modules: dict[str, set[str]] = {}
+    folder = ""
+    for cells in re.findall(r"^\|(.*?)\|.*?\|(.*)\|$", text, re.MULTILINE):
+        folder = cells[0].strip(" `") or folder
+        named = modules.setdefault("" if folder == "engine/" else folder, set())
+        named |= set(re.findall(r"`(\w+\.py)`", cells[1]))
+    for path in (ROOT / "engine").rglob("*.py"):
+        folder, _, name = str(path.relative_to(ROOT / "engine")).rpartition("/")
+        if name == "__init__.py" or folder.startswith("demo"):
+            continue
+        if folder == "models" and not re.match("base|config|registry|llama|transformers", name):
+            continue
+        if (folder, name) != ("scheduler", "bench.py"):
+            assert name in modules[f"{folder}/" if folder else ""], path

@@ -1,4 +1,4 @@
-"""The attention port: a backend prepares a step once, all layers of the step share the result."""
+"""The interface of attention backends: each prepares a step once, for all its layers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """What a layer's keys and values, stored in FP8, are multiplied with: [num_kv_heads] float32.
+    """The scales of a layer's keys and values in an FP8 cache: [num_kv_heads] float32 each.
 
-    One tensor twice where keys and values are one.
+    A key is the stored number times its head's scale. Where one tensor caches both (MLA), ``k`` and
+    ``v`` are the same scales.
     """
 
     k: torch.Tensor
@@ -29,7 +30,7 @@ class KVScales:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a backend must be able to serve."""
+    """The model's attention and its cache, as far as the choice of a backend depends on them."""
 
     dtype: torch.dtype
     num_heads: int
@@ -60,14 +61,15 @@ class DeviceBatch:
     block_table: torch.Tensor
     """[batch, max_blocks] int32; entries past a sequence's end mean nothing."""
     shared: SharedPrefixes | None = None
-    """Keys to be read once for several sequences, of a backend with ``sharing``."""
+    """Prefixes that several sequences have in common, to be read once; only for a backend with
+    ``sharing``."""
     group: int = 0
-    """Of the layers that this block table is for."""
+    """The layer group that ``block_table`` belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """The sequences of one step, as far as attention cares."""
+    """What attention needs to know of the sequences of one step."""
 
     query_lens: npt.NDArray[np.int64]
     """[batch], on the host: the step's tokens of each sequence, at least 1."""
@@ -80,8 +82,8 @@ class AttentionBatch:
     on_device: DeviceBatch | None = None
     """The same for backends that read device memory; None where there are no CUDA kernels."""
     window: int | None = None
-    """The widest of the layers that these block tables are for: what is further back may be
-    somebody else's by now, and is not read. None: there is nothing like that."""
+    """The widest window of the layers that use these block tables. Blocks further back may belong
+    to other requests by now, and must not be read. None: no block was given back."""
 
 
 class StepAttention(Protocol):
@@ -107,11 +109,11 @@ class StepAttention(Protocol):
         """
 
 
-class StoringStepAttention(StepAttention, Protocol):
-    """Attention that can also do what ``ops.rope_and_cache`` does before others: a launch less."""
+class FusedRotationAttention(StepAttention, Protocol):
+    """Attention whose kernel can also do the work of ``ops.rope_and_cache``: one launch less."""
 
-    def stores(self, cos_sin: torch.Tensor) -> bool:
-        """Whether it can, in this step, with this table."""
+    def can_store(self, cos_sin: torch.Tensor) -> bool:
+        """Whether ``store_and_attend`` serves this step, with this table of the rotation."""
 
     def store_and_attend(
         self,
@@ -125,30 +127,27 @@ class StoringStepAttention(StepAttention, Protocol):
         *,
         window: int | None = None,
     ) -> torch.Tensor:
-        """As a call after ``ops.rope_and_cache``, but ``q`` stays as it is.
+        """Rotate queries and keys, store keys and values in the cache, and attend.
 
-        q, k, v: views of one fused projection, of all the step's tokens. Only for a cache of their
-        dtype.
+        The result is that of ``ops.rope_and_cache`` and a call, but ``q`` is left unrotated. q, k,
+        v: [num_tokens, heads, head_dim], views of one fused projection of all the step's tokens;
+        the cache has their dtype. The other arguments are as for a call.
         """
 
 
-def storing(attend: StepAttention) -> StoringStepAttention | None:
-    """``attend`` if it is of that kind. For every layer, where ``isinstance`` takes too long."""
+def fused_rotation(attend: StepAttention) -> FusedRotationAttention | None:
+    """``attend`` if it is of that kind. (``isinstance`` with a protocol takes too long: this is
+    asked for every layer.)"""
     can = hasattr(attend, "store_and_attend")
-    return cast(StoringStepAttention, attend) if can else None
-
-
-class PlainStepAttention(StepAttention, Protocol):
-    """Attention whose whole work another kernel could do."""
-
-    @property
-    def plain_batch(self) -> DeviceBatch | None:
-        """The sequences of a step with one token of each, if all that layers tell is the whole of
-        it: nothing is shared, and the cache has the queries' dtype."""
+    return cast(FusedRotationAttention, attend) if can else None
 
 
 def plain_batch(attend: StepAttention) -> DeviceBatch | None:
-    """That of ``attend``, if it is of that kind, and has one."""
+    """The sequences of a decode step that another kernel could attend to instead, for instance one
+    for all layers: one token each, no shared prefixes, and a cache of the queries' dtype.
+
+    None for other steps, and for backends that do not offer it.
+    """
     batch: DeviceBatch | None = getattr(attend, "plain_batch", None)
     return batch
 
@@ -160,7 +159,7 @@ class AttentionBackend(Protocol):
     block_size_multiple: int
 
     def prepare(self, batch: AttentionBatch, block_size: int) -> StepAttention:
-        """Build whatever the layers of a step share."""
+        """Build what the layers of a step share: masks, tiles, schedules."""
 
 
 @runtime_checkable
@@ -168,29 +167,32 @@ class CapturableBackend(AttentionBackend, Protocol):
     """A backend whose decode steps can live in a CUDA graph."""
 
     sharing: AttentionShape | None
-    """What it serves, if ``prepare_decode`` takes a batch with ``shared``."""
+    """The shape that it was made for, if ``prepare_decode`` takes batches with ``shared``; else
+    None."""
 
     max_decode_queries: int
-    """Tokens of a sequence that ``prepare_decode`` takes."""
+    """The most tokens of a sequence that ``prepare_decode`` takes."""
 
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
     ) -> StepAttention:
-        """Like ``prepare`` for so many tokens of each sequence, without looking at the data."""
+        """Like ``prepare`` for ``num_queries`` tokens of each sequence. It reads nothing from the
+        device, so a graph that was captured with it serves any lengths."""
 
 
 @runtime_checkable
 class PromptBackend(AttentionBackend, Protocol):
-    """A backend whose prompts can live in a CUDA graph, too, where it ``captures_prompts``."""
+    """A backend whose attention of a prompt can be captured in a CUDA graph."""
 
     @property
-    def captures_prompts(self) -> bool: ...
+    def captures_prompts(self) -> bool:
+        """Whether it can be for the shape that the backend was made for."""
+        ...
 
     def prepare_prompt(self, batch: DeviceBatch, max_num_tokens: int) -> StepAttention:
-        """Attention of at most so many tokens of the batch's first sequence, and more than so many
-        minus 128, without looking at the data. It leaves the rows of all other tokens as it finds
-        them, whatever they hold.
+        """Attention of the batch's first sequence, of whose tokens the step computes at most
+        ``max_num_tokens`` and more than ``max_num_tokens - 128``. It reads nothing from the device.
+        Rows of the output that belong to other tokens are not written.
 
-        What it needs besides is made by the first call for ``max_num_tokens``, which must not be
-        captured.
+        The first call for a ``max_num_tokens`` allocates memory and must not be captured.
         """

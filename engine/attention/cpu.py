@@ -21,6 +21,8 @@ MAX_QUERIES = 8
 
 
 class CpuAttention:
+    """float32 on a CPU, for which our kernels could be built."""
+
     name = "cpu"
     block_size_multiple = 1
 
@@ -45,6 +47,8 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class CpuStepAttention:
+    """A step whose short chunks go through the kernel, and the others through ``rest``."""
+
     sequences: cpu.AttentionSequences
     """Owns the memory that ``struct`` points to."""
     struct: ctypes.Structure

@@ -1,8 +1,8 @@
-"""Attention on a GPU: sequences of few tokens by our CUDA kernel for decoding, prompt chunks by the
-one for Hopper where it serves them, else by Triton's.
+"""Attention on a GPU. Sequences with few tokens in a step go through our CUDA decode kernel, prompt
+chunks through our prefill kernel on Hopper, and through Triton's elsewhere.
 
-The CUDA kernel splits the keys of a step evenly over the GPU, whatever the lengths; how is decided
-on the device, once a step for all layers.
+The decode kernel splits the keys of a step evenly over all CTAs, whatever the lengths of sequences.
+The split is computed on the device, once a step, and all layers use it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,23 @@ from kernels.tiles import tile_list
 from kernels.transfer import to_device
 
 MAX_QUERIES = 8
-"""The longest chunk that counts as few tokens."""
-MAX_STORING_BATCH = 16
-"""In larger batches a CTA has many sequences, and would wait for the new keys of each: at 64 slower
-than the kernel that rotates and stores them before."""
+"""The most tokens of a sequence in a step for the decode kernel."""
+MAX_FUSED_BATCH = 16
+"""Up to this batch the decode kernel also rotates and stores (``store_and_attend``). In larger ones
+a CTA has many sequences, and waits for the new keys of each: at 64 that is slower than a kernel
+before it."""
 LEAST_CAPTURED_WINDOW = 128
-"""Where a captured prompt may be longer than the real one by fewer tokens, even a tile past the end
-of the real one sees a key of it: one that saw none would wait for it forever."""
-MAX_STORING_ROWS = 8
-"""Of query tokens times query heads per KV head: more leave no registers for the rotation."""
+"""Prompts are captured only for windows of at least this. A captured prompt has up to 127 tokens
+more than the real one, so a tile past the real end still sees a key of it. A tile that sees no key
+would wait for one forever."""
+MAX_FUSED_ROWS = 8
+"""Query tokens times query heads per KV head for which the decode kernel has registers left to
+rotate keys."""
 
 
 class CudaAttention:
+    """bfloat16 and float16 on GPUs of compute capability 8.0 or later."""
+
     name = "cuda"
     block_size_multiple = 16
 
@@ -50,14 +55,14 @@ class CudaAttention:
         self._own_prefill = cuda.has_prefill(device, shape.head_dim, shape.dtype)
         self._copies = Fp8Copies(device, shape) if shape.is_fp8 and self._own_prefill else None
         shares = cuda.has_shared_prefix(device, shape.head_dim, shape.dtype)
-        # What is shared is in 16 bits: of FP8 everybody reads its own.
+        # The kernel for shared prefixes reads 16-bit keys only.
         plain = shape.window is None and shape.softcap is None and not shape.is_fp8
         self.sharing: AttentionShape | None = shape if shares and plain else None
         self._prompt_tiles: dict[int, torch.Tensor] = {}
-        """Of a lone prompt, by the most tokens it may have."""
+        """Tiles of the graphs of lone prompts, by the most tokens of the prompt."""
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
-        # The schedule depends on the window and knows blocks: layers that differ in their group or
-        # window need one each.
+        # A schedule depends on the window, and holds block ids: each layer group and window has its
+        # own.
         self._workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace] = {}
 
     @staticmethod
@@ -82,7 +87,7 @@ class CudaAttention:
         max_queries = int(batch.query_lens[short].max())
         if short.all():
             return self._prepare_short(batch.on_device, max_queries, block_size)
-        # To the CUDA kernel the long ones are padding.
+        # Length 0 makes the long sequences padding for the decode kernel.
         seq_lens = to_device(np.where(short, batch.seq_lens, 0).astype(np.int32), self._device)
         on_device = replace(batch.on_device, seq_lens=seq_lens)
         return _MixedStepAttention(
@@ -108,7 +113,7 @@ class CudaAttention:
     def prepare_prompt(self, batch: DeviceBatch, max_num_tokens: int) -> HopperStepAttention:
         assert self.captures_prompts
         if max_num_tokens not in self._prompt_tiles:
-            # Tiles past the end of a shorter prompt compute nothing that is kept.
+            # What tiles past the end of a shorter prompt compute is dropped.
             most = np.array([max_num_tokens])
             tiles = tile_list(most, most, self._group, cuda.PREFILL_ROWS)
             self._prompt_tiles[max_num_tokens] = to_device(tiles, self._device)
@@ -147,11 +152,12 @@ class _ShortStepAttention:
     block_size: int
     shape: AttentionShape
     workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace]
-    """By group, window and CTAs an SM, shared by all steps: a step's first layer of all three makes
-    the schedule."""
+    """By layer group, window and CTAs per SM; all steps share them. The first layer of a step that
+    uses a workspace computes its schedule."""
     schedules_early: bool
-    """Whatever comes right before a layer's attention makes neither lengths nor blocks."""
+    """Whether the operation right before a layer's attention makes neither lengths nor blocks."""
     scheduled: set[int | None] = field(default_factory=set)
+    """Windows whose schedule was computed in this step."""
 
     def __call__(
         self,
@@ -174,8 +180,8 @@ class _ShortStepAttention:
     def plain_batch(self) -> DeviceBatch | None:
         return self.batch if self._is_plain and self.max_queries == 1 else None
 
-    def stores(self, cos_sin: torch.Tensor) -> bool:
-        few = len(self.batch.seq_lens) <= MAX_STORING_BATCH and self._rows <= MAX_STORING_ROWS
+    def can_store(self, cos_sin: torch.Tensor) -> bool:
+        few = len(self.batch.seq_lens) <= MAX_FUSED_BATCH and self._rows <= MAX_FUSED_ROWS
         return few and self._is_plain and cos_sin.shape[1] == self.shape.head_dim
 
     def store_and_attend(
@@ -242,7 +248,8 @@ class _ShortStepAttention:
         window: int | None,
         **options: Any,
     ) -> None:
-        """options: of ``cuda.paged_decode``, what does not follow from the step and the window."""
+        """options: the arguments of ``cuda.paged_decode`` that do not follow from the step and the
+        window."""
         cuda.paged_decode(
             out,
             q,
@@ -275,7 +282,8 @@ class _ShortStepAttention:
         return self.batch.group, window, ctas
 
     def _schedule_once(self, window: int | None, device: torch.device) -> bool:
-        """Whether it was not there yet."""
+        """Compute the schedule for a window, unless a layer before did; returns whether it was
+        computed now."""
         if window in self.scheduled:
             return False
         key = self._workspace_key(window)
@@ -312,7 +320,8 @@ LongStepAttention = HopperStepAttention | CopiedStepAttention | TritonStepAttent
 
 @dataclass(frozen=True, slots=True)
 class _MixedStepAttention:
-    """One after the other: side by side on two streams was measured to be slower."""
+    """A step with long and short chunks: the prefill kernel, then the decode kernel. (Side by side
+    on two streams was measured to be slower.)"""
 
     long: LongStepAttention
     short: _ShortStepAttention

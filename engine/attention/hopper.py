@@ -22,6 +22,8 @@ MAX_COPIED_TOKENS = 32_768
 
 @dataclass(frozen=True, slots=True)
 class HopperStepAttention:
+    """A step through ``cuda.paged_prefill``."""
+
     batch: DeviceBatch
     tiles: torch.Tensor
     """[num_tiles, 2] int32, see ``tiles.tile_list``."""
@@ -111,6 +113,8 @@ def copy_plan(
 
 @dataclass(frozen=True, slots=True)
 class CopiedStepAttention:
+    """A step over an FP8 cache: widens the blocks that it reads to 16 bits, then attends."""
+
     k_copies: torch.Tensor
     v_copies: torch.Tensor
     blocks: torch.Tensor

@@ -52,6 +52,8 @@ class _Group:
 
 
 class TorchAttention:
+    """Every dtype and device; the reference for the other backends."""
+
     name = "torch"
     block_size_multiple = 1
 
@@ -133,6 +135,8 @@ class TorchAttention:
 
 @dataclass(frozen=True, slots=True)
 class TorchStepAttention:
+    """A step, as groups of sequences that are padded to one shape each."""
+
     groups: list[_Group]
 
     def __call__(

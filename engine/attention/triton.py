@@ -73,6 +73,8 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True)
 class TritonStepAttention:
+    """A step through the Triton kernels."""
+
     batch: DeviceBatch
     tiles: torch.Tensor
     """[num_tiles, 2] int32, see ``tiles.tile_list``."""

@@ -127,8 +127,8 @@ def max_request_tokens(
 ) -> int | None:
     """The most tokens for which ``peak_blocks`` says ``num_blocks``; None if there is no limit."""
 
-    def fits(num_places: int) -> bool:
-        num_tokens, in_flight = num_places * block_size, max_tokens_in_flight
+    def fits(num_logical_blocks: int) -> bool:
+        num_tokens, in_flight = num_logical_blocks * block_size, max_tokens_in_flight
         return peak_blocks(windows, num_tokens, block_size, in_flight, window_step) <= num_blocks
 
     if None not in windows and fits(num_blocks + 1):

@@ -6,17 +6,18 @@ Every layer group (``engine.cache.groups``) has a block table of its own, over o
     all         [ 3 ]     [ 9 ]     [ 4 ]     [ 7 ]     [ 1 ]
     window 30   given back          [ 8 ]     [ 2 ]     [ 5 ]   sees 41 to 70
 
-**What the window has left is given back** as soon as the steps that looked at it are over: not
-when it is planned (a step in flight still reads), and never what drafts that may be rejected would
-leave (``num_written`` counts none of them). It stays cached, like all that is released.
+**Blocks behind a window are released** once the steps that read them are over. Not when the step
+that moves the window is planned, because a step in flight may still read them; and drafts that may
+be rejected do not move the window (``num_written`` does not count them). Released blocks stay
+cached, as always.
 
-**Prefixes.** A block is found by its key and its group. A prefix of n tokens is there if every
-group has the blocks that a query at n, or behind it, looks at: all of them without a window, the
-last ones with one. The longest such n counts. So what a window needs may be missing in the middle
-of a prefix, and a prefix may be there while none that is shorter is.
+**Prefixes.** A block is found by its key and its group. A prefix of n tokens is a hit if every
+group has the blocks that queries at position n and later read: all of them without a window, the
+last few with one. The longest such prefix is used. So a hit may lack blocks in its middle that no
+window needs any more, and a long prefix may be a hit while every shorter one is not.
 
-**Room.** What sees all tokens is reserved for a whole prompt, what has a window for the tokens of
-one step; a request lives on what it gives back.
+**Reservations.** At admission a group without a window gets blocks for the whole prompt, a group
+with one gets blocks for the tokens of one step: after that, the request reuses what it releases.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ class GroupHit:
 
 @dataclass(frozen=True, slots=True)
 class HybridHit(PrefixHit):
+    """A ``PrefixHit`` by layer groups."""
+
     groups: tuple[GroupHit, ...] = ()
     """In place of ``block_ids`` and ``source``."""
-    num_places: int = 0
+    num_full_blocks: int = 0
 
     @property
     def num_blocks(self) -> int:
-        return self.num_places
+        return self.num_full_blocks
 
     def without_copy(self) -> HybridHit:
         groups = tuple(replace(group, source=-1) for group in self.groups)
@@ -96,7 +99,7 @@ class HybridCacheManager(CacheManager):
     def max_num_tokens(self) -> int:
         return self._max_num_tokens
 
-    def _first_place(self, window: int | None, num_tokens: int) -> int:
+    def _first_index(self, window: int | None, num_tokens: int) -> int:
         """Index of the first block that attention reads for a query at position ``num_tokens`` or
         later."""
         if window is None:
@@ -111,23 +114,23 @@ class HybridCacheManager(CacheManager):
             return super()._cached_prefix(table, token_ids)
         limit = len(token_ids) - 1
         self._extend_keys(table, token_ids, limit // self.block_size)
-        num_places = self._num_places_cached(table, token_ids)
-        start = num_places * self.block_size
+        num_blocks = self._num_blocks_cached(table, token_ids)
+        start = num_blocks * self.block_size
         rest = token_bytes(token_ids[start : min(start + self.block_size, limit)])
-        parent = self._parent(table, num_places)
+        parent = self._parent(table, num_blocks)
         overlap = self.pool.index.longest_overlap
         tails = [overlap(parent + mark, rest) for mark in self._marks]
         num_copied = min(count for _, count in tails)
         groups = tuple(
             GroupHit(
-                first := self._first_place(window, start),
-                [self._find(table.keys[i] + mark) for i in range(first, num_places)],
+                first := self._first_index(window, start),
+                [self._find(table.keys[i] + mark) for i in range(first, num_blocks)],
                 source if num_copied else -1,
             )
             for window, mark, (source, _) in zip(self.windows, self._marks, tails, strict=True)
         )
         return HybridHit(
-            start + num_copied, num_copied=num_copied, groups=groups, num_places=num_places
+            start + num_copied, num_copied=num_copied, groups=groups, num_full_blocks=num_blocks
         )
 
     def _find(self, key: bytes) -> int:
@@ -138,10 +141,10 @@ class HybridCacheManager(CacheManager):
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         if table.skip_reading or not self._shares(table):
             return 0
-        return self._num_places_cached(table, token_ids) * self.block_size
+        return self._num_blocks_cached(table, token_ids) * self.block_size
 
-    def _num_places_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
-        """The most leading full blocks after which every group has all it needs."""
+    def _num_blocks_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
+        """The most leading full blocks for which every group has the blocks that it needs."""
         find, keys = self.pool.index.find, table.keys
         end = (len(token_ids) - 1) // self.block_size
         for mark in self._marks[: self._num_full]:
@@ -168,25 +171,28 @@ class HybridCacheManager(CacheManager):
         group = 0
         while group < len(windows):
             window, mark = windows[group]
-            place = min(found_from[group], end)
-            first = self._first_place(window, end * self.block_size)
-            while place > first and find(keys[place - 1] + mark) is not None:
-                place -= 1
-            found_from[group] = place
+            index = min(found_from[group], end)
+            first = self._first_index(window, end * self.block_size)
+            while index > first and find(keys[index - 1] + mark) is not None:
+                index -= 1
+            found_from[group] = index
             group += 1
-            if place > first:
-                end, group = place - 1, 0
+            if index > first:
+                end, group = index - 1, 0
         return end
 
     def _swapped_hit(self, hit: PrefixHit, num_swapped: int) -> PrefixHit:
-        """Only groups without a window share blocks; those with one are copied back as a whole."""
+        """Groups without a window still share cached blocks; those with one are copied back from
+        host memory as a whole."""
         groups = tuple(
             replace(found, source=-1)
             if window is None
-            else GroupHit(self._first_place(window, num_swapped))
+            else GroupHit(self._first_index(window, num_swapped))
             for window, found in zip(self.windows, self._groups_of(hit), strict=True)
         )
-        return HybridHit(num_swapped, is_swapped=True, groups=groups, num_places=hit.num_blocks)
+        return HybridHit(
+            num_swapped, is_swapped=True, groups=groups, num_full_blocks=hit.num_blocks
+        )
 
     def _groups_of(self, hit: PrefixHit) -> tuple[GroupHit, ...]:
         """The parts of a hit by group; of an empty hit, empty ones."""
@@ -198,29 +204,29 @@ class HybridCacheManager(CacheManager):
         num_full = num_written // self.block_size
         if num_full > table.num_published and self._shares(table):
             self._extend_keys(table, token_ids, num_full)
-            for place in range(table.num_published, num_full):
-                self._publish(table, place, self._content(table, token_ids, place))
+            for index in range(table.num_published, num_full):
+                self._publish(table, index, self._content(table, token_ids, index))
             table.num_published = num_full
         if table.swapped is None:  # Else a copy to host memory may still read it.
             self._leave_behind(table, num_written)
 
-    def _publish(self, table: BlockTable, place: int, content: Content) -> None:
+    def _publish(self, table: BlockTable, index: int, content: Content) -> None:
         key, parent, data = content.key, content.parent, content.data
         rest = content.owner, content.partial, content.ceilings
         for held, mark in zip(table.layer_groups, self._marks, strict=True):
-            if place >= held.first:
+            if index >= held.first:
                 own = Content(key + mark, parent + mark, data, *rest)
-                self.pool.publish(held.block_ids[place], own)
+                self.pool.publish(held.block_ids[index], own)
 
     def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         if table.num_written % self.block_size == 0:
             return
-        place = table.num_written // self.block_size
-        self._publish(table, place, self._rest(table, token_ids, place))
+        index = table.num_written // self.block_size
+        self._publish(table, index, self._rest(table, token_ids, index))
 
     def _leave_behind(self, table: BlockTable, num_written: int) -> None:
         for window, held in zip(self.windows, table.layer_groups, strict=True):
-            first = self._first_place(window, num_written)
+            first = self._first_index(window, num_written)
             if first > held.first:
                 left = held.block_ids[held.first : first]
                 held.block_ids[held.first : first] = [NO_BLOCK] * len(left)
@@ -269,7 +275,7 @@ class HybridCacheManager(CacheManager):
             fresh = self.pool.allocate(end - found.first - len(found.block_ids))
             block_ids = [NO_BLOCK] * found.first + found.block_ids + fresh
             table.layer_groups.append(GroupTable(block_ids, found.first))
-        table.num_places = min(ends)
+        table.num_logical_blocks = min(ends)
         table.num_held = self._num_reserved(hit, num_tokens)
         table.num_published = hit.num_blocks
 
@@ -284,40 +290,40 @@ class HybridCacheManager(CacheManager):
     def block_ids(self, table: BlockTable) -> list[list[int]]:
         return [list(held.block_ids) for held in table.layer_groups]
 
-    def num_blocks_to_grow(self, table: BlockTable, num_places: int) -> int:
-        return sum(max(0, num_places - len(held.block_ids)) for held in table.layer_groups)
+    def num_blocks_to_grow(self, table: BlockTable, num_logical_blocks: int) -> int:
+        return sum(max(0, num_logical_blocks - len(held.block_ids)) for held in table.layer_groups)
 
-    def grow(self, table: BlockTable, num_places: int) -> list[list[int]]:
-        fresh = self.pool.allocate(self.num_blocks_to_grow(table, num_places))
-        table.num_places = num_places
+    def grow(self, table: BlockTable, num_logical_blocks: int) -> list[list[int]]:
+        fresh = self.pool.allocate(self.num_blocks_to_grow(table, num_logical_blocks))
+        table.num_logical_blocks = num_logical_blocks
         table.num_held += len(fresh)
         grown, start = [], 0
         for held in table.layer_groups:
-            end = start + max(0, num_places - len(held.block_ids))
+            end = start + max(0, num_logical_blocks - len(held.block_ids))
             grown.append(fresh[start:end])
             held.block_ids += grown[-1]
             start = end
         return grown
 
-    def num_places_within(self, table: BlockTable, num_blocks: int) -> int:
-        return table.num_places + num_blocks // len(self.windows)
+    def num_logical_blocks_within(self, table: BlockTable, num_blocks: int) -> int:
+        return table.num_logical_blocks + num_blocks // len(self.windows)
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         if self._shares(table):
             self._publish_rest(table, token_ids)
         self.pool.release(self._from_the_end(table))
         table.layer_groups = []
-        table.num_places = table.num_held = 0
+        table.num_logical_blocks = table.num_held = 0
         table.num_published = table.num_written = 0
 
     def _from_the_end(self, table: BlockTable) -> Iterator[int]:
-        """All groups' blocks from the last token back: without one group's block the others' are
-        useless."""
-        num_places = max((len(held.block_ids) for held in table.layer_groups), default=0)
-        for place in range(num_places - 1, -1, -1):
+        """The held blocks of all groups, from the last token to the first. A hit needs the blocks
+        of every group, so those of the same tokens are evicted together."""
+        num_blocks = max((len(held.block_ids) for held in table.layer_groups), default=0)
+        for index in range(num_blocks - 1, -1, -1):
             for held in table.layer_groups:
-                if held.first <= place < len(held.block_ids):
-                    yield held.block_ids[place]
+                if held.first <= index < len(held.block_ids):
+                    yield held.block_ids[index]
 
     def held_blocks(self, table: BlockTable) -> Iterator[int]:
         for held in table.layer_groups:
@@ -328,35 +334,35 @@ class HybridCacheManager(CacheManager):
         return sum(ref_count(block_id) == 1 for block_id in self.held_blocks(table))
 
     def num_sole_tokens(self, table: BlockTable) -> int:
-        """Counted in the first group, which looks back furthest; what even it has left is held by
-        nobody."""
+        """Counted in the first group, whose window is the widest. The tokens that it has left
+        behind count as well: nobody holds them."""
         held, ref_count = table.layer_groups[0], self.pool.ref_count
         num_sole = sum(ref_count(block_id) == 1 for block_id in held.block_ids[held.first :])
         return (held.first + num_sole) * self.block_size
 
     def check_table(self, table: BlockTable) -> None:
         assert table.num_held == sum(1 for _ in self.held_blocks(table))
-        assert table.num_places == min(len(held.block_ids) for held in table.layer_groups)
+        assert table.num_logical_blocks == min(len(held.block_ids) for held in table.layer_groups)
         for window, held in zip(self.windows, table.layer_groups, strict=True):
             assert all(block_id == NO_BLOCK for block_id in held.block_ids[: held.first])
             assert NO_BLOCK not in held.block_ids[held.first :]
             assert (
-                held.first <= self._first_place(window, table.num_written) or not table.num_written
-            ), "what a query may look at was given back"
+                held.first <= self._first_index(window, table.num_written) or not table.num_written
+            ), "a block that a query may still read was given back"
 
     # ---- host memory ----------------------------------------------------------------------------
 
     def num_blocks_to_swap(self, table: BlockTable, num_tokens: int) -> int:
-        num_places = self.num_blocks_for(num_tokens)
-        return sum(num_places - held.first for held in table.layer_groups)
+        num_blocks = self.num_blocks_for(num_tokens)
+        return sum(num_blocks - held.first for held in table.layer_groups)
 
     def swap_out(self, table: BlockTable, num_tokens: int) -> list[tuple[int, int]]:
         assert table.swapped is None, "swapped out twice"
-        num_places = self.num_blocks_for(num_tokens)
+        num_blocks = self.num_blocks_for(num_tokens)
         block_ids = [
             block_id
             for held in table.layer_groups
-            for block_id in held.block_ids[held.first : num_places]
+            for block_id in held.block_ids[held.first : num_blocks]
         ]
         firsts = tuple(held.first for held in table.layer_groups)
         table.swapped = self.swap.take(len(block_ids), num_tokens, firsts)
@@ -371,9 +377,9 @@ class HybridCacheManager(CacheManager):
             groups = zip(swapped.firsts, self._groups_of(hit), table.layer_groups, strict=True)
             for first, found, held in groups:
                 assert first <= found.first, "what is needed was not copied out"
-                for place in range(found.first + len(found.block_ids), end):
-                    host_id = swapped.block_ids[offset + place - first]
-                    pairs.append((held.block_ids[place], host_id))
+                for index in range(found.first + len(found.block_ids), end):
+                    host_id = swapped.block_ids[offset + index - first]
+                    pairs.append((held.block_ids[index], host_id))
                 offset += num_stored - first
             self.swap.num_blocks_in += len(pairs)
         self.drop_swapped(table)

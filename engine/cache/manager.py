@@ -1,5 +1,4 @@
-"""The KV cache as the scheduler sees it: room for tokens, and prefixes that are already
-computed."""
+"""The KV cache as the scheduler sees it: block tables, and cached prefixes."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class BlockTable:
         "keys",
         "layer_groups",
         "num_held",
-        "num_places",
+        "num_logical_blocks",
         "num_public_tokens",
         "num_published",
         "num_written",
@@ -69,21 +68,23 @@ class BlockTable:
         self.block_ids: list[int] = []
         self.layer_groups: list[GroupTable] = []
         """Used in place of ``block_ids`` where some layers have a window."""
-        self.num_places = 0
-        """Block indices, from the first, that have room in all layers."""
+        self.num_logical_blocks = 0
+        """Logical blocks, counted from the first token, that have a physical block in every layer
+        group: there are slots for ``num_logical_blocks * block_size`` tokens."""
         self.num_held = 0
-        """Blocks held, summed over all layer groups."""
+        """Physical blocks held, summed over all layer groups."""
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
         a preempted request looks its own prefix up again."""
         self.skip_reading = False
-        """Take nothing from the cache: all tokens have to be computed."""
+        """Do not look up cached prefixes: prompt log-probabilities need every token computed."""
         self.num_published = 0
         """Leading blocks that are published already."""
         self.num_written = 0
-        """Leading slots that are written for certain: the step that wrote them is over."""
+        """Leading slots whose contents are final: the step that wrote them is over, and drafts that
+        were rejected are not counted."""
         self.swapped: Swapped | None = None
-        """What it has in host memory, while it holds no blocks for that on the device."""
+        """The copy of its blocks in host memory, from ``swap_out`` until ``swap_in``."""
 
 
 @dataclass(slots=True)
@@ -184,7 +185,7 @@ class CacheManager:
 
     def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
         if table.skip_reading:
-            # Others may wait for what it computes.
+            # Followers wait for the blocks that it computes, by their keys.
             self._extend_keys(table, token_ids, (len(token_ids) - 1) // self.block_size)
             return PrefixHit()
         limit = len(token_ids) - 1
@@ -237,7 +238,7 @@ class CacheManager:
         table.num_published = num_full
 
     def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        """Make the last, partly filled block findable, so that its slots can be copied."""
+        """Publish the last, partly filled block: other requests can copy its leading slots."""
         if table.num_written % self.block_size == 0:
             return
         index = table.num_written // self.block_size
@@ -309,7 +310,7 @@ class CacheManager:
             self.pool.acquire(hit.source)
         num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
         table.block_ids = hit.block_ids + self.pool.allocate(num_fresh)
-        table.num_places = table.num_held = len(table.block_ids)
+        table.num_logical_blocks = table.num_held = len(table.block_ids)
         table.num_published = len(hit.block_ids)
 
     def num_slots_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
@@ -327,21 +328,21 @@ class CacheManager:
         """The blocks of each layer group, in token order."""
         return [list(table.block_ids)]
 
-    def num_blocks_to_grow(self, table: BlockTable, num_places: int) -> int:
+    def num_blocks_to_grow(self, table: BlockTable, num_logical_blocks: int) -> int:
         """Free blocks that ``grow`` needs."""
-        return num_places - table.num_places
+        return num_logical_blocks - table.num_logical_blocks
 
-    def grow(self, table: BlockTable, num_places: int) -> list[list[int]]:
-        """Append fresh blocks until there is room for ``num_places`` blocks of tokens. Returns them
-        for each layer group. The caller checked ``num_free_blocks``."""
-        block_ids = self.pool.allocate(num_places - table.num_places)
+    def grow(self, table: BlockTable, num_logical_blocks: int) -> list[list[int]]:
+        """Append fresh blocks until the table has ``num_logical_blocks``; returns the new ids of
+        each layer group. The caller checked ``num_free_blocks``."""
+        block_ids = self.pool.allocate(num_logical_blocks - table.num_logical_blocks)
         table.block_ids += block_ids
-        table.num_places = table.num_held = num_places
+        table.num_logical_blocks = table.num_held = num_logical_blocks
         return [block_ids]
 
-    def num_places_within(self, table: BlockTable, num_blocks: int) -> int:
-        """How many blocks of tokens ``grow`` can make room for with ``num_blocks`` free blocks."""
-        return table.num_places + num_blocks
+    def num_logical_blocks_within(self, table: BlockTable, num_blocks: int) -> int:
+        """How many logical blocks the table can grow to with ``num_blocks`` free blocks."""
+        return table.num_logical_blocks + num_blocks
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         """Give all blocks back. The last ones are evicted first: a prefix is of use to more
@@ -350,7 +351,7 @@ class CacheManager:
             self._publish_rest(table, token_ids)
         self.pool.release(reversed(table.block_ids))
         table.block_ids = []
-        table.num_places = table.num_held = 0
+        table.num_logical_blocks = table.num_held = 0
         table.num_published = table.num_written = 0
 
     def num_sole_blocks(self, table: BlockTable) -> int:
@@ -367,7 +368,7 @@ class CacheManager:
 
     def check_table(self, table: BlockTable) -> None:
         """Assert that the table is consistent. For tests and idle moments."""
-        assert table.num_held == table.num_places == len(table.block_ids)
+        assert table.num_held == table.num_logical_blocks == len(table.block_ids)
 
     # ---- host memory ----------------------------------------------------------------------------
 
@@ -391,8 +392,8 @@ class CacheManager:
         back."""
         pairs: list[tuple[int, int]] = []
         if table.swapped is not None and hit.is_swapped:
-            places = range(len(hit.block_ids), self.num_blocks_for(hit.num_tokens))
-            pairs = [(table.block_ids[i], table.swapped.block_ids[i]) for i in places]
+            indices = range(len(hit.block_ids), self.num_blocks_for(hit.num_tokens))
+            pairs = [(table.block_ids[i], table.swapped.block_ids[i]) for i in indices]
             self.swap.num_blocks_in += len(pairs)
         self.drop_swapped(table)
         return pairs

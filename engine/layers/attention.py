@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from engine.attention.base import KVScales, StepAttention, storing
+from engine.attention.base import KVScales, StepAttention, fused_rotation
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
@@ -22,46 +22,50 @@ twice where a layer caches latents."""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The tokens whose hidden states a step needs: the last layer computes no others, once it has
-    stored their keys."""
+    """The tokens whose final hidden states a step needs, as it samples after them. In the last
+    layer the keys of all tokens are stored, but nothing else is computed for the other tokens."""
 
     index: torch.Tensor
     """[num_wanted] int64, not empty."""
     prepare: Callable[[], StepAttention] | None = None
-    """Prepares attention for only these queries, after the other layers had theirs; None: attend
-    with all queries and drop the rest."""
+    """Prepares attention of only these queries; called by the last layer. None: the last layer
+    attends with all queries, too, and drops the results of the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What the layers of one step share."""
+    """What the runner passes to the layers: the same for all of them."""
 
     positions: torch.Tensor
     """[num_tokens] int64"""
     slots: torch.Tensor
     """[num_tokens] int64: where each token's key and value go; -1 for padding."""
     attend: StepAttention
+    """Attention of the first layer group; see ``by_layer`` for the others."""
     kv_cache: KVCache
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """The input of the layers with these indices is copied here: [num_tokens, hidden], all with the
-    same strides."""
+    """Where to copy the input of some layers, by layer index, for a draft network: [num_tokens,
+    hidden] each, all with the same strides."""
     adapted: bool = False
-    """Some tokens have an adapter, which the linear layers apply."""
+    """Some tokens have a LoRA adapter, which the linear layers apply."""
     by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
-    """``slots`` and ``attend`` of the layers that are not in the first layer group."""
+    """``slots`` and ``attend`` of the layers that are not in the first layer group, by layer
+    index."""
     wanted: Wanted | None = None
-    """None: all tokens."""
+    """None: the hidden states of all tokens are needed."""
     is_eager: bool = False
-    """Not for a CUDA graph: the GPU may have to wait for the host."""
+    """The step is not captured in a CUDA graph, so the GPU may have to wait for the host. Layers
+    then make fewer, larger calls where they can (``JoinedLayer``)."""
     one_kernel: bool = False
-    """All layers as one kernel, if the model has one: the runner measures where that is faster."""
+    """Run all layers as one kernel, if the model has one. The runner measures where that is
+    faster."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows of ``x`` that belong to wanted tokens. x: [num_tokens, ...]."""
+        """The rows of ``x`` ([num_tokens, ...]) that belong to wanted tokens: [num_wanted, ...]."""
         return x if self.wanted is None else x.index_select(0, self.wanted.index)
 
     def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
-        """The ``slots`` and ``attend`` that a layer uses."""
+        """The ``slots`` and ``attend`` of a layer, by its index."""
         return self.by_layer.get(layer) or (self.slots, self.attend)
 
 
@@ -126,18 +130,19 @@ class SelfAttention(Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is causal attention over all tokens, with nothing but a rotation of queries
+        """Whether it is causal attention over all tokens: no window, soft cap, or norm of queries
         and keys."""
         return self.window is None and self.softcap is None and self.q_norm is None
 
-    def _may_store_late(self, step: StepContext) -> bool:
-        """Nothing but the rotation lies between the projection and attention with all tokens."""
+    def _may_fuse_rotation(self, step: StepContext) -> bool:
+        """Whether the attention kernel may rotate queries and keys and store the keys and values
+        itself (``FusedRotationAttention``): nothing else comes between projection and attention."""
         plain = self.q_norm is None and self.softcap is None and self.kv_scales is None
         return plain and (step.wanted is None or step.wanted.prepare is None)
 
     @property
     def reader(self) -> Linear:
-        """The only layer that reads the input."""
+        """The only layer that reads the input, so the norm before may write what that needs."""
         return self.qkv_proj
 
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
@@ -147,9 +152,9 @@ class SelfAttention(Module):
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
         slots, attend = step.of(self.layer)
-        late = storing(attend) if self._may_store_late(step) else None
-        if late is not None and late.stores(cos_sin):
-            attended = late.store_and_attend(
+        fused = fused_rotation(attend) if self._may_fuse_rotation(step) else None
+        if fused is not None and fused.can_store(cos_sin):
+            attended = fused.store_and_attend(
                 *(q, k, v, cos_sin, k_cache, v_cache, self.scale), window=self.window
             )
             return self.o_proj(step.kept(attended.view(len(q), -1)))
@@ -169,7 +174,7 @@ class SelfAttention(Module):
         return self.o_proj(self.attend(attend, q, step))
 
     def attend(self, attend: StepAttention, q: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """With the rotated queries ``q`` of all tokens; their keys are in the cache already.
+        """Attend with the rotated queries ``q`` of all tokens; their keys are in the cache already.
 
         q: [num_tokens, num_heads, head_dim]. Returns [num_wanted, num_heads * head_dim].
         """

@@ -13,6 +13,8 @@ _FEW = 16
 
 
 class Embedding(Module):
+    """Looks up token embeddings, scaled by ``multiplier`` (Gemma, Granite)."""
+
     def __init__(
         self,
         vocab_size: int,

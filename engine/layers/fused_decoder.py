@@ -1,6 +1,6 @@
 """All layers of a decoder as one kernel, for short chunks of small models on a CPU.
 
-It computes what the layers compute, to the bit, from the weights that they hold.
+The results are bitwise those of the layers, and the weights are theirs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kernels.cpu_decoder import Decoder, LayerWeights
 MAX_WEIGHT_BYTES = 64 << 20
 """Every thread reads all weights; up to this size the last-level cache holds them."""
 MAX_TOKENS = 64
-"""With more tokens, reading the weights once for all rows gains more than fewer
-synchronizations."""
+"""With more tokens, products that read the weights once for all rows gain more than it gains to
+synchronize threads less often."""
 
 
 class DecoderLayer(Protocol):
@@ -39,6 +39,8 @@ class DecoderLayer(Protocol):
 
 
 class FusedDecoder:
+    """Runs all layers and the final norm by ``kernels.cpu_decoder``."""
+
     def __init__(self, decoder: Decoder, attention: Sequence[SelfAttention]) -> None:
         self._decoder = decoder
         self._attention = attention
@@ -47,7 +49,7 @@ class FusedDecoder:
     def of(
         cls, layers: Sequence[DecoderLayer], norm: RMSNorm, cos_sin: torch.Tensor
     ) -> FusedDecoder | None:
-        """The packed layers as one kernel; None where that is not possible."""
+        """The layers, which must be packed, as one kernel; None if it does not support them."""
         weights = [_weights(layer) for layer in layers]
         packed = [layer for layer in weights if layer is not None]
         attentions = [
@@ -78,6 +80,7 @@ class FusedDecoder:
         return cls(decoder, attentions)
 
     def serves(self, step: StepContext) -> bool:
+        """Whether it can run a step: few tokens, in short chunks, without adapters."""
         if step.adapted:
             return False
         short = isinstance(step.attend, CpuStepAttention) and step.attend.rest is None

@@ -1,10 +1,11 @@
-"""A decoder layer on a GPU in two calls beside attention, for steps that are not in a CUDA graph:
-in those the GPU waits for a slow host.
+"""A decoder layer on a GPU as two calls, one before and one after attention.
 
-It computes what the layer computes from the weights that the layer holds: to the bit, but for
-products that the layer has by an algorithm from cuBLASLt's list, which here the library chooses,
-and for few tokens with adapters, which the layer adds within its products.
-"""
+For steps that are not in a CUDA graph: there a slow host keeps the GPU waiting, and each operation
+of its own takes the host several microseconds.
+
+The results are bitwise those of the layer, with two exceptions: products for which the layer uses
+an algorithm from cuBLASLt's list (here the library chooses one), and few tokens with adapters
+(which the layer adds inside of its products)."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ class DecoderLayer(Protocol):
 
 
 class JoinedLayer:
+    """Calls the kernels of a layer; the weights are the layer's own."""
+
     def __init__(self, layer: DecoderLayer, attention: SelfAttention, mlp: GatedMLP) -> None:
         self._attention, self._mlp = attention, mlp
         self._input_norm = _norm(layer.input_layernorm)
@@ -44,8 +47,8 @@ class JoinedLayer:
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> JoinedLayer | None:
-        """A packed layer, joined; None where that is not possible."""
-        # A mixture of experts has another name in some families.
+        """``layer``, which must be packed, as two calls; None if it has other parts than these."""
+        # In some families a mixture of experts has another name than ``mlp``.
         attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
         if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):
             return None
@@ -55,7 +58,8 @@ class JoinedLayer:
 
     @classmethod
     def of_all(cls, layers: Sequence[DecoderLayer]) -> list[JoinedLayer] | None:
-        """None unless all of them can be joined, and are on a GPU that has the kernels."""
+        """All layers as two calls each; None unless that is possible for all of them, and they are
+        on a GPU that has the kernels."""
         weight = layers[0].input_layernorm.weight.data
         if not (weight.is_cuda and weight.dtype in cuda.FLOATS and cuda.available()):
             return None
@@ -63,6 +67,7 @@ class JoinedLayer:
         return joined if len(joined) == len(layers) else None
 
     def serves(self, step: StepContext) -> bool:
+        """Whether it can run a step: any, unless it has adapters that only the layer can add."""
         if not step.adapted:
             return True
         attention, mlp = self._attention, self._mlp
@@ -76,7 +81,7 @@ class JoinedLayer:
         cos_sin: torch.Tensor,
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the layer, in a step that it ``serves``."""
+        """As ``LlamaDecoderLayer``, in a step that it ``serves``."""
         attention = self._attention
         slots, attend = step.of(attention.layer)
         scales = attention.kv_scales

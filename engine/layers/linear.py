@@ -19,14 +19,16 @@ PackedLinear = cpu.PackedLinear | onednn.PackedLinear
 
 
 class Addition(Protocol):
-    """What is added to the output of a linear layer, in some steps."""
+    """What LoRA adapters add to the output of a linear layer, in steps that have some."""
 
     @property
-    def is_active(self) -> bool: ...
+    def is_active(self) -> bool:
+        """Whether the current step has adapters."""
+        ...
 
     def joined(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
-        """What a call with so many tokens adds, for ``cuda_layer.Matrix``; None: only a call can
-        add it."""
+        """What is added for ``num_tokens`` tokens, as tensors for ``cuda_layer.Matrix``; None if
+        only a call of this object can add it."""
 
     def __call__(
         self,
@@ -37,40 +39,45 @@ class Addition(Protocol):
         *,
         gated: bool = False,
     ) -> torch.Tensor:
-        """``product(x)`` and what is added to it for the inputs ``x``; gated: ``silu_mul`` of that.
+        """``product(x)`` plus the addition; with ``gated``, ``silu_mul`` of the sum.
 
-        weight, bias: what ``product`` multiplies with, where it is plain.
+        x: [rows, in_features]. weight, bias: those of ``product`` if it is an unquantized, unpacked
+        product, so that both can be computed by one kernel.
         """
 
 
 class QuantizedWeight(Module, ABC):
-    """What stands for the weight of a ``Linear``: tensors with a checkpoint's names, and the
-    product with them."""
+    """Takes the place of the weight of a ``Linear``: the quantized tensors, by the checkpoint's
+    names, and the product with them."""
 
     @abstractmethod
     def prepare(self) -> bool:
-        """For products, once loaded. False where ``dequantize`` is the best that can be done."""
+        """Convert the loaded tensors to the form that ``linear`` needs. Returns False if there is
+        no kernel for them, and the layer should use ``dequantize`` instead."""
 
     @abstractmethod
     def dequantize(self) -> torch.Tensor:
         """[out_features, in_features] of the layer's dtype."""
 
     def rounds(self, num_rows: int) -> bool:
-        """Whether ``linear`` rounds so many rows to FP8, and takes them so. Once prepared."""
+        """Whether ``linear`` rounds its input to FP8 for this number of rows; it then also takes
+        input that is rounded already. Only once prepared."""
         return False
 
     @abstractmethod
     def linear(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x @ dequantize().T + bias``; x: [rows, in_features]. Once prepared."""
+        """``x @ dequantize().T + bias``: [rows, out_features]. x: [rows, in_features]. Only once
+        prepared."""
 
     @abstractmethod
     def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
-        """Weights like this one, of experts, as one. Once all are prepared."""
+        """The weights of all experts of a layer, of which this is one, as one operand. Only once
+        all are prepared."""
 
     def gated_linear(
         self, x: Activations, bias: torch.Tensor | None, *, round_out: bool = False
     ) -> Activations:
-        """``silu_mul`` of ``linear``. round_out: the result may be rounded to FP8."""
+        """``silu_mul`` of ``linear``. round_out: the result may be returned rounded to FP8."""
         out = self.linear(x, bias)
         return rounded.silu_mul(out) if round_out else ops.silu_mul(out)
 
@@ -101,11 +108,12 @@ class Linear(Module):
         self.packed: PackedLinear | None = None
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
-        """weight: what stands for the weight of a linear layer."""
+        """Replace the weight, before it is loaded. weight: makes the quantized weight for a
+        layer."""
         self.quantized = weight(self)
 
     def children(self) -> Iterator[tuple[str, Module | Weight]]:
-        """The tensors of a quantized weight stand in the checkpoint where the weight would."""
+        """A quantized weight's tensors have the place of the weight in the checkpoint."""
         if self.quantized is None:
             yield from super().children()
             return
@@ -114,9 +122,10 @@ class Linear(Module):
             yield "bias", self.bias
 
     def load(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """From tensors in place of a checkpoint's; a quantized weight must be rounded as it loads.
+        """Load given tensors instead of a checkpoint's. Only for a layer of one part, and for
+        weights that are quantized while they load.
 
-        Of one part, weight: [out_features, in_features].
+        weight: [out_features, in_features]; bias: [out_features].
         """
         (part,) = self.parts
         for path, target in self.named_weights():
@@ -135,8 +144,8 @@ class Linear(Module):
             self.weight.data = self.weight.data.new_empty(0)
 
     def rounds(self, num_rows: int) -> bool:
-        """Whether so many rows of x are rounded to FP8 before the product, in this step: what makes
-        them may do that."""
+        """Whether the input is rounded to FP8 before the product, for this number of rows in the
+        current step. If so, the operation that produces the input may round it."""
         return (
             self.quantized is not None
             and not self._is_added_to
@@ -145,7 +154,8 @@ class Linear(Module):
         )
 
     def __call__(self, x: Activations) -> torch.Tensor:
-        """x: [rows, in_features], rounded only where it ``rounds`` them."""
+        """[rows, out_features]. x: [rows, in_features], rounded to FP8 only if this layer
+        ``rounds`` so many rows."""
         if self.addition is None or not isinstance(x, torch.Tensor):
             return self._product(x)
         return self._with(self.addition, x)
@@ -159,10 +169,10 @@ class Linear(Module):
         return self.products.linear(x, self.weight.data, self._bias())
 
     def gated(self, x: Activations, reader: Linear | None = None) -> Activations:
-        """``silu(gate) * up`` of an output that is [gate | up].
+        """``silu(gate) * up``, where [gate | up] is the output: [rows, out_features / 2].
 
-        reader: alone reads the result, which may come rounded for it.
-        """
+        x: as for a call. reader: the only layer that reads the result; if it ``rounds`` its input,
+        the result is rounded for it."""
         if self.quantized is not None and not self._is_added_to:
             round_out = reader is not None and reader.rounds(x.shape[0])
             return self.quantized.gated_linear(x, self._bias(), round_out=round_out)
@@ -187,7 +197,7 @@ class Linear(Module):
 
 
 class TiedLinear(Module):
-    """A language model head that shares the weight of the embedding."""
+    """A language model head whose weight is that of the embedding."""
 
     def __init__(self, weight: Weight) -> None:
         self._weight = weight
@@ -205,9 +215,10 @@ class TiedLinear(Module):
         return None if self._own is None else self._own.quantized
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
-        """Multiply with a quantized copy. The embedding stays as it is: few of its rows are read.
+        """Multiply with a quantized copy. The embedding itself stays unquantized: a step reads only
+        a few of its rows.
 
-        weight: one that is loaded from a plain weight.
+        weight: makes a weight that is quantized while it loads.
         """
         (vocab_size, hidden_size), data = self._weight.data.shape, self._weight.data
         self._own = Linear(
@@ -231,7 +242,7 @@ class TiedLinear(Module):
 
 
 def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
-    """The fastest product for the weight; None: torch's own."""
+    """The weight in the form of the fastest kernel for it; None: torch's own product is used."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
     if cpu.available():

@@ -30,6 +30,8 @@ _LATENT_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLAConfig:
+    """The dimensions of latent attention, by the names of the checkpoint's config.json."""
+
     q_lora_rank: int | None
     """Rank of the queries' latent; None if they have none."""
     kv_lora_rank: int

@@ -14,6 +14,8 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 class GatedMLP(Module):
+    """A gated feed-forward block: [num_tokens, hidden] to the same shape."""
+
     def __init__(
         self,
         hidden_size: int,

@@ -41,6 +41,8 @@ class RouterConfig:
 
 
 class Router(Module):
+    """Scores the experts for each token, and chooses the best."""
+
     def __init__(
         self, config: RouterConfig, hidden_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -162,6 +164,8 @@ class Experts(Module):
 
 
 class SparseMoE(Module):
+    """The experts of each token, weighted and summed up, and shared experts beside them."""
+
     reader: ClassVar[None] = None
     """No single layer reads the input: many do."""
 

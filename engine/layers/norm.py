@@ -12,6 +12,8 @@ from kernels.rounded import Activations
 
 
 class RMSNorm(Module):
+    """``x / sqrt(mean(x^2) + eps) * weight`` (arXiv 1910.07467)."""
+
     def __init__(
         self, hidden_size: int, eps: float, *, dtype: torch.dtype, device: torch.device
     ) -> None:

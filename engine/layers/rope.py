@@ -19,6 +19,8 @@ SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
+    """The frequencies of a rotary embedding (arXiv 2104.09864)."""
+
     theta: float = 10000.0
     scaling: str = "default"
     """One of ``SCALINGS``."""

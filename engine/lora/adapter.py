@@ -27,6 +27,8 @@ _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weig
 
 @dataclass(frozen=True, slots=True)
 class LowRankPair:
+    """What an adapter adds to one weight: ``up @ down``."""
+
     down: torch.Tensor
     """[rank, in_features]"""
     up: torch.Tensor

@@ -32,6 +32,8 @@ _CHANGES_BASE = ("pissa", "olora", "corda")
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What adapter_config.json says, in PEFT's format."""
+
     r: int
     lora_alpha: float
     target_modules: list[str] | str

@@ -1,4 +1,4 @@
-"""Where in a model an adapter's matrices can go."""
+"""Which matrices of a model an adapter can change: PEFT's target modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _WITHOUT = ("lm_head",)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A matrix of the checkpoint: a range of the output of a ``Linear``."""
+    """One matrix of the checkpoint. Several of them may be fused in one ``Linear``."""
 
     linear: Linear
     columns: slice
+    """The output features of ``linear`` that are this matrix's."""
 
     @property
     def in_features(self) -> int:

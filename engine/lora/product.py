@@ -1,4 +1,5 @@
-"""What adapters add to the output of a linear layer: every token its own adapter's, or nothing."""
+"""What adapters add to the output of a linear layer: for each token that of its own adapter, if
+any."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ class StepAdapters:
     tiles: AdapterTiles | None = None
     """None: no token has an adapter."""
     wanted: AdapterTiles | None = None
-    """Of the tokens whose hidden states the step needs; the last layer computes no others."""
+    """The adapters of the wanted tokens alone (``StepContext.wanted``), for the last layer."""
 
     def of(self, num_tokens: int) -> AdapterTiles | None:
-        """Those of a product of so many tokens: all of the step, or the wanted ones."""
+        """The adapters for a product of ``num_tokens`` tokens: all of the step, or the wanted
+        ones."""
         if self.tiles is None or self.tiles.num_tokens == num_tokens:
             return self.tiles
         assert self.wanted is not None
@@ -34,12 +36,13 @@ class StepAdapters:
 
 
 class LowRankAddition:
-    """The adapters' share in one linear layer."""
+    """The matrices of all adapter slots for one linear layer; the layer's ``Addition``."""
 
     def __init__(
         self, matrices: LowRankMatrices, names: Mapping[str, slice], step: StepAdapters
     ) -> None:
-        """names: the places that make up the layer, in order, with their output features."""
+        """names: the places (``find_places``) that are fused in the layer, in order, with their
+        output features. step: shared by all layers."""
         self._matrices = matrices
         self._names = names
         self._step = step
@@ -91,10 +94,10 @@ class LowRankAddition:
         return ops.silu_mul(out) if gated else out
 
     def _around(self, x: torch.Tensor, product: Product, tiles: AdapterTiles) -> torch.Tensor:
-        """``product(x)``, to which the adapters' share is added in place.
+        """``product(x)``, with what the adapters add, added in place.
 
-        It is shrunk first: a product that begins early then loads weights meanwhile.
-        """
+        The shrinking runs first: a product whose kernel may start early loads its weights
+        meanwhile."""
         low = ops.shrink_low_rank(x, self._matrices, tiles)
         out = product(x)
         ops.expand_low_rank(out, low, self._matrices, tiles)

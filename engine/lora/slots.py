@@ -25,7 +25,7 @@ from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices, padded_r
 from kernels.transfer import to_device
 
 Tokens = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Rows, and how many tokens of each, [num_rows] each; the tokens are in that order."""
+"""(rows, number of tokens of each row): [num_rows] each. The step's tokens are in this order."""
 
 
 class AdapterSlots:
@@ -42,8 +42,8 @@ class AdapterSlots:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """max_loras: number of slots, and so of adapters in one step. max_graph_tokens: the most of
-        a step in a CUDA graph."""
+        """max_loras: the number of slots, and so the most adapters in one step. max_graph_tokens:
+        the most tokens of a step in a CUDA graph."""
         self.max_loras = max_loras
         self._max_rank = max_lora_rank
         self._dtype, self._device = dtype, device
@@ -60,8 +60,8 @@ class AdapterSlots:
         self._static = StaticTiles(max_graph_tokens, max_loras, device)
         num_parts = len(self._places)
         self._ranks = torch.zeros(max_loras, num_parts, dtype=torch.int32, device=device)
-        """[max_loras, num_parts]: ranks of all parts of all layers, so that one copy sets a
-        slot's."""
+        """[max_loras, num_parts]: the ranks for all parts of all layers, in one tensor, so that one
+        copy sets those of a slot."""
         self._additions = self._add_to_layers()
 
     def _add_to_layers(self) -> list[LowRankAddition]:
@@ -134,7 +134,8 @@ class AdapterSlots:
         return list(self._slots)
 
     def step_bytes(self, num_tokens: int) -> int:
-        """Most memory, in bytes, that the products of ``num_tokens`` take at any time."""
+        """The most bytes that adapters need beside the model's own activations, for a step of
+        ``num_tokens``."""
         widest = max(place.out_features for place in self._places.values())
         # A product in the model's dtype, and float32 sums over slices of the inputs.
         sums = cuda_low_rank.SLICES * 3 * padded_rank(self._max_rank) * 4
@@ -148,8 +149,8 @@ class AdapterSlots:
 
     @contextmanager
     def applied(self, tokens: Tokens, wanted: Tokens | None = None) -> Iterator[None]:
-        """Inside, a forward pass computes these tokens, each with its row's adapter. wanted: those
-        that its last layer computes alone, if it does."""
+        """A context in which a forward pass computes these tokens, each with its row's adapter.
+        wanted: the tokens that the last layer computes, if these are not all."""
         tiles, *of_wanted = (
             AdapterTiles.of(self._slots_of(rows).repeat(query_lens), self._device)
             for rows, query_lens in ((tokens,) if wanted is None else (tokens, wanted))
@@ -159,13 +160,13 @@ class AdapterSlots:
 
     @property
     def is_capturable(self) -> bool:
-        """Whether CUDA graphs can hold what the adapters add."""
+        """Whether the adapters' kernels can be captured in CUDA graphs."""
         chosen = ops.resolve("shrink_low_rank", self._device.type, self._dtype)
         return chosen is not reference.shrink_low_rank
 
     def captured(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Inside, a forward pass of ``num_tokens`` is captured, whose adapters ``send`` sets
-        later."""
+        """A context in which a forward pass of ``num_tokens`` is captured; ``send`` sets its
+        adapters before each replay."""
         return self._adding(self._static.of(num_tokens))
 
     def send(self, rows: npt.NDArray[np.int64], num_tokens: int, num_queries: int = 1) -> None:
@@ -209,7 +210,7 @@ class AdapterSlots:
 
     def _fill(self, slot: int, adapter: Adapter) -> None:
         self.num_swaps += 1
-        # On the steps' stream, so that a step in flight still reads the old content.
+        # The copies are ordered on the steps' stream: a step in flight still reads the old content.
         ranks = [rank for added in self._additions for rank in added.fill(slot, adapter.pairs)]
         self._ranks[slot].copy_(to_device(np.array(ranks, np.int32), self._device))
 

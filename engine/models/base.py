@@ -34,6 +34,8 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True)
 class MoEConfig:
+    """The mixture of experts of a model's layers."""
+
     router: RouterConfig
     intermediate_size: int
     """Width of one expert."""
@@ -45,7 +47,8 @@ class MoEConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the code needs of a checkpoint's config.json."""
+    """What a native model is built from: the fields of a checkpoint's config.json, checked, and
+    with the same names for all families."""
 
     architecture: str
     vocab_size: int
@@ -113,7 +116,7 @@ class ModelConfig:
 
 
 class ModelFacts(Protocol):
-    """What the runner has to know about a model, whichever implementation it is."""
+    """What the runner needs to know about a model, native or run by transformers."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -142,8 +145,7 @@ class Model(Module, ABC):
     """A decoder."""
 
     is_capturable: bool = True
-    """Whether the model never waits for results on the host, so that CUDA graphs can capture its
-    steps."""
+    """Whether its steps can be captured in CUDA graphs: the host never waits for a result."""
 
     @abstractmethod
     def __init__(
@@ -175,7 +177,8 @@ class Model(Module, ABC):
 
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """The final, normed hidden states: [num_wanted, hidden]. token_ids: [num_tokens] int64."""
+        """The hidden states after the last layer and the final norm, for the wanted tokens of the
+        step (``StepContext.wanted``): [num_wanted, hidden]. token_ids: [num_tokens] int64."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

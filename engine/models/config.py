@@ -169,7 +169,7 @@ class _GenerationConfigFile(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-_File = TypeVar("_File", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 def read_architecture(model_dir: Path) -> str:
@@ -177,7 +177,7 @@ def read_architecture(model_dir: Path) -> str:
     if not model_dir.is_dir():
         raise ModelLoadError(f"model folder {str(model_dir)!r} does not exist: check the path")
     path = model_dir / "config.json"
-    architectures: list[str] | None = _read(path, _Architecture).architectures
+    architectures = _read(path, _Architecture).architectures
     if not architectures:
         raise ModelLoadError(f"{path}: architectures: is missing or empty")
     return architectures[0]
@@ -262,7 +262,8 @@ def _check_rotation(rope: RopeConfig, head_dim: int) -> None:
             raise ValueError(f"rope scaling: {name} has {given} numbers, not {rotary_dim // 2}")
 
 
-def _read(path: Path, kind: type[_File] | type[dict[str, Any]]) -> Any:
+def _read(path: Path, kind: type[T]) -> T:
+    """A JSON file as ``kind``. Raises ``ModelLoadError`` naming the file and what is wrong."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:

@@ -30,6 +30,8 @@ from kernels.rounded import Activations
 
 
 class LlamaDecoderLayer(Module):
+    """Attention and feed-forward block, each behind a norm and with a residual connection."""
+
     norm_class: ClassVar[type[RMSNorm]] = RMSNorm
     qk_norm: ClassVar[type[RMSNorm] | None] = None
     fused_checkpoint: ClassVar[bool] = False
@@ -87,8 +89,9 @@ class LlamaDecoderLayer(Module):
         cos_sin: torch.Tensor,
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes x + residual as input, and returns two tensors whose sum is the output, for the
-        wanted tokens only. So each addition is fused into the next norm."""
+        """The input is ``x + residual`` (``x`` alone if ``residual`` is None), [num_tokens, hidden]
+        each. Returns two tensors whose sum is the output, [num_wanted, hidden] each: so every
+        addition is fused into the norm that follows. cos_sin: see ``ops.rope_and_cache``."""
         normed = self.input_layernorm.into(self.self_attn.reader, x, residual)
         residual = step.kept(x if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step)
@@ -97,7 +100,8 @@ class LlamaDecoderLayer(Module):
 
     @property
     def feed_forward_reader(self) -> Linear | None:
-        """The only layer that reads the input of ``feed_forward``."""
+        """The only linear layer that reads the input of ``feed_forward``; None if there are
+        several."""
         return self.mlp.reader
 
     def feed_forward(self, x: Activations) -> torch.Tensor:
@@ -105,6 +109,8 @@ class LlamaDecoderLayer(Module):
 
 
 class LlamaModel(Module):
+    """The embedding, the layers, and the final norm."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -133,8 +139,9 @@ class LlamaModel(Module):
             table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
             self._tables = [self.cos_sin if window is None else table for window in config.windows]
         self._whole: FusedDecoder | PersistentLayers | None = None
-        """All layers as one kernel, for steps that it serves."""
+        """All layers as one kernel, for the steps that it ``serves``; set by ``pack``."""
         self._joined: list[JoinedLayer] | None = None
+        """All layers as two calls each, for eager steps; set by ``pack``."""
 
     def pack(self) -> None:
         super().pack()
@@ -150,6 +157,7 @@ class LlamaModel(Module):
         return self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
 
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """As ``Model.hidden_states``."""
         x = self.embed_tokens(token_ids)
         if self._whole is not None and self._whole.serves(step):
             return step.kept(self._whole(x, step))
@@ -164,12 +172,14 @@ class LlamaModel(Module):
         return self.norm(x, residual)
 
     def _joined_in(self, step: StepContext) -> list[JoinedLayer] | None:
-        """The layers joined, if they are in this step."""
+        """The joined layers, if they serve this step."""
         joined = self._joined if step.is_eager else None
         return joined if joined and all(layer.serves(step) for layer in joined) else None
 
 
 class ForCausalLM(Model):
+    """A decoder with a language model head. Families differ in ``layer_class``."""
+
     layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
 
     def __init__(

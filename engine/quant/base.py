@@ -1,4 +1,4 @@
-"""What every quantization of weights offers, and putting it in the place of a model's weights."""
+"""The interface of weight quantizations, and how they replace the weights of a model."""
 
 from __future__ import annotations
 
@@ -20,40 +20,43 @@ class CheckpointQuantization(ABC):
     """How the linear layers of one checkpoint are stored."""
 
     is_online: bool = False
-    """The checkpoint is not quantized; its weights are while they load."""
+    """Whether the checkpoint is not quantized, and its weights are quantized while they load."""
     skipped: Sequence[str] = ()
-    """Ends of the names of tensors that a checkpoint may hold and nobody needs."""
+    """Suffixes of the names of tensors that a checkpoint may hold but are not needed."""
 
     @abstractmethod
     def of(self, name: str) -> Quantization | None:
         """How a layer is stored, by its name in the checkpoint; None: not quantized."""
 
     def skips(self, tensor: str, known: Callable[[str], bool]) -> bool:
-        """known: whether the model has a place for a tensor of this name."""
+        """Whether to ignore a tensor of the checkpoint. known: tells whether the model has a weight
+        of this name."""
         return tensor.endswith(tuple(self.skipped)) and not known(tensor)
 
 
 class Quantization(CheckpointQuantization):
-    """One way to store linear layers, in most checkpoints that of all of them."""
+    """One format of quantized linear layers. In most checkpoints all layers have the same."""
 
     unquantized: Sequence[str] = ()
-    """Layers left alone: whole components of their checkpoint names, or ``re:`` and a regex."""
+    """Patterns of layers that are not quantized, see ``matches``."""
 
     @abstractmethod
     def weight(self, linear: Linear) -> QuantizedWeight:
-        """For a layer whose own weight is not loaded. ``ValueError`` says what does not fit."""
+        """The quantized weight for a layer whose own weight was not loaded. Raises ``ValueError``
+        saying what does not fit."""
 
     def of(self, name: str) -> Quantization | None:
         return None if any(matches(pattern, name) for pattern in self.unquantized) else self
 
 
 def quantize(model: Module, quantization: CheckpointQuantization) -> None:
-    """Before the weights are loaded. ``ModelLoadError`` names a layer that cannot be quantized."""
+    """Replace the weights of a model by quantized ones; call it before they are loaded. Raises
+    ``ModelLoadError`` naming a layer that cannot be quantized."""
     for path, module in _named_modules(model):
         if not isinstance(module, Quantizable):
             continue
         if isinstance(module, UpProjection) and quantization.is_online:
-            continue  # It would be rounded only to be dequantized.
+            continue  # It is dequantized after loading: quantizing it would only lose precision.
         of_layer = _all_alike(quantization, path, module)
         if of_layer is None:
             continue
@@ -66,7 +69,8 @@ def quantize(model: Module, quantization: CheckpointQuantization) -> None:
 def _all_alike(
     quantization: CheckpointQuantization, path: str, module: Quantizable
 ) -> Quantization | None:
-    """How the matrices that ``module`` is made of are stored."""
+    """The quantization of the checkpoint's matrices that are fused in ``module``; None for none.
+    Raises ``ModelLoadError`` if they differ."""
     parts = module.weight.parts
     names = [checkpoint_name(f"{path}.weight", part) for part in parts]
     chosen = {quantization.of(name.removesuffix(".weight")) for name in names}
@@ -86,7 +90,8 @@ def _named_modules(module: Module, prefix: str = "") -> Iterator[tuple[str, Modu
 
 
 def matches(pattern: str, name: str) -> bool:
-    """pattern: whole components of a layer's name in the checkpoint, or ``re:`` and a regex."""
+    """Whether a pattern of a checkpoint's config selects a layer: by ``re:`` and a regular
+    expression, or by whole components of its name, such as ``self_attn`` or ``layers.0.mlp``."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     return pattern == name or f".{pattern}." in f".{name}."

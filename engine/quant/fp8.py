@@ -1,9 +1,9 @@
-"""FP8 weights (e4m3) with one scale an output channel or tensor (arXiv 2209.05433).
+"""FP8 weights (e4m3) with one scale for each output channel or for the tensor (arXiv 2209.05433).
 
-Either a checkpoint's own, or rounded while a 16-bit checkpoint loads. On a GPU activations are
-scaled by token and rounded alike where tensor cores for FP8 pay off; a CPU computes with the
-dequantized weights. A checkpoint's own static scales of activations are not needed for that.
-"""
+Either a checkpoint's own, or rounded while a 16-bit checkpoint loads. On a GPU, activations are
+rounded to FP8 as well, with a scale for each token, where products in FP8 are faster. A CPU
+computes with dequantized weights. Static scales of activations in a checkpoint are not needed, and
+ignored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from kernels.rounded import Activations
 
 FP8 = torch.float8_e4m3fn
 _FEATURES = 16
-"""A multiple of so many is what kernels multiply with."""
+"""The kernels need a multiple of this many output features."""
 
 
 class Fp8(Quantization):
+    """Weights with a scale for each channel or for each tensor."""
+
     skipped = (".input_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale")
 
     def __init__(
@@ -35,8 +37,9 @@ class Fp8(Quantization):
         activations: bool = True,
         unquantized: Sequence[str] = (),
     ) -> None:
-        """online: the checkpoint is not quantized. per_tensor: its scales are, not per channel.
-        activations: round activations, too, where that is faster."""
+        """online: the checkpoint is not quantized. per_tensor: a checkpoint's scales are per
+        tensor, not per channel. activations: round activations to FP8, too, where that is faster.
+        unquantized: as the field of ``Quantization``."""
         self.is_online, self._per_tensor, self._activations = online, per_tensor, activations
         self.unquantized = unquantized
 
@@ -47,13 +50,17 @@ class Fp8(Quantization):
 
 
 class _Fp8Product(QuantizedWeight):
+    """The products with an FP8 weight, from a checkpoint or rounded."""
+
     weight: Weight
+    """[features, in_features] in FP8; rows beyond the features are padding."""
 
     def __init__(self, linear: Linear, *, activations: bool) -> None:
         self._dtype = linear.dtype
         self._activations = activations
         self._features = sum(linear.parts.values())
-        # Vocabularies come in any size. Parts are halves of a gated product, and stay together.
+        # A head may have any number of features, so it is padded. A layer of several parts is not:
+        # its halves may be [gate | up].
         rows = self._features
         if len(linear.parts) == 1:
             rows = -(-rows // _FEATURES) * _FEATURES
@@ -62,7 +69,7 @@ class _Fp8Product(QuantizedWeight):
     @property
     @abstractmethod
     def scale(self) -> torch.Tensor:
-        """[rows, 1] float32, as many as the weight has: those beyond the features are padding"""
+        """[rows, 1] float32, with as many rows as the weight, padding included."""
 
     def prepare(self) -> bool:
         return quantized.serves(self.weight.data)
@@ -77,14 +84,14 @@ class _Fp8Product(QuantizedWeight):
         return Fp8Experts(torch.stack(data).view(FP8), torch.stack(scales))
 
     def _empty(self, device: torch.device) -> torch.Tensor:
-        """For the weight; its padding is zero."""
+        """Memory for the weight, whose padding is zero."""
         data = torch.empty(self._shape, dtype=FP8, device=device)
         data[self._features :].view(torch.uint8).zero_()
         return data
 
     @property
     def _rows(self) -> torch.Tensor:
-        """Without padding."""
+        """The weight without padding."""
         return self.weight.data[: self._features]
 
     @property
@@ -120,7 +127,7 @@ class _Fp8Product(QuantizedWeight):
 
 
 class Fp8Weight(_Fp8Product):
-    """A checkpoint's."""
+    """The FP8 weight and scales of a checkpoint."""
 
     def __init__(self, linear: Linear, *, per_tensor: bool, activations: bool) -> None:
         super().__init__(linear, activations=activations)
@@ -135,7 +142,8 @@ class Fp8Weight(_Fp8Product):
 
 
 class OnlineFp8Weight(_Fp8Product):
-    """Rounded as it is loaded: the 16-bit weight is never there as a whole."""
+    """A 16-bit weight that is rounded part by part while it loads: it is never in memory as a
+    whole."""
 
     def __init__(self, linear: Linear, *, activations: bool) -> None:
         super().__init__(linear, activations=activations)
@@ -147,7 +155,8 @@ class OnlineFp8Weight(_Fp8Product):
 
 
 class DrawnFp8(Weight):
-    """Random for measurements: of a normal distribution, to be scaled."""
+    """A weight that can be drawn at random, for measurements: normally distributed before
+    scaling."""
 
     def draw(self, deviation: float, generator: torch.Generator) -> None:
         wide = torch.empty(self.data.shape, dtype=torch.bfloat16, device=self.data.device)
@@ -155,6 +164,8 @@ class DrawnFp8(Weight):
 
 
 class _Rounded(Weight):
+    """Rounds what it loads, and keeps the scales."""
+
     __slots__ = ("scale",)
 
     def __init__(self, data: torch.Tensor, parts: Mapping[str, int]) -> None:
@@ -178,7 +189,7 @@ class _Rounded(Weight):
 
 
 class ChannelScale(Weight):
-    """One for each row."""
+    """Scales of a checkpoint, one for each row: [rows, 1] float32."""
 
     def shapes(self, part: str) -> list[list[int]]:
         rows = len(self.part(part))
@@ -192,7 +203,7 @@ class ChannelScale(Weight):
 
 
 class TensorScale(ChannelScale):
-    """One for all rows of a part."""
+    """Scales of a checkpoint, one for all rows of a part."""
 
     def shapes(self, part: str) -> list[list[int]]:
         return [[], [1]]

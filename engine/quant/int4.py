@@ -27,6 +27,8 @@ PER_WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class UnpackedInt4:
+    """An INT4 weight in a form that is independent of the checkpoint's layout."""
+
     nibbles: torch.Tensor
     """[out, in] uint8, in [0, 15]"""
     scales: torch.Tensor
@@ -34,12 +36,12 @@ class UnpackedInt4:
     zeros: torch.Tensor
     """[out, groups] uint8, in [0, 16]"""
     groups: torch.Tensor | None = None
-    """[parts, in] int32: which group each input belongs to, for each part of the rows. None: as
-    many neighbours as there are make a group."""
+    """[parts, in] int32: the group of each input, for each part of the rows (GPTQ's g_idx). None:
+    consecutive inputs make a group."""
 
 
 class Int4Weight(QuantizedWeight):
-    """A subclass adds the checkpoint's tensors."""
+    """An INT4 weight; a subclass for each layout adds the checkpoint's tensors."""
 
     def __init__(self, linear: Linear, group_size: int) -> None:
         self._dtype = linear.dtype
@@ -53,11 +55,12 @@ class Int4Weight(QuantizedWeight):
                 raise ValueError(f"{size} features are no multiple of {PER_WORD}")
         self.num_groups = self.in_features // self.group_size
         self._packed: list[quantized.Int4Matrix] = []
-        """One, or where the inputs of parts are in different orders one for each part."""
+        """Filled by ``prepare``: one matrix, or one for each part if their inputs are in different
+        orders."""
 
     @abstractmethod
     def unpack(self) -> UnpackedInt4:
-        """The checkpoint's tensors, which are given up with this call."""
+        """Unpack the checkpoint's tensors; they are not used any more after this call."""
 
     def prepare(self) -> bool:
         data = next(self.named_weights())[1].data
@@ -79,8 +82,8 @@ class Int4Weight(QuantizedWeight):
         return quantized.Int4Matrix.of(nibbles, scales, zeros, order)
 
     def _ordered_parts(self, unpacked: UnpackedInt4) -> list[tuple[slice, torch.Tensor | None]]:
-        """Rows whose inputs are in one order, and the group of each input there; None: neighbours
-        make groups."""
+        """(rows, groups) of the parts whose inputs are in one order. groups: [in], the group of
+        each input; None: consecutive inputs make a group."""
         groups = unpacked.groups
         if groups is None:
             return [(slice(0, self.out_features), None)]
@@ -89,7 +92,7 @@ class Int4Weight(QuantizedWeight):
         return list(zip(self._rows(), groups, strict=True))
 
     def _rows(self) -> list[slice]:
-        """Of each part."""
+        """The rows of each part."""
         ends = list(accumulate(self._parts.values()))
         return [slice(*ends) for ends in pairwise([0, *ends])]
 
@@ -110,7 +113,7 @@ class Int4Weight(QuantizedWeight):
         experts = [weight for weight in weights if isinstance(weight, Int4Weight)]
         matrices = [expert._packed[0] for expert in experts]
         ordered = any(matrix.order is not None for matrix in matrices)
-        if ordered or self.group_size % 32:  # The grouped product takes neither.
+        if ordered or self.group_size % 32:  # The kernel for experts supports neither.
             return torch.stack([expert._dequantized() for expert in experts])
         return Int4Experts(
             torch.stack([matrix.packed for matrix in matrices]),
@@ -156,6 +159,8 @@ class PackedWeight(Weight):
 
 
 class GroupScale(Weight):
+    """The scales of groups."""
+
     def draw(self, deviation: float, generator: torch.Generator) -> None:
         self.data.fill_(deviation / 4)
 

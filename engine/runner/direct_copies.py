@@ -1,7 +1,7 @@
-"""Swapping with one kernel launch: the GPU reads and writes pinned host memory itself.
+"""Swapping with one kernel launch: the kernel reads or writes pinned host memory itself.
 
-Otherwise every tensor of the cache is gathered by a launch of its own, and every block copied by
-one more.
+Without it, each tensor of the cache is gathered by a launch of its own, and each block is copied by
+another.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from kernels import cuda
 from kernels.transfer import to_device
 
 MAX_CTAS = 16
-"""Enough to saturate the bus, few enough to leave room for the forward pass that runs beside
-them."""
+"""Enough to saturate the bus, and few enough to leave SMs for the forward pass that runs
+meanwhile."""
 _UNIT = 16
 """Bytes that a thread copies at once."""
 
 
 class DirectCopies:
+    """Copies blocks between the tensors of a cache and rows of host memory."""
+
     def __init__(self, tensors: Sequence[torch.Tensor], host: torch.Tensor) -> None:
-        """Only where ``serves`` says so. tensors: [num_cache_blocks, bytes of a block] uint8 each.
-        host: pinned, [num_blocks, sum of those bytes] uint8."""
+        """tensors: for which ``serves``; [num_cache_blocks, bytes of a block] uint8 each. host:
+        pinned, [num_blocks, sum of these bytes] uint8."""
         cuda.load()
         device = tensors[0].device
         self._tensors = to_device(places(tensors), device)
         self._host_address = cuda.mapped_address(host)
         self._row_bytes = host.shape[1]
-        self._owned = tensors, host
+        self._owned = tensors, host  # Keeps the memory alive to which the addresses point.
 
     @staticmethod
     def serves(tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the kernel can copy blocks of these."""
         aligned = all(t.data_ptr() % _UNIT == 0 == t.shape[1] % _UNIT for t in tensors)
         return aligned and tensors[0].is_cuda and cuda.available()
 

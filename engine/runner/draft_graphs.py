@@ -1,9 +1,8 @@
 """Drafting as CUDA graphs: all drafts of a step in one launch.
 
-A graph runs the network over the last known tokens of each sequence, of which at most the last few
-lack their keys (the others get the same ones again), and then ``k - 1`` times over a token that it
-drew itself.
-"""
+A graph first runs the network over a window of the last known tokens of each sequence. Those of
+them that have keys already get the same keys again. Then it runs it ``k - 1`` times over the token
+that it drafted last."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ from kernels import cuda_sampling
 
 
 class DraftGraphs:
-    """Drawn without penalties and the like, which live on the host: that only costs hits."""
+    """Samples drafts without penalties, biases and masks, which are applied by the host's sampler:
+    that only costs acceptance, as the target applies them."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class DraftGraphs:
         self._attention = attention
         self._block_size = block_size
         self.num_drafts = num_drafts
-        """Of a sequence, at most."""
+        """The most drafts of a sequence."""
         self.window = num_drafts + 1
-        """Known tokens that a graph goes over: all that a step can add."""
+        """Known tokens that a graph runs over: as many as a step can add."""
         sizes = capture_sizes(max_num_seqs)
         self.max_batch = sizes[-1]
         self._sent = SentRows(sizes[-1], table.tokens.device)
@@ -66,9 +66,11 @@ class DraftGraphs:
         capture_all(list(self._graphs.values()), self._sent.pad)
 
     def run(self, rows: Ints, known: Ints, num_tokens: int) -> torch.Tensor:
-        """At least ``num_tokens`` drafts, at most ``num_drafts`` of each row: [num_rows, n] int64,
-        overwritten by the next run. Each row must know at least ``window`` tokens, lack keys of no
-        others, and have slots for ``num_drafts``."""
+        """Draft n tokens for each row, ``num_tokens <= n <= num_drafts``: [num_rows, n] int64,
+        which the next run overwrites.
+
+        known: tokens of each row, at least ``window``. All but the last ``window`` of them must
+        have keys, and the row must have slots for ``num_drafts`` tokens behind them."""
         self._sampler.table()
         graphs = self._graphs[min(n for n in self._graphs if n >= min(num_tokens, self.num_drafts))]
         size = graphs.size_for(len(rows))
@@ -94,7 +96,8 @@ class DraftGraphs:
         num_queries: int,
         features: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``features``: None for those of computed tokens."""
+        """Run the network over ``num_queries`` tokens of each row, from ``computed`` on. features:
+        None to read them from the cache."""
         size = len(rows)
         buffers.look_up(rows, computed)
         token_ids, positions, slots = buffers.tokens(size)
@@ -108,7 +111,7 @@ class DraftGraphs:
         return self._network.hidden_states(token_ids, features, step)
 
     def _slots_before(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Of the position before each, -1 before the first and for padding."""
+        """The slot of the position before each; -1 before the first position and for padding."""
         before = (positions - 1).clamp(min=0)
         blocks = self._table.block_table[rows.clamp(min=0), before // self._block_size].long()
         slots = blocks * self._block_size + before % self._block_size

@@ -1,4 +1,4 @@
-"""Which slots of the KV cache hold keys of a draft network, too."""
+"""For which tokens the keys of a draft network are in its KV cache already."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from engine.scheduler.plan import StepPlan
 
 
 class DraftedSlots:
-    """Host-side bookkeeping, by row for what runs and by block for what is shared.
+    """Counts on the host, for each row and for each block.
 
-    The keys of a block are made in order, so a number says how many it has. A prefix that another
-    request left is known by its blocks; a block that changes hands starts at zero.
-    """
+    A draft network computes its keys later than the target, and in order. So one number per row
+    says how many leading tokens have them, and one per block says how many leading slots do. From
+    the blocks follows what a new row has, if its prefix was cached. A block that is handed out anew
+    starts at zero."""
 
     def __init__(self, num_blocks: int, block_size: int, max_num_rows: int) -> None:
         self._block_size = block_size
         self._filled = [0] * num_blocks
-        """Leading slots of each block that are made."""
+        """Leading slots of each block that have keys."""
         self._blocks: list[list[int]] = [[] for _ in range(max_num_rows)]
+        """Block ids of each row."""
         self._starts = [0] * max_num_rows
-        """Leading places of each row that are made."""
+        """Leading tokens of each row that have keys: drafting starts behind them."""
         self._changed: set[int] = set()
-        """Rows of which that is not checked against a chunk yet."""
+        """Rows whose start was set since their last chunk, see ``apply``."""
         self._new: list[tuple[int, list[int]]] = []
-        """As in plans; rows and blocks have not heard of it yet. Where nobody drafts there is no
-        hurry."""
+        """``new_blocks`` of plans that are not added to ``_blocks`` yet: that is done only when the
+        network drafts."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Rows and blocks change hands; slots that the plan's chunks compute are not made yet."""
+        """Follow a plan's changes to rows and blocks. The slots that its chunks write have no keys
+        of the network yet."""
         if plan.admissions:
             self._grow()
             self._admit(plan)
@@ -38,12 +41,12 @@ class DraftedSlots:
             return
         for chunk in plan.chunks:
             if chunk.row in self._changed:
-                # A token that was a draft last time may be another now.
+                # Keys made for drafts are wrong where another token was sampled instead.
                 self._cut(chunk.row, chunk.num_computed_tokens + 1)
                 self._changed.remove(chunk.row)
 
     def _grow(self) -> None:
-        """Blocks change hands."""
+        """Add the new blocks of past plans to their rows; they have no keys."""
         filled = self._filled
         for row, block_ids in self._new:
             self._blocks[row] += block_ids
@@ -66,6 +69,7 @@ class DraftedSlots:
             self._changed.add(admission.row)
 
     def _leading(self, blocks: Sequence[int]) -> int:
+        """How many leading tokens in these blocks have keys."""
         count = 0
         for block_id in blocks:
             count += self._filled[block_id]
@@ -78,17 +82,17 @@ class DraftedSlots:
             self._starts[row] = end
 
     def room(self, row: int) -> int:
-        """Slots that the row has."""
+        """Slots in the row's blocks."""
         if self._new:
             self._grow()
         return len(self._blocks[row]) * self._block_size
 
     def start(self, row: int) -> int:
-        """Leading places of the row that are made."""
+        """Leading tokens of the row that have keys."""
         return self._starts[row]
 
     def fill(self, rows: Ints, ends: Ints) -> None:
-        """The places of each row up to ``ends`` are made now."""
+        """Keys of the tokens up to ``ends`` of each row are in the cache now."""
         if self._new:
             self._grow()
         self._changed.update(rows.tolist())

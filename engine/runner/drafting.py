@@ -24,18 +24,18 @@ from engine.spec.draft_network import ChainNetwork, ParallelNetwork
 from kernels.transfer import to_device
 
 _WARM_UP_LENGTHS = 12, 24, 48, 160
-"""Of prompts, as in ``runner``."""
+"""Lengths of prompts, as in ``runner``."""
 
 
 class Drafting(ABC):
-    """What the runner does for drafts, with the table and the sampler that it has anyway.
+    """Runs a draft network for the runner, with the runner's row table and sampler.
 
-    Drafts are drawn as the target draws: by the same parameters and the same noise of (seed,
-    position), so that the two agree as often as their distributions let them.
-    """
+    Drafts are sampled like the target's tokens: with the request's parameters, and with the same
+    noise of (seed, position). So both choose the same token as often as their distributions allow
+    (see ``engine.spec.rejection``)."""
 
     num_lookahead_tokens: int = 0
-    """Slots behind the known tokens that it writes to."""
+    """Slots behind the known tokens of a request that the network writes to."""
 
     def __init__(
         self, features: FeatureCache | None, table: RowTable, sampler: Sampler, block_size: int
@@ -47,42 +47,47 @@ class Drafting(ABC):
         self._block_size = block_size
 
     def apply(self, plan: StepPlan) -> None:
-        """Hear what a plan does to rows and blocks, before its forward pass. What it does to
-        memory, others do."""
+        """Follow a plan's changes to rows and blocks, before its forward pass. (The runner itself
+        copies the contents of blocks.)"""
         if self._features is not None:
             self._holes.apply(plan)
 
     def _fill_holes(self, asked: Sequence[tuple[int, int]]) -> None:
-        """Where no features were kept there are none: zeros, as for the first place of all."""
+        """Write zeros in place of features that were not kept. asked: as for ``draft``."""
         holes = self._holes.take([row for row, _ in asked])
         if holes and self._features is not None:
             rows = [np.full(end - start, row) for row, start, end in holes]
-            places = [np.arange(start, end) for _, start, end in holes]
-            self._features.clear(self._slots(np.concatenate(rows), np.concatenate(places)))
+            positions = [np.arange(start, end) for _, start, end in holes]
+            self._features.clear(self._slots(np.concatenate(rows), np.concatenate(positions)))
 
     @abstractmethod
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int
     ) -> list[list[int]] | torch.Tensor:
-        """At most ``num_tokens`` tokens for each (row, number of known tokens), which the table has
-        at their places, too. A tensor, [len(asked), num_tokens] int64 on the device, is overwritten
-        by the next call, in stream order."""
+        """At most ``num_tokens`` drafts for each (row, number of known tokens). They are also
+        written to the row table, at their positions.
+
+        Returns token ids, or a tensor [len(asked), num_tokens] int64 on the device, which the next
+        call overwrites, in stream order.
+        """
 
     @abstractmethod
     def rehearse(self, batch: int, num_tokens: int) -> None:
-        """Do the work of ``draft`` for so many requests, to be timed. Before the first plan: it
-        writes where nobody has anything."""
+        """Do the work of ``draft`` for ``batch`` requests, to be timed. Only before the first plan:
+        it writes to rows and blocks that nobody holds yet."""
 
     def warm_up(self) -> None:
-        """Do what follows prompts: the first time takes longer. Before the first plan."""
+        """Do what drafting after a prompt does, because the first time takes longer. Only before
+        the first plan."""
         self.rehearse(1, 1)
 
     def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
-        """[num_rows] int64; in the table they are at their positions, too."""
+        """Sample drafts, and write them to the row table: [num_rows] int64. logits: [num_rows,
+        vocab]."""
         return self._sampler.sample_into(self._table.tokens, logits, rows, positions, None)
 
     def _slots(self, rows: Ints, positions: Ints) -> torch.Tensor:
-        """Of these positions, -1 for position -1: [n] int64 on the device."""
+        """The slots of these positions: [n] int64 on the device; -1 for position -1."""
         at = to_device(np.stack((rows, positions)), self._table.tokens.device)
         blocks = self._table.block_table[at[0], at[1].clamp(min=0) // self._block_size].long()
         slots = blocks * self._block_size + at[1] % self._block_size
@@ -120,11 +125,11 @@ class ParallelDrafting(Drafting):
 
 
 class ChainDrafting(Drafting):
-    """EAGLE heads and draft models: token after token, over keys of their own.
+    """EAGLE heads and draft models: token after token, with a KV cache of their own.
 
-    The keys of a token need its feature and those before it, which are at hand for every token
-    that the target has computed. So they are made late: when drafts are asked for, for all places
-    since the last time. Steps without drafts cost nothing.
+    The features of all tokens that the target has computed are at hand. So the network computes its
+    keys late, when drafts are asked for, for all tokens since the last time (``_catch_up``). Steps
+    without drafts take no time for the network.
     """
 
     def __init__(
@@ -141,7 +146,7 @@ class ChainDrafting(Drafting):
         max_num_tokens: int,
         num_lookahead_tokens: int,
     ) -> None:
-        """max_num_tokens: in one pass over known tokens."""
+        """max_num_tokens: the most tokens of one pass, when catching up with known tokens."""
         super().__init__(features, table, sampler, block_size)
         self.num_lookahead_tokens = num_lookahead_tokens
         self._network = network
@@ -163,7 +168,7 @@ class ChainDrafting(Drafting):
             rows, known = np.array(asked, np.int64).T
             return self._replay(self._graphs, rows, known, num_tokens)
         drafts: list[list[int]] = [[] for _ in asked]
-        # Without a slot for the last known token there is nowhere to begin.
+        # The last known token needs a slot, where the network writes its key.
         able = [i for i, (row, known) in enumerate(asked) if self._drafted.room(row) >= known]
         if not able or num_tokens == 0:
             return drafts
@@ -213,7 +218,8 @@ class ChainDrafting(Drafting):
     def _chain(
         self, members: Ints, rows: Ints, known: Ints, num_tokens: int
     ) -> list[tuple[int, int]]:
-        """Drafts one launch at a time, in their order, each with its member."""
+        """Draft without a graph. Returns (member, draft) pairs; the drafts of a member are in their
+        order. members: indices into what ``draft`` was asked."""
         hidden = self._catch_up(rows, known)
         drawn = [self._draw(self._network.logits(hidden), rows, known)]
         drafted_by = [members]
@@ -234,13 +240,13 @@ class ChainDrafting(Drafting):
         return list(zip(np.concatenate(drafted_by).tolist(), values, strict=True))
 
     def _room(self, rows: Ints) -> Ints:
-        """Places that each row has for tokens that drafts follow."""
-        # A draft is written behind the token it follows, which must not be the table's last.
+        """[num_rows]: after how many leading tokens of each row the network can draft."""
+        # A token needs a slot for its key, and the table needs room for the draft behind it.
         width = self._table.tokens.shape[1]
         return np.array([min(self._drafted.room(row), width - 1) for row in rows.tolist()])
 
     def _all_fit(self, graphs: DraftGraphs, asked: Sequence[tuple[int, int]]) -> bool:
-        """As ``_fits``, of all: what most steps ask, in fewer microseconds."""
+        """Whether ``_fits`` holds for all requests. Faster, and enough for most steps."""
         room, limit, ahead = self._drafted.room, self._table.tokens.shape[1] - 1, graphs.num_drafts
         return len(asked) <= graphs.max_batch and all(
             known >= graphs.window and known + ahead - 1 <= min(room(row), limit)
@@ -267,7 +273,8 @@ class ChainDrafting(Drafting):
         return graphs.run(rows, known, num_tokens)[:, :num_tokens]
 
     def _catch_up(self, rows: Ints, known: Ints) -> torch.Tensor:
-        """Compute what known tokens lack; [num_rows, n] of the last token of each row."""
+        """Run the network over the known tokens that lack keys, and in any case over the last one.
+        Returns its output at the last known token of each row: [num_rows, n]."""
         starts = np.array([self._drafted.start(row) for row in rows.tolist()])
         starts = np.minimum(starts, known - 1)
         found: list[torch.Tensor | None] = [None] * len(rows)
@@ -296,7 +303,7 @@ class ChainDrafting(Drafting):
         return torch.stack([last for last in found if last is not None])
 
     def _within_budget(self, starts: Ints, known: Ints) -> Ints:
-        """How far each row gets in one pass."""
+        """[num_rows]: up to which token each row gets in one pass."""
         lacking = known - starts
         left = np.maximum(self._max_num_tokens - (lacking.cumsum() - lacking), 0)
         ends: Ints = starts + np.minimum(lacking, left)

@@ -1,4 +1,4 @@
-"""Which computed tokens no feature was kept of."""
+"""Which computed tokens have no feature in the cache, because their step kept none."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from engine.scheduler.plan import StepPlan
 
 
 class FeatureHoles:
-    """Host-side bookkeeping, by row. While steps keep nothing it costs nothing: what they computed
-    is looked up when the next one keeps something.
+    """Keeps the ranges of such tokens for each row, on the host. It does next to nothing in steps
+    that keep no features: the range follows from the next step that keeps some.
 
-    A block that another request inherits may have holes that nobody knows of. What stands there is
-    the feature of an older token, with which drafts are wrong more often.
+    When a block with such a range is reused for a cached prefix, the range is forgotten. Its slots
+    then hold features of older tokens, and drafts are accepted less often.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-        """Tokens that each row began with, of which features are kept in any case."""
+        """Tokens that each row was admitted with. Features of these are always kept."""
         self._begun: dict[int, int] = {}
-        """Where the hole of a row begins that may still grow."""
+        """The start of the open range of a row."""
         self._is_growing = False
+        """Whether the last step kept no features, so that ranges are open."""
         self._holes: dict[int, list[tuple[int, int]]] = {}
-        """Places from the first up to the second, of each row, in their order."""
+        """The closed ranges [start, end) of each row, in ascending order."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Hear of a plan before its forward pass."""
+        """Follow a plan, before its forward pass."""
         for row in plan.released_rows:
             self._known.pop(row, None)
             self._begun.pop(row, None)
@@ -45,14 +46,14 @@ class FeatureHoles:
                 self._begun.setdefault(chunk.row, known)
 
     def _end(self, plan: StepPlan) -> None:
-        """Of the rows that have a chunk in this plan."""
+        """Close the open ranges of the rows that have a chunk in this plan."""
         for chunk in plan.chunks:
             start = self._begun.pop(chunk.row, None)
             if start is not None and start < chunk.num_computed_tokens:
                 self._holes.setdefault(chunk.row, []).append((start, chunk.num_computed_tokens))
 
     def take(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
-        """(row, first place, place behind the last) of each hole of these rows; told once."""
+        """Returns and forgets the ranges of these rows: (row, start, end) of each."""
         if not self._holes:
             return []
         return [(row, *hole) for row in rows for hole in self._holes.pop(row, ())]

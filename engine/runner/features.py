@@ -11,31 +11,32 @@ from engine.layers.attention import StepContext
 from engine.models.base import Model
 from engine.spec.draft_network import DraftNetwork
 
-# Room for the taps of steps of up to so many tokens is made once.
-_MAX_KEPT_ROOM = 64
+# Buffers for the taps of steps of up to this many tokens are kept and reused.
+_MAX_BUFFERED_TOKENS = 64
 
 
 def keeps_taps(network: DraftNetwork, device: torch.device) -> bool:
-    """Whether what features are made of is kept in their place.
+    """Whether the cache keeps the tapped hidden states, and features are computed from them only
+    when drafts are made.
 
-    It takes more memory. But a small model on a CPU would lose a tenth of its time on features
-    that nobody asks for, as making one means reading a matrix.
+    That takes more memory. But on a CPU a small model would spend a tenth of its time on features
+    that are never read: computing one reads a whole matrix.
     """
     return bool(network.tapped_layers) and device.type == "cpu"
 
 
 def kept_size(network: DraftNetwork, device: torch.device) -> int:
-    """Numbers to keep of a token."""
+    """Numbers that the cache keeps for a token."""
     if keeps_taps(network, device):
         return len(network.tapped_layers) * network.tapped_size
     return network.feature_size
 
 
 class FeatureCache:
-    """The feature of every computed token, in the slots that its keys have in the KV cache.
+    """The feature of every computed token, in the same slot as its keys in the KV cache.
 
-    So whatever happens to a block (shared as a prefix, copied, swapped out) happens to both, and a
-    draft can start at any place of any request.
+    So whatever happens to a block (shared as a prefix, copied, swapped out) happens to keys and
+    features alike, and drafts can start at any position of any request.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class FeatureCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        # Two rows more: one of zeros for the place before the first, and one for what padding
-        # writes.
+        # Two rows more: zeros, for the position before the first token; and one that padding writes
+        # to.
         self._network = network
         self._keeps_taps = keeps_taps(network, device)
         size = kept_size(network, device)
@@ -58,17 +59,17 @@ class FeatureCache:
         """[num_blocks, block_size, size]"""
 
     def keep(self, slots: torch.Tensor, source: torch.Tensor) -> None:
-        """Of tokens just computed. slots: [num_tokens] int64, -1 for padding; source: as for
-        ``DraftNetwork.feature``."""
-        # Counted from the end, -1 is the row for padding.
+        """Store the features of tokens that were just computed. slots: [num_tokens] int64, -1 for
+        padding; source: as for ``DraftNetwork.feature``."""
+        # Index -1, the last row, is the one for padding.
         self._rows[slots] = source if self._keeps_taps else self._network.feature(source)
 
     def clear(self, slots: torch.Tensor) -> None:
-        """Nothing was kept of these tokens. slots: [num_tokens] int64."""
+        """Zero the features of tokens for which none were kept. slots: [num_tokens] int64."""
         self._rows[slots] = 0
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """[num_slots, feature_size]; zeros where a slot is -1."""
+        """The features in these slots: [num_slots, feature_size]; zeros where a slot is -1."""
         kept = self._rows[slots.masked_fill(slots < 0, self._nothing)]
         if not self._keeps_taps:
             return kept
@@ -76,24 +77,24 @@ class FeatureCache:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """For what is tapped in a step."""
+class _TapBuffer:
+    """Memory for the hidden states that are tapped in a step."""
 
     tapped: torch.Tensor
     """[num_tokens, len(tapped_layers) * tapped_size]"""
     taps: Mapping[int, torch.Tensor]
-    """The parts of it, by layer."""
+    """Views of it by layer: [num_tokens, tapped_size] each."""
 
 
 class WatchedModel(Model):
-    """The target, whose features are kept whenever it runs."""
+    """Wraps the target model: whenever it runs, the features of its tokens are kept."""
 
     def __init__(self, model: Model, network: DraftNetwork, features: FeatureCache) -> None:
         self.model = model
         self._network = network
         self._features = features
-        self._room: dict[int, _Room] = {}
-        """By the number of tokens, if that is small."""
+        self._buffers: dict[int, _TapBuffer] = {}
+        """By the number of tokens, for small numbers."""
 
     @property
     def max_one_kernel_batch(self) -> int:
@@ -105,19 +106,19 @@ class WatchedModel(Model):
             hidden = self.model.hidden_states(token_ids, replace(step, wanted=None))
             self._features.keep(step.slots, hidden)
             return step.kept(hidden)
-        room = self._room.get(len(token_ids)) or self._make_room(len(token_ids))
-        hidden = self.model.hidden_states(token_ids, replace(step, taps=room.taps))
-        self._features.keep(step.slots, room.tapped)
+        buffer = self._buffers.get(len(token_ids)) or self._make_buffer(len(token_ids))
+        hidden = self.model.hidden_states(token_ids, replace(step, taps=buffer.taps))
+        self._features.keep(step.slots, buffer.tapped)
         return hidden
 
-    def _make_room(self, num_tokens: int) -> _Room:
+    def _make_buffer(self, num_tokens: int) -> _TapBuffer:
         layers, blocks = self._network.tapped_layers, self._features.blocks
         width = len(layers) * self._network.tapped_size
         tapped = torch.empty(num_tokens, width, dtype=blocks.dtype, device=blocks.device)
-        room = _Room(tapped, dict(zip(layers, tapped.chunk(len(layers), -1), strict=True)))
-        if num_tokens <= _MAX_KEPT_ROOM:
-            self._room[num_tokens] = room
-        return room
+        buffer = _TapBuffer(tapped, dict(zip(layers, tapped.chunk(len(layers), -1), strict=True)))
+        if num_tokens <= _MAX_BUFFERED_TOKENS:
+            self._buffers[num_tokens] = buffer
+        return buffer
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)

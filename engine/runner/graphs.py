@@ -152,7 +152,7 @@ class DecodeGraphs:
         return bool(
             len(fields.rows) <= self.max_batch
             and (fields.query_lens == 1).all()
-            and (fields.num_places == 1).all()
+            and (fields.num_sampled == 1).all()
             and (self._adapters is not None or not adapted)
         )
 

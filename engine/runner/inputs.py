@@ -27,6 +27,8 @@ from kernels.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
+    """The tensors of a forward pass, and which of its logits are sampled for whom."""
+
     token_ids: torch.Tensor
     """[num_tokens] int64"""
     positions: torch.Tensor
@@ -35,14 +37,17 @@ class StepInputs:
     """[num_tokens] int64"""
     attention: AttentionBatch
     sampled_chunks: Ints
-    """[num_sampled], on the host, ascending: the chunk that each sampled place belongs to."""
+    """[num_sampled], on the host, ascending: the chunk that each sampled token belongs to."""
     samples_once_each: bool
-    """Each chunk has one such place: none of them is in the midst of a prompt, or has drafts."""
+    """Exactly one token is sampled for each chunk: no chunk ends in the middle of a prompt, and
+    none has drafts."""
     sampled_rows: Ints
+    """[num_sampled], on the host: the row of each sampled token."""
     sampled_positions: Ints
     """[num_sampled], on the host: the position of each sampled token."""
     sampled_on_device: DeviceRows | None
-    """Rows and positions of what is sampled, in device memory; None if only the host has them."""
+    """Rows and positions of the sampled tokens in device memory; None if only the host has
+    them."""
     logits_index: torch.Tensor | None
     """[num_sampled] int64: indices of the tokens whose logits are needed; None: all of them."""
 
@@ -54,9 +59,9 @@ class ChunkFields:
     rows: Ints
     computed: Ints
     query_lens: Ints
-    num_places: Ints
-    """How many places of each chunk, the last ones, are sampled: one plus one per draft, or
-    none."""
+    num_sampled: Ints
+    """After how many of each chunk's tokens, the last ones, the step samples: one plus one per
+    draft, or none."""
 
     @classmethod
     def read(cls, chunks: Sequence[Chunk]) -> ChunkFields:
@@ -74,17 +79,18 @@ class ChunkFields:
         )
         return cls(*np.ascontiguousarray(fields.T))
 
-    def of_places(self) -> ChunkFields:
-        """The chunks cut down to the places that are sampled; to the first token where nothing
-        is."""
-        places, ends = self.num_places, self.computed + self.query_lens
-        some = places > 0
+    def sampled_only(self) -> ChunkFields:
+        """The chunks cut down to the tokens whose logits are sampled. If there are none, one token
+        is left, because the layers need at least one."""
+        counts, ends = self.num_sampled, self.computed + self.query_lens
+        some = counts > 0
         if not some.any():
-            return ChunkFields(self.rows[:1], self.computed[:1], np.ones(1, np.int64), places[:1])
-        return ChunkFields(self.rows[some], (ends - places)[some], places[some], places[some])
+            return ChunkFields(self.rows[:1], self.computed[:1], np.ones(1, np.int64), counts[:1])
+        return ChunkFields(self.rows[some], (ends - counts)[some], counts[some], counts[some])
 
 
 def build_inputs(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
+    """Look up the tokens, positions and slots of a step: by a kernel on a GPU, else by torch."""
     if table.tokens.is_cuda and cuda.available():
         return _build_on_device(fields, table, block_size)
     token_rows, positions = _tokens_of(fields, table.tokens.device)
@@ -197,20 +203,23 @@ def assemble(
     rows: torch.Tensor | None = None,
     window: int | None = None,
 ) -> StepInputs:
-    """Complete a step's inputs with what the host knows. rows: [num_chunks] int32, where they are
-    on the device as well."""
-    places = fields.num_places
+    """Put the tensors of a step together with what follows from ``fields`` alone.
+
+    block_table: [num_rows, max_blocks] int32. on_device, rows ([num_chunks] int32): copies of what
+    the host has, where the device needs them. window: see ``AttentionBatch``.
+    """
+    counts = fields.num_sampled
     seq_lens = fields.computed + fields.query_lens
     logits_index = sampled_on_device = None
-    samples_once_each = bool((places == 1).all())
+    samples_once_each = bool((counts == 1).all())
     if samples_once_each:
-        sampled, sampled_rows, sampled_positions = np.arange(len(places)), fields.rows, seq_lens
+        sampled, sampled_rows, sampled_positions = np.arange(len(counts)), fields.rows, seq_lens
         if rows is not None and on_device is not None:
             sampled_on_device = DeviceRows(rows, on_device.seq_lens)
     else:
-        sampled = np.arange(len(places)).repeat(places)
-        # How far each place is before the last one of its chunk.
-        back = places.cumsum().repeat(places) - np.arange(1, len(sampled) + 1)
+        sampled = np.arange(len(counts)).repeat(counts)
+        # How many tokens each sampled one is before the last of its chunk.
+        back = counts.cumsum().repeat(counts) - np.arange(1, len(sampled) + 1)
         sampled_rows, sampled_positions = fields.rows[sampled], seq_lens[sampled] - back
     if len(sampled) < len(positions):
         before_end = 1 + seq_lens[sampled] - sampled_positions

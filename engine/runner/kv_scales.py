@@ -1,9 +1,8 @@
-"""Which scales a KV cache in FP8 has: the checkpoint's, or those measured at start-up, or 1.
+"""The scales of a KV cache in FP8: the checkpoint's, or measured at start-up, or 1.
 
-FP8 (e4m3) has 15 powers of two at full precision, so a scale need not be exact: it must keep the
-largest numbers from being cut off and small ones from vanishing. Measured scales are powers of two,
-with which 16-bit copies of what is stored are exact.
-"""
+FP8 (e4m3) has full precision over 15 powers of two. So a scale need not be exact; it must only
+prevent that large numbers are clamped and small ones become 0. Measured scales are powers of two:
+with these, 16-bit copies of the stored numbers are exact."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from kernels.reference import FP8_MAX
 
 _NUM_PROMPTS, _PROMPT_LEN = 4, 128
 HEADROOM = 2.0
-"""How much larger than measured numbers may be before they are cut off."""
+"""Numbers may be this many times as large as measured before they are clamped."""
 
 
 def load_kv_scales(target: Target, model: Model) -> list[KVScales]:
-    """The scales of each layer. ``ModelLoadError`` names what is wrong with a checkpoint's own."""
+    """The scales of each layer. Raises ``ModelLoadError`` if the checkpoint's own are wrong."""
     config, layout, device = target.config, target.facts.cache_layout, target.device
     if config.load_format != "dummy":
         given = read_kv_scales(config.model_dir, layout, device)
@@ -39,7 +38,7 @@ def load_kv_scales(target: Target, model: Model) -> list[KVScales]:
 
 @torch.inference_mode()
 def _measure(target: Target, model: Model) -> list[KVScales]:
-    """Measure the keys and values of random tokens, always the same ones."""
+    """Measure the keys and values of random tokens, which are the same at each start."""
     config, facts, device = target.config, target.facts, target.device
     unscaled = replace(target.attention_shape, kv_dtype=None)
     attention = select_backend(config.attention_backend, device, unscaled)

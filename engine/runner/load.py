@@ -47,6 +47,7 @@ from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
 from kernels import cpu, cuda, cuda_experts, cuda_low_rank, tuning
+from kernels.build import cache_dir
 from kernels.kept_choices import KeptChoices
 
 LATE_BYTES = 256 * 1024 * 1024
@@ -254,13 +255,18 @@ def _measure_products(
 ) -> None:
     """Before graphs are captured, those of drafts, too: they keep the products that they began
     with."""
-    report(LoadProgress("Measuring matrix products", 0.95))
+
+    def tell() -> None:
+        words = f"Measuring matrix products, once for this model; kept in {cache_dir()}"
+        report(LoadProgress(words, 0.95))
+
+    report(LoadProgress("Loading matrix products", 0.95))
     parts = [model] if network is None else [model, network]
     modules = [module for part in parts for module in part.modules()]
     config = target.config
     uses = _uses(config, modules, target.facts)
     batches = [] if config.enforce_eager else batch_sizes(config.num_seqs)
-    fastest = tuning.measure(uses, KeptChoices.of(target.device), batches)
+    fastest = tuning.measure(uses, KeptChoices.of(target.device), batches, tell)
     for module in modules:
         if isinstance(module, Linear | TiedLinear):
             module.products = fastest

@@ -103,6 +103,8 @@ def draft_block_bytes(
 
 @dataclass(frozen=True, slots=True)
 class Made:
+    """What ``create_drafting`` returns."""
+
     model: Model
     """The target, watched if the network needs its features."""
     drafting: Drafting | None

@@ -15,7 +15,7 @@ from engine.models.base import ModelFacts
 from engine.runner.block_copies import as_stack
 
 GPU_WINDOW_STEP = 128
-"""Keys that the largest tile of any attention kernel reads at a time."""
+"""The largest number of keys that any attention kernel reads as one tile."""
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
@@ -32,12 +32,12 @@ def choose_groups(
     *,
     draft_layers: float | None = None,
 ) -> LayerGroups:
-    """How the layers share blocks.
+    """Divide the layers into groups that share blocks (see ``engine.cache.groups``).
 
-    draft_layers: what a draft network stores with each block, measured in layers of the model; None
-    without such a network. The network looks back at every block, so the first group must be one
-    that keeps them all. ``ConfigError`` says why groups that were asked for are impossible.
-    """
+    draft_layers: bytes that a draft network stores with each block, divided by those of one layer
+    of the model; None without such a network. The network reads the keys of all tokens, so the
+    first group must keep all blocks. Raises ``ConfigError`` if the config asks for groups that are
+    impossible."""
     single = single_group(model.cache_layout.num_layers)
     if config.disable_hybrid_kv_cache_manager:
         return single
@@ -55,7 +55,8 @@ def choose_groups(
 def block_bytes(
     model: ModelFacts, block_size: int, dtype: torch.dtype, groups: LayerGroups | None = None
 ) -> int:
-    """Bytes of keys and values of one block, in all layers or in those of a group."""
+    """Bytes of the keys and values in one block: of all layers or, with ``groups``, of one
+    group."""
     layout = model.cache_layout
     width = layout.num_tensors * layout.num_kv_heads * layout.head_dim
     num_layers = layout.num_layers if groups is None else groups.num_layers_each
@@ -71,12 +72,12 @@ def count_blocks(
     draft_bytes: int = 0,
     groups: LayerGroups | None = None,
 ) -> int:
-    """Blocks in the KV cache; ``draft_bytes`` come to each block for drafting.
+    """The number of blocks in the KV cache.
 
-    ``num_gpu_blocks_override`` wins, then ``kv_cache_memory_bytes``. Else a CPU takes a fixed
-    amount, a GPU what ``gpu_memory_utilization`` leaves beside all memory in use and the
-    activations of the largest step, which ``activation_bytes`` measures.
-    """
+    ``num_gpu_blocks_override`` decides, or else ``kv_cache_memory_bytes``. Without these it is a
+    fixed amount of memory on a CPU; on a GPU, what ``gpu_memory_utilization`` leaves beside the
+    memory in use and ``activation_bytes()``, the measured need of the largest step. draft_bytes:
+    what drafting stores with each block."""
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
     budget = config.kv_cache_memory_bytes
@@ -109,9 +110,9 @@ def requested_max_model_len(config: EngineConfig, model: ModelFacts) -> int:
 def fit_max_model_len(
     config: EngineConfig, model: ModelFacts, num_blocks: int, groups: LayerGroups
 ) -> int:
-    """The longest request to serve. One such request alone always fits the cache.
+    """The greatest length of a request, such that one alone always fits in the cache.
 
-    Raises ``ConfigError`` when a length was asked for that the cache cannot hold.
+    Raises ``ConfigError`` if the config asks for a length that the cache cannot hold.
     """
     asked, limit = config.max_model_len, model.max_position_embeddings
     capacity = max_request_tokens(
@@ -128,11 +129,10 @@ def fit_max_model_len(
 
 
 class PagedCache:
-    """The KV cache of all layers in one tensor.
+    """The KV cache of all layers, allocated as one tensor.
 
-    With layer groups, layers with the same index in their group share a part of the tensor, where
-    each group uses blocks of its own.
-    """
+    With several layer groups, layers with the same index in their groups share a part of that
+    tensor: a block belongs to one group at a time."""
 
     def __init__(
         self,
@@ -153,9 +153,11 @@ class PagedCache:
         )
         self.num_blocks = num_blocks
         self.stack = as_stack(memory.view(-1, *memory.shape[2:]))
-        """All layers, as ``BlockCopies`` wants them."""
+        """The whole cache, as ``BlockCopies`` takes it."""
         self.tensors: KVCache = [
             (layer[0],) * 2 if layout.is_latent else (layer[0], layer[1]) for layer in memory
         ]
-        """The caches without repetitions."""
+        """(k_cache, v_cache) of the layers of one group; the layers of other groups use the
+        same."""
         self.layers: KVCache = [self.tensors[number] for _, number in self.groups.places]
+        """(k_cache, v_cache) of each layer of the model."""

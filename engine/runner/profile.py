@@ -1,4 +1,4 @@
-"""How much memory the largest step takes beside weights and KV cache."""
+"""Measures the memory that the largest step needs beside the weights and the KV cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine.runner.trial import Trial
 
 @torch.inference_mode()
 def measure_activation_bytes(target: Target, model: Model, attention: AttentionBackend) -> int:
-    """Run one step of ``max_num_batched_tokens`` on a GPU and read the allocator's peak.
+    """The peak of the allocator in bytes, during a step of ``max_num_batched_tokens`` on a GPU.
 
-    The step's tokens are one prompt as long as the model takes, or several; then the logits of
-    ``max_num_seqs`` rows are computed, as when everybody decodes, and of their drafts.
+    The step is one prompt of the model's greatest length, or several. Then the logits for
+    ``max_num_seqs`` requests and their drafts are computed, as in the largest decode step.
     """
     config, device = target.config, target.device
     prompts = [[0] * length for length in _split(config.step_tokens, target.asked_len)]
@@ -24,8 +24,8 @@ def measure_activation_bytes(target: Target, model: Model, attention: AttentionB
     torch.cuda.reset_peak_memory_stats(device)
     hidden = trial.run(model, attention)
     speculative = config.speculative_config
-    places = 1 if speculative is None else 1 + speculative.num_tokens
-    num_sampled = min(config.num_seqs * places, config.step_tokens)
+    num_queries = 1 if speculative is None else 1 + speculative.num_tokens
+    num_sampled = min(config.num_seqs * num_queries, config.step_tokens)
     model.logits(hidden[:1].expand(num_sampled, -1))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before

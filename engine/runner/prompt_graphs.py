@@ -1,9 +1,9 @@
-"""Steps that end one short prompt, and do nothing else, as CUDA graphs.
+"""CUDA graphs for steps whose only chunk ends a short prompt.
 
-Such a step decides how soon a lone request gets its first token, and launching its kernels one by
-one takes the host longer than they take. A prompt runs in the next larger graph: behind its own
-tokens come others that write nothing, see nothing and are looked at by nobody.
-"""
+Such a step decides how soon a lone request gets its first token, and to launch its kernels one by
+one takes the host longer than they run. A prompt runs in the graph of the next larger number of
+tokens. It is padded at its end with tokens that are stored in no slot, and whose results are
+dropped."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SIZES = (16, 32, 64, 128, 192, 256, 384)
-"""Of more tokens the kernels take longer than launching them. Attention wants no steps of more than
-128."""
+"""Numbers of tokens. For more than the last, the kernels run longer than it takes to launch them.
+Consecutive sizes differ by at most 128, as ``PromptBackend.prepare_prompt`` demands."""
 MAX_TOKENS = _SIZES[-1]
 _NUM_SEQS = 2
-"""The prompt, and what fills the graph up."""
+"""The prompt, and a sequence of the padding tokens."""
 
 
 def capture_sizes(max_num_tokens: int) -> list[int]:
@@ -40,7 +40,7 @@ def capture_sizes(max_num_tokens: int) -> list[int]:
 
 
 class PromptGraphs:
-    """Prompts with an adapter have graphs of their own: the others do not pay for it."""
+    """Graphs by number of tokens; prompts with an adapter have graphs of their own."""
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class PromptGraphs:
         """By whether the prompt has an adapter."""
 
     def capture(self) -> None:
-        """Record all graphs. Call it before any request has a row: first runs write into blocks
-        that nobody holds."""
+        """Record all graphs. Call it before any request has a row: the runs before the recording
+        write to blocks."""
         families = list(self._families.values())
         capture_all(families, lambda size: self._send(0, 0, size, size=size))
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
-        """Whether a step without log-probabilities of prompts is one that ``run`` can execute.
+        """Whether ``run`` can execute a step, unless log-probabilities of its prompt are asked for.
         adapted: some rows have an adapter."""
         return bool(
             len(fields.rows) == 1
-            and fields.num_places[0] == 1
+            and fields.num_sampled[0] == 1
             and 1 < fields.query_lens[0] <= self.max_num_tokens
             and adapted in self._families
         )
@@ -109,7 +109,7 @@ class PromptGraphs:
         token_ids, positions, slots = self._tokens[:, num_tokens - 1 : num_tokens]
         batch = self._batch
         inputs = assemble(
-            fields.of_places(),
+            fields.sampled_only(),
             token_ids=token_ids,
             positions=positions,
             slots=slots,
@@ -120,7 +120,8 @@ class PromptGraphs:
         return inputs, logits
 
     def _send(self, row: int, computed: int, num_tokens: int, *, size: int) -> None:
-        """The row of each sequence (-1: padding), its computed tokens, and where its own begin."""
+        """Send the rows of both sequences (-1: padding), their computed tokens, and the prefix sums
+        of their tokens in this step."""
         values = [row, -1, computed, 0, 0, num_tokens, size]
         write(self._sent, np.array(values, np.int32))
 
@@ -148,7 +149,7 @@ class PromptGraphs:
             self._attention.prepare_prompt(batch, size),
             self._kv_cache,
             adapted=adapted,
-            # What is sent of adapters is for all tokens.
+            # Adapters are sent for all tokens, so the last layer must compute all of them.
             wanted=None if adapted else Wanted(last),
         )
         with captured(self._adapters if adapted else None, size):

@@ -35,7 +35,8 @@ from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
 
 _WARM_UP_LENGTHS = 12, 24, 48, 160
-"""Of prompts: attention runs as another kernel the more queries a sequence has, up to the last."""
+"""Lengths of the prompts that are run before the first request: attention uses other kernels for
+longer prompts, each of which is loaded at its first use. 160 tokens use the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class TorchRunner:
     ) -> None:
         self._model = model
         self._resting_model = model.model if isinstance(model, WatchedModel) else model
-        """Keeps nothing for a draft network."""
+        """The model itself, without the wrapper that keeps features for a draft network: for steps
+        while no drafts are made."""
         self._cache = cache
         self._block_copies = block_copies
         self._table = table
@@ -115,13 +117,13 @@ class TorchRunner:
         self._logprobs = LogprobRows(len(table.tokens), vocab_size)
         self._launched: _Launched | None = None
         self._launched_at = 0.0
-        """When that began."""
+        """``time.perf_counter`` at the beginning of the last ``forward``."""
         self._waits = StepWaits()
         self._sampled: deque[_Sampled] = deque()
         self._drafted: UnseenDrafts | None = None
-        """Drafts for the next plan that the host has not seen."""
+        """Drafts on the device that the next plan will check, but the host has not seen."""
         self._copies_out: dict[int, torch.cuda.Event] = {}
-        """Ends of copies to host memory, by the step that makes them."""
+        """The event at the end of a step's copies to host memory, by step id."""
 
     @property
     def num_blocks(self) -> int:
@@ -129,7 +131,8 @@ class TorchRunner:
 
     @property
     def group_windows(self) -> tuple[int | None, ...]:
-        # Tokens that fill up a row of a graph precede its own, and look back further.
+        # Verify graphs pad a short row with the tokens before its own (see ``VerifyGraphs``), and
+        # those read keys further back.
         graphs, windows = self._verify_graphs, self._cache.groups.windows
         num_fillers = 0 if graphs is None else graphs.num_fillers
         return tuple(None if window is None else window + num_fillers for window in windows)
@@ -179,6 +182,7 @@ class TorchRunner:
         self._launched = launched if drafted is None else replace(launched, drafted=drafted)
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
+        """Run the model: by the first kind of CUDA graphs that serves the step, else eagerly."""
         adapters = self.adapters
         adapted = adapters is not None and adapters.serves(fields.rows)
         if self._graphs is not None and self._graphs.fits(fields, adapted=adapted):
@@ -192,15 +196,14 @@ class TorchRunner:
             return _Launched(plan, *graphs.run(fields, adapted=adapted))
         if adapters is None or not adapted:
             return self._run_eagerly(plan, fields)
-        places = fields.of_places()
-        wanted = places.rows, places.query_lens
-        with adapters.applied((fields.rows, fields.query_lens), wanted):
+        sampled = fields.sampled_only()
+        with adapters.applied((fields.rows, fields.query_lens), (sampled.rows, sampled.query_lens)):
             return self._run_eagerly(plan, fields, adapted=True)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Do what is compiled or loaded at its first use, which may take as long as a thousand
-        steps. Call it before the first plan."""
+        """Run a few prompts, so that what is compiled or loaded at first use delays no request:
+        that may take as long as a thousand steps. Call it before the first plan."""
         if self.device.type == "cuda":
             for length in _WARM_UP_LENGTHS:
                 one = np.ones(1, np.int64)
@@ -213,7 +216,7 @@ class TorchRunner:
         """Measure ``step_costs``. Call it before the first plan."""
         nothing = StepPlan(-1, keeps_features=False)
         graphs, drafting = self._verify_graphs, self._drafting
-        # No request has room for more drafts.
+        # A request of the greatest length has room for no more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]
         self.step_costs = measure_step_costs(
@@ -257,16 +260,18 @@ class TorchRunner:
         return _Launched(plan, inputs, logits, prompt_logprobs)
 
     def _wanted(self, fields: ChunkFields, inputs: StepInputs) -> Wanted | None:
+        """The tokens whose logits are sampled, if these are not all tokens."""
         index = inputs.logits_index
         if index is None:
             return None
         index = index if len(index) else index.new_zeros(1)
         # Layers of other groups have block tables of their own, and attend with all queries.
         has_groups = len(self._table.windows) > 1
-        return Wanted(index, None if has_groups else partial(self._attend_at_places, fields))
+        return Wanted(index, None if has_groups else partial(self._attend_at_sampled, fields))
 
-    def _attend_at_places(self, fields: ChunkFields) -> StepAttention:
-        inputs = build_inputs(fields.of_places(), self._table, self._block_size)
+    def _attend_at_sampled(self, fields: ChunkFields) -> StepAttention:
+        """Attention of the last layer, whose other queries nobody needs."""
+        inputs = build_inputs(fields.sampled_only(), self._table, self._block_size)
         return self._attention.prepare(inputs.attention, self._block_size)
 
     def _by_layer(self, fields: ChunkFields) -> dict[int, tuple[torch.Tensor, StepAttention]]:
@@ -379,7 +384,8 @@ class TorchRunner:
 
 
 def _keeps_features(plan: StepPlan) -> bool:
-    """Of a step in which each chunk is one token."""
+    """Whether a step in which each chunk is one token keeps features for a draft network. A request
+    that was just admitted needs them in any case: drafts after its prompt read them."""
     return plan.keeps_features or bool(plan.admissions)
 
 

@@ -32,6 +32,8 @@ _LAUNCH_TILES = 2
 
 @dataclass(frozen=True, slots=True)
 class Group:
+    """Sequences that begin with the same blocks."""
+
     members: Ints
     """Indices into the step's sequences."""
     num_tokens: int

@@ -1,8 +1,7 @@
 """CUDA graphs of one computation, one for each of a few batch sizes.
 
-A graph has a fixed shape, so a batch runs in the next larger one, filled up with rows that write
-nothing.
-"""
+A graph has a fixed shape. So a batch runs in the graph of the next larger size, padded with rows
+that write nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +15,20 @@ import torch
 
 
 class Replayable(Protocol):
+    """``torch.cuda.CUDAGraph``, as far as it is needed here."""
+
     def replay(self) -> None: ...
 
 
 class SizedGraphs:
+    """The graphs of one computation, by size."""
+
     def __init__(
         self, sizes: Sequence[int], compute: Callable[[int], torch.Tensor], num_queries: int = 1
     ) -> None:
-        """sizes: ascending. compute: reads and writes static memory only. num_queries: tokens of
-        each sequence, used to order graphs by size."""
+        """sizes: ascending. compute: what a graph of a size does; it may read and write static
+        memory only. num_queries: tokens of each sequence, by which ``capture_all`` orders
+        graphs."""
         self.sizes = sizes
         self.num_queries = num_queries
         self._compute = compute
@@ -33,6 +37,7 @@ class SizedGraphs:
 
     @property
     def max_batch(self) -> int:
+        """The largest size."""
         return self.sizes[-1]
 
     def size_for(self, batch: int) -> int:
@@ -51,8 +56,9 @@ class SizedGraphs:
 
 
 def record(compute: Callable[[], torch.Tensor], pool: Any) -> tuple[Replayable, torch.Tensor]:
-    """A graph of what ``compute`` does, and the tensor that it leaves the result in."""
-    compute()  # whatever is compiled or chosen at first use
+    """A graph of ``compute``, and the tensor in which every replay leaves the result. pool: memory
+    that graphs share, from ``torch.cuda.graph_pool_handle``."""
+    compute()  # What is compiled or chosen at first use cannot be captured.
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
@@ -68,9 +74,9 @@ def capture_all(
 ) -> None:
     """Record all sizes of all families; ``on_progress`` hears how much is done, in [0, 1].
 
-    ``pad(size)`` makes so many rows padding, for the first runs to write nothing.
-    """
-    # The largest first: smaller ones reuse its memory.
+    ``pad(size)`` fills the static inputs of that size with padding, so that nothing is written
+    while graphs are recorded."""
+    # The largest first: smaller graphs reuse its memory.
     work = sorted(
         ((size, family) for family in families for size in family.sizes),
         key=lambda item: -item[0] * item[1].num_queries,

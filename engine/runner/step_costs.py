@@ -14,8 +14,9 @@ from engine.spec.costs import StepCosts
 
 _BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 _NUM_COMPUTED = 32
+"""Tokens that each request has before the step."""
 _REPEATS = 3
-# Beyond, once will do: noise is a small part of it.
+# A step that takes longer is measured once: noise is a small part of its time.
 _LONG_S = 0.1
 
 
@@ -30,12 +31,14 @@ def measure_step_costs(
     max_model_len: int,
     device: torch.device,
     is_padded: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> StepCosts:
-    """Call it before any request has a row: the steps write into blocks that nobody holds.
+    """Time steps of several batch sizes and numbers of drafts. Call it before any request has a
+    row, because the steps write to rows and blocks.
 
-    ``run`` executes a step up to its logits; ``draft(batch, length)`` drafts, if that takes time.
-    lengths: drafts for each request, ascending from 0. is_padded: as in ``StepCosts``.
-    """
+    run: executes a step up to its logits. draft: ``draft(batch, length)`` drafts, if that takes
+    time. lengths: drafts for each request, ascending from 0. is_padded: as in ``StepCosts``. clock:
+    in seconds."""
     longest = lengths[-1]
     limit = min(max_num_seqs, max(1, max_num_tokens // (longest + 1)))
     batches = [*(batch for batch in _BATCHES if batch < limit), limit]
@@ -48,25 +51,27 @@ def measure_step_costs(
         run(ChunkFields(np.arange(batch), np.full(batch, computed), lens, lens))
 
     taken_s = [
-        [_seconds(partial(step, batch, length), device) for batch in batches] for length in lengths
+        [_seconds(partial(step, batch, length), device, clock) for batch in batches]
+        for length in lengths
     ]
     return StepCosts(batches, lengths, taken_s, is_padded)
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
+def _seconds(work: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+    """The least time of a few runs."""
     best = float("inf")
     for _ in range(_REPEATS):
         wait_for(device)
-        start = time.perf_counter()
+        start = clock()
         work()
         wait_for(device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
         if best > _LONG_S:
             break
     return best
 
 
 def wait_for(device: torch.device) -> None:
-    """Until it has nothing left to do."""
+    """Return once the device has nothing left to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

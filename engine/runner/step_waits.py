@@ -1,9 +1,8 @@
-"""How the host waits for a step: asleep for most of it, and awake before it ends.
+"""How the host waits for a step: it sleeps for most of it, and spins shortly before it ends.
 
-A host that spins takes a core for itself, and one that sleeps until the device wakes it comes late:
-to wake up takes as long as a small model's step, and a core that has slept is slow for a while. But
-steps that are alike take equally long, so it is known when to wake up.
-"""
+Spinning all the time would occupy a core. Sleeping until the device signals would be late: waking
+up takes as long as a step of a small model, and a core that was idle is slow for a while. But
+similar steps take about equally long, so the host knows when to wake up."""
 
 from __future__ import annotations
 
@@ -15,27 +14,28 @@ from typing import Protocol
 from engine.scheduler.plan import StepPlan
 
 LONG_S = 0.001
-"""Shorter steps are not slept through at all."""
+"""In steps that take less than this the host only spins."""
 AWAKE_S = 0.0005
-"""Before a step is expected to end the host spins for so long."""
+"""How long before the expected end of a step the host stops sleeping."""
 NAP_S = 0.001
-"""So often a host that sleeps asks whether the step has ended sooner than expected."""
+"""The longest sleep; after each, the host asks whether the step has ended early."""
 _RISE = 1 / 8
-# Lengths that agree in so many leading bits are alike: they differ by an eighth at most.
+"""The part of the difference by which an expectation grows when a step takes longer."""
+# Counts that agree in this many leading bits are of one kind: they differ by an eighth at most.
 _LEADING_BITS = 4
 
 
 class Event(Protocol):
-    """Of ``torch.cuda``: the device gets there."""
+    """A ``torch.cuda.Event``."""
 
     def query(self) -> bool: ...
 
     def synchronize(self) -> None:
-        """Spins, without the interpreter's lock."""
+        """Wait, spinning without the interpreter's lock."""
 
 
 class StepWaits:
-    """For the steps of one device, which run one after the other."""
+    """Waits for the steps of one device, which run one after the other."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class StepWaits:
         self._ended_at = -math.inf
         """When the last step was seen to have ended."""
         self._expected_s: dict[tuple[int, int], float] = {}
-        """What steps of a kind take at least."""
+        """Expected seconds of a step, by its kind: near the least that was measured."""
 
     def wait(self, end: Event, plan: StepPlan, launched_at: float) -> None:
-        """Return once the device got to ``end``, the end of a step that was launched, or began to
-        be, at ``launched_at`` (of the clock). Call it for each step, in their order."""
+        """Return once the device has reached ``end``, the end of a step. Call it for each step, in
+        their order. launched_at: when its launch began, by the clock."""
         if not end.query():
             # A step begins where the one before ends.
             self._wait(end, _kind(plan), max(launched_at, self._ended_at))
@@ -62,13 +62,13 @@ class StepWaits:
         if expected_s < LONG_S or self._nap(end, began_at + expected_s - AWAKE_S):
             end.synchronize()
         taken_s = self._clock() - began_at
-        # Longer ones may have waited for something else: believed step by step.
+        # A longer step may have waited for something else: raise the expectation only slowly.
         self._expected_s[kind] = (
             min(taken_s, expected_s + _RISE * (taken_s - expected_s)) if expected_s else taken_s
         )
 
     def _nap(self, end: Event, until: float) -> bool:
-        """False if it ends meanwhile."""
+        """Sleep until the given time; False if the step ended before."""
         while (left_s := until - self._clock()) > 0:
             self._sleep(min(left_s, NAP_S))
             if end.query():
@@ -77,7 +77,7 @@ class StepWaits:
 
 
 def _kind(plan: StepPlan) -> tuple[int, int]:
-    """Steps of equal kinds take about equally long."""
+    """Steps of the same kind take about equally long."""
     return _leading(len(plan.chunks)), _leading(plan.num_tokens)
 
 

@@ -1,14 +1,13 @@
-"""Copies of KV blocks in host memory: where preempted requests wait without losing their work.
+"""Copies of KV blocks in host memory, for preempted requests: they need not compute them again.
 
 On a GPU the copies run beside the forward passes, on two streams of their own::
 
     main   step N        | step N+1 (waits for its copies in) ...
-    out         copies out of plan N+1: behind step N, which may still write what they read
-    in     copies in of plan N+1: at once, even beside step N, which does not know their blocks
+    out         copies out of plan N+1: after step N, which may still write what they read
+    in     copies in of plan N+1: at once, even beside step N, which does not use their blocks
 
-What was copied out is waited for when its step is collected, and only then are its blocks handed
-out again. So a copy back never has to wait for one, and no forward pass for a copy out.
-"""
+The host waits for a copy out when it collects its step, and only then hands the blocks out again.
+So no copy in has to wait for a copy out, and neither does a forward pass."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from engine.layers.attention import KVCache
 from engine.runner.direct_copies import DirectCopies
 from kernels.transfer import to_device
 
-# Without DirectCopies, blocks travel through a buffer on the device, which makes one copy of the
-# pieces of all layers.
+# Without DirectCopies, blocks pass through a buffer on the device, where the pieces of all layers
+# are joined, so that each block is one copy over the bus.
 _STAGING_BYTES = 32 * 1024 * 1024
 _NUM_BLOCKS_TIMED = 16
 GIB = 1 << 30
@@ -47,7 +46,7 @@ class HostBlocks:
         self.num_blocks = num_blocks
         # Keys and values may be one tensor.
         tensors = [tensor for k, v in kv_cache for tensor in ((k,) if v is k else (k, v))]
-        # As bytes, one row a block: [num_cache_blocks, bytes of one block in this tensor].
+        # As bytes, one row for each block: [num_cache_blocks, bytes of a block in this tensor].
         self._tensors = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         self._device = tensors[0].device
         self.block_bytes = sum(tensor.shape[1] for tensor in self._tensors)
@@ -65,8 +64,8 @@ class HostBlocks:
         self.s_per_block = self._measure()
 
     def copy_out(self, pairs: Pairs) -> torch.cuda.Event | None:
-        """Copy blocks to the host, once all steps enqueued so far are done. On a GPU, returns the
-        event that ends the copy."""
+        """Copy blocks to the host, after all steps that are enqueued so far. On a GPU, returns an
+        event at the end of the copies."""
         with self._out.behind_current():
             if self._direct is not None:
                 self._direct.copy(pairs, out=True)
@@ -78,9 +77,9 @@ class HostBlocks:
             return self._out.event()
 
     def copy_in(self, pairs: Pairs) -> None:
-        """Copy blocks back before anything enqueued on the current stream from now on.
+        """Copy blocks back, before everything that is enqueued on the current stream from now on.
 
-        No step in flight may use the blocks, and copying them out must be over.
+        No step in flight may use the blocks, and their copies out must be over.
         """
         with self._in.entered():
             if self._direct is not None:
@@ -118,7 +117,8 @@ class HostBlocks:
             start = end
 
     def _measure(self) -> float:
-        """Seconds to copy one block one way: the mean over a few, out and in, the second time."""
+        """Seconds to copy a block one way: the mean over some blocks, out and in, in the second of
+        two rounds."""
         num_cache_blocks = self._tensors[0].shape[0]
         count = min(_NUM_BLOCKS_TIMED, self.num_blocks, num_cache_blocks)
         pairs = [(i, i) for i in range(count)]
@@ -136,9 +136,10 @@ class HostBlocks:
 
 
 def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks | None:
-    """What ``EngineConfig.swap_space`` asks for; None for none.
+    """The host memory that ``EngineConfig.swap_space`` (in GiB) asks for; None if that is 0. By
+    default, on a GPU, as much as the cache, up to ``MAX_DEFAULT_SWAP_SPACE``.
 
-    Raises ``ConfigError`` when it cannot be had, or holds no block.
+    Raises ``ConfigError`` if the memory cannot be pinned, or is too small for a block.
     """
     device = kv_cache[0][0].device
     cache_bytes = sum(tensor.nbytes for pair in kv_cache for tensor in pair)
@@ -158,7 +159,7 @@ def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks 
 
 
 class _Lane:
-    """Copies in one direction: on a GPU with a stream and a buffer of their own."""
+    """Copies in one direction; on a GPU, with a stream and a staging buffer of its own."""
 
     def __init__(self, device: torch.device, num_staged: int, block_bytes: int) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -166,7 +167,7 @@ class _Lane:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Work enqueued inside goes to this lane's stream."""
+        """A context in which work is enqueued on this lane's stream."""
         if self.stream is None:
             yield
             return
@@ -175,14 +176,15 @@ class _Lane:
 
     @contextmanager
     def behind_current(self) -> Iterator[None]:
-        """As ``entered``, and after everything enqueued on the current stream so far."""
-        if self.stream is not None:  # inside, it would itself be the current one
+        """As ``entered``, but the work starts after everything enqueued on the current stream so
+        far."""
+        if self.stream is not None:  # Inside of ``entered`` it would itself be the current stream.
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with self.entered():
             yield
 
     def portions(self, pairs: Pairs) -> list[Pairs]:
-        """The pairs in portions that fit the buffer."""
+        """The pairs, divided into portions that fit in the staging buffer."""
         size = len(self.staging)
         return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 

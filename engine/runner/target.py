@@ -1,4 +1,4 @@
-"""What is to be served, and as what: the settings with all that they leave open decided."""
+"""What is to be served and how: the settings, with everything decided that they leave open."""
 
 from __future__ import annotations
 

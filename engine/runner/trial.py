@@ -1,4 +1,5 @@
-"""Trial runs of a few prompts before the engine serves, to measure what they cause."""
+"""Runs a few prompts before the engine serves, to measure memory, or the range of keys and
+values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts that are checked before the host has seen them: it reads them beside what was sampled."""
+"""Drafts that are verified before the host has seen them: it reads them with the step's results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.transfer import pinned
 
 
 class UnseenDrafts:
-    """On their way to the host."""
+    """Drafts on their way from the device to the host."""
 
     def __init__(self, rows: Sequence[int], token_ids: torch.Tensor) -> None:
         """token_ids: [len(rows), n] int64 on the device."""
@@ -20,7 +20,8 @@ class UnseenDrafts:
         self._token_ids = pinned(token_ids) if token_ids.is_cuda else token_ids.clone()
 
     def seen(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """The chunks with what their drafts were. Once the device is done with their step."""
+        """The chunks with the token ids of their drafts. Call it once the device is done with their
+        step."""
         drafts = dict(zip(self._rows, self._token_ids.tolist(), strict=True))
         return [
             msgspec.structs.replace(

@@ -92,7 +92,7 @@ class VerifyGraphs:
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
         """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
-        if (fields.num_places != fields.query_lens).any():
+        if (fields.num_sampled != fields.query_lens).any():
             return False
         longest = int(fields.query_lens.max())
         if not 1 < longest <= 1 + self.lengths[-1]:

@@ -1,8 +1,8 @@
-"""What requests can do to their logits before sampling, one class for each kind of request.
+"""Logits processors: what requests can ask to be done to their logits, one class for each option.
 
-Everything that depends on earlier tokens reads them from the runner's token table on the device:
-``tokens[row, :position]``, of which ``tokens[row, num_prompt_tokens:position]`` was generated.
-There is no state to keep up to date, so preemption, drafts and steps in flight need no care here.
+Whatever depends on earlier tokens reads them from the runner's token table on the device:
+``tokens[row, :position]``, of which ``tokens[row, num_prompt_tokens:position]`` was generated. So
+there is no state to keep up to date, and preemption, drafts and steps in flight need no care here.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ P = TypeVar("P")
 
 
 class LogitsProcessor(Protocol):
-    """One kind of change to logits. Rows that ask for none are never touched, and cost nothing."""
+    """One kind of change to logits. The logits of rows that ask for none stay as they are."""
 
     def admit(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
         """A request takes a row."""
 
     def release(self, row: int) -> None:
-        """The row's request is gone. Unknown rows pass."""
+        """The row's request is gone. Rows that asked for nothing are ignored."""
 
     def concerns(self, rows: Ints) -> bool:
-        """Whether any of the rows asks for something."""
+        """Whether any of these rows asked for it."""
 
     def apply(
         self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
@@ -51,7 +51,7 @@ class LogitsProcessor(Protocol):
 
 
 class _ByRow(ABC, Generic[T]):
-    """Keeps something for each row that asks."""
+    """Keeps what the request of each row asked for, of type T, on the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,9 +59,9 @@ class _ByRow(ABC, Generic[T]):
 
     def admit(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
         self.release(row)
-        wish = self._read(params, num_prompt_tokens)
-        if wish is not None:
-            self._held[row] = wish
+        asked = self._read(params, num_prompt_tokens)
+        if asked is not None:
+            self._held[row] = asked
 
     @abstractmethod
     def _read(self, params: SamplingParams, num_prompt_tokens: int) -> T | None:
@@ -74,7 +74,7 @@ class _ByRow(ABC, Generic[T]):
         return bool(self._held) and not self._held.keys().isdisjoint(rows.tolist())
 
     def _concerned(self, rows: Ints) -> list[tuple[int, T]]:
-        """(index, what is kept) of the rows that ask."""
+        """(index into ``rows``, what is kept for it) of the rows that asked for something."""
         held = self._held
         return [(i, held[row]) for i, row in enumerate(rows.tolist()) if row in held]
 
@@ -83,8 +83,8 @@ class _ByRow(ABC, Generic[T]):
 
 
 class _Prepared(_ByRow[T], Generic[T, P]):
-    """Prepares on the device what the rows of a step ask for, and reuses it until other rows come
-    or ask: a decoding batch stays the same for many steps."""
+    """Prepares what the rows of a step asked for on the device, as a P, and reuses it while the
+    rows stay the same, which in a decoding batch they do for many steps."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -109,7 +109,8 @@ class _Prepared(_ByRow[T], Generic[T, P]):
 
     @abstractmethod
     def _prepare(self, concerned: list[tuple[int, T]], vocab_size: int) -> P:
-        """Prepare what the concerned rows of a step ask for."""
+        """Bring what is kept for the rows of a step to the device. concerned: from
+        ``_concerned``."""
 
     @abstractmethod
     def _apply(
@@ -162,20 +163,20 @@ class LogitBias(_Prepared[tuple[Ints, npt.NDArray[np.float32]], _Biases]):
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The bad words of all rows of a step: [n] int64 each, but for ``prefixes``."""
+    """The bad words of all rows of a step, n in all: [n] int64 each, except ``prefixes``."""
 
     indices: torch.Tensor
-    """Index of the row."""
+    """Index of the row, among those of the step."""
     places: torch.Tensor
-    """Index of the last token in the flattened logits."""
+    """Index of the word's last token in the flattened logits."""
     earliest: torch.Tensor
-    """The first position at which the output is long enough for the word."""
+    """The first position at which the output is long enough to end in the word."""
     prefixes: torch.Tensor
-    """[n, longest]: the tokens before the last one, padded in front with -1."""
+    """[n, longest]: the word without its last token, padded in front with -1."""
 
 
 class BadWords(_Prepared[tuple[int, tuple[tuple[int, ...], ...]], _Words]):
-    """Holds back the last token of a bad word whose other tokens were generated just now."""
+    """Holds back the last token of a bad word if the output ends in the tokens before it."""
 
     def _read(
         self, params: SamplingParams, num_prompt_tokens: int
@@ -213,24 +214,24 @@ class BadWords(_Prepared[tuple[int, tuple[tuple[int, ...], ...]], _Words]):
         found = tokens[row.unsqueeze(1), before.clamp_(min=0)]
         begun = ((found == prepared.prefixes) | (prepared.prefixes < 0)).all(-1)
         begun &= position >= prepared.earliest
-        # Several words may share their last token: adding twice is harmless.
+        # Words may share their last token: to add HELD_BACK twice does no harm.
         logits.view(-1).scatter_add_(0, prepared.places, (begun * HELD_BACK).to(logits.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stops:
-    """The stop tokens that are held back in a step."""
+    """The n stop tokens that are held back for the rows of a step."""
 
     rows: Ints
-    """On the host: the rows that have stop tokens held back,"""
+    """[rows with stop tokens], on the host: their indices among the rows of the step."""
     row_ends: Ints
-    """and before which positions."""
+    """Likewise: the first position at which the row may stop."""
     indices: torch.Tensor
-    """[n] int64, for each stop token: the index of its row,"""
+    """[n] int64: the index of each token's row."""
     places: torch.Tensor
-    """its index in the flattened logits,"""
+    """[n] int64: its index in the flattened logits."""
     ends: torch.Tensor
-    """and before which positions."""
+    """[n] int64: the first position at which it is allowed."""
 
 
 class MinTokens(_Prepared[tuple[int, list[int]], _Stops]):
@@ -278,14 +279,14 @@ class MinTokens(_Prepared[tuple[int, list[int]], _Stops]):
 @dataclass(frozen=True, slots=True)
 class _Masks:
     indices: torch.Tensor
-    """[n] int64: which of the rows."""
+    """[n] int64: the rows, by their indices in the step."""
     bitmask: torch.Tensor
     """[n, ceil(vocab_size / 32)] int32"""
 
 
 class AllowedTokens(_Prepared[torch.Tensor, _Masks]):
-    """Forbids everything except ``allowed_token_ids``, and EOS where a grammar decides about the
-    end."""
+    """Forbids all tokens except ``allowed_token_ids``. EOS stays allowed where a grammar decides
+    about the end."""
 
     def __init__(
         self, device: torch.device, vocab_size: int, eos_token_ids: frozenset[int]

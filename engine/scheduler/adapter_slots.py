@@ -1,5 +1,4 @@
-"""Requests that wait for an adapter slot: running requests use as many other adapters as there
-are."""
+"""Requests that wait for an adapter slot, because running requests use all of them."""
 
 from __future__ import annotations
 
@@ -12,17 +11,16 @@ if TYPE_CHECKING:
 
 
 MAX_HELD = 128
-"""Bound on those that wait here: each returns to the queue, and mostly comes back, whenever a slot
-becomes free."""
+"""The most requests that wait here. Whenever a slot becomes free all of them return to the queue,
+and most of them come back."""
 
 
 class AdapterSlotQueue:
-    """Requests stand aside here, so that requests without an adapter can pass them.
+    """Sets requests aside, so that requests without an adapter can be admitted before them.
 
-    Adapters with the same content count as one, whatever their names. Requests with an adapter do
-    not pass those that wait, even if theirs is loaded: otherwise the requests of two adapters could
-    take turns for ever, and those of a third would never run.
-    """
+    Adapters with the same content count as one, whatever their names. While requests wait here, no
+    other request with an adapter is admitted, even if that adapter is loaded: otherwise requests of
+    two adapters could alternate for ever, and those of a third would never run."""
 
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
@@ -32,7 +30,7 @@ class AdapterSlotQueue:
         return request in self._held
 
     def lacking(self, request: Request, running: Iterable[Request]) -> bool:
-        """Whether it has to wait for a slot."""
+        """Whether a request must wait for a slot. running: the requests that occupy the slots."""
         digest = request.adapter_digest
         if not digest or self._held:
             return bool(digest)

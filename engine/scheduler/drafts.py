@@ -1,4 +1,4 @@
-"""Drafts in a step: how many fit, and what becomes of them."""
+"""Drafts in a step: how many fit in, and the accounting once they are checked."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ if TYPE_CHECKING:
 
 
 class Lookahead:
-    """Slots behind those that a step computes, which a draft network writes to. Without them it has
-    to draft less, or in a slower way; nobody waits for them or is preempted."""
+    """Extra slots behind the tokens of a step, for the keys of the tokens that a draft network
+    drafts. They are optional: without them the network drafts fewer tokens, or outside of its CUDA
+    graphs. No request waits or is preempted for them."""
 
     def __init__(self, cache: CacheManager, num_tokens: int, max_num_tokens: int) -> None:
-        """max_num_tokens: of any request. One that ends before has them all the same: a network
-        drafts for a whole batch in one way."""
+        """num_tokens: extra slots for each request. max_num_tokens: the longest that any request
+        can get. A request with a lower limit gets the slots all the same, because a network drafts
+        as many tokens for each request of a batch."""
         self.num_tokens = num_tokens
         self._cache = cache
         self._max_num_tokens = max_num_tokens
 
-    def num_places(self, table: BlockTable, end: int, num_missing: int = 0) -> int:
-        """Blocks of a table for the tokens up to ``end``, and for drafting behind them if so many
-        are free. num_missing: blocks that others need."""
+    def num_logical_blocks(self, table: BlockTable, end: int, num_missing: int = 0) -> int:
+        """Logical blocks that hold the tokens up to ``end`` and, if enough blocks are free, the
+        extra slots behind them. num_missing: free blocks that are needed for other requests."""
         cache = self._cache
         needed = cache.num_blocks_for(end)
         end = max(end, min(end + self.num_tokens, self._max_num_tokens))
@@ -35,23 +37,27 @@ class Lookahead:
         return wanted if num_fresh + num_missing <= cache.num_free_blocks else needed
 
     def extend(self, table: BlockTable, end: int) -> None:
-        """Give them to a request that was just admitted, and has slots for the tokens up to
-        ``end``."""
-        num_places = self.num_places(table, end)
-        if num_places > table.num_places >= self._cache.num_blocks_for(end):
-            self._cache.grow(table, num_places)
+        """Give a request that was just admitted, with slots for the tokens up to ``end``, the extra
+        slots behind them."""
+        num_logical_blocks = self.num_logical_blocks(table, end)
+        if num_logical_blocks > table.num_logical_blocks >= self._cache.num_blocks_for(end):
+            self._cache.grow(table, num_logical_blocks)
 
 
 def fitting_drafts(
     request: Request, cache: CacheManager, limit: int, num_missing: int
 ) -> tuple[int, ...]:
-    """The leading drafts that there is room for; nobody is preempted for drafts."""
+    """The leading drafts for which ``limit`` and the free blocks suffice; no request is preempted
+    for drafts. limit: what is left of the step's tokens. num_missing: free blocks that are needed
+    for other requests."""
     drafts, table = request.draft_token_ids, request.block_table
     num_drafts, num_known = len(drafts), len(request.token_ids)
     limit = min(limit, request.draft_room)
-    if num_known + num_drafts > table.num_places * cache.block_size:
+    if num_known + num_drafts > table.num_logical_blocks * cache.block_size:
         num_free = max(0, cache.num_free_blocks - num_missing)
-        limit = min(limit, cache.num_places_within(table, num_free) * cache.block_size - num_known)
+        limit = min(
+            limit, cache.num_logical_blocks_within(table, num_free) * cache.block_size - num_known
+        )
     return tuple(drafts if num_drafts <= limit else drafts[: max(0, limit)])
 
 

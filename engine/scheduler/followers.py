@@ -1,4 +1,4 @@
-"""Requests that wait a step because another one is computing the block they need next."""
+"""Requests that wait for a block that a step in flight computes for another request."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ if TYPE_CHECKING:
 
 
 class Followers:
-    """Keyed by the block that a step in flight computes.
+    """The waiting requests, by the key of the block.
 
-    Without this, requests that share a prompt and arrive together (the branches of one request, a
-    burst behind a common system prompt) would all compute it, each on its own.
-    """
+    Without this, requests that arrive together and share a prompt (the branches of one request, or
+    a burst of requests with one system prompt) would each compute it."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, list[Request]] = {}
@@ -33,9 +32,11 @@ class Followers:
             self._by_key.setdefault(key, [])
 
     def expects(self, key: bytes) -> bool:
+        """Whether a step in flight computes the block with this key."""
         return key in self._by_key
 
     def hold(self, request: Request, key: bytes) -> None:
+        """Let a request wait for the block with this key."""
         self._by_key[key].append(request)
         self._key_of[request] = key
 

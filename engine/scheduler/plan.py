@@ -37,7 +37,7 @@ class Admission:
     block_ids: Sequence[int]
     """Its block table: shared prefix blocks first, then all blocks this step's chunk writes to
     (there may be more). ``new_blocks`` of the same plan says nothing about this row. In a layer
-    group with a window, ``NO_BLOCK`` stands where no query looks any more."""
+    group with a window, ``NO_BLOCK`` stands for blocks behind the window."""
     params: SamplingParams
     adapter: str = ""
     """Name of the adapter for all its tokens; empty for none."""
@@ -46,27 +46,28 @@ class Admission:
 
 
 UNSEEN = -1
-"""In place of a draft that the host has not seen: it stands in the row already."""
+"""Stands for a draft whose token id only the device knows: it is in the row's token table
+already."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row.
 
-    The last ``num_draft_tokens`` of them are drafts, which the plan brings along. The step samples
-    at each of these places and once behind them, and keeps what it samples up to the first draft
-    that it does not sample itself, that sample included.
-    """
+    The last ``num_draft_tokens`` of them are drafts. The step samples one token after the last
+    known token and one after each draft. It keeps the samples up to and including the first that
+    differs from the draft at its position."""
 
     row: int
     request_id: str
     num_computed_tokens: int
     num_scheduled_tokens: int
     samples: bool
-    """The chunk ends at the last known token, or at the last draft: the step samples the next."""
+    """Whether the step samples the next token, because the chunk ends at the last known token or at
+    the last draft."""
     constrained: bool = False
     """A grammar mask must be applied before sampling."""
     draft_token_ids: tuple[int, ...] = ()
-    """What follows the last known token, if the draft is right; or ``UNSEEN`` for each."""
+    """The drafts: guesses of the tokens after the last known one; or ``UNSEEN`` for each."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -97,12 +98,12 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
     """At most one for a row."""
     keeps_features: bool = True
-    """Whether what a draft network reads of the tokens is kept. A runner does without only where
-    each chunk is one token behind a prompt: drafts behind such tokens are right as often, or
-    nearly."""
+    """Whether the runner keeps, for each token of the step, the feature that a draft network reads
+    (``FeatureCache``). It may skip that only in steps in which each chunk is one generated token:
+    drafts after tokens without features are accepted nearly as often."""
 
     def append(self, row: int, block_ids: Sequence[list[int]]) -> None:
-        """To the block tables of a row; block_ids: for each layer group."""
+        """Append to the block tables of a row; block_ids: the new blocks of each layer group."""
         first, *others = block_ids
         if first:
             self.new_blocks.append((row, first))
@@ -120,8 +121,8 @@ class TokenMask:
     """Allowed tokens for the constrained rows of a step."""
 
     chunk_indices: list[int]
-    """Which chunks of the plan the mask's rows belong to, ascending; a chunk with drafts has a row
-    for each place it samples at, in their order."""
+    """The chunk that each row of the mask belongs to, ascending. A chunk with drafts has a row for
+    each token that it samples, in their order."""
     bitmask: npt.NDArray[np.int32]
     """[len(chunk_indices), ceil(vocab_size / 32)] int32; bit i % 32 of word i // 32 allows id i."""
 
@@ -132,8 +133,8 @@ class StepResult:
 
     step_id: int
     token_ids: list[list[int]]
-    """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled.
-    All but the last are drafts that were right."""
+    """The new tokens of each chunk of the plan, in its order; empty where nothing was sampled. All
+    but the last are accepted drafts."""
     logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By the index of the chunk, where its request asked: one for each new token, or more."""
     prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -154,7 +155,7 @@ class Runner(Protocol):
 
     @property
     def num_swap_blocks(self) -> int:
-        """Blocks of host memory; 0: none is ever swapped."""
+        """Blocks of host memory for swapping; 0: preempted requests are always recomputed."""
 
     @property
     def swap_s_per_block(self) -> float:
@@ -162,14 +163,14 @@ class Runner(Protocol):
 
     @property
     def group_windows(self) -> Sequence[int | None]:
-        """The tokens that the layers of each group see; None: all. One group, which sees all, is
-        what most models have. A block serves the layers of one group, whichever; what a window has
-        left behind may be handed out again without notice."""
+        """The sliding window of each layer group in tokens; None: the group attends to all tokens.
+        Most models have one group without a window. Any block can serve any group. Blocks behind a
+        window may be handed out again: the runner must not read them."""
 
     @property
     def window_step(self) -> int:
-        """Keys are read in pieces that begin at multiples of so many tokens, even where a window
-        begins within: whole ones can be left behind."""
+        """Attention reads keys in pieces that begin at multiples of this many tokens. A piece in
+        which a window begins is read as a whole, so only whole pieces can be given back."""
 
     @property
     def vocab_size(self) -> int:
@@ -177,23 +178,28 @@ class Runner(Protocol):
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Slots behind those of a step that ``draft`` makes use of."""
+        """Slots behind the tokens of a step that ``draft`` uses, if they are there."""
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """What steps with and without drafts take; None where that was not measured."""
+        """The measured times of steps with and without drafts; None where they were not
+        measured."""
 
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
     ) -> list[list[int]]:
-        """Drafts by a draft network, if the config names one: at most ``num_tokens`` for each
-        (row, number of known tokens). All steps of these rows were collected.
+        """Draft with the draft network that the config names: at most ``num_tokens`` tokens for
+        each (row, number of known tokens). All steps with chunks of these rows must be collected.
 
-        Unless it must ``wait`` for the device they may be ``UNSEEN``, for the next plan alone.
+        wait: return token ids, whatever that takes. If False, the drafts may be ``UNSEEN``, which
+        only the next plan may use.
         """
 
-    def forward(self, plan: StepPlan) -> None: ...
+    def forward(self, plan: StepPlan) -> None:
+        """Apply the plan's changes to rows and blocks, and compute the logits of its chunks."""
 
-    def sample(self, mask: TokenMask | None) -> None: ...
+    def sample(self, mask: TokenMask | None) -> None:
+        """Sample the step that ``forward`` launched last. mask: for its constrained chunks."""
 
-    def collect(self) -> StepResult: ...
+    def collect(self) -> StepResult:
+        """Wait for the oldest step that was sampled and not collected."""

@@ -1,4 +1,4 @@
-"""Whether the cache has room for one more request, now and until the others end."""
+"""Whether the cache has enough blocks for one more request, now and until the others end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Fit:
     num_tokens: int
     """Tokens of its first chunk."""
     num_slots: int
-    """Slots to reserve at once."""
+    """Slots to reserve at admission."""
     num_lacking: int
-    """Free blocks that are missing; none if <= 0."""
+    """Free blocks that are missing; 0 or less if there are enough."""
 
 
 class Room:
-    """Measures requests that want to be admitted, against the blocks and the forecast."""
+    """Compares what a waiting request needs with the free blocks and with the forecast."""
 
     def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
         self._cache = cache
@@ -45,22 +45,23 @@ class Room:
         self._num_lacking = self._num_free = self._num_left_behind = 0
 
     def begin_step(self, running: Collection[Request]) -> None:
-        """Start a step. ``running`` is the present batch; until the next step only ``admit`` adds
-        to it."""
+        """Begin a step. running: the current batch, to which only ``admit`` may add until the next
+        step."""
         self._running = running
         self._forecast_begun = False
 
     def lacking(self, request: Request) -> int:
-        """Blocks missing for the last request that was refused, if nothing was released since; with
-        those that others have taken since."""
+        """The blocks that ``request`` lacks, if it was the last one refused and nothing was
+        released since (so that it need not be measured again); else 0."""
         if request is not self._refused or self._num_left_behind != self._cache.num_left_behind:
             return 0
         return self._num_lacking + self._num_free - self._cache.num_free_blocks
 
     def fit(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
+        """Measure a waiting request. budget: tokens that are left in the step."""
         fit = self._measure(request, hit, budget)
         if fit.num_lacking > 0 and hit.num_copied > 0:
-            # Copying a tail holds its source block for a step, which a full cache cannot afford.
+            # To copy a partly filled block, its source must be held for a step. Try without that.
             fit = self._measure(request, hit.without_copy(), budget)
         if fit.num_lacking > 0:
             self._refused, self._num_lacking = request, fit.num_lacking
@@ -84,8 +85,8 @@ class Room:
 
     def _measure(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
         num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
-        # Room for the whole prompt at once, or else several long prompts would each get their
-        # first chunk in and then preempt each other.
+        # Reserve the whole prompt at once: otherwise several long prompts would be admitted for
+        # their first chunks, and then preempt each other.
         num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens
         num_lacking = self._cache.num_blocks_lacking(hit, num_slots)
         if self._running:

@@ -7,13 +7,16 @@ A decode is a request that is one token behind, a prefill one that is many behin
 With one step of overlap, step N+1 is planned before the host has seen what step N sampled. Four
 rules make that safe:
 
-* A request whose token in flight is its last by length gets no further chunk.
-* A stop token seen too late costs one chunk, whose sample is dropped.
-* Blocks and row of a request are given back when no step in flight has a chunk of it any more. So
-  no block is handed out while a step may still touch it, and there is one place that frees. A
-  step that copies blocks out to host memory counts as one that has a chunk. (What a window has left
-  behind is given back earlier, by the update for the last step that looked at it.)
-* A request whose drafts are being checked gets no further chunk: where it goes on is not known.
+* A request that reaches its length limit with the token in flight gets no further chunk.
+* A stop token is seen one step late. The chunk that was planned meanwhile is computed in vain, and
+  its sample is dropped.
+* The blocks and the row of a request are released when no step in flight has a chunk of it any
+  more. So no block is handed out while a step may still read or write it, and ``_release`` is the
+  only place that frees them. A step that copies blocks out to host memory counts as one that has a
+  chunk. (Blocks behind a sliding window are released earlier, by the ``update`` for the last step
+  that read them.)
+* A request whose drafts are in flight gets no further chunk: how many of them are accepted, and so
+  where it continues, is not known yet.
 """
 
 from __future__ import annotations
@@ -45,16 +48,17 @@ if TYPE_CHECKING:
     from engine.scheduler.room import Fit
 
 _QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
-# Most requests that wait for blocks of a step in flight; each costs a little in every step.
+# The most requests that are set aside until a step in flight has computed a block for them; looking
+# each of them up takes time in every step.
 _MAX_FOLLOWERS = 32
 
 
 class Scheduler:
-    """Keeps the running requests, while the policy keeps the waiting ones and ``Room`` decides who
-    fits.
+    """Owns the running requests. The policy owns the waiting ones, and ``Room`` decides which of
+    them fit in the cache.
 
-    ``schedule`` plans a step and assumes that it runs; ``update`` takes the results in the same
-    order. At most two steps are in flight between them.
+    ``schedule`` plans a step and assumes that it will run; ``update`` processes the results of
+    steps, in the order in which they were planned. At most two steps are in flight.
     """
 
     def __init__(
@@ -90,16 +94,16 @@ class Scheduler:
         self._adapter_slots = AdapterSlotQueue(config.max_loras)
         self._room = Room(config, cache)
         self._blocked: Request | None = None
-        """The request that was next in the last step, but not admitted."""
+        """The request that was next in line in the last step, but could not be admitted."""
         self._num_blocks_lacking = 0
-        """How many blocks it lacked; 0 if it lacked a row."""
+        """How many free blocks ``_blocked`` lacked; 0 if it lacked a row."""
         self._displaced: list[Request] = []
-        """Requests that were last preempted in favour of a waiting one."""
+        """The requests that were preempted for the last waiting request that outranked them."""
         self._draining: dict[int, Request] = {}
-        """Requests that left the batch, while a step in flight still has a chunk of them; by
-        arrival."""
+        """Requests that left the batch while a step in flight still has a chunk of them, by
+        arrival number."""
         self._ungranted: dict[int, Request] = {}
-        """Requests taken out of the queue until they are granted more; by arrival."""
+        """Requests taken out of the queue until they are granted more tokens, by arrival number."""
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -144,14 +148,14 @@ class Scheduler:
         self.policy.enqueue(request)
 
     def resume(self, request: Request) -> None:
-        """Continue a request that was granted more: if it waits outside of the batch, it may come
-        in again."""
+        """Continue a request that was granted more tokens: queue it again, if it had to leave the
+        queue."""
         if self._ungranted.pop(request.arrival, None) is not None:
             self.policy.enqueue(request)
 
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
-        """Move a running request back to the queue: its computed tokens are swapped out or thrown
-        away, known tokens are kept."""
+        """Move a running request back to the queue. What it has computed is swapped out or dropped;
+        its known tokens are kept. cause: the request that needs its blocks or row."""
         if self._is_worth_swapping(request):
             pairs = self.cache.swap_out(request.block_table, request.num_settled_tokens)
             step.plan.swap_outs += pairs
@@ -169,9 +173,10 @@ class Scheduler:
     def _is_worth_swapping(self, request: Request) -> bool:
         num_tokens, table = request.num_settled_tokens, request.block_table
         num_blocks = self.cache.num_blocks_to_swap(table, num_tokens)
-        if num_blocks > self.cache.swap.num_free:
+        # A window of one token leaves none at the end of a block.
+        if not 0 < num_blocks <= self.cache.swap.num_free:
             return False
-        # Blocks that others hold as well need not be computed again as long as they do.
+        # Blocks that other requests hold as well stay cached as long as those run.
         num_sole_tokens = self.cache.num_sole_tokens(table)
         return self._costs.prefers_swap(min(num_tokens, num_sole_tokens), num_blocks)
 
@@ -205,7 +210,7 @@ class Scheduler:
         self._free_rows.append(request.row)
         request.row = -1
 
-    # ---- a step is planned ----------------------------------------------------------------------
+    # ---- planning a step ------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to compute."""
@@ -224,8 +229,8 @@ class Scheduler:
         return step
 
     def _make_way(self, step: Step) -> None:
-        """Preempt running requests in favour of the one that was next in the last step, if it
-        outranks them and they give it what it lacked."""
+        """Preempt running requests for the one that was next in line in the last step, if it
+        outranks them and they free what it lacked."""
         request, self._blocked = self._blocked, None
         if request is None or request.state not in _QUEUED:
             return
@@ -244,13 +249,13 @@ class Scheduler:
         """Note that the next request cannot be admitted, for want of a row or of
         ``num_blocks_lacking`` blocks."""
         if any(victim.arrival in self._draining for victim in self._displaced):
-            return  # Room for it is being made already.
+            return  # Requests were preempted for it already, and are about to be released.
         self._blocked = request
         self._num_blocks_lacking = num_blocks_lacking
 
     def _schedule_running(self, step: Step) -> tuple[int, bool]:
-        """Schedule chunks of the running requests; returns the budget left, and whether blocks
-        sufficed."""
+        """Schedule a chunk of each running request; returns the tokens left of the budget, and
+        whether there were enough blocks for all."""
         num_preemptions, num_missing = self.stats.num_preemptions, 0
         order = list(self.running.values())
         budget = self._step_budget.num_tokens(order, self.queue.num_tokens)
@@ -263,8 +268,8 @@ class Scheduler:
             index += 1
             num_planned = len(request.token_ids) + request.num_pending
             if num_planned >= request.token_limit or request.num_drafts_in_flight:
-                continue  # Its last permitted token is in flight, or where it ends is unknown.
-            # A long prefill leaves a token of the budget to each request behind it.
+                continue  # Its last permitted token, or drafts of it, are in flight.
+            # However long a prefill is, it leaves one token of the budget for each request behind.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = num_planned - request.num_computed_tokens
             if num_tokens > limit:
@@ -274,23 +279,22 @@ class Scheduler:
                 drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
                 num_tokens += len(drafts)
             end, table = request.num_computed_tokens + num_tokens, request.block_table
-            if end + num_lookahead > table.num_places * block_size:
-                num_places = self._lookahead.num_places(table, end, num_missing)
-                if num_places > table.num_places:
-                    num_fresh = self.cache.num_blocks_to_grow(table, num_places)
+            if end + num_lookahead > table.num_logical_blocks * block_size:
+                num_logical_blocks = self._lookahead.num_logical_blocks(table, end, num_missing)
+                if num_logical_blocks > table.num_logical_blocks:
+                    num_fresh = self.cache.num_blocks_to_grow(table, num_logical_blocks)
                     if not self._make_room(step, num_fresh + num_missing, request, order):
                         num_missing += num_fresh
                         continue
-                    step.plan.append(request.row, self.cache.grow(table, num_places))
+                    step.plan.append(request.row, self.cache.grow(table, num_logical_blocks))
             self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
-        # If blocks fell short, new work would only take what running requests lack.
+        # If blocks ran short, newly admitted requests would take what running ones lack.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
     def _may_run_short(self, order: list[Request]) -> bool:
-        """Whether the next chunks of these requests could need more blocks than are free.
-
-        Ranking requests takes time, and most steps of a full cache need only a few blocks.
+        """Whether the next chunks of these requests could need more blocks than are free: only then
+        does their order matter, and is it worth the time to rank them.
         """
         cache = self.cache
         num_free, block_size = cache.num_free_blocks, cache.block_size
@@ -301,18 +305,18 @@ class Scheduler:
         for request in order:
             end = len(request.token_ids) + request.num_pending
             end = min(end, request.num_computed_tokens + self._chunk_limit)
-            num_places = -(-end // block_size)
-            if num_places > request.block_table.num_places:
-                num_needed += cache.num_blocks_to_grow(request.block_table, num_places)
+            num_logical_blocks = -(-end // block_size)
+            if num_logical_blocks > request.block_table.num_logical_blocks:
+                num_needed += cache.num_blocks_to_grow(request.block_table, num_logical_blocks)
         return num_needed > num_free
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
     ) -> bool:
-        """Preempt requests from the end of ``order`` until ``num_blocks`` are free or about to be.
+        """Preempt requests from the end of ``order`` until ``num_blocks`` are free.
 
-        False if ``request`` cannot go on in this step: because room comes only when the step in
-        flight is over, or because ``request`` itself was the last.
+        False if ``request`` gets no chunk in this step: because enough blocks will be free once the
+        step in flight is over, or because ``request`` was the last one left to preempt.
         """
         while num_blocks > self.cache.num_free_blocks:
             num_coming = sum(
@@ -337,7 +341,7 @@ class Scheduler:
         while budget > 0:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
-                return  # Preempted just now: its last token is not known yet.
+                return  # It was preempted just now, and its last token is not known yet.
             if request.awaits_grant:
                 self.policy.dequeue(request)
                 self._ungranted[request.arrival] = request
@@ -371,9 +375,10 @@ class Scheduler:
             budget -= fit.num_tokens
 
     def _follows(self, request: Request, hit: PrefixHit) -> bool:
-        """Set a request aside while a step computes the very block that it needs next.
+        """Set a request aside if a step in flight computes the block that it needs next: then it
+        will find it in the cache, and need not compute it again.
 
-        This costs the request a step or two, but never delays the requests behind it.
+        The request waits for a step or two; the requests behind it do not.
         """
         keys, index = request.block_table.keys, hit.num_blocks
         if hit.is_swapped or request.block_table.skip_reading:
@@ -414,7 +419,7 @@ class Scheduler:
         )
 
     def _account_arrival(self, request: Request, num_cached: int) -> None:
-        """Account for a request that leaves the queue for the first time."""
+        """Charge and count a request that leaves the queue for the first time."""
         request.was_admitted = True
         request.num_cached_tokens = num_cached
         self.queue.leave(request.fair_key, request.num_prompt_tokens)
@@ -432,6 +437,7 @@ class Scheduler:
     def _add_chunk(
         self, step: Step, request: Request, num_tokens: int, drafts: tuple[int, ...] = ()
     ) -> None:
+        """Plan the next ``num_tokens`` of a request, of which the last are ``drafts``."""
         start = request.num_computed_tokens
         end = start + num_tokens
         samples = end - len(drafts) == len(request.token_ids) + request.num_pending
@@ -460,8 +466,8 @@ class Scheduler:
             self._account_prefill(step, request, start, end)
 
     def _account_prefill(self, step: Step, request: Request, start: int, end: int) -> None:
-        """Charge prompt tokens that are computed for the first time, and count the others; announce
-        the blocks that the step computes."""
+        """Charge the prompt tokens that are computed for the first time, count those computed
+        again, and tell ``_followers`` which blocks the step computes."""
         first_time = max(start, min(request.num_once_computed, end))
         self.stats.recomputed_tokens += first_time - start
         num_charged = min(end, request.num_prompt_tokens) - first_time
@@ -473,13 +479,13 @@ class Scheduler:
         self._followers.expect(keys)
         step.computed_keys += keys
 
-    # ---- a step is over -------------------------------------------------------------------------
+    # ---- processing results ---------------------------------------------------------------------
 
     def update(self, result: StepResult) -> list[tuple[Request, list[int]]]:
-        """Take in the results of the oldest step: publish the blocks it wrote, append tokens, end
-        requests.
+        """Process the results of the oldest step in flight: append tokens, publish the blocks that
+        it filled, end requests.
 
-        Returns the requests that moved, each with its new tokens; some are finished now.
+        Returns the requests that got new tokens, with these; some of them are finished now.
         """
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
@@ -504,7 +510,7 @@ class Scheduler:
                 )
                 self.stats.drafts.observe(len(chunk.draft_token_ids), num_right)
                 num_written -= num_wrong
-            # A request that has ended may have dropped tokens that this chunk computed.
+            # Tokens behind a stop token were computed, but dropped.
             num_written = min(num_written, len(request.token_ids))
             table = request.block_table
             if num_written // block_size > table.num_published:
@@ -516,7 +522,7 @@ class Scheduler:
                 self.finish(request, reason)
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
-        for request in step.swapped:  # the last step that needs what they hold
+        for request in step.swapped:  # This was the last step that reads their blocks.
             request.num_in_flight -= 1
             self._release(self._draining.pop(request.arrival))
         if step.plan.block_copies:
@@ -527,7 +533,7 @@ class Scheduler:
         return moved
 
     def _observe_time(self, step: Step) -> None:
-        """Learn what tokens cost, from a step that did nothing else."""
+        """Learn what computing a token costs, from steps that did not swap."""
         now = self._clock()
         if step.num_tokens and not step.plan.swap_outs and not step.plan.swap_ins:
             self._costs.observe(step.num_tokens, now - max(step.planned_s, self._updated_s))

@@ -1,9 +1,9 @@
-"""How many tokens a step computes: few enough that streams flow evenly, many enough for prompts.
+"""How many tokens a step computes: few enough for even streams, many enough for prompts.
 
-Requests that generate wait for every prompt token in their step. On a GPU the first few hundred
-tokens are nearly free, since reading the weights takes as long; each one after that costs the same
-in small steps as in large ones. So prompts lose little by being cut up, and streams gain much.
-"""
+Every prompt token in a step delays the requests that generate in it. On a GPU the first few hundred
+tokens are nearly free, because the step is bound by reading the weights; each token beyond them
+costs the same in small steps as in large ones. So prompts lose little if they are cut into chunks,
+and streams gain much."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ if TYPE_CHECKING:
     from engine.request import Request
 
 _LEAST_TOKENS = 512
-"""About two to three times what a GPU multiplies while it reads 16-bit weights."""
+"""About two to three times as many tokens as a GPU computes in the time of reading 16-bit
+weights."""
 _PROMPT_SHARE = 5
-"""Prompt tokens for each other one, at least: steps of large batches take longer anyway, and
+"""Prompt tokens for each generated token, at least: steps of large batches take longer anyway, and
 prompts that arrive as fast as other requests end must not fall behind."""
 _NUM_STEPS = 64
-"""Prompts that wait are to be computed in about as many steps."""
+"""Waiting prompts should be computed within about this many steps."""
 _TILE = 128
-"""Matrix products cut the tokens of a step into tiles of so many."""
+"""Matrix products divide the tokens of a step into tiles of this size."""
 
 
 class StepBudget:
-    """The most tokens of each step, by what there is to compute.
+    """The most tokens of a step, from what there is to compute.
 
-    Beside few requests that generate prompts get what is left of 512 tokens, beside many about five
-    sixths of a step, and the more the more prompt tokens wait, up to ``max_num_prefill_tokens``:
-    neither side can starve the other. Beside none they get all of ``max_num_batched_tokens``.
-    """
+    If few requests generate, prompts get what they leave of 512 tokens; if many do, about five
+    sixths of the step. They get more if many prompt tokens wait, up to ``max_num_prefill_tokens``,
+    so that neither side starves the other. If no request generates, prompts get all of
+    ``max_num_batched_tokens``."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.max_num_tokens = config.step_tokens
         self._max_num_prefill_tokens = config.max_num_prefill_tokens
 
     def num_tokens(self, running: Iterable[Request], num_queued_tokens: int) -> int:
-        """For a step of these requests and of new ones, which have ``num_queued_tokens``."""
+        """The budget of a step. running: the current batch. num_queued_tokens: prompt tokens of the
+        requests in the queue."""
         limit = self._max_num_prefill_tokens
         if limit is None:
             return self.max_num_tokens
         num_generating, num_prompts, num_waiting = 0, 0, num_queued_tokens
         for request in running:
             num_left = len(request.token_ids) - request.num_computed_tokens
-            if num_left > 1:  # who generates has one, or none while its tokens are in flight
+            if num_left > 1:  # A generating request has one, or none while its token is in flight.
                 num_prompts += 1
                 num_waiting += num_left
             else:
@@ -57,7 +59,7 @@ class StepBudget:
             _PROMPT_SHARE * num_generating,
             num_waiting // _NUM_STEPS,
         )
-        num_wanted = max(min(num_wanted, limit), num_prompts)  # a token for each of them
+        num_wanted = max(min(num_wanted, limit), num_prompts)  # At least a token for each prompt.
         num_tokens = num_generating + num_wanted
         num_beyond_tile = num_tokens % _TILE
         if num_beyond_tile <= min(num_wanted // 4, num_wanted - num_prompts):

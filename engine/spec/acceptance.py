@@ -1,9 +1,9 @@
-"""How often drafts are right: by their place for all requests, and for each request.
+"""Acceptance rates of drafts: by draft position over all requests, and for each request.
 
-A draft can be right only if those before it are, so what is estimated is the chance of each place
-under that condition. What a request does differs from what all do mostly in two numbers: how often
-the first draft is right, and how often the ones that follow are.
-"""
+A draft can be accepted only if all drafts before it are. So the rate that is estimated for a
+position is conditional: accepted drafts by those whose predecessors were all accepted. For a single
+request there are too few drafts for that; two numbers say most of how it differs from the others,
+the rate of its first drafts and that of all later ones."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Before anything is known, as if so many drafts had been checked, at this rate of hits.
+# The prior: as if this many drafts had been verified, at this acceptance rate.
 _PRIOR_CHANCE, _PRIOR_WEIGHT = 0.6, 4.0
-# Drafts of a place that are remembered, in the long run and of late; and of a request.
+# How many of the latest drafts count: of a position in the long and in the short memory, of a
+# request.
 _LONG, _SHORT, _OF_REQUEST = 512.0, 48.0, 24.0
-# Those of so many steps are remembered in any case.
+# The drafts of this many steps count in any case, however many they are.
 _MIN_STEPS = 4.0
-# Standard deviations of the latest, and of a step alone, that are not luck. From then on only so
-# many of the latest drafts count.
+# The rate has changed if the short memory, or a single step, is off by this many standard
+# deviations. Then all but the latest ``_ENOUGH`` drafts are forgotten.
 _SURPRISING, _SURPRISING_STEP, _ENOUGH = 4.0, 5.5, 8.0
-# How fast places are forgotten: by this in a step without drafts, or without drafts so long.
+# What is left of the counts after a step without drafts, and of those of a position after a step
+# whose drafts did not reach it.
 _AGEING, _AGEING_BEHIND = 0.999, 0.99
-# The former is made up for so many steps at a time.
+# Steps without drafts are accounted for this many at a time.
 _IDLE_STEPS = 16
 
 
 class _Counts:
-    """Hits and tries, of which the latest ``limit`` count."""
+    """Accepted and judged drafts (hits and tries); only about the latest ``limit`` of them
+    count."""
 
     __slots__ = ("hits", "limit", "tries")
 
@@ -52,8 +55,9 @@ class _Counts:
         return (self.hits + _PRIOR_WEIGHT * prior) / (self.tries + _PRIOR_WEIGHT)
 
 
-class _Place:
-    """Follows slow changes with many drafts in mind, and sudden ones with few."""
+class _PositionRate:
+    """The acceptance rate of one draft position: a long memory for a precise rate, and a short one
+    to notice sudden changes."""
 
     __slots__ = ("long", "short")
 
@@ -77,7 +81,7 @@ class _Place:
 
 
 def _is_surprising(hits: float, tries: float, usual: float, deviations: float) -> bool:
-    """Whether so many hits are hardly due to luck, if the rate is the usual one."""
+    """Whether this many hits are unlikely at the rate ``usual``, by standard deviations."""
     if tries < _ENOUGH:
         return False
     deviation = math.sqrt(tries * usual * (1 - usual))
@@ -85,26 +89,28 @@ def _is_surprising(hits: float, tries: float, usual: float, deviations: float) -
 
 
 class Acceptance:
+    """The acceptance rates of all draft positions, and of the running requests."""
+
     def __init__(self, max_length: int, *, by_request: bool = True) -> None:
-        """max_length: drafts of a request in a step, at most. by_request: without, all requests
-        are taken for alike."""
+        """max_length: the most drafts of a request in a step. by_request: whether to keep rates for
+        each request; if False all requests are assumed to be alike."""
         self._by_request = by_request
-        self._places = [_Place() for _ in range(max_length)]
+        self._positions = [_PositionRate() for _ in range(max_length)]
         self._requests: dict[str, tuple[_Counts, _Counts]] = {}
         self._rates: list[float] | None = None
-        """Of the places; None: to be computed."""
+        """The rates of the positions; None: to be computed."""
         self._num_idle_steps = 0
         """Steps without drafts since the last one with some."""
 
     def observe(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
-        """Of a step: (request, its drafts, how many of them were right); none in a step without
-        drafts, which only ages what is known."""
+        """A step is over: (request id, drafts, accepted drafts) of each request that had some;
+        empty for a step without drafts, which only ages the counts."""
         if not outcomes:
             self._num_idle_steps += 1
             return
         self._forget()
-        tries = [0] * (len(self._places) + 1)
-        hits = [0] * (len(self._places) + 1)
+        tries = [0] * (len(self._positions) + 1)
+        hits = [0] * (len(self._positions) + 1)
         for _, num_drafts, num_right in outcomes:
             tries[num_right + 1 if num_right < num_drafts else num_drafts] += 1
             hits[num_right] += 1
@@ -112,13 +118,13 @@ class Acceptance:
             for outcome in outcomes:
                 self._observe_request(*outcome)
         num_tries = num_hits = 0
-        for index in range(len(self._places) - 1, -1, -1):
+        for index in range(len(self._positions) - 1, -1, -1):
             num_tries += tries[index + 1]
             num_hits += hits[index + 1]
             if num_tries:
-                self._places[index].add(num_hits, num_tries)
+                self._positions[index].add(num_hits, num_tries)
             else:
-                self._places[index].scale(_AGEING_BEHIND)
+                self._positions[index].scale(_AGEING_BEHIND)
         self._rates = None
 
     def _observe_request(self, request_id: str, num_drafts: int, num_right: int) -> None:
@@ -131,14 +137,14 @@ class Acceptance:
             counts[1].add(num_right - 1, num_tried - 1)
 
     def rest(self, num_steps: int) -> None:
-        """So many steps had no drafts."""
+        """``num_steps`` steps had no drafts."""
         self._num_idle_steps += num_steps
 
     def _forget(self) -> None:
-        """What the steps without drafts are a reason to."""
+        """Age the counts for the steps without drafts since the last call."""
         if self._num_idle_steps:
-            for place in self._places:
-                place.scale(_AGEING**self._num_idle_steps)
+            for position in self._positions:
+                position.scale(_AGEING**self._num_idle_steps)
             self._num_idle_steps = 0
             self._rates = None
 
@@ -147,19 +153,19 @@ class Acceptance:
 
     @property
     def rates(self) -> Sequence[float]:
-        """The chance of each place if all before it are right, over all requests. A place of which
-        nothing is known is like the one before it."""
+        """[max_length]: the conditional acceptance rate of each position, over all requests. The
+        prior of a position is the rate of the one before it."""
         if self._num_idle_steps >= _IDLE_STEPS:
             self._forget()
         if self._rates is None:
             self._rates, rate = [], _PRIOR_CHANCE
-            for place in self._places:
-                rate = place.long.rate(rate)
+            for position in self._positions:
+                rate = position.long.rate(rate)
                 self._rates.append(rate)
         return self._rates
 
     def survival(self) -> list[float]:
-        """The chance of each place over all requests, without a condition."""
+        """[max_length]: the probability that all drafts up to each position are accepted."""
         chance, chances = 1.0, []
         for rate in self.rates:
             chance *= rate
@@ -167,7 +173,7 @@ class Acceptance:
         return chances
 
     def of_each(self, request_ids: Iterable[str]) -> list[tuple[float, float]]:
-        """The chance of a request's first draft, and of each that follows right ones."""
+        """For each request: the rates of its first draft, and of drafts after accepted ones."""
         first, later = self.rates[0], self.rates[min(1, len(self.rates) - 1)]
         chances = []
         for request_id in request_ids:

@@ -1,9 +1,23 @@
-"""How many drafts pay: from what was accepted before, and from what steps cost.
+"""Chooses how many drafts each request gets, from acceptance rates and from the costs of steps.
 
-A step of b requests that checks k_i drafts of request i gives ``b + sum_i sum_{j <= k_i} s_ij``
-tokens, where s_ij is the chance that the first j drafts of i are right. It takes longer than a step
-without drafts. The k_i are those for which tokens a second are the most (the goodput of Liu et al.,
-"Optimizing Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066).
+A step of b requests that verifies k_i drafts of request i generates ``b + sum_i sum_{j <= k_i}
+s_ij`` tokens on average, where s_ij is the probability that the first j drafts of request i are all
+accepted. It takes longer than a step without drafts. The k_i are chosen for the most tokens per
+second (the goodput of Liu et al., "Optimizing Speculative Decoding for Serving LLMs Using Goodput",
+arXiv 2406.14066).
+
+Around that formula there are four mechanisms, each in a module of its own:
+
+* **Probes** (``probes``): without drafts, nothing is learned about drafts. So a few requests draft
+  now and then even where that does not pay, within a budget of time.
+* **Hysteresis** (``hysteresis``): a draft network that has not drafted for a while must catch up
+  first. So drafting starts and stops only once the expected loss of *not* doing so adds up.
+* **Rests** (``rest``): where drafts do not pay, even the question whether they do costs host time.
+So
+  it is asked once for a number of steps.
+* **Remeasurement** (``remeasurement``): while drafts pay, steps without drafts are measured anew
+from
+  time to time, because the comparison needs both.
 """
 
 from __future__ import annotations
@@ -13,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from engine.spec.experience import HOLDS, Experience
+from engine.spec.experience import STEPS_PER_UPDATE, Experience
 from engine.spec.hysteresis import MARGIN, Hysteresis
 from engine.spec.probes import Probe
 
@@ -24,54 +38,57 @@ if TYPE_CHECKING:
     from engine.spec.costs import StepCosts
     from engine.spec.planned_step import PlannedStep
 
-# What questions that nobody has an answer to may take of the time, and for how many steps they are
-# put off at most.
+# Asking a text proposer that finds no drafts may take this share of the time; to keep within it,
+# the next question is put off by up to this many steps.
 _ASKING_SHARE, _MAX_REST = 0.02, 16
-# What a probe is taken to lose of a step, at least.
+# The least loss, in steps, that a probe is assumed to cause.
 _MIN_LOSS = 0.05
-# Requests in a probe, where there are more.
+# The most requests that take part in a probe.
 _PROBE_REQUESTS = 8
-# How often drafts are right in a probe that could change anything.
+# The acceptance rate that is assumed when asking whether a probe could show that drafts pay.
 _HOPE = 0.9
-# Where drafts could gain more than this, though they are not made yet, each step is looked at.
+# While no drafts are made, but would gain more than this factor, every step is looked at ...
 _TEMPTING = 1.1
-# And so many of them are not, where to begin with drafts has to pay for itself first.
+# ... except for up to this many steps in which the hysteresis would not begin to draft anyway.
 _MAX_WAIT = 32
-# Steps without drafts, and with them, that will do to know what they take.
+# After this many measured steps without drafts, and with drafts, their times count as known.
 _NUM_KNOWN, _NUM_STEADY = 4, 32
-# Drafts that lose more than this are not made even where the last ones paid.
+# Steps with drafts that are slower than this factor have none, even while the hysteresis drafts.
 _TOLERATED = 0.97
 
 
 @dataclass(slots=True)
-class _Even:
-    """As many drafts for all."""
+class _Uniform:
+    """The best choice that gives every request the same number of drafts."""
 
     length: int
+    """Drafts of each request."""
     gain: float
-    """How many times as fast as no drafts, newcomers aside."""
+    """Tokens per second relative to steps without drafts, apart from what newcomers cost."""
     plain_s: float
-    """Of a step without."""
+    """Seconds of a step without drafts."""
     could_pay: bool
-    """If they were right as often as can be hoped for."""
+    """Whether some length would pay at the acceptance rate ``_HOPE``."""
     gain_in_all: float | None = None
-    """How many times as fast with newcomers, once somebody asked."""
+    """``gain`` with the cost of newcomers; computed on demand."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """The best so far."""
+    """The best choice found so far."""
 
     speed: float
+    """Tokens per second."""
     lengths: Mapping[Request, int] = field(default_factory=dict)
 
 
 class AdaptiveLength:
-    """Decides; what it goes by is its ``Experience``, which hears all that it hears."""
+    """Decides on drafts; what it decides from is kept in its ``Experience``."""
 
     def __init__(self, costs: StepCosts, *, by_request: bool = True) -> None:
-        """by_request: requests may have different numbers of drafts. If not, all have as many, and
-        whether they have any changes seldom."""
+        """costs: as measured at start-up. by_request: requests may have different numbers of
+        drafts. If False (draft networks), all have the same, and the hysteresis decides whether
+        they have any."""
         self._experience = Experience(costs, by_request=by_request)
         self._costs, self._acceptance = self._experience.costs, self._experience.acceptance
         self._most = costs.lengths[-1]
@@ -79,19 +96,20 @@ class AdaptiveLength:
         self._hysteresis = Hysteresis()
         self._probe = Probe()
         self._version = 0
-        """Of the experience that what follows was found out with."""
+        """Version of the experience from which the cached results below were computed."""
         self._share, self._share_due = 0.0, 0
-        """Of newcomers, and in which version it is to be found out anew."""
-        self._even: dict[tuple[int, int], _Even] = {}
+        """The share of savings that newcomers cost, and the version in which to compute it anew."""
+        self._uniform: dict[tuple[int, int], _Uniform] = {}
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
-        """The cheapest probe: its length, and what it would lose."""
+        """The cheapest probe by (batch, longest allowed): its length, and the seconds it loses."""
         self._may_pay: dict[tuple[int, int], bool] = {}
-        """By the batch and the requests asked for."""
+        """By (batch, number of requests that could get drafts)."""
 
-    # ---- what happens ---------------------------------------------------------------------------
+    # ---- observing ------------------------------------------------------------------------------
 
     def planned(self, step: PlannedStep) -> None:
-        """To be followed by ``observe`` once it is over; others may be planned between the two."""
+        """A step was planned. ``observe`` follows once it is over; other steps may be planned in
+        between."""
         self._experience.planned(step)
         if not self._by_request and step.batch:
             has_drafts = step.num_drafts > 0 and not step.is_probe
@@ -116,7 +134,7 @@ class AdaptiveLength:
         if step.takes_up and step.only_decodes:
             usual_s = self._costs.seconds(step.batch, step.length, step.num_drafts)
             more_s = seconds / self._costs.pace - usual_s
-            self._hysteresis.took_up(more_s / self._costs.even(step.batch, 0))
+            self._hysteresis.took_up(more_s / self._costs.uniform(step.batch, 0))
         if step.is_probe:
             self._probe.judge(sum(num_right > 0 for *_, num_right in outcomes), len(outcomes))
         is_drafting = self._hysteresis.is_drafting
@@ -128,9 +146,12 @@ class AdaptiveLength:
         num_tokens: Mapping[int, int],
         num_passed: int = 0,
     ) -> None:
-        """Steps of ``rest_length`` are over: of each batch, what some of them took, and the tokens
-        that all of them gave; and how many nobody timed, which are taken for like the first of
-        these."""
+        """Steps of a rest are over.
+
+        taken: the seconds of those that were timed, by batch. num_tokens: the tokens that all of
+        them generated, by tokens per step. num_passed: how many were not timed; they are assumed to
+        be like the timed ones of the first batch.
+        """
         for batch, seconds in taken.items():
             if not self._by_request:
                 num_steps = len(seconds) + num_passed
@@ -145,25 +166,26 @@ class AdaptiveLength:
                 self._experience.newcomers.go_on(batch, num_others)
 
     def _gain(self, batch: int) -> float:
-        """How many times as fast such a batch is with drafts, newcomers and all."""
-        even = self._best_even(batch, self._most)
-        if even.gain_in_all is None:
-            even.gain_in_all = even.gain
-            if even.gain > 1:
-                even.gain_in_all = 1 + (even.gain - 1) * (1 - self._newcomers_share())
-        return even.gain_in_all
+        """Tokens per second with drafts relative to without, the cost of newcomers included."""
+        uniform = self._best_uniform(batch, self._most)
+        if uniform.gain_in_all is None:
+            uniform.gain_in_all = uniform.gain
+            if uniform.gain > 1:
+                uniform.gain_in_all = 1 + (uniform.gain - 1) * (1 - self._newcomers_share())
+        return uniform.gain_in_all
 
     def _newcomers_share(self) -> float:
-        """Of what drafts save. It changes slowly, and each size of batch has a part in it."""
+        """The share of what drafts save that newcomers cost. It changes slowly, and takes time to
+        compute, because it sums over all sizes of batches."""
         if self._version >= self._share_due:
-            self._share_due = self._version + HOLDS
+            self._share_due = self._version + STEPS_PER_UPDATE
             self._share = self._experience.newcomers.share(self._saved_s_per_token)
         return self._share
 
     def _saved_s_per_token(self, batch: int) -> float:
-        """What drafts save of a batch of so many requests, newcomers aside."""
-        even = self._best_even(batch, self._most)
-        return even.plain_s / batch * (1 - 1 / even.gain) if even.gain > 1 else 0.0
+        """Seconds that drafts save per token of such a batch, apart from what newcomers cost."""
+        uniform = self._best_uniform(batch, self._most)
+        return uniform.plain_s / batch * (1 - 1 / uniform.gain) if uniform.gain > 1 else 0.0
 
     def drop(self, request: Request) -> None:
         """The request is finished."""
@@ -172,74 +194,80 @@ class AdaptiveLength:
     def _forget_outdated(self) -> None:
         if self._version != self._experience.version:
             self._version = self._experience.version
-            self._even.clear()
+            self._uniform.clear()
             self._probes.clear()
             self._may_pay.clear()
 
     # ---- deciding -------------------------------------------------------------------------------
 
-    def even_length(self, batch: int, most: int) -> int:
-        """One length for all, at most ``most``; 0 if drafts do not pay, or steps without them are
-        to be measured."""
+    def uniform_length(self, batch: int, most: int) -> int:
+        """The number of drafts, at most ``most``, for each request of a batch; 0 if drafts do not
+        pay, or if a step without them is due to be measured."""
         if not self._hysteresis.is_drafting:
             return 0
-        even = self._best_even(batch, most)
-        is_trial = not self._by_request and self._hysteresis.is_trial and even.could_pay
-        if even.gain < _TOLERATED and not is_trial:
+        uniform = self._best_uniform(batch, most)
+        is_trial = not self._by_request and self._hysteresis.is_trial and uniform.could_pay
+        if uniform.gain < _TOLERATED and not is_trial:
             return 0
         num_known = self._costs.num_seen(batch, 0, 0)
-        return 0 if self._experience.remeasurement.is_due(even.gain, num_known) else even.length
+        return (
+            0 if self._experience.remeasurement.is_due(uniform.gain, num_known) else uniform.length
+        )
 
-    def _best_even(self, batch: int, most: int) -> _Even:
-        """Of the lengths above 0. Batches are told apart within a factor of two, as what they cost
-        is learned: where answers end in almost every step, each would be judged anew."""
+    def _best_uniform(self, batch: int, most: int) -> _Uniform:
+        """The best length above 0. The batch is rounded up to a power of two, as in
+        ``LearnedCosts``: otherwise the result would be computed again for each size of a batch that
+        changes in almost every step."""
         self._forget_outdated()
         batch = 1 << (batch - 1).bit_length()
-        found = self._even.get((batch, most))
+        found = self._uniform.get((batch, most))
         if found is None:
-            found = self._even[batch, most] = self._find_even(batch, most)
+            found = self._uniform[batch, most] = self._find_uniform(batch, most)
         return found
 
-    def _find_even(self, batch: int, most: int) -> _Even:
+    def _find_uniform(self, batch: int, most: int) -> _Uniform:
         best, best_speed, could_pay = 0, 0.0, False
-        plain_s = self._costs.even(batch, 0)
+        plain_s = self._costs.uniform(batch, 0)
         survival = self._acceptance.survival()
         for length in self._costs.table.choices:
             if length > most:
                 break
-            tokens, step_s = 1 + sum(survival[:length]), self._costs.even(batch, length)
+            tokens, step_s = 1 + sum(survival[:length]), self._costs.uniform(batch, length)
             if (speed := tokens / step_s) > best_speed:
                 best, best_speed = length, speed
             could_pay |= _hoped(length) * plain_s > MARGIN * step_s
-        return _Even(best, best_speed * plain_s, plain_s, could_pay)
+        return _Uniform(best, best_speed * plain_s, plain_s, could_pay)
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
-        """How many steps nobody need ask for drafts: of ``batch`` requests that compute one token
-        each, and all overlap, or none does. They do not pay now; or nobody had an idea, and to ask
-        took ``asked_s``."""
+        """For how many steps of ``batch`` requests, one token each, not to ask for drafts again.
+
+        overlaps: whether these steps are planned while another is in flight. asked_s: the seconds
+        that a proposer took to find no drafts; None if drafts were found not to pay.
+        """
         before = self._experience.before
         if not self._experience.remeasurement.is_idle:
             return 0
         if not self._by_request:
-            return HOLDS if self.is_hopeless(batch) else self._num_waiting(batch)
+            return STEPS_PER_UPDATE if self.is_hopeless(batch) else self._num_waiting(batch)
         if before is None or before.num_drafts or not before.is_typical:
             return 0
         if (before.batch, before.overlaps) != (batch, overlaps):
             return 0
         if asked_s is None:
-            return HOLDS
-        return min(_MAX_REST, int(asked_s / (_ASKING_SHARE * self._costs.even(batch, 0))))
+            return STEPS_PER_UPDATE
+        return min(_MAX_REST, int(asked_s / (_ASKING_SHARE * self._costs.uniform(batch, 0))))
 
     def _num_waiting(self, batch: int) -> int:
-        """Steps before drafts are taken up, at most, where that costs more than some."""
+        """How many more steps the hysteresis needs until it begins to draft, at most ``_MAX_WAIT``;
+        0 if these are few."""
         if self._hysteresis.is_drafting or batch == 0:
             return 0
         num_steps = min(self._hysteresis.num_steps_left(self._gain(batch)), _MAX_WAIT)
-        return num_steps if num_steps > HOLDS else 0
+        return num_steps if num_steps > STEPS_PER_UPDATE else 0
 
     def is_hopeless(self, batch: int) -> bool:
-        """Whether no drafts are made of so many requests, whichever they are, and none will be for
-        some steps: what these could gain is known, and not worth a look at each."""
+        """Whether a batch of this size gets no drafts for some steps to come, whichever requests it
+        has: it is known that drafts would gain too little to look at every step."""
         if self._by_request or self._hysteresis.is_drafting:
             return False
         if batch == 0:
@@ -248,25 +276,28 @@ class AdaptiveLength:
         return is_known and self._gain(batch) <= _TEMPTING
 
     def is_steady(self, step: PlannedStep) -> bool:
-        """Whether others like this one, which has drafts, can teach no more than some of them."""
+        """Whether enough steps like this one, with drafts, were measured that it is enough to look
+        at some of those that follow."""
         num_seen = self._costs.num_seen(step.batch, step.length, step.num_drafts)
         return not self._by_request and self._hysteresis.is_drafting and num_seen >= _NUM_STEADY
 
     @property
     def overlaps(self) -> bool:
-        """Whether steps without drafts do as a rule."""
+        """Whether steps without drafts usually overlap."""
         return self._experience.overlaps
 
     def may_wait(self) -> bool:
-        """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the
-        host's work was not hidden for nothing; so where they seldom do, it is like a probe."""
+        """Whether to wait for the step in flight if drafts are expected after it. If there are none
+        then, the wait was in vain: the host's work was not hidden. So where that happens often,
+        such waits are paid from the budget of probes."""
         return -self._experience.patience_s <= max(0.0, self._experience.probes.saved_s)
 
     def probe_length(self, batch: int, most: int) -> int:
-        """Drafts for each request of a probe, if one is due; 0 if not.
+        """Drafts for each request of a probe, if one is due or has begun; else 0.
 
-        Of the lengths that could pay the one that costs least, as far as is known: nothing, where
-        drafts nearly pay. One that has begun goes on."""
+        Of the lengths that could pay, the one with the least expected loss, which is near 0 where
+        drafts nearly pay.
+        """
         if batch == 0 or not self._experience.remeasurement.is_idle:
             return 0
         if self.is_probing:
@@ -279,9 +310,9 @@ class AdaptiveLength:
         return length if lost_s <= self._experience.probes.saved_s else 0
 
     def _cheapest_probe(self, batch: int, most: int) -> tuple[int, float]:
-        """Its length and the seconds it loses, which are taken for no less and no more than parts
-        of a step: what is known may be wrong."""
-        size, plain_s = min(batch, _PROBE_REQUESTS), self._costs.even(batch, 0)
+        """The length of the cheapest probe, and the seconds that it is expected to lose. These are
+        limited to [``_MIN_LOSS``, 1] steps, because the estimates may be far off."""
+        size, plain_s = min(batch, _PROBE_REQUESTS), self._costs.uniform(batch, 0)
         found, found_s = 0, float("inf")
         gain = 0.0
         for length, chance in enumerate(self._acceptance.survival()[:most], 1):
@@ -305,35 +336,35 @@ class AdaptiveLength:
 
     @staticmethod
     def probed(asked: Mapping[Request, int]) -> dict[Request, int]:
-        """Those of the requests that are in a probe: always the oldest, so that a draft network
-        has little to make up for."""
+        """The requests that take part in a probe: always the oldest, so that a draft network has
+        less to catch up with."""
         return dict(islice(asked.items(), _PROBE_REQUESTS))
 
     def lengths(self, found: Mapping[Request, int], batch: int) -> dict[Request, int]:
-        """Drafts for each request of a batch of ``batch``, at most as many as were found, of which
-        those pay that are not 0."""
+        """How many of the drafts that were found to verify for each request of a batch. found:
+        their number by request; other requests of the batch have none."""
         request_ids = [request.request_id for request in found]
         chances = dict(zip(found, self._acceptance.of_each(request_ids), strict=True))
-        choice = _Choice(MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
-        self._try_even(choice, found, chances, batch)
+        choice = _Choice(MARGIN * batch / self._costs.uniform(batch, 0), dict.fromkeys(found, 0))
+        self._try_uniform(choice, found, chances, batch)
         if batch > 1 and not self._costs.table.is_padded:
-            self._try_uneven(choice, found, chances, batch)
+            self._try_individual(choice, found, chances, batch)
         return dict(choice.lengths)
 
-    def _try_even(
+    def _try_uniform(
         self,
         choice: _Choice,
         found: Mapping[Request, int],
         chances: Mapping[Request, tuple[float, float]],
         batch: int,
     ) -> None:
-        """As many for each request of the batch, if each has so many, or if that does not
-        matter."""
+        """Try the same number of drafts for each request: all that are found where steps are padded
+        to the longest anyway, else only if every request of the batch has so many."""
         if self._costs.table.is_padded:
             most = max(found.values(), default=0)
         else:
             most = min(found.values(), default=0) if len(found) == batch else 0
-        # What the drafts at each place give, of all requests together, and how many these are.
+        # By draft position: the expected tokens of all requests together, and how many have one.
         gains, counts = [0.0] * (most + 1), [0] * (most + 1)
         for request, limit in found.items():
             chance, later = chances[request]
@@ -354,14 +385,15 @@ class AdaptiveLength:
         if best:
             choice.lengths = {request: min(best, limit) for request, limit in found.items()}
 
-    def _try_uneven(
+    def _try_individual(
         self,
         choice: _Choice,
         found: Mapping[Request, int],
         chances: Mapping[Request, tuple[float, float]],
         batch: int,
     ) -> None:
-        """The likeliest drafts first: a draft comes after those it depends on."""
+        """Add drafts one by one, the most probable first (a draft only after those before it), and
+        take the number with the best speed."""
         heap = [(-chances[r][0], i, r, 1) for i, r in enumerate(found) if found[r] > 0]
         heapq.heapify(heap)
         lengths = dict.fromkeys(found, 0)
@@ -384,10 +416,11 @@ class AdaptiveLength:
                 heapq.heappop(heap)
 
     def may_pay(self, requests: Collection[Request], batch: int) -> bool:
-        """Whether drafts of the request with the best chances would pay, were it the only one, or
-        those of all requests, had all of them some. No more than that can be hoped for."""
+        """Whether drafts of these requests could pay at all, before any are made: in the best
+        cases, where only the request with the best acceptance rate has drafts, or all of them
+        have."""
         if batch == 0 or not requests:
-            return False  # All left while a step was in flight.
+            return False  # All of them ended while a step was in flight.
         self._forget_outdated()
         key = batch, len(requests)
         if key not in self._may_pay:
@@ -398,21 +431,22 @@ class AdaptiveLength:
         costs, most = self._costs, self._most
         chances = self._acceptance.of_each(request.request_id for request in requests)
         gains = [_gain(first, later, most) for first, later in chances]
-        plain_speed = MARGIN * batch / costs.even(batch, 0)
+        plain_speed = MARGIN * batch / costs.uniform(batch, 0)
         first = costs.table.choices[0]
-        return (batch + sum(gains)) / costs.even(batch, first) > plain_speed or (
+        return (batch + sum(gains)) / costs.uniform(batch, first) > plain_speed or (
             batch + max(gains)
         ) / costs.seconds(batch, most, most) > plain_speed
 
 
 def _hoped(length: int) -> float:
-    """Tokens of a request in a step with so many drafts, if these are right as often as in a probe
-    that could change anything."""
+    """Expected tokens of a request in a step with so many drafts, at the acceptance rate
+    ``_HOPE``."""
     return (1 - _HOPE ** (length + 1)) / (1 - _HOPE)
 
 
 def _gain(first: float, later: float, length: int) -> float:
-    """Right ones of so many drafts, on average."""
+    """Expected number of accepted drafts. first: the acceptance rate of the first draft; later: of
+    each that follows accepted ones."""
     if later > 0.999:
         return first * length
     return first * (1 - later**length) / (1 - later)

@@ -1,4 +1,4 @@
-"""The port of those who draft, and what those have in common that read texts."""
+"""The interface of proposers, and the base class of those that draft from texts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 
 class Proposer(Protocol):
-    """Proposes what requests say next. A wrong draft costs time, never correctness."""
+    """Proposes the next tokens of requests. A wrong draft costs time, never correctness."""
 
     @property
     def is_free(self) -> bool:
-        """Whether a draft costs nothing to speak of until it is checked."""
+        """Whether making drafts takes next to no time; only verifying them does."""
 
     def propose(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """For each (request, n), n > 0, at most n tokens to follow its ``token_ids``; none where it
-        has no idea. Every token of the requests is known."""
+        """For each (request, n), n > 0: at most n tokens to follow its ``token_ids``, or none if
+        there is nothing to propose. No token of the requests is in flight."""
 
     def foresees(self, request: Request) -> bool:
-        """Whether there will be drafts once the token in flight is known, as far as can be told."""
+        """Whether drafts are likely once the token in flight is known."""
 
     def drop(self, request: Request) -> None:
-        """The request is finished: forget it. Unknown ones pass."""
+        """The request is finished: forget it. Unknown requests are ignored."""
 
 
 class TextProposer(ABC):
@@ -36,11 +36,11 @@ class TextProposer(ABC):
 
     @abstractmethod
     def continue_text(self, request: Request, max_tokens: int) -> list[int]:
-        """As ``Proposer.propose``, of one request."""
+        """As ``Proposer.propose``, for one request."""
 
     def propose(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         return [self.continue_text(request, max_tokens) for request, max_tokens in asked]
 
     def foresees(self, request: Request) -> bool:
-        # The first of two drafts stands for the token in flight.
+        # The first of two drafts is the token in flight; the second could be drafted after it.
         return len(self.continue_text(request, 2)) == 2

@@ -1,8 +1,8 @@
-"""What steps take, with drafts and without: as measured at start-up, corrected by what they take.
+"""The time of a step, with and without drafts: measured at start-up, and corrected while running.
 
-The table of the start-up knows short texts, an idle host and no scheduler. What a step takes later
-is more, by some time that differs with the batch and with the drafts, as beside steps without
-drafts the host's work is hidden. So each kind of step has a correction of its own.
+The table from the start-up is of short texts and an idle host, without a scheduler. Real steps take
+longer, by a time that depends on the batch and on the drafts: beside steps without drafts, for
+instance, the host's work is hidden. So each kind of step has a correction of its own.
 """
 
 from __future__ import annotations
@@ -18,62 +18,65 @@ from engine.spec.pace import Pace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# In place of a length: of a step in which requests have different numbers of drafts.
-_UNEVEN = -1
+# The kind of a step in which requests have different numbers of drafts.
+_MIXED = -1
 
-# What one measured step weighs against the next one of its kind, and against the next of any.
+# What is left of a correction's weight after a step of its kind; and of the overall correction's.
 _DECAY, _OVERALL_DECAY = 0.95, 0.98
-# And how fast it is forgotten where none of its kind follow: by this in every other step.
+# What is left of a correction's weight after a step of another kind.
 _AGEING = 0.99
+# Weight of the prior, in steps.
 _PRIOR_WEIGHT = 2.0
-# Of steps without drafts so many will do to know without what others take. As they are measured
-# anew from time to time, that is not forgotten until then, and not all of it.
+# With this many steps without drafts, their correction is used without a prior. It does not age
+# until such steps are measured anew; then at least this part of its weight is kept.
 _SURE, _KEPT = 4, 0.2
-# What a step counts for its kind whose difference was put down to the pace.
+# What a step counts for the correction of its kind, if it was used to update the pace.
 _PACED_SHARE = 0.1
-# A step that takes this many times what was expected, or longer, counts as if it took just that:
-# something else had the processor.
+# A step that takes longer than this many times the expected time counts as if it took just that:
+# another process had the processor.
 OUTLIER = 1.3
-# But what was expected may be far off, by so many times, as where the host takes longer than the
-# device: if the median of the first steps of a kind says so, it counts.
+# But the expectation itself may be wrong by this factor or more, for instance where the host is
+# slower than the device. The median of the first steps of a kind tells: then the correction starts
+# from it.
 _FAR_OFF, _NUM_FIRST = 1.7, 8
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Seconds that a step of so many requests takes, its drafting included, as measured when the
-    engine started."""
+    """Seconds of steps as measured at start-up, drafting included."""
 
     batches: Sequence[int]
-    """Ascending."""
+    """Numbers of requests, ascending."""
     lengths: Sequence[int]
     """Drafts for each request, ascending from 0."""
     taken_s: Sequence[Sequence[float]]
-    """[lengths][batches]"""
+    """[lengths][batches]: seconds of a step."""
     is_padded: bool = False
-    """Whether a step takes as long as if all requests had as many drafts as the one with most, and
-    as many as the next of ``lengths``. If not, only the number of drafts in all counts."""
+    """Whether all requests are padded to the longest, and that to the next of ``lengths``, as in
+    CUDA graphs. If not, the time depends on the number of drafts of all requests together."""
 
     @property
     def choices(self) -> Sequence[int]:
-        """The lengths worth a choice, ascending from 1."""
+        """The numbers of drafts to choose from, ascending."""
         return self.lengths[1:] if self.is_padded else range(1, self.lengths[-1] + 1)
 
     def kind(self, batch: int, longest: int, num_drafts: int) -> tuple[int, float]:
-        """Which kind of step it is, even or not, and the mean length that it pays for."""
+        """(kind, length): the drafts of each request, or ``_MIXED`` if they differ; and the mean
+        number of drafts for which the step takes the time."""
         if self.is_padded:
             length = self.lengths[bisect_left(self.lengths, longest)]
             return length, length
-        is_even = num_drafts == batch * longest
-        return longest if is_even else _UNEVEN, num_drafts / batch
+        is_uniform = num_drafts == batch * longest
+        return longest if is_uniform else _MIXED, num_drafts / batch
 
     def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
-        """Of a step with ``num_drafts`` in all, at most ``longest`` for a request."""
+        """Seconds of a step of ``batch`` requests with ``num_drafts`` drafts in all, at most
+        ``longest`` for a request."""
         _, length = self.kind(batch, longest, num_drafts)
         return _interpolate(self.lengths, self.by_length(batch), length)
 
     def by_length(self, batch: int) -> list[float]:
-        """[lengths]: of steps of this batch."""
+        """[lengths]: seconds of steps of this batch."""
         return [_at(self.batches, row, batch) for row in self.taken_s]
 
 
@@ -92,25 +95,27 @@ def _interpolate(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
 
 
 class _Correction:
-    """Decaying means of measured and of expected seconds.
+    """Corrects the expected seconds of a kind of step by decaying means of measured and of expected
+    seconds.
 
-    What is above the expectation is taken to be added: the host's work, or longer texts. So a step
-    that should take longer than the mean is off by no more seconds than that, and one that should
-    take less by no larger a part. What is below is a part of it: the device is as much faster.
-    """
+    If steps take longer than expected, the difference is assumed to be a constant: the host's work,
+    or longer texts. For a step with a larger expectation than the mean, as many seconds are added;
+    for one with a smaller, the same share. If steps take less than expected, the ratio is assumed
+    to be constant: the device is that much faster."""
 
     __slots__ = ("_expected_s", "_first", "_measured_s", "num_steps", "seen", "weight")
 
     def __init__(self) -> None:
         self._first: list[float] = []
-        """What the first steps took beyond what the table says."""
+        """Measured minus expected seconds of the first steps."""
         self._measured_s = self._expected_s = self.weight = 0.0
         self.num_steps = 0
+        """Steps that were measured."""
         self.seen = 0
-        """The number of the last step that counted."""
+        """Number of the last of these, among the steps of all kinds."""
 
     def seconds(self, expected_s: float) -> float:
-        """What a step takes of which the table expects this."""
+        """The corrected seconds of a step for which the table says ``expected_s``."""
         if not self.weight:
             return expected_s
         mean_s = self._expected_s / self.weight
@@ -119,47 +124,46 @@ class _Correction:
         return expected_s + more_s * (share if more_s < 0 else min(1.0, share))
 
     def blended(self, expected_s: float, prior_s: float, ageing: float = 1.0) -> float:
-        """The same, if it is taken for ``prior_s`` until more is known. ageing: what is left of the
-        weight."""
+        """As ``seconds``, with a prior. ageing: the part of the weight that is left by now."""
         weight = ageing * self.weight
         found = weight * self.seconds(expected_s) + _PRIOR_WEIGHT * prior_s
         return found / (weight + _PRIOR_WEIGHT)
 
     def begin(self, measured_s: float, expected_s: float, num_steps: int) -> float | None:
-        """One of the first observations; returns what all of them say that such a step takes, if
-        they are enough to say anything."""
+        """Note some of the first steps; returns the seconds that their median implies for
+        ``expected_s``, or None if there was only one so far."""
         self._first += [measured_s - expected_s] * num_steps
         return expected_s + median_low(self._first) if len(self._first) > 1 else None
 
     def restart(self, measured_s: float, expected_s: float) -> None:
-        """As if all of the first steps had taken this."""
+        """Start anew, as if each of the first steps had taken ``measured_s``."""
         self.weight = len(self._first)
         self._measured_s, self._expected_s = self.weight * measured_s, self.weight * expected_s
 
     def observe(self, measured_s: float, expected_s: float, kept: float, added: float) -> None:
-        """kept: of the weight of all before."""
+        """Add a measurement. kept: the part of the earlier weight that is left; added: its own."""
         self._measured_s = kept * self._measured_s + added * measured_s
         self._expected_s = kept * self._expected_s + added * expected_s
         self.weight = kept * self.weight + added
 
     def weaken(self, share: float) -> None:
-        """Leave so much of the weight."""
+        """Multiply the weight by ``share``."""
         self._measured_s *= share
         self._expected_s *= share
         self.weight *= share
 
 
 def _weights(decay: float, num_steps: float) -> tuple[float, float]:
-    """Kept and added, if the same happens so many times."""
+    """(kept, added) of ``_Correction.observe`` for ``num_steps`` equal measurements at once."""
     kept: float = decay**num_steps
     return kept, (1 - kept) / (1 - decay)
 
 
 class LearnedCosts:
-    """``StepCosts`` and what was learned of each kind of step: its batch, within a factor of two,
-    and its length, if that is even. Kinds not seen yet are taken for as much off as those seen.
+    """``StepCosts`` with corrections for each kind of step: by its batch, rounded up to a power of
+    two, and its drafts per request. Kinds without measurements get the corrections of the others.
 
-    What it says is to be compared: seconds at the usual ``pace``.
+    All results are seconds at the usual ``pace``, so that they can be compared.
     """
 
     def __init__(self, table: StepCosts) -> None:
@@ -169,21 +173,21 @@ class LearnedCosts:
         self._kinds: dict[tuple[int, int], _Correction] = {}
         self._plain, self._drafted = _Correction(), _Correction()
         self._latest: dict[int, _Correction] = {}
-        """Of each size of batches, that of the last steps with drafts."""
+        """By size of the batch: the correction of the last steps with drafts."""
         self._num_steps = 0
         self._pace = Pace()
         self._by_length: dict[int, list[float]] = {}
-        """What the table says of batches seen: it is asked many times in a step."""
+        """Cache of ``table.by_length``, which is needed many times a step."""
         self._known: dict[tuple[int, int, int], float] = {}
-        """Likewise, what steps take, until more is learned."""
+        """Cache of ``seconds``, cleared by every observation."""
 
     @property
     def pace(self) -> float:
-        """Times as long as usual that steps take now."""
+        """How many times as long as usual steps take now, see ``Pace``."""
         return self._pace.value
 
     def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
-        """As ``StepCosts.seconds``."""
+        """As ``StepCosts.seconds``, corrected."""
         asked = batch, longest, num_drafts
         seconds = self._known.get(asked)
         if seconds is None:
@@ -192,17 +196,18 @@ class LearnedCosts:
             self._known[asked] = seconds
         return seconds
 
-    def even(self, batch: int, length: int) -> float:
+    def uniform(self, batch: int, length: int) -> float:
+        """Seconds of a step in which each request has ``length`` drafts."""
         return self.seconds(batch, length, batch * length)
 
     def hopeful(self, batch: int, length: int) -> float:
-        """As ``even``, but if drafts turn out to be as far from the table as steps without them:
-        what is not known is worth a try."""
+        """As ``uniform``, but optimistic: as if steps with drafts needed no more correction than
+        those without. What is not known yet is worth a try."""
         plain_too = self._corrected(batch, 0, self._expected(batch, length))
-        return min(self.even(batch, length), plain_too)
+        return min(self.uniform(batch, length), plain_too)
 
     def num_seen(self, batch: int, longest: int, num_drafts: int) -> int:
-        """Steps of this kind that were measured."""
+        """How many steps of this kind were measured."""
         kind, _ = self.table.kind(batch, longest, num_drafts)
         of_kind = self._kinds.get(((batch - 1).bit_length(), kind))
         return 0 if of_kind is None else of_kind.num_steps
@@ -210,7 +215,7 @@ class LearnedCosts:
     def observe(
         self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1
     ) -> None:
-        """So many steps took so long each, at whatever pace."""
+        """``num_steps`` steps took ``seconds`` each, at the present pace."""
         kind, length = self.table.kind(batch, longest, num_drafts)
         known_s, surprise = self.seconds(batch, longest, num_drafts), OUTLIER**num_steps
         self._known.clear()
@@ -230,7 +235,7 @@ class LearnedCosts:
         else:
             found_s = min(max(seconds / self.pace, known_s / surprise), known_s * surprise)
             if num_drafts == 0:
-                # What steps without drafts took long ago counts less than what they take now.
+                # Measurements of steps without drafts do not age: reduce their weight now.
                 of_kind.weaken(max(_KEPT, _AGEING ** (self._num_steps - num_steps - of_kind.seen)))
             share = _PACED_SHARE if is_paced else 1.0
             of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
@@ -242,6 +247,7 @@ class LearnedCosts:
         overall.observe(found_s, expected_s, *_weights(_OVERALL_DECAY, num_steps))
 
     def _expected(self, batch: int, length: float) -> float:
+        """What the table says."""
         row = self._by_length.get(batch)
         if row is None:
             row = self._by_length[batch] = self.table.by_length(batch)
@@ -255,7 +261,7 @@ class LearnedCosts:
             return plain.seconds(expected_s)
         prior_s = self._prior_s(size, kind, expected_s)
         if kind and plain is not None and knows_plain:
-            # Longer texts, say, make all steps of such a batch longer.
+            # A step with drafts takes no less than one without; longer texts slow both.
             prior_s = max(prior_s, plain.seconds(expected_s))
         if of_kind is None:
             return prior_s
@@ -263,10 +269,10 @@ class LearnedCosts:
         return of_kind.blended(expected_s, prior_s, ageing)
 
     def _prior_s(self, size: int, kind: int, expected_s: float) -> float:
-        """What is thought of a kind of which nothing is known: it is as far from the table as other
-        numbers of drafts are now for such a batch, if these are known, or else for any."""
-        # The table knows no host. Before any step without drafts was measured, those with drafts
-        # tell of it: or else they would be compared with what nothing takes.
+        """The prior of a kind: the correction of the latest steps with drafts of such a batch, if
+        known, else that of all steps."""
+        # The table leaves out the host's work. Until a step without drafts was measured, the
+        # correction of those with drafts is used for both: else the comparison would be unfair.
         overall = self._plain if kind == 0 and self._plain.weight else self._drafted
         prior_s = overall.blended(expected_s, expected_s)
         latest = self._latest.get(size) if kind else None

@@ -1,4 +1,4 @@
-"""The port of the networks that draft: what the runner needs to know of each."""
+"""The interface of draft networks to the runner."""
 
 from __future__ import annotations
 
@@ -12,41 +12,45 @@ from engine.models.base import ModelConfig
 
 
 class DraftNetwork(Module, ABC):
-    """Foresees what a target model says, at most from what that computes anyway.
+    """Predicts the next tokens of a target model, from tokens and from the target's hidden states.
 
-    The runner keeps, beside the target's keys, the *feature* of every token that the target has
-    computed: ``feature_size`` numbers, made by ``feature``.
+    For every token that the target has computed, the runner keeps a *feature*, beside the keys:
+    ``feature_size`` numbers that ``feature`` computes from hidden states.
     """
 
     feature_size: int = 0
+    """0: the network needs tokens only."""
     tapped_layers: tuple[int, ...] = ()
-    """Layers of the target whose inputs ``feature`` is made of, ``tapped_size`` wide each."""
+    """Indices of the target's layers whose inputs ``feature`` reads."""
     tapped_size: int = 0
+    """Width of the input of each tapped layer."""
 
     def feature(self, source: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, feature_size] from what was tapped, side by side: [num_tokens,
-        len(tapped_layers) * tapped_size]; without taps, from the target's last hidden states,
-        normed."""
+        """The features of tokens: [num_tokens, feature_size].
+
+        source: the inputs of the tapped layers, concatenated: [num_tokens, len(tapped_layers) *
+        tapped_size]; or, without tapped layers, the target's final, normed hidden states.
+        """
         return source
 
 
 class ChainNetwork(DraftNetwork):
     """Drafts one token after another, with a KV cache of its own.
 
-    It is run on the token of each place beside the feature of the place before (zeros for the
-    first place of all), and so says the next token. Behind the known tokens, what it returned for
-    the place before stands in for the feature.
+    Its input at a position is the token there and the feature of the position before (zeros at
+    position 0); its output predicts the next token. Behind the known tokens there are no features:
+    there, its own output at the position before takes their place.
     """
 
     config: ModelConfig
-    """Of its own layers."""
+    """The config of the network's own layers."""
 
     @abstractmethod
     def hidden_states(
         self, token_ids: torch.Tensor, features: torch.Tensor, step: StepContext
     ) -> torch.Tensor:
-        """token_ids: [num_tokens] int64; features: [num_tokens, feature_size]; returns
-        [num_tokens, n], of which the first ``feature_size`` columns are fed back."""
+        """token_ids: [num_tokens] int64; features: [num_tokens, feature_size]. Returns [num_tokens,
+        n]; the first ``feature_size`` columns are the features that are fed back."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -58,8 +62,9 @@ class ParallelNetwork(DraftNetwork):
     """Drafts several tokens at once from the feature of the last computed token."""
 
     num_heads: int
+    """The most tokens that it drafts at once."""
 
     @abstractmethod
     def all_logits(self, features: torch.Tensor) -> list[torch.Tensor]:
-        """features: [num_rows, feature_size]; returns [num_rows, vocab] of each head: the first
-        foresees the token after the one that the target says itself."""
+        """features: [num_rows, feature_size]. Returns [num_rows, vocab] for each head. The target
+        itself predicts the next token; the first head predicts the one after it, and so on."""

@@ -42,7 +42,6 @@ class _Fields(msgspec.Struct):
 
     draft_vocab_size: int | None = None
     target_hidden_size: int | None = None
-    num_aux_hidden_states: int | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False

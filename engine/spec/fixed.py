@@ -1,4 +1,4 @@
-"""As many drafts as can be: what ``adaptive: false`` asks for."""
+"""A fixed number of drafts: what ``adaptive: false`` in ``speculative_config`` asks for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DraftLength(Protocol):
 
     def drop(self, request: Request) -> None: ...
 
-    def even_length(self, batch: int, most: int) -> int: ...
+    def uniform_length(self, batch: int, most: int) -> int: ...
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int: ...
 
@@ -55,15 +55,15 @@ class DraftLength(Protocol):
 
 
 class FixedLength:
-    """Every draft pays, and nothing is learned."""
+    """Always as many drafts as allowed; learns nothing."""
 
     def planned(self, step: PlannedStep) -> None:
-        """It does not matter."""
+        """Nothing to learn."""
 
     def observe(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None:
-        """Nor does this."""
+        """Nothing to learn."""
 
     def observe_rest(
         self,
@@ -71,12 +71,12 @@ class FixedLength:
         num_tokens: Mapping[int, int],
         num_passed: int = 0,
     ) -> None:
-        """Nor does this."""
+        """Nothing to learn."""
 
     def drop(self, request: Request) -> None:
-        """Nothing is kept."""
+        """Nothing is kept about requests."""
 
-    def even_length(self, batch: int, most: int) -> int:
+    def uniform_length(self, batch: int, most: int) -> int:
         return most
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
@@ -90,7 +90,7 @@ class FixedLength:
 
     @property
     def overlaps(self) -> bool:
-        return False  # Nobody rests.
+        return False  # There are no rests.
 
     def may_wait(self) -> bool:
         return True

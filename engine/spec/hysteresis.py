@@ -1,48 +1,55 @@
-"""Whether drafts are made: a decision that should not change in every step."""
+"""Whether a draft network drafts: a decision that should not change in every step.
+
+A network that has not drafted for a while must first compute its keys of all tokens since. So the
+decision changes only once the loss by the present one, in expected time, has added up to what the
+change costs.
+"""
 
 from __future__ import annotations
 
-# Drafts must be faster by so much, as what is spared without them is certain.
+# Steps with drafts must be faster by this factor: their gain is an estimate, their cost is certain.
 MARGIN = 1.02
-# The decision changes once what is lost by it adds up to this part of a step without drafts. To
-# take drafts up it must be no less than what that costs, which is the best that can be done without
-# a look into the future ("ski rental"); and twice as much each time that they were given up after
-# fewer steps than that.
+# The decision changes once the loss by it adds up to this part of a step without drafts. To begin
+# to draft, the loss must also reach the cost of catching up, which is the best strategy without
+# knowledge of the future ("ski rental"). Each time that drafting was given up again after fewer
+# than ``_SHORT`` steps, that threshold doubles, up to the given factor.
 _ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 32
-# To begin with, nothing is known of drafts but what the first texts say, and a probe says little.
-# So until drafts were checked so many times, in so many steps, this may be lost by them.
+# At first only the priors are known. So until drafts were verified this many times, in this many
+# steps, they may lose as many steps as this.
 _NUM_TRIED, _MIN_STEPS, _PATIENCE = 64, 4, 8.0
-# What the latest taking up says of what the next one costs; and at most so many steps, or so many
-# times as much as is known, as what is done for the first time may take far longer.
+# The weight of the latest measurement of what beginning to draft costs; and its bounds, in steps
+# and as a multiple of the estimate, because what is done for the first time may take far longer.
 _SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
-# Where nobody but newcomers runs, so much less must have been lost to take drafts up.
+# If all requests of the batch are new, this part of the threshold is enough: there is little to
+# catch up with.
 _NEW_SHARE = 0.25
-# What a step counts for, at most.
+# The most that a step adds to the loss, in steps.
 _MAX_STEP = 0.5
-# And so many steps in a row: a batch that is smaller for a moment, until the next request is let
-# in, is no reason.
+# Drafts must pay in this many steps in a row. A batch that is smaller for a moment, until the next
+# request is admitted, is no reason.
 _NUM_CONVINCING = 3
 
 
 class Hysteresis:
-    """Probes are no part of it."""
+    """Sums up what the present decision loses. Probes count as steps without drafts."""
 
     def __init__(self) -> None:
         self.is_drafting = True
-        """Drafts are made, or will be as soon as requests decode again."""
+        """Whether requests that decode get drafts."""
         self._lost = 0.0
-        """By the decision as it is, in steps without drafts."""
+        """What the present decision has lost, in steps without drafts."""
         self._cost = 0.0
-        """Of taking drafts up, in steps without drafts."""
+        """What it costs to begin to draft, in steps without drafts."""
         self._factor = 1
+        """Multiplies the threshold to begin to draft."""
         self._num_drafted = 0
-        """Steps with drafts since they were taken up."""
+        """Steps with drafts since drafting began."""
         self._num_tried = 0
-        """Times that drafts were checked, of all requests."""
+        """Times that drafts of a request were verified."""
         self._is_first = True
-        """They were never given up."""
+        """Drafting was never given up."""
         self._num_tempted = 0
-        """Steps in a row in which drafts would have paid, though they are not made."""
+        """Steps in a row without drafts in which they would have paid."""
 
     def planned(
         self,
@@ -54,10 +61,12 @@ class Hysteresis:
         num_steps: int = 1,
         batch: int = 1,
     ) -> None:
-        """So many steps were, of a batch that is ``gain`` times as fast with drafts as without, as
-        far as is known. Where newcomers make the batch another one, that convinces nobody; but
-        where there is nobody else (is_new), no drafts have to catch up with other requests.
-        batch: of how many requests."""
+        """``num_steps`` steps of ``batch`` requests were planned, which according to the estimates
+        are ``gain`` times as fast with drafts as without.
+
+        has_newcomers: requests were admitted with them; such steps do not add to the reasons to
+        begin to draft. is_new: all requests of the batch were, so there are no others to catch up
+        with."""
         if has_drafts:
             self._num_drafted += num_steps
             self._num_tried += num_steps * batch
@@ -78,31 +87,33 @@ class Hysteresis:
 
     @property
     def is_trial(self) -> bool:
-        """Drafts are made to learn of them, whatever they are said to gain."""
+        """Whether drafts are made in order to learn about them, whatever their expected gain."""
         is_known = self._num_tried >= _NUM_TRIED and self._num_drafted >= _MIN_STEPS
         return self._is_first and not is_known
 
     @property
     def _borne(self) -> float:
-        """What drafts may lose until they are given up."""
+        """What drafts may lose, in steps, until drafting is given up."""
         return _PATIENCE if self.is_trial else _ENOUGH
 
     @property
     def _needed(self) -> float:
+        """What not drafting must have lost, in steps, until drafting begins."""
         return self._factor * max(_ENOUGH, self._cost)
 
     def num_steps_left(self, gain: float) -> int:
-        """Steps of a batch for which drafts would pay, until they are taken up."""
+        """Steps with this ``gain`` until drafting begins; 0 if they do not bring it nearer."""
         more = min(gain - MARGIN, _MAX_STEP)
         return int(max(0.0, self._needed - self._lost) / more) if more > 0 else 0
 
     @property
     def takes_up(self) -> bool:
-        """Whether the next step with drafts is the first since others had none."""
+        """Whether the next step with drafts is the first one since drafting began."""
         return self._num_drafted == 0
 
     def took_up(self, cost: float) -> None:
-        """In that step so much was lost, in steps without drafts."""
+        """The first step with drafts is over. cost: by how much it took longer than usual, in steps
+        without drafts."""
         cost = min(cost, max(_MAX_COST, _MAX_TIMES * self._cost))
         self._cost += _SHARE * (max(0.0, cost) - self._cost)
 

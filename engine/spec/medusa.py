@@ -32,7 +32,8 @@ _NAMES = (
 
 
 class _Fields(msgspec.Struct):
-    """Both layouts."""
+    """The fields of config.json in both layouts. (``token_map`` tells the size of a truncated
+    vocabulary.)"""
 
     medusa_num_heads: int | None = None
     medusa_num_layers: int | None = None
@@ -40,7 +41,6 @@ class _Fields(msgspec.Struct):
     num_hidden_layers: int | None = None
     hidden_size: int | None = None
     vocab_size: int | None = None
-    truncated_vocab_size: int | None = None
     original_lm_head: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Drafts of a network that the runner runs beside the model."""
+"""The proposer for draft networks, which the runner runs beside the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NetworkProposer:
-    """Always has an idea."""
+    """Passes the question on to ``Runner.draft``. It always proposes something."""
 
     is_free = False
 
@@ -22,8 +22,7 @@ class NetworkProposer:
     def propose(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         most = max((max_tokens for _, max_tokens in asked), default=0)
         rows = [(request.row, request.num_tokens) for request, _ in asked]
-        # A grammar has to see them; the others may be checked while the host knows no more of them
-        # than their number.
+        # A grammar must see the drafts. Other drafts may stay on the device (``UNSEEN``).
         wait = any(request.constrained for request, _ in asked)
         drafts = self._runner.draft(rows, most, wait=wait)
         return [draft[:max_tokens] for draft, (_, max_tokens) in zip(drafts, asked, strict=True)]
@@ -32,4 +31,4 @@ class NetworkProposer:
         return True
 
     def drop(self, request: Request) -> None:
-        """It keeps nothing of a request."""
+        """Nothing is kept about requests."""

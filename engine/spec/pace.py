@@ -1,31 +1,34 @@
-"""How fast the machine is at the moment, whatever it does.
+"""The current speed of the machine, relative to its usual speed.
 
-Others use it, too, and clocks change: for a while all steps take longer. Where drafts are made,
-steps without them are measured seldom, so what both take would be compared across such changes. The
-pace is what is common to both: how much longer than usual the steps take that go on as before. Only
-what a step takes at the same pace says what drafts cost.
-"""
+Other programs use the machine, too, and clock rates change, so for a while all steps take longer.
+While drafts are made, steps without them are seldom measured; without a correction, times of fast
+and of slow minutes would be compared. The pace is what both kinds of steps have in common: the
+factor by which steps of a familiar kind now take longer than usual. Measured times are divided by
+it."""
 
 from __future__ import annotations
 
-# Steps after drafts were taken up or given up whose difference is put down to just that; and steps
-# of a kind before it is known what is usual.
+# After drafting began or ended, the times of this many steps say nothing about the pace; nor do
+# those of a kind of which fewer than this were measured.
 _NUM_SETTLING, _NUM_FAMILIAR = 8, 32
-# What all steps before weigh against the latest one.
+# What is left of the old value after a step.
 _DECAY = 0.9
 
 
 class Pace:
+    """The factor, updated by every step of a familiar kind."""
+
     def __init__(self) -> None:
         self.value = 1.0
-        """Times as long as usual."""
+        """How many times as long as usual steps take now."""
         self._has_drafts = False
         self._num_alike = 0
-        """Steps since others had drafts, or none."""
+        """Steps since drafting began or ended."""
 
     def observe(self, slowdown: float, num_steps: int, num_known: int, *, has_drafts: bool) -> bool:
-        """So many steps took ``slowdown`` times as long as was expected of them at this pace, of a
-        kind of which ``num_known`` were seen before; whether that was put down to the pace."""
+        """``num_steps`` steps took ``slowdown`` times as long as expected at the present pace.
+        Returns whether the pace was updated by that. num_known: steps of this kind measured
+        before."""
         if has_drafts != self._has_drafts:
             self._has_drafts, self._num_alike = has_drafts, 0
         self._num_alike += num_steps

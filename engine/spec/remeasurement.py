@@ -1,41 +1,45 @@
-"""When steps without drafts are measured anew, where drafts are made."""
+"""When steps without drafts are measured anew while drafts are made."""
 
 from __future__ import annotations
 
-# After so many steps with drafts, and after ever longer; where drafts are clearly faster and those
-# without are known, after a number of times as long.
+# Steps with drafts between two measurements: from the first number on it doubles up to the second.
+# It is ``_TIMES_LONGER`` times that while drafts are clearly faster and the times without are
+# known.
 _INTERVAL, _MAX_INTERVAL, _TIMES_LONGER = 16, 256, 4
 _CLEAR_GAIN = 1.5
-# Steps of a measurement, more of them the first time. The first of them is not typical.
+# Steps of a measurement, and of one of a batch of which little is known. (The first step after
+# drafts is not typical.)
 _NUM_STEPS, _NUM_FIRST = 4, 8
 
 
 class Remeasurement:
+    """Counts steps, to say when a measurement is due and when it is over."""
+
     def __init__(self) -> None:
         self._num_drafting = 0
-        """Steps with drafts since the last time; no less than the interval within one."""
+        """Steps with drafts since the last measurement. It stays above the interval during one."""
         self._num_measuring = 0
-        """Steps without drafts within one."""
+        """Steps without drafts of the current measurement."""
         self._interval = _INTERVAL
 
     @property
     def is_idle(self) -> bool:
-        """Drafts are not made anyway."""
+        """Whether no drafts are made anyway, so that there is nothing to measure anew."""
         return self._num_drafting == 0
 
     def is_due(self, gain: float, num_known: int) -> bool:
-        """gain: how much faster steps with drafts are said to be. num_known: steps without drafts
-        that were measured of such a batch, ever."""
+        """Whether the next step should have no drafts. gain: how much faster steps with drafts are
+        expected to be. num_known: steps of such a batch without drafts that were ever measured."""
         is_clear = gain > _CLEAR_GAIN and num_known >= _NUM_FIRST
         return self._num_drafting >= self._interval * (_TIMES_LONGER if is_clear else 1)
 
     def count(self, *, has_drafts: bool, num_known: int, num_steps: int = 1) -> bool:
-        """So many steps are over, with ``num_known`` of their batch as above; True if that was the
-        end of a measurement."""
+        """``num_steps`` steps are over; returns whether a measurement ended with them. num_known:
+        as for ``is_due``."""
         if has_drafts:
             self._num_drafting += num_steps
             self._num_measuring = 0
-            # Something else was in the way all the time.
+            # It was due for so long, but something (a grammar, prompts) always came in between.
             is_over = self._num_drafting >= _TIMES_LONGER * self._interval + _NUM_STEPS
         elif self._num_drafting < self._interval:
             self._num_drafting = 0

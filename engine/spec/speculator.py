@@ -1,4 +1,9 @@
-"""What the core asks for drafts: the forced tokens of grammars, and the configured proposer."""
+"""Where the core gets drafts from: tokens that grammars force, and the configured proposer.
+
+For each step the core calls ``begin``; then ``rests`` and, unless that says so, ``foresees_drafts``
+(if a step is in flight) and ``propose``; ``planned`` after the step was planned, ``collected`` when
+it is over, and ``learn`` at a time when the device is busy. How many drafts are worth while is
+decided by ``AdaptiveLength``."""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from engine.spec.fixed import DraftLength
 
     class Grammars(Protocol):
-        """What ``engine.constraints.Constraints`` knows of drafts."""
+        """What ``engine.constraints.Constraints`` contributes."""
 
         def forced_tokens(self, request: Request) -> list[int]: ...
 
@@ -34,23 +39,24 @@ if TYPE_CHECKING:
 
 
 MAX_FORCED = 7
-"""Tokens that a grammar forces, drafted in a step without a config: with the one before they are
-as many as attention takes for few."""
+"""The most tokens forced by a grammar that are drafted for a request without
+``speculative_config``: with the token before they are 8, the most queries for the decode kernels of
+attention."""
 
 MAX_FORCED_BATCH = 4
-"""And only in batches of up to so many, where a step waits for memory more than it computes."""
-
+"""The largest batch for which that is done: its steps are bound by memory bandwidth, so that
+verifying a few more tokens costs little."""
 
 _UNTIMED = -1
-"""Stands for a step of a rest of which only the tokens count."""
+"""Stands in ``_planned`` for a step of a rest that is not timed."""
 
-_MAX_UNSEEN = 3
-"""Of steps with drafts that are alike so many pass between two that are looked at: what can be
-learned of each takes the host longer than small models take to compute it."""
+_MAX_SKIPPED = 3
+"""Of similar steps with drafts, this many are skipped between two that are learned from: learning
+takes the host longer than a step of a small model takes."""
 
 
 class Speculator:
-    """Writes the ``draft_token_ids`` of running requests. None of it changes what they say."""
+    """Sets the ``draft_token_ids`` of running requests. This never changes their output."""
 
     def __init__(
         self,
@@ -62,34 +68,37 @@ class Speculator:
         *,
         drafts_forced: bool = False,
     ) -> None:
-        """``proposer``: in place of the one that ``config`` names; ``drafts_forced``: draft what
-        grammars force without a config, too."""
+        """proposer: used in place of the one that ``config`` names. drafts_forced: draft the tokens
+        that grammars force even without a config."""
         self._grammars = grammars
         self._proposer = proposer
         self._clock = clock
         self._began_s = self._collected_s = 0.0
         self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
-        """Steps in flight, each with the requests whose drafts a grammar forced; of a step at rest
-        its batch, or ``_UNTIMED``, and None of one that nothing is learned of."""
+        """The steps in flight: (step, plan, ids of requests whose drafts a grammar forced). For a
+        step of a rest, what ``Rest.plan`` returned or ``_UNTIMED``; None for a skipped step."""
         self._last: PlannedStep | None = None
-        self._num_unseen = 0
-        """Steps like the last one since then."""
+        """The last step that was planned to be learned from."""
+        self._num_skipped = 0
+        """Similar steps since ``_last``, which were skipped."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
-        """Steps that are over, each with its seconds; nothing was learned of them yet."""
+        """Steps that are over, with the seconds of each, to be learned from."""
         self._drafting_s = 0.0
-        """What it took to make the drafts of the step that is planned now."""
+        """Seconds that it took to make the drafts of the step that is being planned."""
         self._is_probe = self._waited = False
+        """Of the step that is being planned: as ``PlannedStep.is_probe`` and ``was_awaited``."""
         self._num_probes = 0
-        """Probes of a network that nothing was learned of yet: what the next one may cost is not
-        known before."""
+        """Probes of a network that were not learned from yet. Until then no new probe begins, since
+        its costs are not known."""
         self._paid = False
-        """Whether the last drafts of a free proposer were worth a check."""
+        """Whether the last drafts of a free proposer were worth verifying."""
         self._forced: set[str] = set()
+        """Ids of the requests whose present drafts a grammar forced."""
         self._drafted: list[Request] = []
-        """Those that have drafts."""
+        """The requests that have drafts."""
         self.keeps_features = True
-        """Whether the next step keeps what a draft network reads: only where there are drafts, or
-        will be in the step after it."""
+        """Whether the next step keeps features for the draft network: only if it has drafts, or the
+        step after it will."""
         self._rest = Rest()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
@@ -98,21 +107,22 @@ class Speculator:
             self._max_tokens = self._max_forced = config.num_tokens
         self._adaptive: DraftLength = FixedLength()
         if runner.step_costs is not None:
-            # A network drafts as much for all, whatever is known of each.
+            # A network drafts the same number of tokens for each request of a batch.
             by_request = self._proposer is not None and self._proposer.is_free
             self._adaptive = AdaptiveLength(runner.step_costs, by_request=by_request)
 
     def begin(self, *, goes_on: bool) -> None:
-        """A step begins. goes_on: there was work all along, so what it takes includes all since the
-        last result: where nothing overlaps, the host's work is a part of what drafts cost."""
+        """The planning of a step begins. goes_on: the engine was not idle before, so the step's
+        time counts from the last result: without overlap, the host's work is a part of what drafts
+        cost."""
         if not goes_on:
             self._began_s = self._clock()
             self._rest.pause()
         self._waited = False
 
     def rests(self, batch: int) -> bool:
-        """Whether the next step of so many requests runs as if there were no drafts at all. Where
-        they do not pay that is so for several steps at a time."""
+        """Whether the next step, of ``batch`` requests, belongs to a rest: then it runs as if there
+        were no speculation."""
         rest = self._rest
         if rest.num_steps and rest.batch != batch:
             if self._adaptive.is_hopeless(batch):
@@ -129,8 +139,9 @@ class Speculator:
         overlaps: bool,
         asked_s: float | None = None,
     ) -> None:
-        """No drafts pay of these requests of a batch, so neither do questions. asked_s: nobody had
-        an idea, and to ask took so long."""
+        """Begin a rest, because drafts of ``requests`` do not pay; only if these are the whole
+        batch, and without grammars. overlaps: a step is in flight. asked_s: the seconds that the
+        proposer took to find no drafts, if it was asked."""
         if len(requests) == batch and not any(request.constrained for request in requests):
             self._observe_rest()
             num_steps = self._adaptive.rest_length(batch, asked_s, overlaps=overlaps)
@@ -143,13 +154,13 @@ class Speculator:
             )
 
     def _observe_rest(self) -> None:
-        """Learn from the steps of a rest that are over."""
+        """Learn from the steps of rests that are over."""
         seconds, num_tokens, num_passed = self._rest.take()
         if num_tokens:
             self._adaptive.observe_rest(seconds, num_tokens, num_passed)
 
     def propose(self, running: Collection[Request]) -> None:
-        """Drafts for the next step; every token of the requests that get some is known."""
+        """Draft for the next step. Every token of ``running`` must be known."""
         self._is_probe = False
         self._drafting_s = 0.0
         self._forced = set()
@@ -180,10 +191,10 @@ class Speculator:
             self._drafted += [request for request in asked if request.draft_token_ids]
 
     def _ask_network(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
-        """As many drafts for all, before there are any: they cost time."""
+        """Draft with a network. Its drafts cost time, so their number is decided first."""
         most = max(asked.values())
         probe_length = self._probe_length(batch, most)
-        length = self._adaptive.even_length(batch, most)
+        length = self._adaptive.uniform_length(batch, most)
         has_features, self.keeps_features = self.keeps_features, length > 0 or probe_length > 0
         if not self.keeps_features:
             self._begin_rest(asked, batch, overlaps=False)
@@ -194,13 +205,15 @@ class Speculator:
             self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
 
     def _probe_length(self, batch: int, most: int) -> int:
+        """Drafts of each request of a probe, if one may take place now; else 0."""
         adaptive = self._adaptive
         if self._num_probes and not adaptive.is_probing:
             return 0
         return adaptive.probe_length(batch, most)
 
     def _ask_text(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
-        """Of the drafts that are found those that pay."""
+        """Draft from texts. That costs little, so the number to verify is decided afterwards, from
+        what was found."""
         adaptive = self._adaptive
         probe_length = adaptive.probe_length(batch, max(asked.values()))
         if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
@@ -224,6 +237,7 @@ class Speculator:
             del request.draft_token_ids[length:]
 
     def _draft(self, proposer: Proposer, asked: dict[Request, int]) -> None:
+        """Set the drafts of the requests in ``asked``, at most so many each."""
         began_s = self._clock()
         drafts = proposer.propose(list(asked.items()))
         for request, draft in zip(asked, drafts, strict=True):
@@ -233,28 +247,18 @@ class Speculator:
         self._drafting_s = self._clock() - began_s
 
     def planned(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> None:
-        """What the step does, to be learned from when it is over. num_tokens: of the plan;
-        overlaps: another one is in flight."""
+        """A step was planned; remember what to learn from when it is over. num_tokens: of the plan.
+        overlaps: another step is in flight."""
         if self._proposer is None:
             return
-        batch = len(plan.chunks)
         if not plan.admissions and self._rest.passes():
-            self._planned.append(_UNTIMED)
+            self._planned.append(_UNTIMED)  # What most steps of a rest come to: no further calls.
             return
-        if self._rest.num_steps:
-            is_plain = batch == num_tokens and not plan.admissions
-            planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
-            if planned is not None:
-                self._planned.append(planned)
-                if plan.admissions and self._probe_length(batch, self._max_tokens):
-                    # Newcomers' features are all kept, and behind a prompt a network has to catch
-                    # up with anyway: no better time for a probe.
-                    self._rest.end()
-                if not is_plain and any(chunk.constrained for chunk in plan.chunks):
-                    self._rest.end()  # What a grammar forces costs next to nothing.
-                return
+        if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
+            return
+        batch = len(plan.chunks)
         if self._drafted and self._is_like_the_last(plan, num_tokens):
-            self._num_unseen += 1
+            self._num_skipped += 1
             self._planned.append(None)
             return
         num_drafts = longest = 0
@@ -273,18 +277,35 @@ class Speculator:
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
             drafting_s=self._drafting_s,
-            num_like=1 + (self._num_unseen if num_drafts else 0),
+            num_like=1 + (self._num_skipped if num_drafts else 0),
         )
-        self._num_unseen, self._last = 0, step
+        self._num_skipped, self._last = 0, step
         if step.is_probe and not self._proposer.is_free:
             self._num_probes += 1
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
 
+    def _planned_in_rest(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> bool:
+        """As ``planned``, in a rest of which the step may be timed; False if it ends the rest."""
+        batch = len(plan.chunks)
+        is_plain = batch == num_tokens and not plan.admissions
+        planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
+        if planned is None:
+            return False
+        self._planned.append(planned)
+        if plan.admissions and self._probe_length(batch, self._max_tokens):
+            # A good time for a probe: all features of a prompt are kept, and the network must
+            # catch up with prompts anyway.
+            self._rest.end()
+        if not is_plain and any(chunk.constrained for chunk in plan.chunks):
+            self._rest.end()  # Forced tokens are nearly free: look for them in each step.
+        return True
+
     def _is_like_the_last(self, plan: StepPlan, num_tokens: int) -> bool:
-        """Of a step with drafts: whether it is one of many, of which a few will do to learn."""
+        """Whether a step with drafts can be skipped: it is like the last one, of whose kind enough
+        were learned from."""
         last, batch = self._last, len(plan.chunks)
-        if last is None or not last.num_drafts or self._num_unseen == _MAX_UNSEEN:
+        if last is None or not last.num_drafts or self._num_skipped == _MAX_SKIPPED:
             return False
         if plan.admissions or self._is_probe or self._waited or self._forced:
             return False
@@ -294,39 +315,42 @@ class Speculator:
         return is_alike and self._adaptive.is_steady(last)
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
-        """The oldest step is over. moved: what each request gained by it."""
+        """The oldest step in flight is over. moved: the new tokens of each request."""
         if self._proposer is None:
             return
-        now = self._clock()
+        now, before_s = self._clock(), self._collected_s
+        self._collected_s = now
         planned = self._planned.popleft()
         if planned is None:
-            self._collected_s = now
             return
         if planned == _UNTIMED:
             self._rest.passed(len(moved))
-            self._collected_s = now
             return
         if isinstance(planned, int):
-            follower = self._planned[0] if self._planned else None
-            if follower == _UNTIMED:
-                follower = 0
-            elif isinstance(follower, tuple):
-                follower = follower[0].batch * follower[0].only_decodes
-            self._rest.collect(planned, now - self._collected_s, len(moved), follower=follower)
-            self._collected_s = now
+            seconds, follower = now - before_s, self._batch_in_flight()
+            self._rest.collect(planned, seconds, len(moved), follower=follower)
             return
         self._observe_rest()
         step, plan, forced = planned
-        seconds = now - max(step.began_s, self._collected_s)
-        self._collected_s = now
+        seconds = now - max(step.began_s, before_s)
         if step.overlaps and not self._planned:
             step.is_last = True
         step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
         self._collected.append((step, seconds, plan, result, forced))
 
+    def _batch_in_flight(self) -> int | None:
+        """The batch of the oldest step in flight; 0 if it is not known to decode only; None if
+        there is no step."""
+        planned = self._planned[0] if self._planned else None
+        if planned == _UNTIMED:
+            return 0
+        if isinstance(planned, tuple):
+            return planned[0].batch * planned[0].only_decodes
+        return planned
+
     def learn(self, unfinished: Container[str]) -> None:
-        """From the steps that are over; it need not be at once. unfinished: the requests that
-        drafts may be asked for again."""
+        """Learn from the steps that are over; called while the device is busy. unfinished: ids of
+        the requests that are still running."""
         while self._collected:
             step, seconds, plan, result, forced = self._collected.popleft()
             judged = zip(plan.chunks, result.token_ids, strict=True) if step.num_drafts else ()
@@ -339,20 +363,21 @@ class Speculator:
             self._adaptive.observe(step, seconds, outcomes)
             self._num_probes = max(0, self._num_probes - step.is_probe)
             if step.num_drafts and self._proposer is not None and not self._proposer.is_free:
-                # The next step asks as soon as this one's successor is over: have the answer.
-                self._adaptive.even_length(step.batch, self._max_tokens)
+                # Computes and caches what the next ``foresees_drafts`` will ask, while there is
+                # time.
+                self._adaptive.uniform_length(step.batch, self._max_tokens)
 
     def foresees_drafts(self, running: Collection[Request]) -> bool:
-        """Whether it looks as if there will be drafts once the step in flight is known.
+        """Whether drafts are expected once the result of the step in flight is known.
 
-        If so, its result is worth waiting for; otherwise the next step is planned beside it.
+        If so, the core waits for it; otherwise it plans the next step while that one runs.
         """
         if self._proposer is None:
             return False
         adaptive, batch = self._adaptive, len(running)
         is_probe = self._probe_length(batch, self._max_tokens) > 0
         if not self._proposer.is_free:
-            wants_drafts = is_probe or adaptive.even_length(batch, self._max_tokens) > 0
+            wants_drafts = is_probe or adaptive.uniform_length(batch, self._max_tokens) > 0
             has_features, self.keeps_features = self.keeps_features, wants_drafts
             if not wants_drafts:
                 self._begin_rest(running, batch, overlaps=True)
@@ -377,11 +402,11 @@ class Speculator:
 
     def _foresees(self, proposer: Proposer, request: Request) -> bool:
         if request.constrained and len(self._grammars.forced_tokens(request)) >= 2:
-            return True  # The first stands for the token in flight.
+            return True  # The first is the token in flight, the second can be drafted.
         return proposer.foresees(request)
 
     def drop(self, request: Request) -> None:
-        """The request is finished."""
+        """The request is finished: forget it."""
         if self._proposer is not None:
             self._proposer.drop(request)
             self._adaptive.drop(request)
@@ -393,6 +418,7 @@ def _may_go_on(request: Request) -> bool:
 
 
 def create_proposer(config: SpeculativeConfig, runner: Runner) -> Proposer:
+    """The proposer that ``config.method`` names. runner: drafts for the methods with a network."""
     if config.method in NETWORK_METHODS:
         return NetworkProposer(runner)
     if config.method == "suffix":

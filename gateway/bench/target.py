@@ -169,7 +169,10 @@ def _start_demo(
             if process.poll() is not None:
                 raise ClientError("the demo to measure did not start; its reason stands above")
             if time.monotonic() > deadline:
-                raise ClientError(f"the demo to measure was not ready in {START_TIMEOUT_S:g} s")
+                raise ClientError(
+                    f"the demo to measure was not ready in {START_TIMEOUT_S:g} s: the machine is "
+                    "too busy to measure; for a server that runs already give --url and --key"
+                )
             time.sleep(0.05)
     except BaseException:
         _stop(process)

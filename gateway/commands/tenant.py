@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -28,7 +29,10 @@ def create(
         tenant = with_store(
             database, lambda store: store.create_tenant(name, weight=weight, priority=priority)
         )
-    print(f"Created tenant {tenant.name} ({tenant.id}). `sluice key create` makes keys.")
+    print(
+        f"Created tenant {tenant.name} ({tenant.id}). "
+        f"`sluice key create {quote(tenant.name)}` makes a key."
+    )
 
 
 @app.command("list")

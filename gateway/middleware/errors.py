@@ -22,17 +22,24 @@ class Errors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = False
+        unsent: OSError | None = None
 
         async def send_watched(message: Message) -> None:
-            nonlocal began
+            nonlocal began, unsent
             began = True
-            await send(message)
+            try:
+                await send(message)
+            except OSError as exc:  # how a server says that the client is gone
+                unsent = exc
+                raise
 
         try:
             await self._app(scope, receive, send_watched)
         except (ClientDisconnect, WebSocketDisconnect):
             return  # nobody is there to be told
         except Exception as exc:
+            if exc is unsent:
+                raise  # the server knows
             error = to_api_error(exc)
             if not began:
                 response = Response(error.body(), error.status, error.headers())

@@ -84,9 +84,11 @@ class Idempotency:
         known = context.of(scope)
         known.route = scope["path"]  # of those that generate, none of which has a parameter
         reader, is_replay = await self._reader(scope, key, body)
-        if is_replay:
-            known.notes["idempotent_replay"] = "true"
         try:
+            if is_replay:
+                known.notes["idempotent_replay"] = "true"
+            else:
+                await self._trim(context.principal_of(scope).tenant.id)
             answer = give(reader, send, is_replay=is_replay)
             await until_disconnect(receive, answer, known.departure)
         finally:
@@ -127,7 +129,6 @@ class Idempotency:
                     work.close()
             if claim.answer_id == answer_id:
                 work.start()
-                await self._trim(tenant_id)
                 return reader, False
             if claim.body_hash != body_hash:
                 raise IdempotencyKeyReused(
@@ -143,11 +144,15 @@ class Idempotency:
                 await self._shared.release_claim(tenant_id, key_hash, claim.answer_id)
         raise Unavailable("The key changes hands too quickly; try again.", retry_after_s=1)
 
-    async def _ended(self, tenant_id: UUID, key_hash: bytes, answer_id: str, is_good: bool) -> None:
+    async def _ended(
+        self, tenant_id: UUID, key_hash: bytes, answer_id: str, is_good: bool, is_whole: bool
+    ) -> None:
         if is_good:
             return
         try:
             await self._shared.release_claim(tenant_id, key_hash, answer_id)
+            if not is_whole:  # nor found by who has just read the claim
+                await self._streams.forget(answer_id, tenant_id)
         except TenantsError as error:
             logger.warning("an idempotency key keeps an answer that failed: %s", error)
 

@@ -111,7 +111,7 @@ def migrated(folder: Folder) -> Folder:
 def test_tenants_are_created_and_listed(migrated: Folder) -> None:
     created = migrated.ok("tenant", "create", "acme", "--weight", "2.5", "--priority", "-1")
     assert created.startswith("Created tenant acme (")
-    migrated.ok("tenant", "create", "Büro 7")
+    assert "`sluice key create 'Büro 7'` makes" in migrated.ok("tenant", "create", "Büro 7")
     rows = [line.split("\t") for line in migrated.ok("tenant", "list").splitlines()]
     assert {row[0]: row[2:4] for row in rows}.items() >= {
         "acme": ["2.5", "-1"],
@@ -331,7 +331,7 @@ def test_serve_with_an_unreadable_model(migrated: Folder, damage: str) -> None:
 
 def test_serve_without_its_secrets(migrated: Folder, tmp_path: Path) -> None:
     (tmp_path / "sluice.toml").write_text(
-        f'[engine]\nmodel = "{MODEL_DIR}"\n[tenants]\ndsn = "{migrated.dsn}"\n'
+        f'[engine]\nmodel = "{MODEL_DIR}"\n[server]\nport = 0\n[tenants]\ndsn = "{migrated.dsn}"\n'
     )
     line = Folder.complaint(migrated, "serve", "--config", str(tmp_path / "sluice.toml"))
     assert "secrets.json: no such file" in line

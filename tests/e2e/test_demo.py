@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from engine.demo import MODEL_DIR
 from tests.e2e.demo_process import DemoProcess, maps_torch
+from tests.e2e.examples import ROOT, example
 
 pytestmark = pytest.mark.pg
 
@@ -57,8 +61,8 @@ def begin_endless_stream(ready: dict[str, Any]) -> socket.socket:
 
 def test_a_user_can_chat_soon(demo_process: DemoProcess) -> None:
     """With the install done: 15 s at most, and 6 s measured for the first run of a folder, on two
-    idle cores. Twice that is what a busy machine is given."""
-    assert demo_process.ready_after_s < 30
+    idle cores. A machine that does much else is given six times as long."""
+    assert demo_process.ready_after_s < 90
 
 
 def test_the_ready_file_says_where_everything_is(
@@ -88,6 +92,41 @@ def test_the_curl_line_works_as_printed(demo_process: DemoProcess) -> None:
     assert events[-1] == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def test_the_readmes_tenant_whose_budget_ends(demo_process: DemoProcess, tmp_path: Path) -> None:
+    """Answered until the budget ends, then refused, and both in the ledger."""
+    script = example("README.md", "bash", "sluice tenant limits")
+    tenant = f"acme-{uuid4()}"  # another each time: the test may be repeated
+    for stands_for, what in (
+        ("http://127.0.0.1:8000", demo_process.wait_ready()["url"]),
+        ("acme", tenant),
+    ):
+        assert stands_for in script
+        script = script.replace(stands_for, what)
+    (tmp_path / ".sluice").symlink_to(demo_process.data_dir)
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    created, limits, answered, refused, used = done.stdout.splitlines()
+    assert created.startswith(f"Created tenant {tenant} (")
+    assert "60" in limits.split("\t")
+    answer = json.loads(answered)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    counts = answer["usage"]
+    assert (counts["prompt_tokens"], counts["completion_tokens"]) == (16, 44)
+    assert json.loads(refused)["error"]["code"] == "insufficient_quota"
+    assert used.split("\t") == [tenant, "demo", "1", "16", "0", "44", "0"]
 
 
 def test_the_page_it_names_is_the_chat_page(

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.e2e.examples import ROOT, example
 from tests.gateway.raw_http import events
 from tests.gateway.serving import MODEL, Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-ROOT = Path(__file__).parents[2]
-
-
-def example(readme: str, language: str, word: str) -> str:
-    """The one example in that language that has the word in it."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)
-    found: str
-    (found,) = (block for block in blocks if word in block)
-    return found
 
 
 async def run(*command: str, cwd: Path, **env: str) -> str:

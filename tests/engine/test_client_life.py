@@ -245,13 +245,15 @@ class TestClose:
 
 
 @pytest.mark.asyncio
-async def test_ctrl_c_in_the_terminal_is_not_for_the_engine() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_all_processes_is_not_for_the_engine(number: signal.Signals) -> None:
+    """Ctrl-C in a terminal, and what systemd sends to every process of a service."""
     async with running() as client:
         stream = client.submit(request("a"))
         await anext(stream)
         pid = client.info.pid
         assert os.getpgid(pid) != os.getpgid(0)
-        os.kill(pid, signal.SIGINT)
+        os.kill(pid, number)
         await asyncio.sleep(0.05)
         await anext(stream)
         assert client.info.pid == pid

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from concurrent.futures import BrokenExecutor, Future
 from typing import TYPE_CHECKING, Any
@@ -250,8 +251,10 @@ class TestCompiling:
     def test_dropping_while_compiling_leaves_nothing(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make()
         constraints.begin(request)
+        over = threading.Event()
+        constraints._compiling[request].add_done_callback(lambda _: over.set())
         constraints.drop(request)
-        time.sleep(0.05)
+        assert over.wait(60), "compiled or cancelled, and handed over either way"
         assert constraints.compiled() == []
         assert constraints.is_idle
 

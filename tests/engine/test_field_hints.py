@@ -115,6 +115,7 @@ def test_a_hint_is_the_nearest_word_or_all_of_them() -> None:
     assert hint("nmae", ["name", "age"]) == "; did you mean name?"
     assert hint("x", ["name", "age"]) == "; known are age, name"
     assert hint("x", map(str, range(100))) == ""
+    assert "known are" in hint(100 * "name", [99 * "name"]), "a long word is not compared"
 
 
 @given(st.text(max_size=30))

@@ -57,7 +57,7 @@ def test_a_bad_body_names_the_field(body: bytes, param: str | None, code: str) -
     with pytest.raises(InvalidRequestError) as caught:
         bodies.decode(_decoder, body)
     assert (caught.value.param, caught.value.code) == (param, code)
-    assert caught.value.message.endswith(".") or code == "invalid_json"
+    assert caught.value.message.endswith((".", "?")) or code == "invalid_json"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,25 @@ def test_a_body_that_is_broken_behind_the_value_at_fault() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         bodies.decode(_decoder, b'{"names": {"a": "x"}, "inner": [}')
     assert caught.value.param == "names"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"inner": [], "naems": {}}', "Unknown parameter: naems; did you mean names?"),
+        (b'{"inner": [{"valeu": 1}]}', "Unknown parameter: inner[0].valeu; did you mean value?"),
+        (b'{"inner": [], "x": 1}', "Unknown parameter: x; known are anything, inner, names."),
+    ],
+)
+def test_an_unknown_field_is_told_what_it_may_have_meant(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        bodies.decode(_decoder, body)
+    assert caught.value.message == message
+
+
+def test_a_misspelt_field_of_a_chat() -> None:
+    with pytest.raises(InvalidRequestError, match="maxtokens; did you mean max_tokens"):
+        bodies.decode(msgspec.json.Decoder(ChatCompletionRequest), b'{"maxtokens": 1}')
 
 
 def test_a_choice_names_what_there_is_to_choose() -> None:

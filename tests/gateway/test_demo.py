@@ -23,11 +23,13 @@ import pytest
 
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
-from gateway import demo, server
+from gateway import demo, logs, server
 from gateway.config import ServerConfig
 from gateway.data_dir import DataDir, Keys, Running
 from gateway.demo import Demo, Question
 from gateway.errors import AddressInUse, ConfigError, SetupError
+from tenants.errors import EmbeddedPostgresError
+from tenants.postmaster import Postmaster
 from tests.e2e.conftest import open_folder
 
 __all__ = ["open_folder"]
@@ -128,6 +130,20 @@ def test_a_chat_template_of_the_settings_makes_a_model_take_chats(tmp_path: Path
 @contextmanager
 def until_ready(folder: Path, act: Callable[[Running], None]) -> Iterator[None]:
     """Beside a demo on ``folder``: does ``act`` once it is ready, then ends it as Ctrl-C does."""
+
+    def act_and_end(running: Running) -> None:
+        try:
+            act(running)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with once_ready(folder, act_and_end):
+        yield
+
+
+@contextmanager
+def once_ready(folder: Path, act: Callable[[Running], None]) -> Iterator[None]:
+    """Beside a demo on ``folder``: does ``act`` once it is ready."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -140,7 +156,6 @@ def until_ready(folder: Path, act: Callable[[Running], None]) -> Iterator[None]:
             act(running)
         except BaseException as exc:
             failures.append(exc)
-        os.kill(os.getpid(), signal.SIGINT)
 
     beside = threading.Thread(target=run)
     beside.start()
@@ -220,6 +235,59 @@ def test_a_server_that_fails_takes_its_database_down(
     with pytest.raises(SetupError, match="it is broken"):
         make(folder, replay_tokens_per_s=1000.0).run()
     assert not (folder / "postgres" / "postmaster.pid").exists()
+    assert not (folder / "ready.json").exists()
+
+
+def kill_database(folder: Path) -> int:
+    """Returns the id of the process."""
+    postmaster = Postmaster.find(DataDir(folder).postgres / "data")
+    assert postmaster is not None
+    postmaster.process.kill()
+    return postmaster.process.pid
+
+
+@pytest.mark.pg
+def test_a_database_that_is_killed_is_started_again(
+    open_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would take the log from the test
+    folder = open_folder / "killed"
+
+    def act(running: Running) -> None:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        killed = kill_database(folder)
+        deadline = time.monotonic() + 60
+        while "Listening to PostgreSQL" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        started = Postmaster.find(DataDir(folder).postgres / "data")
+        assert started is not None
+        assert started.process.pid != killed
+        answer = ask(running.url, running.api_key, body | {"max_tokens": 5})
+        assert answer["choices"][0]["message"]["content"]
+
+    with until_ready(folder, act):
+        make(folder, replay_tokens_per_s=1000.0).run()
+    told = [record.getMessage() for record in caplog.records]
+    assert told.count("PostgreSQL had ended, killed or crashed, and was started again") == 1
+    began = [line for line in told if line.startswith("Not listening to ")]
+    assert sum("s now)" not in line for line in began) == 1
+
+
+@pytest.mark.pg
+def test_a_database_that_does_not_start_again_ends_it_with_the_reason(open_folder: Path) -> None:
+    folder = open_folder / "lost"
+
+    def act(running: Running) -> None:
+        data = DataDir(folder).postgres / "data"
+        (data / "postgresql.conf").write_text("work_mem = '1 banana'\n")
+        kill_database(folder)
+
+    with (
+        once_ready(folder, act),
+        pytest.raises(EmbeddedPostgresError, match=r"did not start.*1 banana"),
+    ):
+        make(folder, replay_tokens_per_s=1000.0).run()
     assert not (folder / "ready.json").exists()
 
 

@@ -110,6 +110,32 @@ async def test_cancelling_cancels_the_work(client: Client) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_no_result_is_lost_when_cancelled_as_it_comes(client: Client) -> None:
+    """It may hold quota, or a request that runs."""
+    num_held = 0
+
+    async def work() -> None:
+        nonlocal num_held
+        await result
+        num_held += 1
+
+    async def use() -> None:
+        nonlocal num_held
+        await client.until_left(work())
+        num_held -= 1
+
+    for turns in range(6):
+        result = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(use())
+        await asyncio.sleep(0)
+        result.set_result(None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert num_held == 0, turns
+
+
 async def test_messages_before_the_end_are_passed_over() -> None:
     messages: list[Message] = [{"type": "http.request"}, {"type": "http.disconnect"}]
 

@@ -19,6 +19,7 @@ from gateway.errors import (
     to_api_error,
 )
 from grammar.errors import CompilerUnavailable, CompileTimeout, InvalidGrammar, UnsupportedKeyword
+from tenants import keys
 from tenants.errors import (
     AdapterExists,
     AdapterNotFound,
@@ -107,8 +108,22 @@ def test_errors_of_other_packages_are_translated(raised: Exception, status: int,
 def test_one_message_for_all_bad_keys() -> None:
     """Whether a key exists is nobody's business."""
     messages = {to_api_error(e).message for e in (UnknownKey("abc"), MalformedKey())}
-    assert len(messages) == 1
-    assert "abc" not in messages.pop()
+    (message,) = messages
+    assert "abc" not in message
+    key = keys.mint(b"pepper of 16 byte").text
+    assert f"begins with {key[:7]} and has {len(key)} characters" in message
+
+
+def test_who_comes_before_the_engine_is_told_how_to_wait() -> None:
+    """Whether its model is loading for the first time or it died."""
+    error = to_api_error(EngineDead("not started"))
+    assert "being started" in error.message
+    assert "/readyz" in error.message
+    assert error.headers()["retry-after"] == "2"
+
+
+def test_a_wrong_path_is_told_how_paths_begin() -> None:
+    assert "begin with /v1" in to_api_error(HTTPException(404)).message
 
 
 def test_what_nobody_foresaw_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:

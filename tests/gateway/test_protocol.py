@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,20 @@ async def test_pipelined_requests_are_answered_in_order(
     answers = [(await client.answer()).json() for _ in range(2)]
     assert [a["choices"][0]["message"]["content"] for a in answers] == ["one", "two"]
     await client.close()
+
+
+async def test_a_connection_that_breaks_amid_pipelined_requests_is_no_error_of_ours(
+    gateway: Gateway, double: EngineDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    double.script = lambda prompt: Play(queued_s=60.0)
+    client = await RawClient.connect(gateway)
+    client.send(post(gateway, BODY) * 2)
+    await until(lambda: double.running)
+    (connection,) = gateway.server.server_state.connections
+    connection.transport.abort()
+    await until(lambda: not double.running and not gateway.server.server_state.tasks)
+    client.reset()
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
 async def test_an_answer_that_nobody_reads_does_not_stay(model_dir: Path) -> None:

@@ -40,7 +40,7 @@ async def play(app: ASGIApp, *, body: bytes = b"") -> tuple[list[bytes], list[bo
     """What is recorded, and what ``on_end`` was told."""
     work, told = AnswerWork(app, new_scope(), body), list[bool]()
 
-    async def on_end(is_good: bool) -> None:
+    async def on_end(is_good: bool, is_whole: bool) -> None:
         told.append(is_good)
 
     work.start()
@@ -163,7 +163,7 @@ async def test_what_is_closed_is_told_that_its_client_left() -> None:
 
     work, told = AnswerWork(app, new_scope(), b""), list[bool]()
 
-    async def on_end(is_good: bool) -> None:
+    async def on_end(is_good: bool, is_whole: bool) -> None:
         told.append(is_good)
 
     async def read() -> list[bytes]:
@@ -189,7 +189,8 @@ async def test_the_work_outlives_the_request_that_began_it() -> None:
         await request_ended.wait()
         known = context.of(scope)
         assert known.request_id == request_id
-        assert known.departure is None
+        assert known.departure is not None
+        assert not known.departure.has_left
         known.notes["user"] = "u"
         await Response(b"said")(scope, receive, known.send)
 
@@ -198,7 +199,7 @@ async def test_the_work_outlives_the_request_that_began_it() -> None:
     request_id, notes = known.request_id, known.notes
     work = AnswerWork(app, scope, b"")
 
-    async def on_end(is_good: bool) -> None:
+    async def on_end(is_good: bool, is_whole: bool) -> None:
         assert is_good
 
     async def read() -> list[bytes]:

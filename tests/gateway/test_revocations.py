@@ -150,7 +150,7 @@ async def test_no_more_keys_are_looked_up_at_once_than_told(model_dir: Path) -> 
 
 
 async def test_a_store_that_is_away_delays_the_end_and_forgets_none(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.revocations.RETRY_S", 0.01)
     monkeypatch.setattr("tenants.authenticator.RETRY_S", 0.01)
@@ -164,6 +164,8 @@ async def test_a_store_that_is_away_delays_the_end_and_forgets_none(
         assert not any(session.refusals for session, _ in opened)
         site.store.away = False
         await until(lambda: all(session.refusals for session, _ in opened))
+        await until(lambda: "Keys in use are checked again" in caplog.text)
+        assert caplog.text.count("Keys in use are not checked") == 1
 
 
 async def test_a_key_ends_when_its_time_is_over_without_any_change(model_dir: Path) -> None:

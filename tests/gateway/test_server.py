@@ -90,7 +90,7 @@ async def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         await server.serve(config)
     with pytest.raises(ConfigError, match=r"tenants\.dsn is missing"):
-        await server.serve(configuration.parse({"engine": {"model": "x"}}))
+        await server.serve(configuration.parse({"engine": {"model": "x"}, "server": {"port": 0}}))
     (tmp_path / "secrets.json").unlink()
     with pytest.raises(SecretsError, match="no such file"):
         await server.serve(config)
@@ -251,7 +251,9 @@ def process(tmp_path: Path, pg_dsn: str) -> Iterator[tuple[subprocess.Popen[byte
         f'num_threads = 1\n[tenants]\ndsn = "{pg_dsn}"\nsecrets_file = "secrets.json"\n'
     )
     program = (
-        "import sys; from pathlib import Path; from gateway import config, server\n"
+        "import resource, sys; from pathlib import Path; from gateway import config, server\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))\n"  # as Linux starts it
         "server.run(config.load(Path(sys.argv[1])),"
         " on_ready=lambda url: print(url, flush=True))"
     )
@@ -276,9 +278,12 @@ def process(tmp_path: Path, pg_dsn: str) -> Iterator[tuple[subprocess.Popen[byte
 def test_sigterm_lets_a_stream_end_and_leaves_nothing(
     process: tuple[subprocess.Popen[bytes], str, str], pg_dsn: str, tmp_path: Path
 ) -> None:
+    """Sent to every process at once, as systemd does."""
     server_process, url, key = process
     children = psutil.Process(server_process.pid).children(recursive=True)
     assert children
+    soft, _ = psutil.Process(server_process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert soft > ServerConfig().max_connections
     body = chat_body("Hello!", model="model", stream=True, max_tokens=60, ignore_eos=True)
     chunks = []
     with httpx.stream(
@@ -293,7 +298,8 @@ def test_sigterm_lets_a_stream_end_and_leaves_nothing(
             if line:
                 chunks.append(line.removeprefix("data: "))
             if len(chunks) == 3:
-                server_process.send_signal(signal.SIGTERM)
+                for pid in (server_process.pid, *(child.pid for child in children)):
+                    os.kill(pid, signal.SIGTERM)
     assert chunks[-1] == "[DONE]"
     assert server_process.wait(60) == 0
     assert not any(child.is_running() for child in children)

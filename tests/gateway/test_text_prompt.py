@@ -82,6 +82,15 @@ async def test_what_is_no_prompt(model_dir: Path, prompt: Any, param: str) -> No
     assert caught.value.param == param
 
 
+async def test_ids_are_those_of_the_vocabulary(model_dir: Path) -> None:
+    size = Tokenizer.load(model_dir).vocab_size
+    (prompt,) = await read(model_dir, [0, size - 1], wants_text=False)
+    assert prompt.token_ids == [0, size - 1]
+    with pytest.raises(InvalidRequestError, match=f"0 to {size - 1}, got {size}") as caught:
+        await read(model_dir, [0, size, -1])
+    assert caught.value.param == "prompt[1]"
+
+
 @pytest.mark.parametrize("prompt", [None, 1, True, {"a": 1}, [None], [True], [1.5], [["a"]]])
 async def test_other_types_are_refused_while_decoding(model_dir: Path, prompt: Any) -> None:
     with pytest.raises(msgspec.ValidationError):

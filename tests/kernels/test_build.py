@@ -79,6 +79,18 @@ def test_compiler_errors_are_passed_on(tmp_path: Path) -> None:
         build._compile(Path("broken.cu"), ["sh", "-c", "echo oh no >&2; exit 1"])
 
 
+def test_a_cache_that_cannot_be_written_is_named_unless_what_is_needed_is_there(
+    read_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_KERNEL_CACHE", str(read_only))
+    monkeypatch.setattr(build, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(build, "_fingerprint", lambda *_: "missing")
+    with pytest.raises(build.BuildError, match=r"cannot be written.*set SLUICE_KERNEL_CACHE"):
+        build.library("90a")
+    monkeypatch.setattr(build, "_fingerprint", lambda *_: "kept")
+    assert build.library("90a") == read_only / "kept" / "sluice_kernels.so"
+
+
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_KERNEL_CACHE", "/somewhere")
     assert build.cache_dir() == Path("/somewhere")

@@ -122,14 +122,35 @@ WEIGHT = torch.zeros(32, 64, dtype=torch.bfloat16)
 PLAIN = Kind(WEIGHT.shape, WEIGHT.dtype, gated=False)
 
 
+def test_where_nothing_can_be_kept_it_is_measured_at_each_start(
+    measurer: Measurer, read_only: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a folder that is missing, and cannot be made, as in one that is there."""
+    for folder in (read_only, read_only / "products"):
+        for _ in range(2):
+            measurer.measured.clear()
+            found = tuning.measure([Use(WEIGHT, False, 2)], KeptChoices(folder))
+            assert measurer.measured == [(32, 1), (32, 2)]
+            assert list(found._chosen[PLAIN].products) == [WIDE, WIDE]
+    assert caplog.text.count("the next start measures anew") == 4
+    assert caplog.text.count("set SLUICE_KERNEL_CACHE") == 4
+
+
 def test_what_was_kept_is_not_measured_again(measurer: Measurer, kept: KeptChoices) -> None:
     head = torch.zeros(48, 64, dtype=torch.bfloat16)
-    first = tuning.measure([Use(WEIGHT, False, 4)], kept, [3])
+    told: list[int] = []
+
+    def tell() -> None:
+        told.append(len(measurer.measured))
+
+    first = tuning.measure([Use(WEIGHT, False, 4)], kept, [3], tell)
     assert measurer.measured == [(32, 1), (32, 2), (32, 3), (32, 4)]
+    assert told == [0], "before it is"
     measurer.measured.clear()
     measurer.loaded.clear()
-    again = tuning.measure([Use(WEIGHT, False, 4)], kept, [3])
+    again = tuning.measure([Use(WEIGHT, False, 4)], kept, [3], tell)
     assert not measurer.measured
+    assert told == [0], "nothing takes long now"
     assert again._chosen == first._chosen
     assert measurer.loaded == [1, 2, 3, 4], "not by having been measured"
     measurer.chosen = LIBRARY

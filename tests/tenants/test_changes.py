@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -120,6 +121,20 @@ class TestListener:
             await eventually(lambda: heard[-1] == Change(public_id=who.key.public_id))
             await eventually(lambda: listener.age_s < 0.05)
 
+    async def test_a_query_that_meets_the_news_of_the_end_is_a_broken_line(
+        self, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """About one terminated backend in forty is noticed like this."""
+        async with listening(pg_dsn, lambda change: None) as listener:
+
+            async def execute(*_: object, **__: object) -> None:
+                monkeypatch.undo()
+                raise asyncpg.InternalClientError("cannot switch to state 15")
+
+            monkeypatch.setattr(asyncpg.Connection, "execute", execute)
+            await eventually(lambda: listener.num_connects == 2)
+            await eventually(lambda: listener.age_s < 0.05)
+
     async def test_age_grows_while_the_line_is_broken(self, postgres_server: str) -> None:
         gone = with_database(postgres_server, "nope")
         assert gone != postgres_server
@@ -130,6 +145,23 @@ class TestListener:
         assert listener.num_connects == 0
         task.cancel()
         await asyncio.wait([task])
+
+    async def test_an_outage_is_told_once_and_its_end(
+        self, postgres_server: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        name = f"late_{uuid4().hex}"
+        dsn = with_database(postgres_server, name)
+        listener = ChangeListener(dsn, lambda change: None, max_backoff_s=0.01)
+        task = asyncio.create_task(listener.run())
+        await asyncio.sleep(0.5)  # for many attempts
+        await execute(postgres_server, f"CREATE DATABASE {name}")
+        await eventually(lambda: "again" in caplog.text)
+        task.cancel()
+        await asyncio.wait([task])
+        await execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+        began, ended = (record.getMessage() for record in caplog.records)
+        assert re.fullmatch(rf'Not listening to .*: database "{name}" does not exist', began)
+        assert re.fullmatch(rf"Listening to .*{name}.* again, after \d+\.\d s", ended)
 
     async def test_no_connection_stays(self, pg_dsn: str) -> None:
         async with listening(pg_dsn, lambda change: None):

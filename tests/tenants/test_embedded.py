@@ -81,6 +81,11 @@ def postmaster_of(folder: Path) -> Postmaster:
     return found
 
 
+def kill_server(folder: Path) -> None:
+    postmaster_of(folder).process.kill()
+    wait_for(lambda: Postmaster.find(folder / "data") is None)
+
+
 def fetchval(dsn: str, query: str) -> Any:
     async def fetch() -> Any:
         connection = await asyncpg.connect(dsn)
@@ -309,6 +314,50 @@ class TestCrashes:
         first.stop()
         with build(folder) as server:
             assert fetchval(server.start(), "SELECT 1") == 1
+
+
+class TestRestart:
+    def test_killed_server_is_started_again_with_its_data_and_dsn(self, folder: Path) -> None:
+        with EmbeddedPostgres(folder, settings={"fsync": "off"}) as server:
+            dsn = server.start()
+            run_aside(execute(dsn, "CREATE TABLE kept AS SELECT 42 AS answer"))
+            pid = server.pid
+            assert not server.restart_if_ended()
+            assert server.pid == pid
+            for _ in range(2):
+                kill_server(folder)
+                assert server.restart_if_ended()
+                assert fetchval(dsn, "SELECT answer FROM kept") == 42
+            assert server.start() == dsn
+        assert servers_in(folder) == []
+
+    def test_one_that_was_shut_down_is_too(self, folder: Path) -> None:
+        with build(folder) as server:
+            postmaster_of(folder).process.send_signal(signal.SIGINT)
+            wait_for(lambda: Postmaster.find(folder / "data") is None)
+            assert server.restart_if_ended()
+            assert fetchval(server.start(), "SELECT 1") == 1
+
+    def test_users_that_see_it_end_at_once_start_one(self, folder: Path) -> None:
+        users = [build(folder) for _ in range(3)]
+        for user in users:
+            user.start()
+        kill_server(folder)
+        run_aside(gather_threads([user.restart_if_ended for user in users]))
+        (postmaster,) = {user.pid for user in users}
+        users[0].stop()
+        assert users[1].pid == postmaster
+        assert fetchval(users[1].start(), "SELECT 1") == 1
+        users[1].stop()
+        users[2].stop()
+        assert servers_in(folder) == []
+
+    def test_what_keeps_it_from_starting_is_told(self, folder: Path) -> None:
+        with build(folder) as server:
+            kill_server(folder)
+            (folder / "data" / "postgresql.conf").write_text("shared_buffers = '1 banana'\n")
+            with pytest.raises(EmbeddedPostgresError, match=r"did not start.*banana"):
+                server.restart_if_ended()
 
 
 class TestErrors:

@@ -72,16 +72,20 @@ async def test_many_uses_are_one_write_of_the_latest() -> None:
     assert store.writes == [{principal.key.id: START + timedelta(seconds=99)}]
 
 
-async def test_outage_keeps_what_was_noted() -> None:
+async def test_outage_keeps_what_was_noted(caplog: pytest.LogCaptureFixture) -> None:
     store = CountingStore()
     _, principal = await make_key(store)
     last_used = LastUsed(store, now=lambda: START)
     last_used.note(principal.key.id)
     store.away = True
     await last_used.flush()
+    await last_used.flush()
     store.away = False
     await last_used.flush()
     assert await last_use(store, principal.key.public_id) == START
+    began, ended = (record.getMessage() for record in caplog.records)
+    assert began == "1 last uses of keys not written: away"
+    assert ended.startswith("Last uses of keys are written again, after ")
 
 
 async def test_memory_is_bounded() -> None:

@@ -135,6 +135,8 @@ class TestLeases:
             away = False
             while num_renewals < 3:  # noqa: ASYNC110 - the condition is another object's state
                 await asyncio.sleep(0.001)
+            assert caplog.text.count("Leases are not renewed") == 1
+            assert caplog.text.count("Leases are renewed again, after 60.0 s") == 1
             listed = {row.request_id for row in await store.list_running()}
             assert listed == {mine.request_id, dead.request_id}
             now += 1

@@ -108,7 +108,9 @@ class TestSettle:
         await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(30)))
         assert store.max_concurrent == 3
 
-    async def test_one_writer_tries_while_the_store_is_away(self) -> None:
+    async def test_one_writer_tries_while_the_store_is_away(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         store, key = await faulty()
         store.away = True
         ledger = Ledger(store, num_writers=4, backoff_s=0.01, max_backoff_s=0.01)
@@ -124,6 +126,9 @@ class TestSettle:
         store.away = False
         assert await ledger.drain(30.0) == 0
         assert (await usage_totals(store, key.tenant_id)).requests == 16
+        began, ended = (record.getMessage() for record in caplog.records)
+        assert began == "The ledger keeps usage until the store is back: away"
+        assert ended.startswith("The store takes usage again (16 events wait), after ")
 
     async def test_half_of_the_backlog_is_for_requests_that_run(self) -> None:
         store, key = await faulty()
@@ -404,15 +409,19 @@ class TestJournal:
         store, key = await faulty()
         journal = Journal(tmp_path)
         ledger = Ledger(store, journal=journal)
-        adopt = journal.adopt
+        adopt, num_looks = journal.adopt, 0
 
         def unreadable() -> list[UsageEvent]:
+            nonlocal num_looks
+            num_looks += 1
             raise PermissionError(13, "Permission denied")
 
         looking = asyncio.create_task(ledger.run())
         monkeypatch.setattr(journal, "adopt", unreadable)
-        await eventually(lambda: "stay in their files" in caplog.text)
+        await eventually(lambda: num_looks > 3)
         monkeypatch.setattr(journal, "adopt", adopt)
+        await eventually(lambda: "can be read again" in caplog.text)
+        assert caplog.text.count("stay in their files") == 1
         dead = Journal(tmp_path)
         dead.append([make_event(key), make_event(key)])
         dead.close()

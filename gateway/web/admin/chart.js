@@ -20,7 +20,8 @@ export function usageChart(rows, num_days) {
     const start_time = today - (num_days - 1 - index) * DAY_S;
     return byDay.get(start_time) ?? { start_time, prompt_tokens: 0, completion_tokens: 0, requests: 0 };
   });
-  const most = Math.max(1, ...days.map((day) => day.prompt_tokens + day.completion_tokens));
+  // Even, so that the line at half of it stands for whole tokens.
+  const most = 2 * Math.max(1, ...days.map((day) => Math.ceil((day.prompt_tokens + day.completion_tokens) / 2)));
   const plot = HEIGHT - BOTTOM - TOP;
   const step = (WIDTH - LEFT) / num_days;
   const svg = shape("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": summary(days) });

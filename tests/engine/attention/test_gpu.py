@@ -14,7 +14,7 @@ from engine.attention.base import (
     AttentionShape,
     DeviceBatch,
     KVScales,
-    storing,
+    fused_rotation,
 )
 from engine.attention.cuda import CudaAttention
 from engine.attention.select import select_backend
@@ -129,11 +129,11 @@ def test_new_keys_are_stored_on_the_way(window: int) -> None:
     batch = AttentionBatch(
         np.array(query_lens), np.array(seq_lens), np.arange(5), case.block_table, on_device
     )
-    step = storing(how.prepare(batch, 16))
+    step = fused_rotation(how.prepare(batch, 16))
     assert step is not None
     cos_sin = new.arguments["cos_sin"]
-    assert step.stores(cos_sin)
-    assert not step.stores(cos_sin[:, :64])
+    assert step.can_store(cos_sin)
+    assert not step.can_store(cos_sin[:, :64])
     for _ in range(2):  # as two layers do
         out = step.store_and_attend(
             case.q,

@@ -44,13 +44,13 @@ def written(cache: HybridCacheManager, token_ids: list[int], salt: str = "") -> 
     done = hit.num_tokens
     while done < len(token_ids):
         done = min(done + cache._chunk_tokens, len(token_ids))
-        cache.grow(new, max(new.num_places, cache.num_blocks_for(done)))
+        cache.grow(new, max(new.num_logical_blocks, cache.num_blocks_for(done)))
         cache.publish(new, token_ids, done)
         cache.check_table(new)
     return new
 
 
-def first_places(held: BlockTable) -> list[int]:
+def first_indices(held: BlockTable) -> list[int]:
     return [group.first for group in held.layer_groups]
 
 
@@ -61,7 +61,7 @@ class TestRoom:
         assert cache.num_slots_reserved(PrefixHit(), 24) == 2 * 16
         cache.admit(new, PrefixHit(), 24)
         assert [len(ids) for ids in cache.block_ids(new)] == [12, 4]
-        assert (new.num_places, new.num_held) == (4, 16)
+        assert (new.num_logical_blocks, new.num_held) == (4, 16)
         cache.check_table(new)
 
     def test_only_what_lacks_blocks_grows(self) -> None:
@@ -72,14 +72,14 @@ class TestRoom:
         assert [len(ids) for ids in grown] == [0, 2]
         assert cache.block_ids(new)[1][-2:] == grown[1]
         assert cache.num_blocks_to_grow(new, 13) == 1 + 7
-        assert cache.num_places_within(new, 5) == 8
+        assert cache.num_logical_blocks_within(new, 5) == 8
         cache.check_table(new)
 
     def test_what_the_window_has_left_is_given_back(self) -> None:
         cache = manager()
         new = written(cache, TOKENS)
         # The next query, 24, sees 20 to 24.
-        assert first_places(new) == [0, 10]
+        assert first_indices(new) == [0, 10]
         assert cache.block_ids(new)[1][:10] == [NO_BLOCK] * 10
         assert new.num_held == 12 + 2 == 40 - cache.num_free_blocks
 
@@ -88,7 +88,7 @@ class TestRoom:
         cache.admit(new, PrefixHit(), 8)
         for num_written, firsts in [(3, [0, 0, 1]), (4, [0, 0, 2]), (5, [0, 1, 2]), (6, [0, 1, 3])]:
             cache.publish(new, TOKENS, num_written)
-            assert first_places(new) == firsts
+            assert first_indices(new) == firsts
 
     def test_whole_pieces_are_given_back_where_attention_reads_such(self) -> None:
         cache, new = manager((None, 5), window_step=6), table()
@@ -96,14 +96,14 @@ class TestRoom:
         cache.grow(new, 12)
         for num_written, first in ((9, 0), (10, 3), (15, 3), (16, 6), (23, 9)):
             cache.publish(new, TOKENS, num_written)
-            assert first_places(new) == [0, first]
+            assert first_indices(new) == [0, first]
         cache.release(new, TOKENS)
         assert cache.lookup(table(), [*TOKENS[:23], 1]).num_tokens == 23
         hit = cache.lookup(table(), [*TOKENS[:17], 1])
         assert hit.num_blocks == 8
         again = table()
         cache.admit(again, hit, 18)
-        assert first_places(again) == [0, 6]
+        assert first_indices(again) == [0, 6]
 
     def test_the_longest_request_leaves_room_for_two_steps_in_flight(self) -> None:
         assert manager((None, 5), num_blocks=12).max_num_tokens == 12
@@ -115,7 +115,7 @@ class TestRoom:
         new = written(cache, TOKENS)
         cache.release(new, TOKENS)
         assert cache.num_free_blocks == 40
-        assert (new.num_held, new.num_places, new.layer_groups) == (0, 0, [])
+        assert (new.num_held, new.num_logical_blocks, new.layer_groups) == (0, 0, [])
         cache.pool.check_integrity()
 
     def test_sole_blocks_are_those_of_all_groups(self) -> None:
@@ -140,7 +140,7 @@ class TestPrefixes:
         assert (hit.num_tokens, hit.num_blocks) == (24, 12)
         new = table()
         cache.admit(new, hit, 25)
-        assert first_places(new) == [0, 10]
+        assert first_indices(new) == [0, 10]
         assert new.num_published == 12
         cache.check_table(new)
 
@@ -215,7 +215,7 @@ class TestPrefixes:
     def test_without_prefix_caching_nothing_is_found_and_windows_still_move(self) -> None:
         cache = manager(enable_prefix_caching=False)
         new = written(cache, TOKENS)
-        assert first_places(new) == [0, 10]
+        assert first_indices(new) == [0, 10]
         cache.release(new, TOKENS)
         assert cache.lookup(table(), [*TOKENS, 1]) == PrefixHit()
 
@@ -243,7 +243,7 @@ class TestHostMemory:
         assert cache.num_blocks_to_swap(new, 24) == len(host) == 12 + 2 + 4
         where = [
             {place: host[ids[place]] for place in range(first, 12)}
-            for ids, first in zip(cache.block_ids(new), first_places(new), strict=True)
+            for ids, first in zip(cache.block_ids(new), first_indices(new), strict=True)
         ]
         cache.release(new, TOKENS)
         cache.pool.release(cache.pool.allocate(40))  # Nothing is cached any more.
@@ -293,7 +293,7 @@ class TestHostMemory:
         cache.swap_out(new, 8)
         cache.drop_swapped(new)
         cache.publish(new, TOKENS, 8)
-        assert first_places(new) == [0, 2]
+        assert first_indices(new) == [0, 2]
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 8)])
@@ -322,7 +322,7 @@ class TestSettings:
         cache, token_ids = self.make(windows, **options), TOKENS[:10]
         new = table("loud")
         cache.admit(new, cache.lookup(new, token_ids), len(token_ids))
-        cache.grow(new, max(new.num_places, cache.num_blocks_for(len(token_ids))))
+        cache.grow(new, max(new.num_logical_blocks, cache.num_blocks_for(len(token_ids))))
         cache.publish(new, token_ids, len(token_ids))
         cache.release(new, token_ids)
         assert len(cache.pool.index) == (5 * len(windows) if num_cached is None else num_cached)
@@ -423,11 +423,11 @@ class CacheMachine(RuleBasedStateMachine):
         end = min(start + cache._chunk_tokens, len(holder.token_ids))
         if end == len(holder.token_ids):
             holder.token_ids = [*holder.token_ids, len(holder.token_ids) % 2]
-        num_places = cache.num_blocks_for(end)
-        if cache.num_blocks_to_grow(held, num_places) > cache.num_free_blocks:
+        num_logical_blocks = cache.num_blocks_for(end)
+        if cache.num_blocks_to_grow(held, num_logical_blocks) > cache.num_free_blocks:
             return
-        if num_places > held.num_places:
-            cache.grow(held, num_places)
+        if num_logical_blocks > held.num_logical_blocks:
+            cache.grow(held, num_logical_blocks)
         for group, block_ids in enumerate(cache.block_ids(held)):
             for position in range(start, end):
                 prefix = tuple(holder.token_ids[: position + 1])

@@ -37,7 +37,7 @@ class Storing:
         self._able = able
         self.stored = 0
 
-    def stores(self, cos_sin: torch.Tensor) -> bool:
+    def can_store(self, cos_sin: torch.Tensor) -> bool:
         return self._able
 
     def store_and_attend(

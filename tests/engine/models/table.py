@@ -1,5 +1,5 @@
 """``python -m tests.engine.models.table``: run the families' tests, print their results as the
-README's table."""
+table of ``docs/models.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's table of families: its cells, and that it is the one that a run prints."""
+"""The table of families in ``docs/models.md``: its cells, and that a run prints that one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case
 from tests.engine.models.table import COLUMNS, Outcomes, cell, columns, rows
 
-README = Path(__file__).parents[3] / "README.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 def outcomes(cases: list[Case], **changed: bool) -> Outcomes:
@@ -38,8 +38,8 @@ def test_what_transformers_computes_shares_a_row_where_it_is_alike() -> None:
     assert sum(row[1] == "transformers" for row in rows(made)) == 2
 
 
-def test_the_readme_has_a_row_of_each_family() -> None:
-    text = README.read_text()
+def test_the_document_has_a_row_of_each_family() -> None:
+    text = DOCUMENT.read_text()
     head = "| " + " | ".join(["family", "runs on", *columns()]) + " |"
     assert head in text
     everything = outcomes(CASES)

@@ -59,7 +59,9 @@ def test_calls_that_ask_for_more_are_refused(how: dict[str, Any], reason: str) -
 
 
 def test_what_is_switched_off_is_not_asked_for() -> None:
-    call(Calls(), s_aux=None, deterministic=False)
+    calls = Calls()
+    call(calls, s_aux=None, deterministic=False)
+    assert calls.cache_layout(1) == CacheLayout(1, 2, 8)
 
 
 def test_messages_fit_a_line() -> None:

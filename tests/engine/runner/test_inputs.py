@@ -227,20 +227,20 @@ def test_one_group_with_a_window_says_so() -> None:
     assert other_groups(fields, rows, BLOCK_SIZE) == []
 
 
-def test_the_places_of_chunks_are_chunks_of_their_own() -> None:
+def test_chunks_are_cut_down_to_the_tokens_that_are_sampled() -> None:
     """A whole prompt, one cut short, a decode, and one with two drafts."""
     columns = ([4, 1, 7, 2], [0, 8, 20, 30], [5, 6, 1, 3], [1, 0, 1, 3])
     fields = ChunkFields(*(np.array(column, np.int64) for column in columns))
-    places = fields.of_places()
-    assert places.rows.tolist() == [4, 7, 2]
-    assert places.computed.tolist() == [4, 20, 30]
-    assert places.query_lens.tolist() == places.num_places.tolist() == [1, 1, 3]
+    sampled = fields.sampled_only()
+    assert sampled.rows.tolist() == [4, 7, 2]
+    assert sampled.computed.tolist() == [4, 20, 30]
+    assert sampled.query_lens.tolist() == sampled.num_sampled.tolist() == [1, 1, 3]
 
 
-def test_a_step_without_places_has_its_first_token_for_one() -> None:
+def test_a_step_that_samples_nothing_keeps_one_token() -> None:
     fields = ChunkFields(
         *(np.array(column, np.int64) for column in ([3, 5], [8, 0], [4, 4], [0, 0]))
     )
-    places = fields.of_places()
-    assert (places.rows.tolist(), places.computed.tolist()) == ([3], [8])
-    assert (places.query_lens.tolist(), places.num_places.tolist()) == ([1], [0])
+    sampled = fields.sampled_only()
+    assert (sampled.rows.tolist(), sampled.computed.tolist()) == ([3], [8])
+    assert (sampled.query_lens.tolist(), sampled.num_sampled.tolist()) == ([1], [0])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -168,18 +168,27 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     biased = next(module for module in model.modules() if isinstance(module, Linear))
     biased.bias = Weight(torch.zeros(len(biased.weight.data)))
     measured: list[tuning.Use] = []
+    told: list[LoadProgress] = []
     fastest = products.Products({})
 
     def measure(
-        uses: Iterable[tuning.Use], _: KeptChoices, batches: list[int]
+        uses: Iterable[tuning.Use],
+        _: KeptChoices,
+        batches: list[int],
+        on_measuring: Callable[[], None],
     ) -> products.Products:
+        assert [progress.message for progress in told] == ["Loading matrix products"]
+        on_measuring()
         measured.extend(uses)
         assert batches == graphs.capture_sizes(target.config.num_seqs)
         return fastest
 
     monkeypatch.setattr(tuning, "measure", measure)
     monkeypatch.setattr(KeptChoices, "of", lambda device: KeptChoices(Path(str(device))))
-    load._measure_products(target, model, network, lambda _: None)
+    monkeypatch.setenv("SLUICE_KERNEL_CACHE", "/volume")
+    load._measure_products(target, model, network, told.append)
+    assert told[-1].message.startswith("Measuring matrix products, once for this model")
+    assert told[-1].message.endswith("kept in /volume")
     linears = [
         module
         for part in (model, network)

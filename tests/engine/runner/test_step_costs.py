@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 from engine.runner.inputs import ChunkFields
@@ -16,11 +17,19 @@ SIZES: dict[str, Any] = {
 }
 
 
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_it_times_steps_of_growing_batches_and_lengths() -> None:
     ran: list[tuple[int, int, int]] = []
 
     def run(fields: ChunkFields) -> None:
-        assert (fields.num_places == fields.query_lens).all()
+        assert (fields.num_sampled == fields.query_lens).all()
         ran.append((len(fields.rows), int(fields.query_lens[0]), int(fields.computed[0])))
 
     costs = measure_step_costs(run, None, lengths=(0, 1, 3), **SIZES)
@@ -34,26 +43,45 @@ def test_it_times_steps_of_growing_batches_and_lengths() -> None:
 
 
 def test_drafting_counts() -> None:
+    clock = Clock()
     drafted: list[tuple[int, int]] = []
+
+    def run(fields: ChunkFields) -> None:
+        clock.now += 0.003
 
     def draft(batch: int, length: int) -> None:
         drafted.append((batch, length))
-        time.sleep(0.002)
+        clock.now += 0.002
 
-    costs = measure_step_costs(lambda fields: None, draft, lengths=(0, 2), is_padded=True, **SIZES)
+    costs = measure_step_costs(run, draft, lengths=(0, 2), is_padded=True, clock=clock, **SIZES)
     assert costs.is_padded
     assert {length for _, length in drafted} == {2}
     assert {batch for batch, _ in drafted} == set(costs.batches)
-    assert min(costs.taken_s[1]) >= 0.002 > max(costs.taken_s[0])
+    assert costs.taken_s[0] == pytest.approx([0.003] * len(costs.batches))
+    assert costs.taken_s[1] == pytest.approx([0.005] * len(costs.batches))
+
+
+def test_the_least_time_counts() -> None:
+    clock = Clock()
+    times = iter([0.02, 0.01, 0.03])
+
+    def run(fields: ChunkFields) -> None:
+        clock.now += next(times)
+
+    costs = measure_step_costs(run, None, lengths=(0,), clock=clock, **{**SIZES, "max_num_seqs": 1})
+    assert [*costs.taken_s[0]] == [pytest.approx(0.01)]
 
 
 def test_long_steps_are_not_repeated() -> None:
+    clock = Clock()
     calls = 0
 
     def run(fields: ChunkFields) -> None:
         nonlocal calls
         calls += 1
-        time.sleep(0.11)
+        clock.now += 0.11
 
-    measure_step_costs(run, None, lengths=(0, 1), **{**SIZES, "max_num_seqs": 1})
+    sizes = {**SIZES, "max_num_seqs": 1}
+    costs = measure_step_costs(run, None, lengths=(0, 1), clock=clock, **sizes)
     assert calls == 2
+    assert [s for row in costs.taken_s for s in row] == [pytest.approx(0.11)] * 2

@@ -59,6 +59,29 @@ def test_what_is_swapped_out_comes_back_to_every_group(overlap: bool) -> None:
     assert engine.core.stats().swapped_in_blocks > 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_needs_none_of_its_blocks_is_preempted_without_a_copy(overlap: bool) -> None:
+    engine = harness(
+        windows=(1,),
+        block_size=1,
+        num_blocks=30,
+        num_swap_blocks=40,
+        swap_s_per_block=0.0,
+        max_num_seqs=1,
+        max_num_batched_tokens=3,
+        policy="priority",
+        async_scheduling=overlap,
+    )
+    engine.add("later", 3, max_tokens=9, ignore_eos=True, priority=1)
+    engine.step(4)
+    engine.add("sooner", 3, max_tokens=9, ignore_eos=True, priority=0)
+    engine.run()
+    engine.check_outputs()
+    stats = engine.core.stats()
+    assert stats.num_preemptions > 0
+    assert stats.swapped_in_blocks == 0
+
+
 @pytest.mark.parametrize("hits", [0.0, 0.6, 1.0])
 def test_rejected_drafts_never_move_a_window(hits: float) -> None:
     engine = harness(num_blocks=60, draft_hits=hits, max_num_batched_tokens=24)

@@ -15,21 +15,25 @@ def cache(num_blocks: int = 10) -> CacheManager:
     return create_cache_manager(config, num_blocks, 0, (None,), 1)
 
 
-@pytest.mark.parametrize(("end", "num_places"), [(3, 2), (5, 2), (6, 3), (16, 5), (18, 5), (20, 5)])
+@pytest.mark.parametrize(
+    ("end", "num_logical_blocks"), [(3, 2), (5, 2), (6, 3), (16, 5), (18, 5), (20, 5)]
+)
 def test_there_are_slots_to_draft_behind_a_step_up_to_the_longest_request(
-    end: int, num_places: int
+    end: int, num_logical_blocks: int
 ) -> None:
     manager = cache()
-    assert Lookahead(manager, 3, 18).num_places(BlockTable({}), end) == num_places
+    assert Lookahead(manager, 3, 18).num_logical_blocks(BlockTable({}), end) == num_logical_blocks
 
 
 def test_nobody_waits_for_them() -> None:
     manager, table = cache(num_blocks=2), BlockTable({})
     lookahead = Lookahead(manager, 3, 100)
-    assert lookahead.num_places(table, 4) == 2
-    assert lookahead.num_places(table, 4, num_missing=1) == 1, "another request needs the second"
+    assert lookahead.num_logical_blocks(table, 4) == 2
+    assert lookahead.num_logical_blocks(table, 4, num_missing=1) == 1, (
+        "another request needs the second"
+    )
     manager.grow(table, 2)
-    assert lookahead.num_places(table, 8) == 2
+    assert lookahead.num_logical_blocks(table, 8) == 2
 
 
 def test_a_request_has_them_from_the_start() -> None:
@@ -38,9 +42,12 @@ def test_a_request_has_them_from_the_start() -> None:
     for table, end in zip(tables, (4, 5, 6), strict=True):
         manager.grow(table, -(-end // BLOCK))
         lookahead.extend(table, end)
-    assert [table.num_places for table in tables] == [2, 2, 3]
+    assert [table.num_logical_blocks for table in tables] == [2, 2, 3]
 
 
 def test_who_does_not_draft_needs_none() -> None:
     manager = cache()
-    assert [Lookahead(manager, 0, 0).num_places(BlockTable({}), end) for end in (4, 5)] == [1, 2]
+    assert [Lookahead(manager, 0, 0).num_logical_blocks(BlockTable({}), end) for end in (4, 5)] == [
+        1,
+        2,
+    ]

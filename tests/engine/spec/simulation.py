@@ -86,7 +86,7 @@ class Run:
 
     def step(self, fixed: int | None = None) -> None:
         most, batch = self.table.lengths[-1], self.batch
-        length = self.adaptive.even_length(batch, most) if fixed is None else fixed
+        length = self.adaptive.uniform_length(batch, most) if fixed is None else fixed
         num_drafting, is_probe = batch, False
         if length == 0 and fixed is None and (probe := self.adaptive.probe_length(batch, most)):
             length, is_probe, num_drafting = probe, True, min(batch, 8)

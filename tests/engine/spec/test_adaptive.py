@@ -161,7 +161,7 @@ def test_an_empty_batch_needs_no_drafts() -> None:
 def test_drafts_pay_where_they_are_right_and_cheap(chance: float, batch: int, pays: bool) -> None:
     length, group = AdaptiveLength(COSTS), requests(batch)
     teach(length, dict.fromkeys(group, chance))
-    assert (length.even_length(batch, 4) > 0) == pays
+    assert (length.uniform_length(batch, 4) > 0) == pays
     assert any(length.lengths(dict.fromkeys(group, 4), batch).values()) == pays
     assert length.may_pay(group, batch) == pays
 
@@ -205,18 +205,18 @@ def test_where_steps_are_padded_the_longest_draft_counts() -> None:
     # One alone does not make up for what the others wait.
     (alone,) = length.lengths({group[1]: 4}, 16).values()
     assert alone == 0
-    assert length.even_length(16, 4) == 4
+    assert length.uniform_length(16, 4) == 4
 
 
 def test_it_learns_that_drafting_is_slower_than_the_table_says() -> None:
     length, (request,) = AdaptiveLength(COSTS), requests(1)
     teach(length, {request: 0.5})
-    assert length.even_length(1, 4) > 0
+    assert length.uniform_length(1, 4) > 0
     for _ in range(60):
         step = PlannedStep(1, 4, 4, 0.0)
         length.planned(step)
         length.observe(step, 30.0, [])  # Of which the table knows 10.5.
-    assert length.even_length(1, 4) == 0
+    assert length.uniform_length(1, 4) == 0
 
 
 def test_other_work_teaches_nothing() -> None:
@@ -233,7 +233,7 @@ def test_other_work_teaches_nothing() -> None:
         # With prompts, after prompts, with a newcomer, after steps without drafts.
         assert not step.is_typical
         length.observe(step, 70.0, [])
-    assert length._costs.even(1, 0) == 10.0
+    assert length._costs.uniform(1, 0) == 10.0
     step = PlannedStep(1, 4, 4, 0.0)
     length.planned(step)
     assert step.is_typical

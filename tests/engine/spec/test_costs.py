@@ -35,7 +35,7 @@ def test_padded_steps_take_as_long_as_their_longest_draft() -> None:
     costs = LearnedCosts(table)
     for _ in range(50):
         costs.observe(16, 4, 7, 28.0)
-    assert costs.even(16, 4) == pytest.approx(28, rel=0.1), "of one kind with even ones"
+    assert costs.uniform(16, 4) == pytest.approx(28, rel=0.1), "of one kind with even ones"
 
 
 def test_what_steps_take_is_learned_by_kind() -> None:
@@ -43,14 +43,14 @@ def test_what_steps_take_is_learned_by_kind() -> None:
     for _ in range(100):
         costs.observe(16, 0, 0, 22.0)
         costs.observe(16, 4, 64, 42.0)
-    assert costs.even(16, 0) == pytest.approx(22, rel=0.05)
-    assert costs.even(16, 4) == pytest.approx(42, rel=0.1)
-    assert costs.even(1, 0) == pytest.approx(20, rel=0.05), "kinds not seen are like those seen"
+    assert costs.uniform(16, 0) == pytest.approx(22, rel=0.05)
+    assert costs.uniform(16, 4) == pytest.approx(42, rel=0.1)
+    assert costs.uniform(1, 0) == pytest.approx(20, rel=0.05), "kinds not seen are like those seen"
     # What comes on top is the host's: as much, or as large a part, whichever is less.
-    assert costs.even(16, 1) == pytest.approx(12 + 28 * 12 / 14, rel=0.1)
-    assert costs.even(64, 4) == pytest.approx(40 + 28, rel=0.1)
+    assert costs.uniform(16, 1) == pytest.approx(12 + 28 * 12 / 14, rel=0.1)
+    assert costs.uniform(64, 4) == pytest.approx(40 + 28, rel=0.1)
     costs.observe(16, 1, 16, 12.0)
-    assert costs.even(16, 1) < 35
+    assert costs.uniform(16, 1) < 35
 
 
 def test_other_numbers_of_drafts_are_as_far_off_as_the_one_that_is_made() -> None:
@@ -61,8 +61,8 @@ def test_other_numbers_of_drafts_are_as_far_off_as_the_one_that_is_made() -> Non
     for _ in range(400):
         costs.observe(64, 1, 64, 90.0)
         costs.observe(16, 1, 16, 15.0)
-    assert costs.even(16, 1) == pytest.approx(15, rel=0.1)
-    assert 15 + 14 - 12 < costs.even(16, 4) < 22
+    assert costs.uniform(16, 1) == pytest.approx(15, rel=0.1)
+    assert 15 + 14 - 12 < costs.uniform(16, 4) < 22
 
 
 @pytest.mark.parametrize("spike", [15.0, 900.0])
@@ -72,20 +72,20 @@ def test_a_table_that_is_far_off_is_found_out_in_a_few_steps(spike: float) -> No
     for seconds in (spike, 60.0, 61.0, 59.0):
         costs.observe(16, 0, 0, seconds)
         costs.observe(16, 4, 64, 2 * seconds)
-    assert costs.even(16, 0) == pytest.approx(60, rel=0.05)
-    assert costs.even(16, 4) == pytest.approx(120, rel=0.4)
+    assert costs.uniform(16, 0) == pytest.approx(60, rel=0.05)
+    assert costs.uniform(16, 4) == pytest.approx(120, rel=0.4)
     for _ in range(10):
         costs.observe(16, 0, 0, 60.0)
         costs.observe(16, 4, 64, 120.0)
-    assert costs.even(16, 0) == pytest.approx(60, rel=0.05)
-    assert costs.even(16, 4) == pytest.approx(120, rel=0.15)
+    assert costs.uniform(16, 0) == pytest.approx(60, rel=0.05)
+    assert costs.uniform(16, 4) == pytest.approx(120, rel=0.15)
 
 
 def test_a_table_that_is_nearly_right_is_not_given_up_for_a_bad_moment() -> None:
     costs = LearnedCosts(TABLE)
     for _ in range(4):
         costs.observe(16, 4, 64, 1.6 * 14)
-    assert costs.even(16, 4) < 0.95 * 1.6 * 14
+    assert costs.uniform(16, 4) < 0.95 * 1.6 * 14
 
 
 def test_a_device_that_is_faster_than_it_was_is_so_in_every_step() -> None:
@@ -93,8 +93,8 @@ def test_a_device_that_is_faster_than_it_was_is_so_in_every_step() -> None:
     for _ in range(400):
         costs.observe(16, 0, 0, 1.1)
         costs.observe(16, 4, 64, 1.4)
-    assert 4.0 < costs.even(64, 4) < 7.0
-    assert 1.0 < costs.even(1, 1) < 1.75
+    assert 4.0 < costs.uniform(64, 4) < 7.0
+    assert 1.0 < costs.uniform(1, 1) < 1.75
 
 
 @given(
@@ -109,7 +109,7 @@ def test_no_measurement_makes_a_step_take_no_time(
         costs.observe(16, length, 16 * length, scale * off * TABLE.seconds(16, length, 16 * length))
     for batch in (1, 16, 17, 64, 200):
         for length in range(5):
-            seconds = costs.even(batch, length)
+            seconds = costs.uniform(batch, length)
             assert 0.02 * TABLE.seconds(batch, length, batch * length) < seconds < 1e5
             assert costs.hopeful(batch, length) <= seconds
 
@@ -124,10 +124,10 @@ def test_what_slows_everything_down_says_nothing_of_drafts() -> None:
     for _ in range(100):
         costs.observe(16, 4, 64, 1.6 * 18.0)
     assert costs.pace == pytest.approx(1.6, rel=0.1)
-    assert costs.even(16, 4) / costs.even(16, 0) == pytest.approx(18 / 11, rel=0.1)
+    assert costs.uniform(16, 4) / costs.uniform(16, 0) == pytest.approx(18 / 11, rel=0.1)
     for _ in range(16):
         costs.observe(16, 0, 0, 1.6 * 11.0)
-    assert costs.even(16, 4) / costs.even(16, 0) == pytest.approx(18 / 11, rel=0.1)
+    assert costs.uniform(16, 4) / costs.uniform(16, 0) == pytest.approx(18 / 11, rel=0.1)
 
 
 def test_drafts_that_become_slower_than_none_are_found_out() -> None:
@@ -141,7 +141,7 @@ def test_drafts_that_become_slower_than_none_are_found_out() -> None:
             costs.observe(16, 4, 64, 1.6 * 18.0)
         for _ in range(3):
             costs.observe(16, 0, 0, 11.0)
-    assert costs.even(16, 4) / costs.even(16, 0) > 1.4 * 18 / 11
+    assert costs.uniform(16, 4) / costs.uniform(16, 0) > 1.4 * 18 / 11
 
 
 def test_what_was_not_seen_for_long_is_forgotten() -> None:
@@ -150,14 +150,14 @@ def test_what_was_not_seen_for_long_is_forgotten() -> None:
         costs.observe(1, 4, 4, 21.0)
     for _ in range(2000):
         costs.observe(1, 1, 1, 10.1)
-    assert costs.even(1, 4) / costs.even(1, 1) == pytest.approx(10.5 / 10.1, rel=0.02)
+    assert costs.uniform(1, 4) / costs.uniform(1, 1) == pytest.approx(10.5 / 10.1, rel=0.02)
 
 
 def test_an_interruption_hardly_counts() -> None:
     costs, rng = LearnedCosts(TABLE), random.Random(0)
     for _ in range(500):
         costs.observe(1, 0, 0, 1000.0 if rng.random() < 0.01 else 10.0)
-        assert 9.9 < costs.even(1, 0) < 11.6
+        assert 9.9 < costs.uniform(1, 0) < 11.6
 
 
 @pytest.mark.parametrize(("full", "less", "other"), [(8, 7, 9), (32, 31, 33), (1, 1, 2)])
@@ -166,9 +166,9 @@ def test_a_full_batch_and_one_that_lacks_a_request_are_of_one_kind(
 ) -> None:
     """Where requests come and go, both are seen; they must not be judged apart."""
     costs = LearnedCosts(TABLE)
-    before = costs.even(less, 0)
+    before = costs.uniform(less, 0)
     for _ in range(10):
         costs.observe(full, 0, 0, 3 * TABLE.seconds(full, 0, 0), num_steps=5)
     assert costs.num_seen(less, 0, 0) == 50
     assert costs.num_seen(other, 0, 0) == costs.num_seen(full, 1, full) == 0
-    assert costs.even(less, 0) == pytest.approx(3 * before, rel=0.05)
+    assert costs.uniform(less, 0) == pytest.approx(3 * before, rel=0.05)

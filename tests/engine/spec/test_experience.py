@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.spec.costs import StepCosts
-from engine.spec.experience import HOLDS, Experience
+from engine.spec.experience import STEPS_PER_UPDATE, Experience
 from engine.spec.planned_step import PlannedStep
 
 COSTS = StepCosts([1, 8, 64], [0, 3], [[0.010, 0.011, 0.014], [0.012, 0.015, 0.040]], True)
@@ -24,8 +24,8 @@ def test_what_steps_take_and_what_was_right() -> None:
     experience = Experience(COSTS)
     decoded(experience, 0, 0.022, 100)
     decoded(experience, 3, 0.030, 100)
-    assert experience.costs.even(8, 0) == pytest.approx(0.022, rel=0.05)
-    assert experience.costs.even(8, 3) == pytest.approx(0.030, rel=0.1)
+    assert experience.costs.uniform(8, 0) == pytest.approx(0.022, rel=0.05)
+    assert experience.costs.uniform(8, 3) == pytest.approx(0.030, rel=0.1)
     first, second, third = experience.acceptance.rates
     assert min(first, second) > 0.9
     assert third < 0.1
@@ -35,7 +35,7 @@ def test_it_is_judged_anew_once_in_several_steps() -> None:
     experience = Experience(COSTS)
     decoded(experience, 3, 0.015, 100)
     version = experience.version
-    decoded(experience, 3, 0.015, 10 * HOLDS)
+    decoded(experience, 3, 0.015, 10 * STEPS_PER_UPDATE)
     assert version + 10 == experience.version
 
 

@@ -15,7 +15,7 @@ def test_every_draft_pays_whatever_was_right() -> None:
     length.observe_rest({2: [0.1] * 8}, {2: 16})
     length.drop(first)
     assert length.lengths({first: 3, second: 1}, 2) == {first: 3, second: 1}
-    assert length.even_length(500, 3) == 3
+    assert length.uniform_length(500, 3) == 3
     assert length.may_pay([first], 500)
     assert length.may_wait()
 

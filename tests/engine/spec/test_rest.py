@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine.spec.experience import HOLDS
+from engine.spec.experience import STEPS_PER_UPDATE
 from engine.spec.rest import Rest
 
 
-def rest(num_steps: int = HOLDS, *, is_of_batch: bool = False, overlaps: bool = True) -> Rest:
+def rest(
+    num_steps: int = STEPS_PER_UPDATE, *, is_of_batch: bool = False, overlaps: bool = True
+) -> Rest:
     found = Rest()
     found.begin(num_steps, 4, overlaps=overlaps, is_of_batch=is_of_batch)
     return found
@@ -19,16 +21,16 @@ def plan(found: Rest, batch: int, *, is_plain: bool = True, overlaps: bool = Tru
 def test_a_rest_is_twice_as_long_each_time_that_nothing_cuts_it_short() -> None:
     found, lengths = Rest(), []
     for _ in range(7):
-        found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
+        found.begin(STEPS_PER_UPDATE, 4, overlaps=True, is_of_batch=False)
         lengths.append(found.num_steps)
         while found.num_steps:
             assert plan(found, 4) == 4
     assert lengths == [8, 16, 32, 64, 128, 128, 128]
     assert plan(found, 4) is None
-    found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
+    found.begin(STEPS_PER_UPDATE, 4, overlaps=True, is_of_batch=False)
     found.end()
-    found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
-    assert found.num_steps == HOLDS
+    found.begin(STEPS_PER_UPDATE, 4, overlaps=True, is_of_batch=False)
+    assert found.num_steps == STEPS_PER_UPDATE
 
 
 def test_who_says_how_long_is_taken_at_their_word() -> None:
@@ -47,7 +49,7 @@ def test_a_rest_of_a_batch_ends_with_it(change: dict[str, int]) -> None:
     assert found.num_steps == 0
     other = rest()
     assert other.plan(**step | change) == (3 if "batch" in change else 0)  # type: ignore[arg-type]
-    assert other.num_steps == HOLDS - 1
+    assert other.num_steps == STEPS_PER_UPDATE - 1
 
 
 def test_only_steps_that_are_like_their_neighbours_are_measured() -> None:
@@ -73,7 +75,7 @@ def test_what_most_steps_of_a_long_rest_take_is_not_asked() -> None:
         found.collect(4, seconds, 4, follower=4)
     # The first one began when nobody looked at the clock.
     assert found.take() == ({4: [1.0, 2.0]}, {3: 3 * num_passed, 4: 12}, num_passed)
-    assert not rest(HOLDS).passes()
+    assert not rest(STEPS_PER_UPDATE).passes()
     assert not rest(64, is_of_batch=True).passes()
 
 
@@ -88,7 +90,7 @@ def test_what_a_pause_took_is_not_measured() -> None:
     found = rest()
     found.collect(4, 1.0, 4, follower=4)
     found.pause()
-    assert found.num_steps == HOLDS, "the rest goes on after it"
+    assert found.num_steps == STEPS_PER_UPDATE, "the rest goes on after it"
     found.collect(4, 9.0, 4, follower=4)
     found.collect(4, 2.0, 4, follower=4)
     assert found.take() == ({4: [2.0]}, {4: 12}, 0)

@@ -248,7 +248,7 @@ def test_times_are_those_of_the_steps_however_they_overlap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sums of what steps took are what the clock shows."""
-    monkeypatch.setattr(speculator, "_MAX_UNSEEN", 0)
+    monkeypatch.setattr(speculator, "_MAX_SKIPPED", 0)
     runner = TimedRunner(H200, 0.6)
     taken: list[float] = []
     config = EngineConfig(
@@ -304,17 +304,17 @@ def start(
     )
     asked: list[int] = []
     adaptive = core._speculator._adaptive
-    even_length, may_pay = adaptive.even_length, adaptive.may_pay
+    uniform_length, may_pay = adaptive.uniform_length, adaptive.may_pay
 
-    def even_length_asked(batch: int, most: int) -> int:
+    def uniform_length_asked(batch: int, most: int) -> int:
         asked.append(batch)
-        return even_length(batch, most)
+        return uniform_length(batch, most)
 
     def may_pay_asked(requests: Collection[Request], batch: int) -> bool:
         asked.append(batch)
         return may_pay(requests, batch)
 
-    adaptive.even_length = even_length_asked  # type: ignore[method-assign]
+    adaptive.uniform_length = uniform_length_asked  # type: ignore[method-assign]
     adaptive.may_pay = may_pay_asked  # type: ignore[method-assign]
     for index in range(batch):
         params = SamplingParams(max_tokens=60_000 // batch, ignore_eos=True)

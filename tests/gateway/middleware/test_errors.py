@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
 from gateway.errors import Overloaded
 from gateway.middleware.errors import Errors
@@ -65,6 +66,23 @@ async def test_an_answer_that_began_is_torn() -> None:
 @pytest.mark.parametrize("before", [(), (START,)])
 async def test_a_client_that_left_is_told_nothing(before: tuple[Message, ...]) -> None:
     assert await run("http", ClientDisconnect(), *before) == list(before)
+
+
+async def test_what_a_client_that_left_is_not_sent_is_no_error_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.accept"})
+
+    async def send(message: Message) -> None:
+        raise ClientDisconnected
+
+    async def receive() -> Message:
+        return {"type": "websocket.disconnect"}
+
+    with pytest.raises(ClientDisconnected):
+        await Errors(app)({"type": "websocket", "path": "/"}, receive, send)
+    assert not caplog.records
 
 
 async def test_routes_that_are_not_there(gateway: Gateway) -> None:

@@ -27,8 +27,9 @@ from tests.gateway.test_two_workers import workers
 pytestmark = pytest.mark.asyncio
 
 TEXT = "".join(f"{number} ünd " for number in range(40))
+CHAT = chat_body()
 CASES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": chat_body(),
+    "/v1/chat/completions": CHAT,
     "/v1/completions": {"model": MODEL, "prompt": "a", "max_tokens": 1000},
     "/v1/responses": {"model": MODEL, "input": "hi"},
 }
@@ -159,6 +160,67 @@ async def test_what_nobody_waits_for_is_given_up_and_tried_again(
     assert (await gateway.usage(4)).requests == 4
 
 
+async def test_who_asks_while_it_is_given_up_gets_a_whole_answer(
+    quick: tuple[Gateway, EngineDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is still there, and leads to an answer that breaks off."""
+    gateway, double = quick
+    shared = gateway.store.shared
+    release, is_asked, may_go_on = shared.release_claim, asyncio.Event(), asyncio.Event()
+
+    async def slow_once(*args: Any) -> bool:
+        if not is_asked.is_set():
+            is_asked.set()
+            await may_go_on.wait()
+        return await release(*args)
+
+    monkeypatch.setattr(shared, "release_claim", slow_once)
+    speak(double, interval_s=0.5)
+    client = await RawClient.connect(gateway)
+    client.send(message(gateway, CHAT, key="k", path="/v1/chat/completions"))
+    await until(lambda: double.running)
+    client.reset()
+    await is_asked.wait()
+    speak(double, interval_s=0)
+    answer = await ask(gateway)
+    may_go_on.set()
+    assert _said(answer, stream=False) == TEXT
+    assert (await ask(gateway)).body == answer.body, "the new claim is not taken for the old one"
+
+
+async def test_who_read_the_claim_before_it_was_given_up_gets_a_whole_answer(
+    quick: tuple[Gateway, EngineDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, double = quick
+    shared = gateway.store.shared
+    claim, has_read = shared.claim, asyncio.Event()
+    speak(double, interval_s=0.5)
+    client = await RawClient.connect(gateway)
+    client.send(message(gateway, CHAT, key="k", path="/v1/chat/completions"))
+    await until(lambda: double.running)
+
+    async def slow(*args: Any, **kwargs: Any) -> Claim:
+        found = await claim(*args, **kwargs)
+        has_read.set()
+        await until(lambda: not double.running and not _recorded(gateway))
+        return found
+
+    monkeypatch.setattr(shared, "claim", slow)
+    asking = asyncio.create_task(ask(gateway))
+    await has_read.wait()
+    client.reset()
+    await until(lambda: not double.running)
+    monkeypatch.setattr(shared, "claim", claim)
+    speak(double, interval_s=0)
+    assert _said(await asking, stream=False) == TEXT
+
+
+def _recorded(gateway: Gateway) -> list[str]:
+    """Answers that run, and are waited for or given up."""
+    running = gateway.app.state.services.streams._running
+    return [stream_id for stream_id, one in running.items() if one.work._may_start.is_set()]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_failures_are_not_kept(gateway: Gateway, double: EngineDouble, stream: bool) -> None:
     body = chat_body(stream=stream)
@@ -226,6 +288,21 @@ async def test_the_oldest_keys_make_room(
     await ask(gateway, key="0")
     assert len(double.requests) == 61
     assert 20 <= len(gateway.store.shared._claims._rows) <= 23  # type: ignore[attr-defined]
+
+
+async def test_who_fails_while_old_keys_make_room_waits_for_the_answer_no_more(
+    quick: tuple[Gateway, EngineDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any) -> int:
+        raise ValueError("of no kind that is foreseen")
+
+    gateway, double = quick
+    speak(double, interval_s=60.0)
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 0)
+    monkeypatch.setattr(gateway.store.shared, "trim_claims", fail)
+    assert (await ask(gateway)).status == 500
+    await until(lambda: not gateway.app.state.services.streams._running)
+    assert not double.running
 
 
 async def test_with_the_store_away_after_the_claim_the_answer_comes_all_the_same(

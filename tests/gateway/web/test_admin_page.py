@@ -279,6 +279,19 @@ def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) 
     expect(totals.locator("tr", has_text="initech")).to_contain_text("1,800")
 
 
+def test_the_axis_has_whole_tokens(admin: Page) -> None:
+    labels = admin.evaluate(
+        """async () => {
+          const { usageChart } = await import("/admin/chart.js");
+          const start_time = Math.floor(Date.now() / 86_400_000) * 86_400;
+          const day = { start_time, prompt_tokens: 400, completion_tokens: 307, requests: 1 };
+          const texts = usageChart([day], 30).querySelectorAll("text[text-anchor=end]");
+          return [...texts].map((text) => text.textContent);
+        }"""
+    )
+    assert labels == ["0", "354", "708"]
+
+
 def test_running_requests_are_seen_and_ended(admin: Page, site: Site) -> None:
     site.double.script = lambda _: Play(text="x" * 1500, interval_s=0.02)
     body = chat_body(stream=True, max_tokens=1000)
