@@ -166,6 +166,7 @@ def decode_schedule(
     min_span: int = 1,
     shared: SharedPrefixes | None = None,
     clusters: bool = False,
+    wait_first: bool = True,
 ) -> None:
     """Deal out the work of a step; once per step and kind of layer, shared by all its layers.
 
@@ -176,7 +177,8 @@ def decode_schedule(
     shared: the keys in it are left out, ``shared_prefix`` attends to them.
     clusters: where two CTAs for each sequence and group of heads fill the GPU, and lengths are
     alike, such pairs may merge their results without memory; on Hopper, up to 8 rows (queries times
-    query heads per KV head).
+    query heads per KV head). wait_first: False lets it begin before the operation right before it
+    has ended; that one then must make nothing that it reads.
     """
     torch.ops.sluice_cuda.decode_schedule(
         workspace.schedule,
@@ -193,6 +195,7 @@ def decode_schedule(
         window,
         None if shared is None else shared.skipped,
         clusters,
+        wait_first,
     )
 
 
@@ -515,12 +518,15 @@ def step_inputs(
     seq_lens: torch.Tensor,
     batch_table: torch.Tensor,
     block_size: int,
+    sent_rows: torch.Tensor | None = None,
 ) -> None:
     """Look up the tokens ``[computed, computed + queries)`` of each of ``rows``.
 
     tokens: [num_rows, max_len] int64; block_table: [num_rows, max_blocks] int32. rows (-1 =
-    padding), computed: [batch] int32; cu_queries: [batch + 1] int32. Written: token_ids, positions,
-    slots [num_tokens] int64; seq_lens [batch] int32; batch_table [batch, max_blocks] int32.
+    padding), computed: [batch] int32, on the device, or both in the host's memory, and sent along;
+    cu_queries: [batch + 1] int32. Written: token_ids, positions, slots [num_tokens] int64; seq_lens
+    [batch] int32; batch_table [batch, max_blocks] int32; sent_rows, if any, [batch] int32: the
+    rows.
     """
     torch.ops.sluice_cuda.step_inputs(
         tokens,
@@ -534,4 +540,5 @@ def step_inputs(
         seq_lens,
         batch_table,
         block_size,
+        sent_rows,
     )

@@ -75,15 +75,17 @@ def sample_rows(
     rows: torch.Tensor,
     positions: torch.Tensor,
     tokens: torch.Tensor | None = None,
+    host: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draw a token for each row of logits as its entry of ``table`` says: int64 [num_rows].
 
     logits: [num_rows, vocab], any float dtype; table: [max_rows, 32] uint8, ``SAMPLING_ROW`` each;
     rows, positions: [num_rows] int32. With ``tokens`` [max_rows, max_len] the draw is stored at
-    ``tokens[row, position]`` too. Nothing is written for row -1.
+    ``tokens[row, position]`` too, and with ``host``, pinned int64 memory of at least ``num_rows``,
+    there as well: it must live until the stream has got here. Nothing is written for row -1.
     """
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    torch.ops.sluice_cuda.sample(out, logits, table, rows, positions, tokens)
+    torch.ops.sluice_cuda.sample(out, logits, table, rows, positions, tokens, host)
     return out
 
 

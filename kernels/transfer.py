@@ -8,16 +8,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+MAX_ARGUMENT_BYTES = 2 * 4064
+"""Of arrays that travel as arguments of a kernel, of which a launch takes half: a copy engine that
+takes turns with kernels costs 10 us, a launch 2."""
+
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """A copy of ``array`` on ``device``, ordered on its current stream; on a CPU ``array`` itself.
 
-    From pinned memory, which torch keeps until the copy is done: pageable memory would make the
-    host wait for everything the stream has before it.
+    A larger one goes by way of pinned memory, which torch keeps until the copy is done: pageable
+    memory would make the host wait for everything the stream has before it.
     """
     host = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return host.to(device)
+    if _is_small(host):
+        target = torch.empty_like(host, device=device)
+        torch.ops.sluice_cuda.store_values(target, host)
+        return target
     return _pinned_copy(host).to(device, non_blocking=True)
 
 
@@ -25,7 +33,34 @@ def write(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
     """Copy ``array``, of the same shape and dtype, into the contiguous ``target``, as ``to_device``
     copies."""
     host = torch.from_numpy(np.ascontiguousarray(array))
-    target.copy_(_pinned_copy(host) if target.is_cuda else host, non_blocking=True)
+    if target.is_cuda and _is_small(host):
+        torch.ops.sluice_cuda.store_values(target, host)
+    else:
+        target.copy_(_pinned_copy(host) if target.is_cuda else host, non_blocking=True)
+
+
+def put(table: torch.Tensor, found: npt.NDArray[np.int64]) -> None:
+    """``table.view(-1)[found[0]] = found[1]``, as ``to_device`` copies.
+
+    table: contiguous, int32 or int64. found: [2, n], values of at most 32 bits, no two places
+    alike.
+    """
+    if table.is_cuda and found.nbytes <= 2 * MAX_ARGUMENT_BYTES and _has_kernels():
+        torch.ops.sluice_cuda.put_values(table, torch.from_numpy(np.ascontiguousarray(found)))
+        return
+    sent = to_device(found, table.device)
+    table.view(-1).index_copy_(0, sent[0], sent[1].to(table.dtype))
+
+
+def _is_small(host: torch.Tensor) -> bool:
+    """Whether it can travel as arguments, which are words."""
+    fits = host.nbytes <= MAX_ARGUMENT_BYTES and host.element_size() >= 4
+    return fits and _has_kernels()
+
+
+def _has_kernels() -> bool:
+    """Whether ``cuda.load`` was called."""
+    return hasattr(torch.ops.sluice_cuda, "store_values")
 
 
 def _pinned_copy(host: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,9 @@ class CudaAttention:
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
     ) -> StepAttention:
-        return self._prepare_short(batch, num_queries, block_size, is_uniform=True)
+        return self._prepare_short(
+            batch, num_queries, block_size, is_uniform=True, schedules_early=True
+        )
 
     @property
     def captures_prompts(self) -> bool:
@@ -132,10 +134,17 @@ class CudaAttention:
         return HopperStepAttention.of(batch, batch.on_device, sequences, self._group)
 
     def _prepare_short(
-        self, batch: DeviceBatch, max_queries: int, block_size: int, *, is_uniform: bool = False
+        self,
+        batch: DeviceBatch,
+        max_queries: int,
+        block_size: int,
+        *,
+        is_uniform: bool = False,
+        schedules_early: bool = False,
     ) -> _ShortStepAttention:
         return _ShortStepAttention(
-            batch, max_queries, is_uniform, block_size, self._shape, self._workspaces
+            *(batch, max_queries, is_uniform, block_size, self._shape, self._workspaces),
+            schedules_early=schedules_early,
         )
 
 
@@ -153,6 +162,8 @@ class _ShortStepAttention:
     workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace]
     """By layer group, window and CTAs per SM; all steps share them. The first layer of a step that
     uses a workspace computes its schedule."""
+    schedules_early: bool
+    """Whether the operation right before a layer's attention makes neither lengths nor blocks."""
     scheduled: set[int | None] = field(default_factory=set)
     """Windows whose schedule was computed in this step."""
 
@@ -306,6 +317,7 @@ class _ShortStepAttention:
             window=window or 0,
             shared=self.batch.shared,
             clusters=self._clusters,
+            wait_first=not self.schedules_early,
         )
         self.scheduled.add(window)
         return True

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.low_rank import AdapterTiles, max_tiles, tile_rows, tile_table
+from kernels.transfer import write
 
 
 class StaticTiles:
@@ -26,10 +27,8 @@ class StaticTiles:
         """slots: of the leading tokens, -1 for none; tokens after those, up to ``num_tokens``, have
         none."""
         tiles = max_tiles(num_tokens, self._num_slots)
-        table = torch.from_numpy(tile_table(slots, tile_rows(num_tokens), tiles))
-        if self._table.is_cuda:
-            table = table.pin_memory()
-        self._table[: len(table)].copy_(table, non_blocking=True)
+        table = tile_table(slots, tile_rows(num_tokens), tiles)
+        write(self._table[: len(table)], table)
 
     def _size(self, num_tokens: int) -> int:
         return max_tiles(num_tokens, self._num_slots) * (1 + tile_rows(num_tokens))

@@ -18,7 +18,7 @@ from engine.runner.one_kernel import log_faster, measure_most_tokens
 from engine.runner.rows import RowTable
 from engine.runner.shared_inputs import SharedInputs
 from engine.runner.sized_graphs import SizedGraphs, capture_all
-from engine.runner.static_inputs import SentRows, SequenceBuffers
+from engine.runner.static_inputs import SequenceBuffers
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
@@ -66,7 +66,6 @@ class DecodeGraphs:
         self._attention = attention
         self._block_size = block_size
         self.max_batch = max_num_seqs
-        self._sent = SentRows(max_num_seqs, table.tokens.device)
         self._buffers = SequenceBuffers(table, block_size, max_num_seqs, 1)
         sizes = capture_sizes(max_num_seqs)
         self._adapters = adapters
@@ -104,9 +103,13 @@ class DecodeGraphs:
         Call it before any request has a row: measured steps write into blocks that nobody holds.
         """
         families = [*self._families.values(), *self._as_one.values()]
-        capture_all(families, self._sent.pad, on_progress)
+        capture_all(families, self._pad, on_progress)
         if self._as_one:
             self._measure_all_as_one()
+
+    def _pad(self, size: int) -> None:
+        nobody = np.zeros(0, np.int64)
+        self._buffers.send(nobody, nobody, size=size)
 
     def _leaves_attention_to_others(self) -> bool:
         attend = self._attention.prepare_decode(self._batch(1, shared=False), self._block_size)
@@ -125,7 +128,7 @@ class DecodeGraphs:
             self._as_one.clear()
 
     def _send_even(self, size: int, seq_len: int) -> None:
-        self._sent.send(np.arange(size), np.full(size, seq_len - 1), size=size)
+        self._buffers.send(np.arange(size), np.full(size, seq_len - 1), size=size)
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
         """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
@@ -152,7 +155,8 @@ class DecodeGraphs:
             self._shared.send(size)
         if self._adapters is not None and adapted:
             self._adapters.send(fields.rows, size)
-        self._sent.send(fields.rows, fields.computed, size=size)
+        # Not in the graph: the host's integers are arguments of the kernel that looks up the rest.
+        self._buffers.send(fields.rows, fields.computed, size=size)
         logits = family.replay(size)
         token_ids, positions, slots = self._buffers.tokens(batch)
         inputs = assemble(
@@ -162,7 +166,7 @@ class DecodeGraphs:
             slots=slots,
             block_table=self._table.block_table,
             on_device=self._buffers.batch(batch),
-            rows=self._sent.of(size)[0][:batch],
+            rows=self._buffers.rows(batch),
         )
         return inputs, logits[:batch]
 
@@ -185,8 +189,6 @@ class DecodeGraphs:
         adapted: bool = False,
         one_kernel: bool = False,
     ) -> torch.Tensor:
-        rows, computed = self._sent.of(size)
-        self._buffers.look_up(rows, computed)
         token_ids, positions, slots = self._buffers.tokens(size)
         attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
         others = self._buffers.by_layer(size, self._attention)

@@ -11,7 +11,7 @@ import torch
 
 from engine.cache.groups import LayerGroups
 from engine.scheduler.plan import UNSEEN, Admission, Chunk
-from kernels.transfer import to_device, write
+from kernels.transfer import put, write
 
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -128,5 +128,4 @@ def _put(table: torch.Tensor, found: Ints, *, is_run: bool) -> None:
         run = flat[first : first + found.shape[1]]
         write(run, found[1].astype(np.int32) if flat.dtype == torch.int32 else found[1])
         return
-    sent = to_device(found, table.device)
-    flat.index_copy_(0, sent[0], sent[1].to(flat.dtype))
+    put(table, found)

@@ -33,7 +33,6 @@ from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
-from kernels.transfer import pinned
 
 _WARM_UP_LENGTHS = 12, 24, 48, 160
 """Lengths of the prompts that are run before the first request: attention uses other kernels for
@@ -289,21 +288,23 @@ class TorchRunner:
         assert self._launched is not None, "sample before forward"
         launched, self._launched = self._launched, None
         inputs, logits = launched.inputs, launched.logits
+        on_gpu = self.device.type == "cuda"
         token_ids = logprobs = arrived = None
         if inputs is not None and logits is not None:
             kept = self._logprobs.keep(logits, inputs.sampled_rows)
-            token_ids = self._sampler.sample_into(
+            token_ids = torch.empty(len(logits), dtype=torch.int64, pin_memory=on_gpu)
+            sampled = self._sampler.sample_into(
                 self._table.tokens,
                 logits,
                 inputs.sampled_rows,
                 inputs.sampled_positions,
                 _row_mask(inputs, mask),
                 inputs.sampled_on_device,
+                token_ids,
             )
             if kept is not None:
-                logprobs = kept.of(token_ids, inputs.sampled_chunks)
-        if self.device.type == "cuda":
-            token_ids = None if token_ids is None else pinned(token_ids)
+                logprobs = kept.of(sampled, inputs.sampled_chunks)
+        if on_gpu:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         self._sampled.append(

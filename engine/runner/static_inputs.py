@@ -5,11 +5,13 @@ The host sends only a few integers per sequence; everything else is looked up in
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.attention.base import CapturableBackend, DeviceBatch, StepAttention
 from engine.runner.rows import Ints, RowTable
 from kernels import cuda
+from kernels.transfer import write
 
 
 class SentRows:
@@ -34,12 +36,11 @@ class SentRows:
     def send(self, rows: Ints, *others: Ints, size: int) -> None:
         """Send these; rows beyond them, up to ``size``, are -1."""
         batch = len(rows)
-        host = torch.empty(self._num, size, dtype=torch.int32, pin_memory=self._sent.is_cuda)
-        filled = host.numpy()
-        filled[0, :batch], filled[0, batch:] = rows, -1
-        for values, target in zip(others, filled[1:], strict=True):
-            target[:batch], target[batch:] = values, 0
-        self._sent[: self._num * size].copy_(host.view(-1), non_blocking=True)
+        host = np.zeros((self._num, size), np.int32)
+        host[0, :batch], host[0, batch:] = rows, -1
+        for values, target in zip(others, host[1:], strict=True):
+            target[:batch] = values
+        write(self._sent[: self._num * size], host.reshape(-1))
 
 
 class SequenceBuffers:
@@ -54,6 +55,7 @@ class SequenceBuffers:
         def int32(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
+        self._rows = int32(max_batch)
         ends = num_queries * torch.arange(max_batch + 1, device=device)
         self._cu_queries = ends.to(torch.int32)
         self._seq_lens = int32(max_batch)
@@ -112,9 +114,26 @@ class SequenceBuffers:
         slots = self._slots[:, : size * self._num_queries]
         slots.view(len(slots), size, -1).masked_fill_(places < counts[:, None], -1)
 
+    def rows(self, size: int) -> torch.Tensor:
+        """Those that ``send`` has sent: [size] int32."""
+        return self._rows[:size]
+
+    def send(self, rows: Ints, computed: Ints, *, size: int) -> None:
+        """``look_up`` from what the host knows. Sequences beyond these, up to ``size``, are
+        padding."""
+        host = np.full((2, size), -1, np.int32)
+        host[:, : len(rows)] = rows, computed
+        sent = torch.from_numpy(host)
+        self._look_up(sent[0], sent[1], self.rows(size))
+
     def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
         """Fill in the tokens from position ``computed`` on of each of ``rows``. Both are [size]
         int32; row -1 is padding."""
+        self._look_up(rows, computed)
+
+    def _look_up(
+        self, rows: torch.Tensor, computed: torch.Tensor, sent_rows: torch.Tensor | None = None
+    ) -> None:
         size = len(rows)
         token_ids, positions, _ = self.tokens(size)
         for group, block_table in enumerate(self._table.block_tables):
@@ -131,4 +150,5 @@ class SequenceBuffers:
                 seq_lens=batch.seq_lens,
                 batch_table=batch.block_table,
                 block_size=self._block_size,
+                sent_rows=sent_rows,
             )

@@ -55,9 +55,11 @@ class CudaSampler(Sampler):
         positions: Ints,
         mask: RowMask | None,
         on_device: DeviceRows | None = None,
+        host: torch.Tensor | None = None,
     ) -> torch.Tensor:
         logits = self._constrain(tokens, logits, rows, positions, mask)
-        return self._draw_rows(tokens, logits, on_device or self._on_device(rows, positions))
+        at = on_device or self._on_device(rows, positions)
+        return self._draw_rows(tokens, logits, at, host)
 
     def _constrain(
         self,
@@ -78,9 +80,13 @@ class CudaSampler(Sampler):
         return DeviceRows(sent[0], sent[1])
 
     def _draw_rows(
-        self, tokens: torch.Tensor | None, logits: torch.Tensor, at: DeviceRows
+        self,
+        tokens: torch.Tensor | None,
+        logits: torch.Tensor,
+        at: DeviceRows,
+        host: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return cuda_sampling.sample_rows(logits, self.table(), at.rows, at.positions, tokens)
+        return cuda_sampling.sample_rows(logits, self.table(), at.rows, at.positions, tokens, host)
 
     def table(self) -> torch.Tensor:
         """The rows' current sampling parameters, for ``cuda_sampling.sample_rows``. Always the same

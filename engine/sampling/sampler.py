@@ -108,12 +108,19 @@ class Sampler:
         positions: Ints,
         mask: RowMask | None,
         on_device: DeviceRows | None = None,
+        host: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``sample``, and store the sampled tokens at ``tokens[row, position]``. on_device: rows
-        and positions in device memory, if they are there."""
+        """``sample``, and store the sampled tokens at ``tokens[row, position]``.
+
+        on_device: rows and positions in device memory, if they are there. host: [num_rows] int64,
+        pinned if the device is a GPU, which has the tokens once the device has got here, and must
+        live until then.
+        """
         token_ids = self.sample(tokens, logits, rows, positions, mask)
         where = self._tensor(np.stack((rows, positions)))
         tokens[where[0], where[1]] = token_ids
+        if host is not None:
+            host.copy_(token_ids, non_blocking=True)
         return token_ids
 
     def sample(

@@ -161,14 +161,22 @@ void check_int64(const Tensor& t, int64_t at_least, const char* name) {
 void step_inputs(const Tensor& tokens, const Tensor& block_table, const Tensor& rows,
                  const Tensor& computed, const Tensor& cu_queries, Tensor token_ids,
                  Tensor positions, Tensor slots, Tensor seq_lens, Tensor batch_table,
-                 int64_t block_size) {
+                 int64_t block_size, const std::optional<Tensor>& sent_rows) {
   const int64_t batch = rows.numel(), num_tokens = token_ids.numel();
   check_int64(tokens, 0, "tokens");
   check_int64(token_ids, num_tokens, "token_ids");
   check_int64(positions, num_tokens, "positions");
   check_int64(slots, num_tokens, "slots");
-  for (const Tensor& t : {block_table, rows, computed, cu_queries, seq_lens, batch_table}) {
-    check_int32(t, "tables, rows, computed, cu_queries and seq_lens");
+  for (const Tensor& t : {block_table, cu_queries, seq_lens, batch_table}) {
+    check_int32(t, "tables, cu_queries and seq_lens");
+  }
+  for (const Tensor& t : {rows, computed}) {
+    TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous() && t.is_cuda() == rows.is_cuda(),
+                "rows and computed must be contiguous int32, both on the GPU or both not");
+  }
+  if (sent_rows) {
+    check_int32(*sent_rows, "sent_rows");
+    TORCH_CHECK(sent_rows->numel() >= batch, "sent_rows must match the batch of ", batch);
   }
   TORCH_CHECK(tokens.dim() == 2 && block_table.dim() == 2 && batch_table.dim() == 2 &&
                   batch_table.size(0) >= batch && batch_table.size(1) == block_table.size(1),
@@ -181,6 +189,8 @@ void step_inputs(const Tensor& tokens, const Tensor& block_table, const Tensor& 
   s.block_table = block_table.data_ptr<int>();
   s.rows = rows.data_ptr<int>();
   s.computed = computed.data_ptr<int>();
+  s.on_host = !rows.is_cuda();
+  s.sent_rows = sent_rows ? sent_rows->data_ptr<int>() : nullptr;
   s.cu_queries = cu_queries.data_ptr<int>();
   s.token_ids = token_ids.data_ptr<int64_t>();
   s.positions = positions.data_ptr<int64_t>();
@@ -195,8 +205,19 @@ void step_inputs(const Tensor& tokens, const Tensor& block_table, const Tensor& 
   check(sluice::step_inputs(s, c10::cuda::getCurrentCUDAStream()), "step_inputs");
 }
 
+// Where the device writes what the host reads.
+int64_t* mapped(const Tensor& host, int64_t at_least) {
+  TORCH_CHECK(host.device().is_cpu() && host.scalar_type() == at::kLong && host.is_contiguous() &&
+                  host.numel() >= at_least,
+              "host must be pinned int64 memory of at least ", at_least, " elements");
+  void* address = nullptr;
+  check(cudaHostGetDevicePointer(&address, host.data_ptr(), 0), "host must be pinned memory");
+  return static_cast<int64_t*>(address);
+}
+
 void sample(Tensor out, const Tensor& logits, const Tensor& table, const Tensor& rows,
-            const Tensor& positions, const std::optional<Tensor>& tokens) {
+            const Tensor& positions, const std::optional<Tensor>& tokens,
+            const std::optional<Tensor>& host) {
   const auto dtype = dtype_of(logits, "logits");
   const int64_t num_rows = logits.size(0);
   TORCH_CHECK(logits.is_cuda() && logits.dim() == 2 && logits.stride(1) == 1,
@@ -216,6 +237,7 @@ void sample(Tensor out, const Tensor& logits, const Tensor& table, const Tensor&
   s.rows = rows.data_ptr<int>();
   s.positions = positions.data_ptr<int>();
   s.out = out.data_ptr<int64_t>();
+  s.host_out = host && num_rows > 0 ? mapped(*host, num_rows) : nullptr;
   s.tokens = tokens ? tokens->data_ptr<int64_t>() : nullptr;
   s.logits_stride = logits.stride(0);
   s.tokens_stride = tokens ? tokens->size(1) : 0;
@@ -324,10 +346,10 @@ TORCH_LIBRARY(sluice_cuda, m) {
   m.def(
       "step_inputs(Tensor tokens, Tensor block_table, Tensor rows, Tensor computed, "
       "Tensor cu_queries, Tensor(a!) token_ids, Tensor(b!) positions, Tensor(c!) slots, "
-      "Tensor(d!) seq_lens, Tensor(e!) batch_table, int block_size) -> ()");
+      "Tensor(d!) seq_lens, Tensor(e!) batch_table, int block_size, Tensor(f!)? sent_rows) -> ()");
   m.def(
       "sample(Tensor(a!) out, Tensor logits, Tensor table, Tensor rows, Tensor positions, "
-      "Tensor(b!)? tokens) -> ()");
+      "Tensor(b!)? tokens, Tensor(c!)? host) -> ()");
   m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
   m.def(
       "token_logprobs(Tensor(a!) logprobs, Tensor(b!) ranks, Tensor(c!) top_ids, "

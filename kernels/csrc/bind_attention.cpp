@@ -142,7 +142,7 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
                      const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
                      int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
                      int64_t min_span, int64_t window, const std::optional<Tensor>& skipped,
-                     bool clusters) {
+                     bool clusters, bool wait_first) {
   check_batch(seq_lens, cu_queries, block_table, block_size);
   check_schedule(schedule);
   check_int32(tile_ends, "tile_ends");
@@ -163,6 +163,7 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
   const Clusters shared = clusters_of(split, schedule, batch, max_queries, clusters);
   s.cluster = sluice::Divisor::of(static_cast<int>(shared.size));
   s.slack = kClusterSlack;
+  s.wait_first = wait_first;
   check(sluice::decode_schedule(s, shared.spans, c10::cuda::getCurrentCUDAStream()),
         "decode_schedule");
 }
@@ -346,7 +347,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
       "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, "
       "int head_dim, int max_queries, int min_span, int window, Tensor? skipped, "
-      "bool clusters=False) -> ()");
+      "bool clusters=False, bool wait_first=True) -> ()");
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor(e!) k_cache, Tensor(f!) v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, "

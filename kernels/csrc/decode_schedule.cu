@@ -1,6 +1,7 @@
 // Deals out the decode kernel's work: once per step on the device, for all layers alike.
 
 #include "decode_line.cuh"
+#include "dependent_launch.cuh"
 
 namespace sluice {
 namespace {
@@ -9,6 +10,10 @@ namespace {
 __global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s, int num_spans) {
   __shared__ int warp_sums[32];
   __shared__ int carry, longest;
+  if (s.wait_first) {
+    wait_for_inputs();
+    allow_next();
+  }
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (threadIdx.x == 0) carry = longest = 0;
   __syncthreads();
@@ -45,13 +50,14 @@ __global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s,
   const DecodeLine line = line_of(s, carry, longest, num_spans);
   if (threadIdx.x == 0) *s.line = line;
   for (int i = threadIdx.x; i < num_spans; i += 1024) s.starts[i] = start_of(s, line, i);
+  // Who waits for this kernel waits for what it has waited for.
+  if (!s.wait_first) wait_for_inputs();
 }
 
 }  // namespace
 
 cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream) {
-  decode_schedule_kernel<<<1, 1024, 0, stream>>>(schedule, num_spans);
-  return cudaGetLastError();
+  return launch_dependent(decode_schedule_kernel, 1, 1024, 0, stream, schedule, num_spans);
 }
 
 }  // namespace sluice

@@ -63,6 +63,7 @@ struct DecodeSchedule {
   int min_span;  // tiles a span has at least
   Divisor cluster;  // CTAs of a cluster, a divisor of num_spans; 1 = none
   int slack;        // tiles by which a part may be longer than a span
+  bool wait_first;  // the kernel right before made what is read here
 };
 
 struct DecodeParams {
@@ -102,6 +103,8 @@ struct DecodeParams {
   const float* cos_sin;  // [max_positions, D]: cosines, then sines
 };
 
+// Unless wait_first, it may begin before the kernel right before it on the stream has ended, but
+// does not end before that.
 cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream);
 
 // May begin before the kernel right before it on the stream has ended, and read all but the step's

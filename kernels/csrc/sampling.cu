@@ -11,6 +11,7 @@
 // Every sum is taken in an order that depends on the row alone, so the draw depends neither on the
 // batch nor on the run. This file is compiled without fast math: its logarithms decide near-ties.
 
+#include "dependent_launch.cuh"
 #include "logits_row.cuh"
 #include "philox.cuh"
 #include "sampling.cuh"
@@ -400,11 +401,46 @@ __device__ Best draw_candidate(const Cut& cut, int num, uint64_t seed, int posit
   return block_best(best, sm);
 }
 
+// The first of the best tokens. Whoever is greedy wants nothing else, so this pass has more loads
+// under way than others, and looks for ids only in vectors that are better than those before.
+template <typename T>
+__device__ Best best_of(const Row<T>& row, Shared& sm) {
+  using V = Vector<T>;
+  constexpr int kAhead = 8;
+  const bool aligned = reinterpret_cast<uintptr_t>(row.logits) % sizeof(V) == 0;
+  const int num_vectors = aligned ? row.vocab / V::kSize : 0;
+  const auto* vectors = reinterpret_cast<const V*>(row.logits);
+  Best best = {-INFINITY, 0};
+  for (int first = threadIdx.x; first < num_vectors; first += kAhead * kThreads) {
+    V ahead[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      // The last one again in place of none: it is not better than itself.
+      ahead[j] = vectors[min(first + j * kThreads, num_vectors - 1)];
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      float top = to_float(ahead[j].x[0]);
+#pragma unroll
+      for (int e = 1; e < V::kSize; ++e) top = fmaxf(top, to_float(ahead[j].x[e]));
+      if (!(top > best.value)) continue;
+      best.value = top;
+      const int id = min(first + j * kThreads, num_vectors - 1) * V::kSize;
+#pragma unroll
+      for (int e = V::kSize - 1; e >= 0; --e) {
+        if (to_float(ahead[j].x[e]) == top) best.id = id + e;
+      }
+    }
+  }
+  for (int i = num_vectors * V::kSize + threadIdx.x; i < row.vocab; i += kThreads) {
+    best = better(best, {to_float(row.logits[i]), i});
+  }
+  return block_best(best, sm);
+}
+
 template <typename T>
 __device__ int sample_row(Row<T>& row, const SamplingRow& how, int position, Shared& sm) {
-  Best first = {-INFINITY, 0};
-  row.for_each([&](int id, float logit) { first = better(first, {logit, id}); });
-  first = block_best(first, sm);
+  const Best first = best_of(row, sm);
   if (how.temperature <= 0.f || !isfinite(first.value)) return first.id;
   row.best = first.value;
   row.temperature = how.temperature;
@@ -434,6 +470,7 @@ __device__ int sample_row(Row<T>& row, const SamplingRow& how, int position, Sha
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
   __shared__ Shared sm;
+  wait_for_inputs();
   const int place = s.rows[blockIdx.x];
   if (place < 0) return;
   const SamplingRow how = s.table[place];
@@ -443,6 +480,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
   const int token = sample_row(row, how, position, sm);
   if (threadIdx.x == 0) {
     s.out[blockIdx.x] = token;
+    if (s.host_out) s.host_out[blockIdx.x] = token;
     if (s.tokens) s.tokens[place * s.tokens_stride + position] = token;
   }
 }
@@ -450,6 +488,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
 template <typename T>
 __global__ void __launch_bounds__(256) bitmask_kernel(const TokenBitmask m) {
   const int word = blockIdx.x * 256 + threadIdx.x;
+  wait_for_inputs();
   if (word >= m.words) return;
   uint32_t forbidden = ~static_cast<uint32_t>(m.bitmask[blockIdx.y * m.words + word]);
   T* logits = static_cast<T*>(m.logits) + m.rows[blockIdx.y] * m.logits_stride;
@@ -467,8 +506,8 @@ cudaError_t sample(const Sampling& sampling, Dtype dtype, cudaStream_t stream) {
   if (sampling.num_rows == 0) return cudaSuccess;
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    sample_kernel<T><<<sampling.num_rows, kThreads, 0, stream>>>(sampling);
-    return cudaGetLastError();
+    const dim3 grid(sampling.num_rows);
+    return launch_dependent(sample_kernel<T>, grid, kThreads, 0, stream, sampling);
   });
 }
 
@@ -477,8 +516,7 @@ cudaError_t apply_token_bitmask(const TokenBitmask& mask, Dtype dtype, cudaStrea
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const dim3 grid((mask.words + 255) / 256, mask.num_masks);
-    bitmask_kernel<T><<<grid, 256, 0, stream>>>(mask);
-    return cudaGetLastError();
+    return launch_dependent(bitmask_kernel<T>, grid, 256, 0, stream, mask);
   });
 }
 

@@ -24,6 +24,7 @@ struct Sampling {
   const int* rows;           // [num_rows], places in the table; -1 = padding, nothing is written
   const int* positions;      // [num_rows]: index in the request of the token being drawn
   int64_t* out;              // [num_rows], written
+  int64_t* host_out;         // or null; the same in the host's memory, mapped for the device
   int64_t* tokens;           // or null; the draw goes to tokens[row, position] too
   int64_t logits_stride, tokens_stride;
   int num_rows;

@@ -11,6 +11,8 @@ struct StepInputs {
   const int* block_table;  // [num_rows, table_stride]
   const int* rows;         // [batch]; -1 = padding, of any number of tokens
   const int* computed;     // [batch]: position of the first token of the step
+  bool on_host;            // both in the host's memory, and read before step_inputs returns
+  int* sent_rows;          // [batch], written with the rows; or null
   const int* cu_queries;   // [batch + 1], prefix sums of the step's tokens
   int64_t* token_ids;      // [num_tokens], written
   int64_t* positions;      // [num_tokens], written; 0 for padding

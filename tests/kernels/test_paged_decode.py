@@ -385,8 +385,7 @@ def check_beside(case: Case, q: torch.Tensor, workspace: Any, **options: Any) ->
         case.cu_queries,
         workspace,
         scale=128**-0.5,
-        wait_first=False,
-        **options,
+        **{"wait_first": False, **options},
     )
     error = (out.double() - case.expected).norm() / case.expected.norm()
     assert error < 6e-3
@@ -397,6 +396,13 @@ def scheduled(case: Case) -> Any:
     from kernels import cuda
 
     workspace = cuda.DecodeWorkspace.create(len(case.seq_lens), 32, 128, case.q.device)
+    schedule(workspace, case)
+    return workspace
+
+
+def schedule(workspace: Any, case: Case, *, wait_first: bool = True) -> None:
+    from kernels import cuda
+
     cuda.decode_schedule(
         workspace,
         case.seq_lens,
@@ -406,8 +412,8 @@ def scheduled(case: Case) -> Any:
         num_q_heads=32,
         num_kv_heads=8,
         head_dim=128,
+        wait_first=wait_first,
     )
-    return workspace
 
 
 def test_begins_before_the_newest_keys_are_written() -> None:
@@ -433,6 +439,30 @@ def test_begins_before_the_newest_keys_are_written() -> None:
             q, new_k, new_v, case.k_cache, case.v_cache, unrotated, positions, slots
         )
         check_beside(case, q, workspace)
+
+
+def test_a_schedule_made_beside_the_kernel_that_writes_the_keys() -> None:
+    """It ends after that kernel, so that attention, which waits for it, sees what both made."""
+    from kernels import cuda
+
+    lens = [1, 16, 17, 300, 2049, *range(500, 530)]
+    case = make_case(lens, [1] * len(lens))
+    slots = torch.arange(case.k_cache.shape[0] * 16, device="cuda")
+    keys, values = case.k_cache.view(-1, 8, 128).clone(), case.v_cache.view(-1, 8, 128).clone()
+    queries = torch.zeros(len(slots), 32, 128, dtype=keys.dtype, device="cuda")
+    unrotated = torch.cat((torch.ones(1, 64), torch.zeros(1, 64)), 1).cuda()
+    positions = torch.zeros_like(slots)
+    workspace = scheduled(case)
+    for _ in range(20):
+        case.k_cache.fill_(float("nan"))
+        case.v_cache.fill_(float("nan"))
+        workspace.schedule.fill_(-1)
+        made = torch.cat((queries, keys, values), 1)
+        q, k, v = made.split_with_sizes((32, 8, 8), 1)
+        # All keys take it long to write; the schedule needs none of them.
+        cuda.rope_and_cache(q, k, v, case.k_cache, case.v_cache, unrotated, positions, slots)
+        schedule(workspace, case, wait_first=False)
+        check_beside(case, case.q, workspace, wait_first=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

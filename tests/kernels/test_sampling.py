@@ -158,6 +158,24 @@ def test_draws_go_to_the_token_table_and_padding_writes_nothing() -> None:
     assert (tokens == -7).sum() == 78
 
 
+def test_draws_go_to_the_host_too() -> None:
+    from kernels import cuda_sampling
+
+    logits = logits_of(300, 5003, 5).cuda()
+    table = torch.zeros(300, 32, dtype=torch.uint8, device="cuda")
+    places = torch.arange(300, dtype=torch.int32, device="cuda")
+    host = torch.full((301,), -7).pin_memory()
+    for _ in range(20):
+        host.fill_(-7)
+        logits.copy_(logits.roll(1, 1))
+        out = cuda_sampling.sample_rows(logits, table, places, places, host=host)
+        torch.cuda.current_stream().synchronize()
+        assert torch.equal(host[:300], out.cpu())
+        assert host[300] == -7
+    with pytest.raises(RuntimeError, match="host must be pinned int64 memory of at least 300"):
+        cuda_sampling.sample_rows(logits, table, places, places, host=host[:299])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [31, 32, 203, 128256])
 def test_bitmask(vocab: int, dtype: torch.dtype) -> None:

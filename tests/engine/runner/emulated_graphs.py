@@ -55,8 +55,11 @@ def step_inputs(
     seq_lens: torch.Tensor,
     batch_table: torch.Tensor,
     block_size: int,
+    sent_rows: torch.Tensor | None = None,
 ) -> None:
     """As the kernel of that name."""
+    if sent_rows is not None:
+        sent_rows.copy_(rows)
     for seq, row in enumerate(rows.tolist()):
         start, end = cu_queries[seq : seq + 2].tolist()
         if row < 0:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from engine.cache.groups import LayerGroups
 from engine.runner.rows import RowTable
 from engine.runner.static_inputs import SentRows, SequenceBuffers
+from kernels import cuda
+from tests.engine.runner.emulated_graphs import step_inputs
 
 CPU = torch.device("cpu")
 
@@ -41,3 +45,24 @@ def test_parts_are_the_same_memory_whenever_they_are_asked_for() -> None:
     buffers.skip_first(torch.tensor([1, 0], dtype=torch.int32))
     assert buffers.tokens(2)[2].tolist() == [-1, 9, 9, 9, 9, 9]
     assert buffers.tokens(5)[2][:6].tolist() == [-1, 9, 9, 9, 9, 9]
+
+
+def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    groups = LayerGroups(windows=(None, 8), places=((0, 0), (1, 0)))
+    table = RowTable(6, 20, 4, CPU, groups)
+    table.tokens.copy_(torch.arange(120).view(6, 20))
+    table.block_tables.copy_(torch.arange(60).view(2, 6, 5))
+    buffers = SequenceBuffers(table, 4, 6, 1)
+    buffers.send(np.array([5, 0]), np.array([6, 19]), size=4)
+    assert buffers.rows(4).tolist() == [5, 0, -1, -1]
+    token_ids, positions, slots = buffers.tokens(4)
+    assert token_ids.tolist() == [106, 19, 0, 0]
+    assert positions.tolist() == [6, 19, 0, 0]
+    assert slots.tolist() == [26 * 4 + 2, 4 * 4 + 3, -1, -1]
+    for group, first in ((0, 0), (1, 30)):
+        batch = buffers.batch(4, group)
+        assert batch.seq_lens.tolist() == [7, 20, 0, 0]
+        assert batch.block_table[1].tolist() == [first + i for i in range(5)]

@@ -72,6 +72,20 @@ def test_each_row_of_a_mixed_batch_draws_as_if_alone() -> None:
         ]
 
 
+def test_what_is_drawn_goes_to_the_token_table_and_to_the_host() -> None:
+    s = sampler()
+    for row, params in enumerate(MIX):
+        s.admit(row, f"request-{row}", params, 4)
+    rows, positions = [4, 1, 0], [9, 7, 63]
+    scores = logits(3)
+    tokens, host = no_tokens(), torch.full((3,), -9)
+    where = np.array(rows), np.array(positions)
+    drawn = s.sample_into(tokens, scores.clone(), *where, None, host=host)
+    assert drawn.tolist() == host.tolist() == draw(s, rows, positions, scores)
+    assert tokens[rows, positions].tolist() == drawn.tolist()
+    assert tokens.count_nonzero() <= 3
+
+
 def test_greedy_rows_take_the_best() -> None:
     s = sampler()
     for row in range(3):

@@ -25,6 +25,19 @@ struct alignas(16) Vector {
   T x[kSize];
 };
 
+enum class Dtype { kFloat32, kFloat16, kBfloat16 };
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+template <typename Launch>
+cudaError_t with_type(Dtype dtype, Launch&& launch) {
+  if (dtype == Dtype::kFloat32) return launch(Type<float>{});
+  return dtype == Dtype::kFloat16 ? launch(Type<__half>{}) : launch(Type<__nv_bfloat16>{});
+}
+
 inline uint4 load_once(const void* from) { return *static_cast<const uint4*>(from); }
 
 }  // namespace sluice

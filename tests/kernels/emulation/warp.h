@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 namespace emulation {
@@ -151,9 +152,11 @@ void exchange(const uint32_t (&words)[N], Read&& read) {
 
 template <typename T>
 T shuffle(T x, int from) {
-  uint32_t out = 0;
-  exchange({bits<uint32_t>(x)}, [&](auto& slots) { out = slots[from][0]; });
-  return bits<T>(out);
+  uint32_t words[sizeof(T) / 4], out[sizeof(T) / 4];
+  std::memcpy(words, &x, sizeof(x));
+  exchange(words, [&](auto& slots) { std::memcpy(out, slots[from], sizeof(out)); });
+  std::memcpy(&x, out, sizeof(x));
+  return x;
 }
 
 inline bool any(bool x) {
@@ -180,6 +183,8 @@ inline unsigned ballot(bool x) {
 #define __syncthreads emulation::block_sync
 #define __shfl_xor_sync(mask, x, d) emulation::shuffle(x, emulation::lane() ^ (d))
 #define __shfl_sync(mask, x, from) emulation::shuffle(x, from)
+#define __shfl_up_sync(mask, x, d) \
+  emulation::shuffle(x, emulation::lane() < (d) ? emulation::lane() : emulation::lane() - (d))
 #define __any_sync(mask, x) emulation::any(x)
 #define __ballot_sync(mask, x) emulation::ballot(x)
 #define __cvta_generic_to_shared(at) \
@@ -188,10 +193,13 @@ inline unsigned ballot(bool x) {
 // No macro: a member of launch configurations has this name, too.
 inline emulation::Place& gridDim = emulation::grid;
 
+using std::isfinite;
 using std::max;
 using std::min;
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
 
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t order) {
@@ -201,6 +209,13 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t order) {
     out |= static_cast<uint32_t>(all >> (order >> 4 * i & 7) * 8 & 255) << 8 * i;
   }
   return out;
+}
+
+template <typename T>
+T atomicAdd(T* at, std::type_identity_t<T> x) {
+  const T before = *at;
+  *at += x;
+  return before;
 }
 
 template <typename T>
