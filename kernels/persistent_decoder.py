@@ -151,8 +151,8 @@ class PersistentDecoder:
         self._table = _table([[getattr(layer, n) for n in names] for layer in layers], device)
         self._heads = (num_heads, num_kv_heads, head_dim)
         self._numbers = (eps, head_eps, scale)
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
-        size = exchange_bytes(first.hidden, first.intermediate, *self._heads, min(sms, MAX_CTAS))
+        ctas = torch.ops.sluice_cuda.persistent_ctas()
+        size = exchange_bytes(first.hidden, first.intermediate, *self._heads, ctas)
         self._workspace = (
             torch.zeros(_COUNTS, dtype=torch.int32, device=device),
             torch.empty(MAX_TOKENS, first.hidden, dtype=dtype, device=device),
@@ -205,6 +205,36 @@ class PersistentDecoder:
             *self._numbers,
         )
         return out
+
+    def refused(self) -> str | None:
+        """Why this GPU does not launch the kernel; None if it does.
+
+        Launches it for padding: for few tokens, for many, and for two of a sequence, which are
+        three kernels. All CTAs have to be resident at a time: a GPU of which this process has only
+        a part, by MIG or MPS, may not have room. Any other error of CUDA's is raised.
+        """
+        first = self._layers[0].qkv
+        _, num_kv_heads, head_dim = self._heads
+        cache = first.new_zeros(1, 16, num_kv_heads, head_dim)
+        cos_sin = torch.zeros(1, head_dim, device=first.device)
+        try:
+            for tokens, sequences in ((1, 1), (MAX_TOKENS, MAX_TOKENS), (2, 1)):
+                zeros = torch.zeros(tokens, dtype=torch.int64, device=first.device)
+                lens = zeros[:sequences].int()
+                self(
+                    first.new_zeros(tokens, first.shape[1]),
+                    [(cache, cache)] * len(self._layers),
+                    cos_sin,
+                    positions=zeros,
+                    slots=zeros - 1,
+                    block_table=lens[:, None],
+                    seq_lens=lens,
+                )
+        except NotImplementedError as error:  # by ``check_launch`` in csrc/bind_persistent.cpp
+            return str(error).partition("\n")[0]
+        finally:
+            self._caches.clear()
+        return None
 
     def _cache_table(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Pointers to the caches, kept: a graph that is captured must not copy from the host."""

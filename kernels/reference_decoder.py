@@ -35,6 +35,10 @@ class ReferenceDecoder:
         self._head_eps = head_eps
         self._scale = scale
 
+    def refused(self) -> str | None:
+        """None: it runs anywhere."""
+        return None
+
     def __call__(
         self,
         x: torch.Tensor,

@@ -6,6 +6,7 @@ The kernel rounds where the layers do, but sums in another order.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from kernels.persistent_decoder import (
     PersistentDecoder,
     refusal,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class DecoderLayer(Protocol):
@@ -73,6 +76,10 @@ class PersistentLayers:
         eps = layers[0].input_layernorm.eps
         head_eps = eps if first.q_norm is None else first.q_norm.eps
         decoder = PersistentDecoder(weights, **shape, eps=eps, head_eps=head_eps, scale=first.scale)
+        why = decoder.refused()
+        if why is not None:
+            logger.warning("Layers run one by one: this GPU launches no kernel for all (%s)", why)
+            return None
         return cls(decoder, norm, cos_sin)
 
     def serves(self, step: StepContext) -> bool:

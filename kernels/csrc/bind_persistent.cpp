@@ -33,6 +33,31 @@ const Entry* entries(const Tensor& table, int64_t layers, const char* name) {
   return static_cast<const Entry*>(table.data_ptr());
 }
 
+// What a cooperative launch can be refused for: a GPU, or the share of it that this process has (a
+// slice by MIG, SMs by MPS or of a green context), that has no room for all CTAs at a time, or does
+// not launch such kernels at all. Nothing has run then, and the context is as before.
+bool is_refusal(cudaError_t error) {
+  switch (error) {
+    case cudaErrorCooperativeLaunchTooLarge:  // fewer SMs than CTAs
+    case cudaErrorNotSupported:               // no cooperative launches
+    case cudaErrorLaunchOutOfResources:       // registers, or shared memory
+    case cudaErrorInvalidConfiguration:       // this many threads or CTAs
+    case cudaErrorInvalidDeviceFunction:      // compiled for other GPUs
+    case cudaErrorNoKernelImageForDevice:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void check_launch(cudaError_t error) {
+  if (is_refusal(error)) {
+    cudaGetLastError();  // else torch's next launch would be blamed for it
+    TORCH_CHECK_NOT_IMPLEMENTED(false, cudaGetErrorName(error), ", ", cudaGetErrorString(error));
+  }
+  sluice::check(error, "persistent_decoder");
+}
+
 void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const Tensor& caches,
                         const Tensor& cos_sin, const Tensor& positions, const Tensor& slots,
                         const Tensor& block_table, const Tensor& seq_lens,
@@ -114,9 +139,8 @@ void persistent_decoder(Tensor out, const Tensor& x, const Tensor& layers, const
   p.head_eps = head_eps;
   p.scale = scale;
   const c10::cuda::CUDAGuard guard(x.device());
-  sluice::check(sluice::persistent_decoder(p, x.scalar_type() == at::kBFloat16,
-                                           c10::cuda::getCurrentCUDAStream()),
-                "persistent_decoder");
+  check_launch(sluice::persistent_decoder(p, x.scalar_type() == at::kBFloat16,
+                                          c10::cuda::getCurrentCUDAStream()));
 }
 
 }  // namespace
@@ -129,6 +153,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "Tensor(c!) residual, Tensor(d!) exchange, "
       "int intermediate, int q_heads, int kv_heads, int head_dim, int block_size, float eps, "
       "float head_eps, float scale) -> ()");
+  m.def("persistent_ctas() -> int", [] { return int64_t{sluice::persistent_ctas()}; });
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) { m.impl("persistent_decoder", &persistent_decoder); }

@@ -191,9 +191,11 @@ def test_nothing_is_stored_without_a_slot(library: ctypes.CDLL) -> None:
     check_decoded(library, 33, stored=False)
 
 
-def test_padding_ends(library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(("sequences", "queries"), [(1, 1), (MAX_TOKENS, 1), (1, 2)])
+def test_padding_ends(library: ctypes.CDLL, sequences: int, queries: int) -> None:
+    """As ``PersistentDecoder.refused`` launches it."""
     model = make_model(device="cpu")
-    step = make_step(model, 0)
+    step = make_step(model, *[0] * sequences, queries=queries)
     decode(library, model, step, CTAS)
     assert all(torch.isnan(cache).all() for pair in step.caches for cache in pair)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kernels import cuda, reference
-from kernels.persistent_decoder import LayerWeights, PersistentDecoder, refusal
+from kernels.persistent_decoder import MAX_TOKENS, LayerWeights, PersistentDecoder, refusal
+from tests.kernels.gpu_share import few_sms
 
 EPS, HEAD_EPS = 1e-5, 1e-6
 OF_STEP = ("queries", "fillers", "block_size", "stored", "taps")
@@ -336,13 +337,38 @@ class TestOnAGpu:
     def test_nothing_is_stored_without_a_slot(self) -> None:
         self.check(33, stored=False)
 
-    def test_padding_ends(self) -> None:
+    @pytest.mark.parametrize(("sequences", "queries"), [(1, 1), (MAX_TOKENS, 1), (1, 2)])
+    def test_padding_ends(self, sequences: int, queries: int) -> None:
         model = make_model()
-        step = make_step(model, 0)
+        step = make_step(model, *[0] * sequences, queries=queries)
         before = step.copy()
         self.run(model, step)
         for ours, theirs in zip(step.caches, before.caches, strict=True):
             assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(ours, theirs, strict=True))
+
+    @pytest.mark.parametrize("dim", [64, 128])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_the_whole_gpu_launches_it(self, dim: int, dtype: torch.dtype) -> None:
+        model = make_model(dim=dim, dtype=dtype)
+        decoder = PersistentDecoder(
+            model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=model.scale
+        )
+        assert decoder.refused() is None
+        counts, _, exchange = decoder._workspace
+        assert not counts.any()
+        assert (exchange == 255).all()
+        assert not decoder._caches
+
+    def test_part_of_one_refuses_it_and_goes_on(self) -> None:
+        model = make_model(dim=128, heads=8)
+        decoder = PersistentDecoder(
+            model.layers, **model.shape, eps=EPS, head_eps=HEAD_EPS, scale=model.scale
+        )
+        with few_sms():
+            assert str(decoder.refused()).startswith("cudaErrorCooperativeLaunchTooLarge, ")
+            assert torch.ones(3, device="cuda").sum() == 3, "torch's launches hear nothing of it"
+        assert decoder.refused() is None
+        self.check(300, dim=128, heads=8)
 
     def test_launches_of_other_sizes_follow_each_other(self) -> None:
         """What one has handed over is gone when the next begins."""

@@ -33,6 +33,7 @@ from kernels.persistent_decoder import MAX_TOKENS
 from kernels.reference_decoder import ReferenceDecoder
 from tests.engine.layers.test_joined_layer import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
 from tests.engine.runner.emulated_graphs import EmulatedAttention
+from tests.kernels.gpu_share import few_sms
 
 NUM_BLOCKS = 600
 BATCHES = [(1,), (16,), (300,), (9, 300), (1, 17, 64, 512, *range(30, 42))]
@@ -250,6 +251,30 @@ def test_what_the_kernel_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [{"num_heads": 4, "num_kv_heads": 2, "head_dim": HEAD_DIM}]
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_what_the_gpu_does_not_launch_is_left_alone_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ReferenceDecoder, "refused", lambda _: "too many blocks")
+    made = model()
+    made._whole = whole(made)
+    assert not made.max_one_kernel_batch
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().endswith("launches no kernel for all (too many blocks)")
+    assert torch.isfinite(run(made, 9, 30, one_kernel=True)[0]).all()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_any_other_error_is_none_of_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: ReferenceDecoder) -> None:
+        raise RuntimeError("persistent_decoder: an illegal memory access was encountered")
+
+    monkeypatch.setattr(ReferenceDecoder, "refused", refused)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        whole(model())
+
+
 def test_a_cpu_has_no_such_kernel() -> None:
     made = model(dtype=torch.bfloat16)
     made.pack()
@@ -323,6 +348,20 @@ def test_several_tokens_of_a_sequence_equal_the_layers_but_for_rounding(
     needs_kernel()
     made = on_gpu(Qwen3DecoderLayer, dtype=dtype)
     assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075, queries)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+def test_a_part_of_a_gpu_goes_layer_by_layer(caplog: pytest.LogCaptureFixture) -> None:
+    """As under MPS with a limit of SMs, or in a slice by MIG."""
+    needs_kernel()
+    whole_gpu, _ = run(on_gpu(), 9, 300, one_kernel=False)
+    with few_sms():
+        made = on_gpu()
+        assert not made.max_one_kernel_batch
+        part, _ = run(made, 9, 300, one_kernel=True)
+        assert distance(part, whole_gpu) < 0.06
+    assert "launches no kernel for all (cudaErrorCooperativeLaunchTooLarge" in caplog.text
 
 
 @pytest.mark.gpu
