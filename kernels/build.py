@@ -2,7 +2,8 @@
 
 ``library()`` returns the shared object, building it on first use; ``python -m kernels build`` does
 the same ahead of time. Builds go to a cache folder named by a hash of everything that matters,
-under a lock held across processes, so that ranks that start together build once.
+under a lock held across processes, so that ranks that start together build once. Where there is no
+compiler, as in a container's last stage, what was built into the cache before is used.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ ARCHITECTURES = ("80", "90a")
 """Compute capabilities that every kernel must compile for."""
 PRECISE = frozenset({"logprobs.cu", "penalties.cu", "sampling.cu"})
 """Files whose logarithms and divisions must be the exact ones."""
+_LIBRARY = "sluice_kernels.so"
 
 
 class BuildError(RuntimeError):
@@ -70,19 +72,36 @@ def library(arch: str | None = None) -> Path:
     import torch
 
     arch = arch or _device_architecture()
-    nvcc = find_nvcc()
-    folder = cache_dir() / _fingerprint(arch, torch.__version__, nvcc)
-    built = folder / "sluice_kernels.so"
+    folder = cache_dir() / _fingerprint(arch, torch.__version__)
+    try:
+        nvcc = find_nvcc()
+    except BuildError as error:
+        return built_before(folder.glob(f"*/{_LIBRARY}"), error)
+    built = folder / version_hash(nvcc) / _LIBRARY
     try:
         if built.exists():
             return built
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / "lock"):
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with locked(built.parent / "lock"):
             if not built.exists():  # another process may have built it while this one waited
                 _build(built, arch, nvcc)
     except OSError as error:
         raise BuildError.unwritable(folder, error) from error
     return built
+
+
+def built_before(libraries: Iterable[Path], missing: BuildError) -> Path:
+    """The newest of ``libraries``, for want of a compiler; raises ``missing`` if there is none."""
+    found = sorted(libraries, key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise missing
+    return found[-1]
+
+
+def version_hash(compiler: str) -> str:
+    """Names what is built by this version of a compiler."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    return hashlib.sha256(version).hexdigest()[:8]
 
 
 def _device_architecture() -> str:
@@ -92,13 +111,12 @@ def _device_architecture() -> str:
     return "90a" if (major, minor) == (9, 0) else f"{major}{minor}"
 
 
-def _fingerprint(arch: str, torch_version: str, nvcc: str) -> str:
+def _fingerprint(arch: str, torch_version: str) -> str:
     digest = hashlib.sha256()
     for path in [*sorted(SOURCES.glob("*.cu*")), *sorted(SOURCES.glob("bind*"))]:
         digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes())
-    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
-    for part in (arch, torch_version, f"{sys.version_info[:2]}", version.decode()):
+    for part in (arch, torch_version, f"{sys.version_info[:2]}"):
         digest.update(f"{part}\0".encode())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()[:24]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from kernels import ops
-from kernels.build import BuildError, cache_dir
+from kernels.build import BuildError, built_before, cache_dir, version_hash
 
 SOURCE = Path(__file__).parent / "csrc" / "cpu.cpp"
 HEADERS = sorted(SOURCE.parent.glob("cpu_*.h"))
@@ -361,13 +361,15 @@ def library() -> ctypes.CDLL:
 def build() -> Path:
     """The shared object for this source, compiler and processor, built if it is not there yet.
 
-    Processes that build at the same time build the same file; the last one to finish wins.
+    Processes that build at the same time build the same file; the last one to finish wins. Without
+    a compiler, what was built for this source and processor before.
     """
     compiler = shutil.which(os.environ.get("CXX", "g++"))
+    folder, name = cache_dir() / "cpu", _fingerprint()
     if compiler is None:
-        raise BuildError("no C++ compiler: install g++ or set CXX")
-    folder = cache_dir() / "cpu"
-    built = folder / f"{_fingerprint(compiler)}.so"
+        missing = BuildError("no C++ compiler: install g++ or set CXX")
+        return built_before(folder.glob(f"{name}-*.so"), missing)
+    built = folder / f"{name}-{version_hash(compiler)}.so"
     try:
         if built.exists():
             return built
@@ -382,11 +384,10 @@ def build() -> Path:
     return built
 
 
-def _fingerprint(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+def _fingerprint() -> str:
     sources = [path.read_bytes() for path in (SOURCE, *HEADERS)]
     digest = hashlib.sha256()
-    for part in (*sources, version, repr(_COMPILE).encode(), _processor()):
+    for part in (*sources, repr(_COMPILE).encode(), _processor()):
         digest.update(part + b"\0")
     return digest.hexdigest()[:24]
 

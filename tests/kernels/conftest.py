@@ -14,14 +14,14 @@ _NOBODY = 65534
 
 @pytest.fixture
 def read_only() -> Iterator[Path]:
-    """A folder with ``kept/sluice_kernels.so`` that this process may read and not write: as root,
-    who may write anywhere, the test runs as another user. Not pytest's own, which is below one for
-    root alone."""
+    """A folder with ``kept/nvcc/sluice_kernels.so`` that this process may read and not write: as
+    root, who may write anywhere, the test runs as another user. Not pytest's own, which is below
+    one for root alone."""
     root = os.geteuid() == 0
     with tempfile.TemporaryDirectory(prefix="sluice-test-") as name:
         folder = Path(name)
-        (folder / "kept").mkdir()
-        (folder / "kept" / "sluice_kernels.so").touch()
+        (folder / "kept" / "nvcc").mkdir(parents=True)
+        (folder / "kept" / "nvcc" / "sluice_kernels.so").touch()
         folder.chmod(0o555)
         if root:
             os.seteuid(_NOBODY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels import build
 
@@ -145,17 +147,25 @@ def test_kernels_take_raw_pointers_only() -> None:
             assert "ATen" not in text, path
 
 
-@needs_nvcc
 def test_fingerprint_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(build.SOURCES, tmp_path / "csrc")
     monkeypatch.setattr(build, "SOURCES", tmp_path / "csrc")
-    nvcc = build.find_nvcc()
-    before = build._fingerprint("90a", "2.11", nvcc)
-    assert build._fingerprint("80", "2.11", nvcc) != before
-    assert build._fingerprint("90a", "2.12", nvcc) != before
-    assert build._fingerprint("90a", "2.11", nvcc) == before
+    before = build._fingerprint("90a", "2.11")
+    assert build._fingerprint("80", "2.11") != before
+    assert build._fingerprint("90a", "2.12") != before
+    assert build._fingerprint("90a", "2.11") == before
     (tmp_path / "csrc" / SOURCES[0].name).write_text("// changed")
-    assert build._fingerprint("90a", "2.11", nvcc) != before
+    assert build._fingerprint("90a", "2.11") != before
+
+
+def test_each_version_of_a_compiler_builds_for_itself(tmp_path: Path) -> None:
+    hashes = set()
+    for version in ("13.0", "13.1"):
+        compiler = tmp_path / "nvcc"
+        compiler.write_text(f"#!/bin/sh\necho {version}\n")
+        compiler.chmod(0o755)
+        hashes.add(build.version_hash(str(compiler)))
+    assert len(hashes) == 2
 
 
 def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +185,34 @@ def test_a_cache_that_cannot_be_written_is_named_unless_what_is_needed_is_there(
 ) -> None:
     monkeypatch.setenv("SLUICE_KERNEL_CACHE", str(read_only))
     monkeypatch.setattr(build, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(build, "version_hash", lambda compiler: compiler)
     monkeypatch.setattr(build, "_fingerprint", lambda *_: "missing")
     with pytest.raises(build.BuildError, match=r"cannot be written.*set SLUICE_KERNEL_CACHE"):
         build.library("90a")
     monkeypatch.setattr(build, "_fingerprint", lambda *_: "kept")
-    assert build.library("90a") == read_only / "kept" / "sluice_kernels.so"
+    assert build.library("90a") == read_only / "kept" / "nvcc" / "sluice_kernels.so"
+
+
+def test_without_a_compiler_what_was_built_before_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing() -> str:
+        raise build.BuildError("nvcc was not found")
+
+    monkeypatch.setenv("SLUICE_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "find_nvcc", missing)
+    folder = tmp_path / build._fingerprint("90a", torch.__version__)
+    (folder / "of an interrupted build").mkdir(parents=True)
+    with pytest.raises(build.BuildError, match="nvcc was not found"):
+        build.library("90a")
+    for age_s, version in enumerate(("newer", "older")):
+        built = folder / version / "sluice_kernels.so"
+        built.parent.mkdir()
+        built.touch()
+        os.utime(built, (10 - age_s, 10 - age_s))
+    assert build.library("90a") == folder / "newer" / "sluice_kernels.so"
+    with pytest.raises(build.BuildError, match="nvcc was not found"):
+        build.library("80")
 
 
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,11 +35,11 @@ def test_a_build_is_made_once(cold: Path) -> None:
 
 @needs_kernels
 def test_a_changed_header_is_another_build(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = cpu._fingerprint("g++")
+    first = cpu._fingerprint()
     changed = cold / cpu.HEADERS[0].name
     changed.write_text(cpu.HEADERS[0].read_text() + "// changed\n")
     monkeypatch.setattr(cpu, "HEADERS", [changed, *cpu.HEADERS[1:]])
-    assert cpu._fingerprint("g++") != first
+    assert cpu._fingerprint() != first
 
 
 def test_without_a_compiler_the_kernels_are_off(
@@ -47,6 +47,19 @@ def test_without_a_compiler_the_kernels_are_off(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert not cpu.available()
+    with pytest.raises(BuildError, match="install g"):
+        cpu.build()
+
+
+@needs_kernels
+def test_without_a_compiler_what_was_built_before_is_used(
+    cold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = cpu.build()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert cpu.build() == built
+    assert cpu.available()
+    monkeypatch.setattr(cpu, "_processor", lambda: b"another")
     with pytest.raises(BuildError, match="install g"):
         cpu.build()
 
