@@ -139,10 +139,15 @@ class EmbeddedPostgres:
             return False
         deadline = time.monotonic() + self._start_timeout_s
         with self._mutex(deadline):
-            if self._child is not None:
-                self._child.poll()  # buries it
+            while self._is_dying():
+                _wait_until(deadline, f"PostgreSQL in {self._root} is ending")
             self._ensure_running(Programs(_binaries(), self._data), deadline, was_seen=True)
         return True
+
+    def _is_dying(self) -> bool:
+        """Whether the server is gone but its process, started by this one, not yet to be buried."""
+        child_lives = self._child is not None and self._child.poll() is None
+        return child_lives and Postmaster.find(self._data) is None
 
     def stop(self) -> None:
         """Let go of the server; the last user stops it and waits for its end. Idempotent."""
