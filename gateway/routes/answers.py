@@ -18,7 +18,7 @@ from gateway.schemas.common import Usage
 from gateway.streaming import Chunks, EventStream, open_event_stream
 from gateway.streams import Streams
 
-FIRST_WORD_S = 0.1
+FIRST_OUTPUT_S = 0.1
 """A refusal of the engine within this time is a real status; later ones are an event of the stream.
 """
 RESUMABLE_HEADER = "x-sluice-resumable"
@@ -69,7 +69,7 @@ async def heard(request: Request, generation: Generation) -> None:
     """Let the engine refuse while that can still be a status. Whatever is raised, it is closed."""
     departure = context.of(request.scope).departure
     try:
-        await until_disconnect(request.receive, generation.first_word(FIRST_WORD_S), departure)
+        await until_disconnect(request.receive, generation.first_output(FIRST_OUTPUT_S), departure)
     except BaseException:
         generation.close()
         raise
