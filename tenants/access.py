@@ -1,4 +1,4 @@
-"""What a valid key may do: its scopes, and which model a name stands for."""
+"""Checks what a valid key may do: its scopes, and the models that it may use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ API."""
 
 
 def require_scope(key: ApiKey, scope: Scope) -> None:
-    """Raises ``ScopeMissing``."""
+    """Raise ``ScopeMissing`` unless the key has the scope, or one that includes it."""
     if scope not in key.scopes and _WIDER.get(scope) not in key.scopes:
         raise ScopeMissing(scope, key.scopes)
 
@@ -21,8 +21,8 @@ def require_scope(key: ApiKey, scope: Scope) -> None:
 def resolve_model(key: ApiKey, name: str) -> str:
     """The served model that a client with this key means by ``name``.
 
-    Aliases are followed once. The list of allowed models holds served names and is checked last, so
-    that an alias cannot lead around it. Raises ``ModelNotAllowed``, in the client's words.
+    Aliases are followed once. The list of allowed models contains served names and is checked last,
+    so that an alias cannot bypass it. Raises ``ModelNotAllowed``, naming what the client asked for.
     """
     model = key.model_aliases.get(name, name)
     if key.allowed_models and model not in key.allowed_models:

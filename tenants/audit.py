@@ -1,4 +1,5 @@
-"""Who makes a change: set once where it is known, read where the change is written."""
+"""The actor of a change, for the audit log: set where a request is authenticated, read by
+stores."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 NOBODY = "sluice"
-"""The server itself, when nobody asked for the change."""
+"""The actor of changes that the server makes by itself."""
 
 _actor: ContextVar[str] = ContextVar("actor", default=NOBODY)
 
 
 def actor() -> str:
-    """Who acts in this task."""
+    """The actor of this task."""
     return _actor.get()
 
 

@@ -1,10 +1,10 @@
-"""From the text of a key to who sends the request, without asking the store every time.
+"""Authenticates API keys, with a cache so that the store is not asked for every request.
 
-A key's row is kept for ``ttl_s``, an unknown public id for ``negative_ttl_s``; both caches are
-bounded and forget the oldest use first. A revocation is seen at once where a ``ChangeListener``
-tells of it, else within ``ttl_s``; expiry always at once: it is judged at every call. While the
-store is away, known keys go on working from rows up to ``max_stale_s`` old; keys that are not
-cached get ``StoreUnavailable``, never "unknown".
+A key's row is cached for ``ttl_s``, an unknown public id for ``negative_ttl_s``; both caches are
+bounded, and evict what was used least recently. A revocation takes effect at once if a
+``ChangeListener`` reports it, otherwise within ``ttl_s``. Expiry is checked at every call. While
+the store is away, rows of up to ``max_stale_s`` are used; a key that is not cached is answered with
+``StoreUnavailable``, never as unknown.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tenants.store import Store
 from tenants.types import KeyRecord, Principal
 
 RETRY_S = 1.0
-"""How long not to ask a store that did not answer again, while a usable row is cached."""
+"""How long a store that did not answer is not asked again, if there is a usable row."""
 
 _NOBODY = bytes(KEY_HASH_BYTES)
-"""Compared against when the key is unknown, so that known and unknown keys take equally long."""
+"""Compared with if the key is unknown, so that unknown keys take as long as known ones."""
 
 
 class _Entry(NamedTuple):
@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
 
 
 class Authenticator:
-    """Turns presented keys into principals. One per process; safe for concurrent tasks."""
+    """Finds the principals of API keys. One per process; safe for concurrent tasks."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class Authenticator:
         self._unknown: OrderedDict[str, _Entry] = OrderedDict()
         self._away_until = -math.inf
         self._distrusted_at = -math.inf
-        # Many requests with one cold key ask the store once.
+        # Concurrent requests with a key that is not cached share one query.
         self._lookups: dict[str, asyncio.Task[KeyRecord | None]] = {}
 
     async def authenticate(self, text: str) -> Principal:
-        """The principal of a presented key.
+        """The principal of a key.
 
         Raises ``MalformedKey`` (before any query), ``UnknownKey``, ``RevokedKey``, ``ExpiredKey``,
-        ``DisabledTenant``, or ``StoreUnavailable`` when the store is away and the key is not
-        cached. What is wrong with an existing key is told only to those who have its secret.
+        ``DisabledTenant``, or ``StoreUnavailable`` if the store is away and the key is not cached.
+        Without the right secret, any existing key is reported as unknown.
         """
         parsed = parse(text)
         record = await self._find(parsed.public_id)
@@ -98,19 +98,17 @@ class Authenticator:
         return principal
 
     async def check(self, public_id: str) -> Principal:
-        """The principal of a key whose secret was proven before, if the key is still good.
-
-        Raises as ``authenticate``.
-        """
+        """The principal of a key that was authenticated before. Raises as ``authenticate`` if it
+        is no longer valid."""
         record = await self._find(public_id)
         if record is None:
             raise UnknownKey(public_id)
         return self._judge(record.principal)
 
     def has_ended(self, principal: Principal) -> bool:
-        """Whether the key has expired since it was admitted, as far as is known here.
+        """Whether the key is no longer valid, as far as the cache knows.
 
-        Asks nobody: changes by administrators arrive through ``apply``.
+        The store is not asked: changes by administrators arrive through ``apply``.
         """
         entry = self._known.get(principal.key.public_id)
         known = None if entry is None else entry.record
@@ -121,7 +119,7 @@ class Authenticator:
         return False
 
     def forget(self, public_id: str | None = None) -> None:
-        """Drop this key from the cache, or all of them: the store is asked again."""
+        """Drop this key from the cache, or all keys, so that the store is asked again."""
         if public_id is None:
             self._known.clear()
             self._unknown.clear()
@@ -132,20 +130,20 @@ class Authenticator:
         self._lookups.pop(public_id, None)
 
     def distrust(self) -> None:
-        """Ask the store again for every key; while it is away, the cached rows stay valid."""
+        """Ask the store again for every key. While it is away, cached rows are still used."""
         self._distrusted_at = self._clock()
         self._lookups.clear()
 
     def apply(self, change: Change) -> None:
-        """Forget what changed: the ``on_change`` of a ``ChangeListener``."""
+        """Drop what has changed. It is the ``on_change`` of a ``ChangeListener``."""
         if change == EVERYTHING:
             self.distrust()
             return
         if change.tenant_id is None:
             self.forget(change.public_id)
             return
-        # Lookups in flight may have read the row before the change, and whose key it is is not
-        # known yet.
+        # Lookups in flight may have read a row before the change, and of which tenant is not known
+        # yet.
         self._lookups.clear()
         for public_id, entry in list(self._known.items()):
             assert entry.record is not None
@@ -179,7 +177,7 @@ class Authenticator:
             return stale.record
 
     def _cached(self, public_id: str) -> _Entry | None:
-        """A fresh entry, if there is one; marks it as used most recently."""
+        """A fresh entry, which becomes the one used most recently; None if there is none."""
         for cache, ttl_s in ((self._known, self._ttl_s), (self._unknown, self._negative_ttl_s)):
             entry = cache.get(public_id)
             if entry is None or entry.fetched_at <= self._distrusted_at:
@@ -198,7 +196,7 @@ class Authenticator:
         return task
 
     async def _store_lookup(self, public_id: str) -> KeyRecord | None:
-        # The age counts from before the query: the row may change while it is under way.
+        # The age counts from before the query, because the row may change while it is under way.
         fetched_at = self._clock()
         record = await self._store.find_key(public_id)
         if self._lookups.get(public_id) is asyncio.current_task():
@@ -209,7 +207,7 @@ class Authenticator:
         if self._lookups.get(public_id) is task:
             del self._lookups[public_id]
         if not task.cancelled():
-            task.exception()  # its waiters may all be gone: nobody else would retrieve it
+            task.exception()  # All callers may have been cancelled; asyncio would log it then.
 
     def _keep(self, public_id: str, entry: _Entry) -> None:
         if entry.record is None:

@@ -1,18 +1,18 @@
-"""Concurrent calls of one kind, sent together: one transaction for as many as wait.
+"""Sends concurrent calls of one kind to the database together, in one transaction.
 
     submit ──► waiting ──► at most ``max_running`` batches under way ──► each caller its own answer
 
-Nobody waits for a batch to fill: what was called for in one turn of the event loop goes out with
-it while fewer batches are under way, and what comes meanwhile makes up the next one. So a quiet
-server adds no delay, and a busy one sends larger batches the busier it is. Who has time says so,
-and is sent with others, or when that time is over.
+No call waits for a batch to fill. While fewer than ``max_running`` batches are under way, all calls
+of one turn of the event loop are sent together; otherwise those that come meanwhile make up the
+next batch. So an idle server adds no delay, and batches grow with the load. A call with
+``patience_s`` is sent with others, or when that time is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -38,8 +38,8 @@ class Batcher(Generic[T, R]):
         max_items: int = 64,
         max_running: int = 2,
     ) -> None:
-        """send: answers each item, in order; an exception that it raises answers them all. Items
-        with the same ``identity`` never share a batch."""
+        """send: returns an answer for each item, in order; an exception that it raises is the
+        answer for all. Items with the same ``identity`` are never in the same batch."""
         self._send = send
         self._identity = identity
         self._max_items = max_items
@@ -48,17 +48,17 @@ class Batcher(Generic[T, R]):
         self._running: set[asyncio.Task[None]] = set()
         self._is_starting = False
         self._is_pressing = False
-        """Something waits that has no time, or none any more."""
+        """Whether a call waits whose patience is over."""
         self._timer: asyncio.TimerHandle | None = None
-        """When what has time has none any more."""
+        """Runs when the least patience of the waiting calls is over."""
 
     async def submit(self, item: T, *, patience_s: float = 0.0) -> R:
         """The answer to this item; raises the exception that ``send`` returned for it.
 
-        ``patience_s``: how long it may wait for others to be sent with.
-        An item cancelled before it is sent is never sent. If cancelled later, its batch is waited
-        for, so that the caller can undo it: nothing happens on its behalf after ``submit`` has
-        ended.
+        ``patience_s``: how long it may wait for others, to be sent with them. If cancelled before
+        the item is sent, it is never sent. If cancelled later, this waits for the batch, so that
+        nothing happens on the caller's behalf after ``submit`` has ended and the caller can undo
+        it.
         """
         waiting: _Waiting[T, R] = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -71,7 +71,7 @@ class Batcher(Generic[T, R]):
         except asyncio.CancelledError:
             if waiting.is_sent:
                 await asyncio.wait((waiting.answer,))
-                waiting.answer.exception()  # nobody else will look
+                waiting.answer.exception()  # Otherwise asyncio would log it.
             else:
                 waiting.answer.cancel()
             raise
@@ -131,7 +131,7 @@ class Batcher(Generic[T, R]):
         try:
             answers = await self._send([waiting.item for waiting in batch])
             assert len(answers) == len(batch)
-        except Exception as error:  # each caller decides what it means
+        except Exception as error:  # It is for the callers to handle.
             answers = [error] * len(batch)
         except BaseException:
             for waiting in batch:
@@ -144,3 +144,17 @@ class Batcher(Generic[T, R]):
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
+
+
+async def send_each(
+    send_one: Callable[[T], Awaitable[R]], items: Iterable[T]
+) -> Sequence[R | Exception]:
+    """Send items concurrently, each in a transaction of its own; returns their answers in order.
+
+    For a ``send`` whose batch was refused because of one item.
+    """
+    answers = await asyncio.gather(*map(send_one, items), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+            raise answer
+    return answers  # type: ignore[return-value]

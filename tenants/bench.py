@@ -1,9 +1,9 @@
-"""What tenancy costs: ``python -m tenants.bench`` prints it, on a durable PostgreSQL of its own.
+"""``python -m tenants.bench``: measures what tenancy costs, on a durable PostgreSQL of its own.
 
-Keys from the cache, then requests from reservation to durable settlement, by many tenants and by
-one, whose requests come to one worker or to several processes. Every scope has limits on requests,
-tokens and concurrency, so nothing is spared. The last line leaves the reservations out: so fast
-would workers be that had leased their quota and asked nobody.
+It measures the authentication of cached keys, then requests from reservation to durable settlement:
+of many tenants, and of one tenant, in one worker and in several processes. Every scope has limits
+on requests, tokens and concurrency. The last line leaves the reservations out, which is how fast
+workers would be that had leased quota in advance.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def work_alone(share: Share) -> list[float]:
 
 
 async def hot_tenant(what: str, share: Share, num_workers: int) -> Measured:
-    """All workers' requests are the same tenant's. Rates are those of the measured seconds."""
+    """Run several workers for the same tenant. Rates are those of the measured seconds."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
         loop = asyncio.get_running_loop()

@@ -1,13 +1,13 @@
 """Rate limits as pure arithmetic: a bucket that refills continuously, in whole numbers.
 
-What is kept is how much is used, in units of which one request or token has ``UNIT``: as many as a
+The state is how much is used, in units: one request or token has ``UNIT`` of them, as many as a
 minute has microseconds. So a limit of ``n`` per minute gives back exactly ``n`` units in each
-microsecond, and nothing is ever rounded. An empty bucket is ``used == 0``; debt is ``used`` above
-the capacity, and is paid off like everything else.
+microsecond, and nothing is ever rounded. ``used`` is 0 if the whole limit is available. If it is
+above the limit, the difference is debt, which is paid off in the same way.
 
-This is the generic cell rate algorithm (ITU-T I.371, virtual scheduling) with a burst of a whole
-minute's limit: within any ``t`` minutes no more than ``n * (1 + t)`` are admitted, and nothing that
-fits under that is refused. The same arithmetic stands in SQL in the migrations.
+This is the generic cell rate algorithm (ITU-T I.371, virtual scheduling) with a burst of the limit
+of a whole minute: within any ``t`` minutes at most ``n * (1 + t)`` are admitted, and nothing that
+stays within that is refused. The migrations have the same arithmetic in SQL.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ MAX_USED = 4 * 10**18
 
 
 def refilled(used: int, per_minute: int, elapsed_us: int) -> int:
-    """What is still used after some time; time that runs backwards gives nothing back."""
+    """``used`` after some time. A negative time gives nothing back."""
     return max(0, used - per_minute * max(0, elapsed_us))
 
 
 def wait_us(used: int, amount: int, per_minute: int) -> int | None:
-    """Microseconds until ``amount`` fits; 0 if it does now, None if it never will."""
+    """Microseconds until ``amount`` requests or tokens fit; 0 if they do now, None if they never
+    will."""
     if amount > per_minute:
         return None
     excess = used + amount * UNIT - per_minute * UNIT
@@ -33,7 +34,7 @@ def wait_us(used: int, amount: int, per_minute: int) -> int | None:
 
 
 def charged(used: int, amount: int) -> int:
-    """Take ``amount``, into debt if need be; a negative amount is given back."""
+    """``used`` after taking ``amount``, into debt if need be. A negative amount is given back."""
     return min(MAX_USED, max(0, used + amount * UNIT))
 
 
@@ -43,5 +44,5 @@ def remaining(used: int, per_minute: int) -> int:
 
 
 def reset_us(used: int, per_minute: int) -> int:
-    """Microseconds until the whole limit is there again."""
+    """Microseconds until the whole limit is available again."""
     return -(-used // per_minute)

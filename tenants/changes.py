@@ -1,8 +1,8 @@
-"""What administrators change reaches every worker: PostgreSQL's LISTEN, on a connection of its own.
+"""Reports changes by administrators to every worker, through LISTEN on a connection of its own.
 
-A notification that is sent while nobody listens is lost. So when the line breaks, and again when
-there is a new one, everything counts as changed; and while connected a query proves once a second
-that the line is alive: ``age_s`` is how long ago it last was, for the metrics.
+A notification that is sent while nobody listens is lost. So when the connection breaks, and again
+when there is a new one, everything counts as changed. While connected, a query once a second proves
+that the connection is alive; ``age_s`` reports how long ago that was last known.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _BROKEN = (
     TimeoutError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a query while the news of the end arrives: asyncpg issue 784
+    asyncpg.InternalClientError,  # a query while the connection is being lost: asyncpg issue 784
 )
 
 
 class Change(NamedTuple):
-    """What to forget: a key, all keys of a tenant or, when all fields are None, everything.
+    """What has changed: a key, all keys of a tenant, or everything if all fields are None.
 
-    With a ``request_id``, nothing is forgotten: that request is to be ended. An ``adapter_id`` is
-    for the engine to forget.
+    ``request_id``: no change, but a request that is to be ended. ``adapter_id``: an adapter that
+    was deleted.
     """
 
     public_id: str | None = None
@@ -49,8 +49,7 @@ EVERYTHING = Change()
 
 
 def parse(payload: str) -> Change:
-    """Parse a notification. What a newer version may send is taken to mean that everything
-    changed."""
+    """Parse a notification. An unknown one, of a newer version, means that everything changed."""
     kind, _, name = payload.partition(" ")
     try:
         if kind == "key":
@@ -67,9 +66,9 @@ def parse(payload: str) -> Change:
 
 
 class ChangeListener:
-    """Hands changes to ``on_change``, in the event loop, for as long as ``run`` runs.
+    """Calls ``on_change`` in the event loop for each change, as long as ``run`` runs.
 
-    Not through a pooler in transaction mode: LISTEN belongs to a session.
+    ``dsn`` must not lead to a pooler in transaction mode, because LISTEN belongs to a session.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class ChangeListener:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the line was last known to be alive."""
+        """Seconds since the connection was last known to be alive."""
         return self._clock() - self._heard_at
 
     @property
@@ -103,7 +102,7 @@ class ChangeListener:
         return self._num_connects
 
     async def run(self) -> None:
-        """Listen until cancelled; connect again whenever the line breaks."""
+        """Listen until cancelled, and connect again whenever the connection breaks."""
         backoff_s = 0.05
         while True:
             try:

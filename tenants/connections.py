@@ -1,11 +1,11 @@
-"""Connections of the store: as which role, with which tenants entered, and errors in our words.
+"""Connections of the store: roles, row-level security, and the translation of errors.
 
     any        as ``sluice_app`` with no tenant entered: sees no tenant's row by itself
     tenant     as ``sluice_app`` in a transaction that has entered one tenant
     operator   as ``sluice_operator`` in a transaction: sees all rows
 
-The login of the DSN must be a member of both roles, or a superuser. Whatever a transaction sets
-ends with it, so nothing is left on a connection for the next one.
+The login of the DSN must be a member of both roles, or a superuser. What a transaction sets ends
+with it, so that the next one on the connection is not affected.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Row = Mapping[str, Any]
 
 NO_VIOLATIONS: Violations = MappingProxyType({})
 
-# Errors after which trying again may help: the server is away, starting, stopping, full, a replica
-# after a failover, or the statement lost a race for time or locks.
+# Errors after which a retry may succeed: the server is away, starting, stopping, full, or a replica
+# after a failover; or the statement timed out, or waited too long for a lock.
 _TRANSIENT = (
     OSError,
     TimeoutError,
@@ -74,7 +74,8 @@ class Connections:
         command_timeout_s: float,
         is_pooled: bool,
     ) -> Connections:
-        """is_pooled: the DSN leads to a pooler in transaction mode, so a session keeps nothing.
+        """Open a pool. is_pooled: whether the DSN leads to a pooler in transaction mode, where
+        sessions are shared.
 
         Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``.
         """
@@ -92,7 +93,7 @@ class Connections:
                 server_settings=settings,
                 # With a pooler each transaction may get another session.
                 statement_cache_size=0 if is_pooled else 100,
-                # What a transaction sets ends with it: a round trip to reset the session is spared.
+                # Sessions need no reset, which would cost a round trip: see above.
                 reset=_nothing,
             )
         return cls(pool, where, is_pooled=is_pooled)
@@ -138,7 +139,7 @@ class Connections:
 def _session_settings(command_timeout_s: float) -> dict[str, str]:
     return {
         "role": "sluice_app",
-        # Every statement finds its rows by an index: no plan depends on a value.
+        # Every statement finds its rows by an index, so that no plan depends on a value.
         "plan_cache_mode": "force_generic_plan",
         "statement_timeout": str(int(command_timeout_s * 1000)),
         "lock_timeout": str(int(command_timeout_s * 500)),
@@ -152,7 +153,7 @@ async def _nothing(connection: asyncpg.Connection) -> None:
 
 @contextmanager
 def translated(where: str, violations: Violations = NO_VIOLATIONS) -> Iterator[None]:
-    """Errors of asyncpg in our words; ``violations``: constraint name to what it means."""
+    """Translate errors of asyncpg into ``TenantsError``. ``where``: the server, for messages."""
     try:
         yield
     except asyncpg.IntegrityConstraintViolationError as error:
@@ -178,8 +179,8 @@ def translated(where: str, violations: Violations = NO_VIOLATIONS) -> Iterator[N
 
 
 def _protocol_reason(message: str) -> str:
-    """What a protocol error means: PgBouncer sends them while its server is away, and for settings
-    that it does not pass on."""
+    """The meaning of a protocol error. PgBouncer sends these while its server is away, and for
+    settings that it does not pass on."""
     if "startup parameter" in message:
         return f"is a pooler ({message}); set tenants.transaction_pooling and tenants.direct_dsn"
     return f"does not answer: {message}"

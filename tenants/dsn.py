@@ -10,7 +10,7 @@ _SCHEMES = ("postgresql", "postgres")
 
 
 def check_dsn(dsn: str) -> str:
-    """Return the DSN. Raises ``InvalidValue`` when it is not a ``postgresql://`` address."""
+    """Return the DSN. Raises ``InvalidValue`` unless it is a ``postgresql://`` address."""
     try:
         parts = urlsplit(dsn)
         scheme = parts.scheme
@@ -24,7 +24,7 @@ def check_dsn(dsn: str) -> str:
 
 
 def describe(dsn: str) -> str:
-    """Where a DSN leads, for messages: hosts and database, neither user nor password."""
+    """The hosts and the database of a DSN, for messages, without user and password."""
     parts = urlsplit(dsn)
     hosts = parts.netloc.rpartition("@")[2] or ",".join(parse_qs(parts.query).get("host", []))
     return f"PostgreSQL at {hosts or 'the default address'}{parts.path}"

@@ -3,16 +3,17 @@
     data_dir/  data/      the cluster            log, log.old   of this run and the one before
                run/       the Unix socket        mutex, users   two lock files
 
-Only the wheel's binaries are used. Its Python side counts its users in a file of process ids, which
-a ``kill -9`` leaves wrong for ever (the server is then never stopped), takes any process that got
-the old server's id for the server, and as root opens every folder above the data for reading.
+Only the wheel's binaries are used. Its Python code counts the users of a server in a file of
+process ids, which is wrong for ever after a ``kill -9`` (the server is then never stopped). It
+takes any process with the old server's id for the server, and as root it makes every folder above
+the data readable.
 
-Here the kernel counts: who uses the server holds a shared ``flock`` on ``users``, gone with its
-process however that ends. The last one to ``stop`` stops the server. A server whose starter was
-killed is taken over by the next ``start``. The server runs in a session of its own, so Ctrl-C in a
-terminal reaches only us and the ledger can drain before we stop it. One that ends meanwhile,
-whatever has ended it, is for a user to start again. PostgreSQL refuses to run as
-root: then it runs as the account ``postgres`` or ``nobody``, and the folders above the data and the
+Here each user of the server holds a shared ``flock`` on ``users``, which the kernel releases
+however its process ends. The last user to ``stop`` stops the server. A server whose starter was
+killed is taken over by the next ``start``. The server runs in a session of its own, so that Ctrl-C
+in a terminal does not reach it, and the ledger can drain before it is stopped. If the server ends
+by itself, a user must start it again (``restart_if_ended``). PostgreSQL refuses to run as root:
+then it runs as the account ``postgres`` or ``nobody``, and the folders above the data and the
 binaries are opened for traversal, not for reading.
 """
 
@@ -55,9 +56,10 @@ _INITDB = (
     *("--locale", "C", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
 )
 _MAX_SOCKET_DIR_BYTES = 80
-"""``sun_path`` holds 104 bytes on some systems, and the socket's name needs up to 20."""
+"""Bytes of the socket's folder: ``sun_path`` has 104 bytes on some systems, and the socket's name
+needs up to 20."""
 
-# A server that outlives our use of it is still our child, which we must wait for.
+# A server that others still use remains our child process, which we must wait for.
 _left_to_others: list[subprocess.Popen[bytes]] = []
 
 
@@ -72,7 +74,7 @@ def find_binaries() -> Path | None:
 
 
 class EmbeddedPostgres:
-    """One user's hold on the server of a folder. Blocking: call it outside the event loop."""
+    """One user of the server of a folder. Its methods block: call them outside the event loop."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class EmbeddedPostgres:
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 10.0,
     ) -> None:
-        """``settings`` are PostgreSQL's own, for the case that this user starts the server."""
+        """``settings``: PostgreSQL's own, used if this user starts the server."""
         self._root = data_dir.expanduser().resolve()
         self._data = self._root / "data"
         self._database = database
@@ -130,9 +132,9 @@ class EmbeddedPostgres:
         return self._dsn()
 
     def restart_if_ended(self) -> bool:
-        """Start the server again if it has ended, under this user or another; whether it had.
+        """Start the server again if it has ended, whoever started it; returns whether it had.
 
-        Its DSN stays the same. Between ``start`` and ``stop``, and not while one of them runs.
+        Its DSN stays the same. Call it between ``start`` and ``stop``, not while one of them runs.
         Raises ``EmbeddedPostgresError``.
         """
         if Postmaster.find(self._data) is not None:
@@ -145,13 +147,13 @@ class EmbeddedPostgres:
         return True
 
     def _is_dying(self) -> bool:
-        """Whether the server is gone but its process, started by this one, not yet to be buried."""
+        """Whether the server has ended, but its process, a child of this one, has not."""
         child_lives = self._child is not None and self._child.poll() is None
         return child_lives and Postmaster.find(self._data) is None
 
     def stop(self) -> None:
-        """Let go of the server; the last user stops it and waits for its end. Idempotent."""
-        # A forked child inherits us at exit, but the server is not its to stop.
+        """Give up the server. The last user stops it and waits for its end. Idempotent."""
+        # A forked child runs this at its exit, but must not stop the server.
         if self._users is None or self._pid_of_user != os.getpid():
             return
         with self._mutex(time.monotonic() + self._stop_timeout_s):
@@ -160,7 +162,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """Of the server, whoever has started it; None if it does not run."""
+        """The server's process id, whoever has started it; None if it does not run."""
         postmaster = Postmaster.find(self._data)
         return None if postmaster is None else postmaster.process.pid
 
@@ -168,14 +170,15 @@ class EmbeddedPostgres:
         postmaster = Postmaster.find(self._data)
         if postmaster is None:
             raise EmbeddedPostgresError(f"PostgreSQL in {self._root} is gone. {self._log_tail()}")
-        # The port is part of the socket's name, and a PGPORT of the user's is for another server.
+        # The port is part of the socket's name. PGPORT in the environment is for another server.
         query = f"host={quote(postmaster.socket_dir, safe='/')}&port={postmaster.port}"
         return f"postgresql://{SUPERUSER}@/{quote(self._database, safe='')}?{query}"
 
     def _ensure_running(
         self, programs: Programs, deadline: float, *, was_seen: bool = False
     ) -> None:
-        """was_seen: this user has seen the server run, so that one it sees no more has ended."""
+        """was_seen: whether this user has seen the server run; if it does not see it now, the
+        server has ended."""
         while (postmaster := Postmaster.find(self._data)) is not None:
             if postmaster.status == "ready":
                 break
@@ -212,8 +215,8 @@ class EmbeddedPostgres:
 
     def _launch(self, programs: Programs, deadline: float) -> None:
         socket_dir = self._socket_dir(programs)
-        # Lock files of a dead server would keep this one from starting when its id lives on, as
-        # another process or as a zombie nobody buries. That it is dead has been seen.
+        # The lock files of a dead server would keep this one from starting if its process id
+        # exists, as another process or as a zombie. That the server is dead was checked before.
         for lock in (self._data / "postmaster.pid", *socket_dir.glob(".s.PGSQL.*.lock")):
             lock.unlink(missing_ok=True)
         settings = {**self._settings, "unix_socket_directories": f'"{socket_dir}"'}
@@ -226,7 +229,7 @@ class EmbeddedPostgres:
             _wait_until(deadline, f"PostgreSQL did not start. {self._log_tail()}")
 
     def _launched(self, programs: Programs, arguments: list[str], deadline: float) -> bool:
-        """Start the server and wait until it is ready; False when a later attempt may succeed."""
+        """Start the server and wait until it is ready; False if another try may succeed."""
         with (self._root / "log").open("ab") as log:
             self._child = programs.spawn("postgres", "-D", str(self._data), *arguments, log=log)
         while True:
@@ -241,7 +244,8 @@ class EmbeddedPostgres:
             _wait_until(deadline, f"PostgreSQL is not ready. {self._log_tail()}")
 
     def _socket_dir(self, programs: Programs) -> Path:
-        """A folder only the server's account may enter, whose name fits a socket and a DSN."""
+        """A folder that only the server's account may enter, with a name that is short enough for a
+        socket and can be part of a DSN."""
         socket_dir = self._root / "run"
         if len(os.fsencode(socket_dir)) > _MAX_SOCKET_DIR_BYTES or set(str(socket_dir)) & set(',"'):
             digest = hashlib.sha256(os.fsencode(self._root)).hexdigest()[:16]
@@ -265,14 +269,14 @@ class EmbeddedPostgres:
             programs.run("createdb", *connection, self._database)
 
     def _leave(self) -> None:
-        """Give up our hold; stop the server if nobody else has one. Holding the mutex."""
+        """Release our lock, and stop the server if nobody else has one. The mutex must be held."""
         assert self._users is not None
         if self._alone():
             postmaster = Postmaster.find(self._data)
             if postmaster is not None:
                 postmaster.stop(self._stop_timeout_s)
             elif self._child is not None:
-                self._child.kill()  # it did not come as far as writing its id
+                self._child.kill()  # It has not written its id yet.
             if self._child is not None:
                 self._child.wait()
             if postmaster is not None and self._root not in Path(postmaster.socket_dir).parents:
@@ -286,8 +290,8 @@ class EmbeddedPostgres:
         self._users = None
 
     def _alone(self) -> bool:
-        """Whether nobody else holds ``users``. Only while holding the mutex: changing the kind of a
-        lock gives it up for a moment, in which nobody may come in."""
+        """Whether nobody else has locked ``users``. The mutex must be held: to change the kind of a
+        lock releases it for a moment, in which no other user may start."""
         try:
             fcntl.flock(self._users_file(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -302,7 +306,7 @@ class EmbeddedPostgres:
 
     @contextlib.contextmanager
     def _mutex(self, deadline: float) -> Iterator[None]:
-        """Held by the one process that starts or stops the server."""
+        """A lock for the process that starts or stops the server."""
         with (self._root / "mutex").open("ab") as file:
             while True:
                 try:

@@ -1,13 +1,13 @@
-"""A file that holds settlements while the database is away, so that they outlive the process.
+"""A file of settlements that wait while the database is away, so that they outlive the process.
 
-One JSON document per line, in the system's hands before the settlement counts as kept: so the death
-of the process loses nothing. It is not synced to the disk, which would stop the event loop: a power
-cut in the middle of an outage of the database may lose its last seconds. A line that was cut short
-is dropped. What is in the file may be in the ledger too; writing it again is harmless, the ledger
-knows its request.
+It has one JSON document in each line, which the kernel has before the settlement counts as kept. So
+nothing is lost when the process dies. The file is not synced to the disk, because that would block
+the event loop: a power failure during an outage of the database may lose the last seconds. A line
+that is cut short is dropped. An event in the file may also be in the ledger; writing it again
+changes nothing.
 
-Each process has a file of its own and holds a lock on it; ``adopt`` finds those of dead ones, and
-those in which they counted what ran when they died (``tenants.progress``).
+Each process has its own file, and holds a lock on it. ``adopt`` finds the files of dead processes,
+and those in which they counted the requests that ran when they died (``tenants.progress``).
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class Journal:
     """This process's file in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``OSError`` when the folder cannot be used."""
+        """Create this process's file in ``folder``. Raises ``OSError`` if that cannot be used."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._size = 0
         self._file: IO[bytes] | None = None
-        while self._file is None:  # somebody may adopt it between its birth and its lock
+        # Another process may adopt the file after it was created and before it is locked.
+        while self._file is None:
             self._path = folder / f"{uuid4().hex}{SUFFIX}"
             self._file = _locked(self._path)
         self._progress: Progress | None = None
@@ -65,10 +66,10 @@ class Journal:
         return self._progress.begin(event, price)
 
     def append(self, events: Sequence[UsageEvent]) -> None:
-        """Return when the events outlive the process. Raises ``OSError``: none of them does."""
+        """Write events, so that they outlive the process. Raises ``OSError``, with none written."""
         assert self._file is not None, "the journal is closed"
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
-        # Past the file's buffer, which would hold on to what a full disk did not take.
+        # Not through Python's buffer, which would keep the bytes that a full disk did not take.
         fd, num_written = self._file.fileno(), 0
         try:
             while num_written < len(lines):
@@ -87,8 +88,8 @@ class Journal:
             self._size = 0
 
     def adopt(self) -> Iterator[UsageEvent]:
-        """Take over the settlements that dead processes left in the folder: each is in this file
-        once it is yielded. Raises ``OSError``; what was not yielded is still where it was."""
+        """Take over the settlements that dead processes left in the folder. Each is in this file
+        when it is yielded. Raises ``OSError``; those not yielded are still in their files."""
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             file = None if path == self._path else _locked(path)
             if file is None:
@@ -126,8 +127,7 @@ class Journal:
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """The file, locked for as long as it is open; None when another process holds it, or it is
-    gone."""
+    """The file, opened and locked; None if another process has locked it, or it does not exist."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(path.open("a+b"))
         if not _lock(file, path):
@@ -137,7 +137,7 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 
 def _lock(file: IO[bytes], path: Path) -> bool:
-    """Lock an open file; False when another process holds it, or it is gone."""
+    """Lock an open file; False if another process has locked or removed it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

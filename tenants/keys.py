@@ -1,9 +1,10 @@
 """API keys: ``sk-slc-<public id, 12>-<secret, 40>-<checksum, 6>``, all three in base62.
 
-The public id names the key in logs and finds its row. The secret holds 238 bits and is shown once;
-the store keeps only an HMAC-SHA-256 of the whole key under a pepper of the server, so a copy of the
-database verifies nothing. The CRC-32 of everything before it turns garbage away without a query
-and lets secret scanners tell a key from noise; it is no protection, everybody can compute it.
+The public id names the key in logs, and its row is found by it. The secret has 238 bits and is
+shown once. The store has only an HMAC-SHA-256 of the whole key under a pepper of the server, so
+that a copy of the database is not enough to verify a key. The checksum is the CRC-32 of everything
+before it: malformed keys are refused without a query, and secret scanners can recognize keys. It
+is no protection, because everybody can compute it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PREFIX = "sk-slc"
 PUBLIC_ID_LENGTH = 12
 SECRET_LENGTH = 40
 CHECKSUM_LENGTH = 6
-"""62**6 > 2**32: six digits hold every CRC-32."""
+"""Six digits are enough for every CRC-32, since 62**6 > 2**32."""
 KEY_LENGTH = len(PREFIX) + PUBLIC_ID_LENGTH + SECRET_LENGTH + CHECKSUM_LENGTH + len("---")
 """Characters of a whole key."""
 MIN_PEPPER_BYTES = 16
@@ -45,7 +46,7 @@ class MintedKey:
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
-    """A presented key: well formed, not yet known to exist."""
+    """A well-formed key, which may or may not exist."""
 
     text: str = field(repr=False)
     public_id: str
@@ -60,7 +61,7 @@ def mint(pepper: bytes) -> MintedKey:
 
 
 def parse(text: str) -> ParsedKey:
-    """Check form and checksum, without asking a store. Raises ``MalformedKey``."""
+    """Check the form and the checksum of a key. Raises ``MalformedKey``."""
     match = _KEY.fullmatch(text)
     if match is None or match[3] != _checksum(match[1]):
         raise MalformedKey

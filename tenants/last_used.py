@@ -1,4 +1,4 @@
-"""When keys were used last, written in batches: one statement per interval."""
+"""Records when keys were last used, with one statement per interval."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class LastUsed:
         max_keys: int = 100_000,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """``max_keys`` bounds memory while the store is away: uses of further keys are dropped."""
+        """``max_keys``: the most keys in memory while the store is away; uses of others are
+        dropped."""
         self._store = store
         self._interval_s = interval_s
         self._max_keys = max_keys
@@ -35,7 +36,7 @@ class LastUsed:
         self._outage = OutageLog(logger)
 
     def note(self, key_id: UUID) -> None:
-        """Note that the key is being used."""
+        """Record that the key is used now."""
         if key_id in self._noted or len(self._noted) < self._max_keys:
             self._noted[key_id] = self._now()
 
@@ -49,7 +50,7 @@ class LastUsed:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what was noted; what the store does not take is kept for the next time."""
+        """Write the recorded uses, or keep them for the next time if the store fails."""
         noted, self._noted = self._noted, {}
         if not noted:
             return

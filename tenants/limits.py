@@ -1,4 +1,4 @@
-"""The limits of a tenant, a project or a key, and how a request asks for its share.
+"""The limits of a tenant, a project or a key, and the records of a reservation.
 
 All limits of a request's scopes hold at once. None means that a scope sets no limit.
 """
@@ -96,7 +96,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of its scopes before it may run."""
+    """What a request reserves in its scopes before it may run."""
 
     request_id: UUID
     tenant_id: UUID
@@ -105,7 +105,7 @@ class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompt_tokens: int
     completion_tokens: int
-    """A first slice, at least 1; fewer are granted where a monthly limit ends before."""
+    """The first slice, at least 1; fewer are granted if a monthly limit ends before."""
     price: Price
     owner: UUID
     """The process that renews the lease."""

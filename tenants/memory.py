@@ -1,4 +1,4 @@
-"""The store in memory: the twin of ``tenants.postgres``, for tests and runs without a database."""
+"""The store in memory, for tests and runs without a database. It behaves as ``postgres`` does."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _StoredKey(NamedTuple):
 
 
 class MemoryStore(Store):
-    """A store that forgets everything when the process ends."""
+    """A store whose contents end with the process."""
 
     def __init__(self, *, now: Callable[[], datetime] = _now) -> None:
         self._now = now
@@ -199,7 +199,7 @@ class MemoryStore(Store):
         key = ApiKey(
             id=uuid4(),
             tenant_id=tenant_id,
-            project_id=tenant_id,  # until we know that there is the tenant
+            project_id=tenant_id,  # until it is known that the tenant exists
             public_id=public_id,
             name=normalize_name("name", name),
             scopes=check_scopes(scopes),

@@ -1,4 +1,5 @@
-"""The audit log of ``tenants.memory``: what the database's triggers write, from the rows alone."""
+"""The audit log of ``tenants.memory``, with the entries that the database's triggers would
+write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of the store in memory: in Python, what the migrations' SQL functions do."""
+"""The limits of the store in memory: what the migrations' SQL functions do, in Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenants.limits import (
 )
 
 QUEUE_WAIT_US = 1_000_000
-"""The wait reported to a request that finds no slot: nobody knows when one will be free."""
+"""The wait in microseconds that is reported if no slot is free; when one will be is unknown."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _State:
             self.requests_used = buckets.charged(self.requests_used, requests)
         if self.limits.tokens_per_minute is not None:
             self.tokens_used = buckets.charged(self.tokens_used, tokens)
-        # What was reserved in an earlier month is not given back to this one.
+        # Tokens that were reserved in an earlier month are not given back in this one.
         if tokens > 0 or month == self.month:
             self.month_tokens = max(0, self.month_tokens + tokens)
         if cost_micro > 0 or month == self.month:
@@ -66,7 +66,7 @@ class _State:
 
 @dataclass(slots=True)
 class Reservation:
-    """What a request has reserved of its scopes."""
+    """What a request has reserved in its scopes."""
 
     request: QuotaRequest
     scope_ids: tuple[UUID, ...]
@@ -215,7 +215,7 @@ class MemoryQuota:
                 self._scopes[scope_id].charge(1, tokens, cost_micro, month_of(now))
 
     def expired(self, now: datetime, patience: timedelta) -> Reservation | None:
-        """The reservation whose lease ran out first, ``patience`` ago if it runs."""
+        """The reservation whose lease ran out first; a running one at least ``patience`` ago."""
         late = [
             held
             for held in self.reservations.values()
@@ -224,7 +224,7 @@ class MemoryQuota:
         return min(late, key=lambda held: held.expires_at, default=None)
 
     def _granted(self, request: QuotaRequest, scopes: list[_State]) -> tuple[int, _Refusal | None]:
-        """How large the slice may be, or a refusal that waiting cannot change."""
+        """The size of the slice, or a refusal that waiting cannot change."""
         granted = request.completion_tokens
         for scope in scopes:
             limit = scope.limits.tokens_per_minute
@@ -271,7 +271,7 @@ class MemoryQuota:
         old: Reservation | None,
         now: datetime,
     ) -> tuple[_Refusal | None, bool]:
-        """Which scope has no slot free, and whether the request may wait for one."""
+        """The scope that has no free slot, if any, and whether the request may wait for one."""
         refusal, may_queue = None, True
         for scope_id in scope_ids:
             scope = self._scopes[scope_id]

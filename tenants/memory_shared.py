@@ -1,4 +1,4 @@
-"""The twin of ``tenants.postgres_shared`` in memory."""
+"""``SharedState`` in memory. It behaves as ``postgres_shared`` does."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Table(Generic[T]):
 
 
 class MemoryShared(SharedState):
-    """Shared at most by the gateways of one process."""
+    """A ``SharedState`` for the gateways of one process."""
 
     def __init__(self, now: Callable[[], datetime], tenants: Container[UUID]) -> None:
         self._now = now

@@ -1,7 +1,7 @@
-"""What may be a name, a model, a weight: one set of rules for every store.
+"""Checks the values that stores accept: names, models, weights and others.
 
-PostgreSQL's ``text`` takes neither NUL nor lone surrogates, and a name with control or formatting
-characters (bidirectional overrides, zero width) can pass for another one on a screen.
+PostgreSQL's ``text`` accepts neither NUL nor lone surrogates. A name with control or formatting
+characters (bidirectional overrides, zero width) could look like another one on a screen.
 """
 
 from __future__ import annotations

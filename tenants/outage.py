@@ -1,6 +1,6 @@
-"""An outage in the log: a line when it begins, fewer and fewer while it lasts, and one at its end.
+"""Logs an outage: a line when it begins, fewer and fewer while it lasts, and one at its end.
 
-What is tried again and again would otherwise say so each time, and hide what else happens.
+Work that is retried would otherwise log each failure, and hide other lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_REMINDER_S = 60.0
 
 
 class OutageLog:
-    """Of one piece of work that fails while something is away, and is tried again meanwhile."""
+    """Logs the outages of one piece of work, which is retried while it fails."""
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -12,7 +11,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from tenants import queries
-from tenants.batches import Batcher
+from tenants.batches import Batcher, send_each
 from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
     AdapterExists,
@@ -78,17 +77,18 @@ from tenants.types import (
 
 MAX_AUDIT_ID = 2**63 - 1
 MAX_BATCH = 64
-"""Larger batches are slower: the planner joins them as if they were small."""
+"""The most items of a batch. Larger ones are slower, because the planner joins them as if they were
+small."""
 
 MAX_PATIENCE_S = 0.1
-"""Longer would gather few more requests, and none is left waiting for long when one has erred in
-how much time it has."""
+"""The most patience that is used. More would add few requests to a batch, and a caller whose
+estimate was wrong must not wait for long."""
 
 _SQL = queries.load()
 
 
 class _More(NamedTuple):
-    """What a running request asks for."""
+    """The arguments of ``extend``."""
 
     request_id: UUID
     tenant_id: UUID
@@ -104,7 +104,8 @@ class PostgresStore(Store):
         self._connections = connections
         self._now = now
         self.shared = PostgresShared(connections)
-        # Two batches of each kind leave connections for key lookups, however slow the ledger is.
+        # With two batches of each kind, connections are left for key lookups even if the ledger is
+        # slow.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
         self._extensions = Batcher(
             self._extend_many, identity=lambda more: more.request_id, max_items=MAX_BATCH
@@ -347,11 +348,11 @@ class PostgresStore(Store):
             try:
                 row = await self._one("record_usage_many", *columns, self._now())
             except InvalidValue:
-                pass  # of one of them: each alone, and only that one is refused
+                pass  # One of them is refused: each is sent alone, to find out which.
             else:
                 written = frozenset(row["written"])
                 return [event.request_id in written for event in events]
-        return await asyncio.gather(*map(self._settle_one, events), return_exceptions=True)  # type: ignore[return-value]
+        return await send_each(self._settle_one, events)
 
     async def put_limits(
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
@@ -388,10 +389,10 @@ class PostgresStore(Store):
             try:
                 rows = await self._all("reserve_many", *columns, self._now())
             except InvalidValue:
-                pass  # of one of them: each alone, and only that one is refused
+                pass  # One of them is refused: each is sent alone, to find out which.
             else:
                 return [answer_of(row) for row in rows]
-        return await asyncio.gather(*map(self._reserve_one, requests), return_exceptions=True)  # type: ignore[return-value]
+        return await send_each(self._reserve_one, requests)
 
     async def extend(
         self,
@@ -414,7 +415,7 @@ class PostgresStore(Store):
     async def _extend_many(self, asked: Sequence[_More]) -> Sequence[int | Exception | None]:
         leases = {more.lease for more in asked}
         if len(asked) == 1 or len(leases) > 1:
-            return await asyncio.gather(*map(self._extend_one, asked), return_exceptions=True)  # type: ignore[return-value]
+            return await send_each(self._extend_one, asked)
         *columns, _ = zip(*asked, strict=True)
         rows = await self._all("extend_many", *columns, *leases, self._now())
         return [row["granted"] for row in rows]

@@ -1,24 +1,23 @@
-"""What gateway workers share, in PostgreSQL. Every statement is in ``queries.sql``."""
+"""``SharedState`` in PostgreSQL. Every statement is in ``queries.sql``."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
 from tenants import queries
-from tenants.batches import Batcher
+from tenants.batches import Batcher, send_each
 from tenants.connections import Connections, Row
 from tenants.errors import InvalidValue, TenantNotFound
 from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse
 
 MAX_STREAMS = 16
-"""Stored at once: each may be of some hundred kilobytes."""
+"""The most streams that are stored at once. Each may have some hundred kilobytes."""
 
 PATIENCE_S = 0.1
-"""A stream that has ended waits so long for others to be stored with."""
+"""How long an ended stream waits to be stored with others."""
 
 _SQL = queries.load()
 
@@ -33,7 +32,7 @@ class _Ended(NamedTuple):
 
 
 class PostgresShared(SharedState):
-    """Over the connections of a ``PostgresStore``, which closes them."""
+    """Uses the connections of a ``PostgresStore``, which closes them."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -71,7 +70,7 @@ class PostgresShared(SharedState):
         return len(await self._fetch(tenant_id, "trim_responses", max_bytes))
 
     async def put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
-        # Who asks for it meanwhile is answered by the worker that has it.
+        # Until it is stored, the worker that has it answers.
         await self._ended.submit(_Ended(stream, retention), patience_s=PATIENCE_S)
 
     async def _put_ended(self, ended: Sequence[_Ended]) -> Sequence[Exception | None]:
@@ -80,16 +79,14 @@ class PostgresShared(SharedState):
             try:
                 await self._connections.fetch(_SQL["put_stream_many"], [*zip(*rows, strict=True)])
             except InvalidValue:
-                pass  # of one of them: each alone, and only that one is refused
+                pass  # One of them is refused: each is sent alone, to find out which.
             else:
                 return [None] * len(ended)
-        put = (self._put_stream(*one) for one in ended)
-        return await asyncio.gather(*put, return_exceptions=True)  # type: ignore[return-value]
+        return await send_each(self._put_one, ended)
 
-    async def _put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
-        await self._fetch(
-            stream.tenant_id, "put_stream", stream.id, *_stream_values(stream, retention)
-        )
+    async def _put_one(self, ended: _Ended) -> None:
+        stream = ended.stream
+        await self._fetch(stream.tenant_id, "put_stream", stream.id, *_stream_values(*ended))
 
     async def find_stream(self, tenant_id: UUID, stream_id: str) -> ArchivedStream | None:
         rows = await self._fetch(tenant_id, "find_stream", _plain(stream_id))
@@ -113,7 +110,7 @@ class PostgresShared(SharedState):
         while True:
             if await self._fetch(tenant_id, "claim", key_hash, body_hash, answer_id, retention):
                 return Claim(body_hash=body_hash, answer_id=answer_id)
-            # Two statements: the key may be released in between.
+            # In a loop, because the key may be released between the two statements.
             if rows := await self._fetch(tenant_id, "find_claim", key_hash):
                 return Claim(**rows[0])
 
@@ -152,7 +149,7 @@ class PostgresShared(SharedState):
 
 
 def _stream_values(stream: ArchivedStream, retention: timedelta) -> tuple[object, ...]:
-    """Besides its ids."""
+    """The values of a stream, without its ids."""
     return (stream.kind, stream.num_dropped, stream.items, retention)
 
 

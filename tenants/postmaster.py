@@ -1,4 +1,4 @@
-"""PostgreSQL's programs and its server process, run as an account PostgreSQL accepts."""
+"""Runs PostgreSQL's programs and its server process, as an account that PostgreSQL accepts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Postmaster(NamedTuple):
                 return None
         except (FileNotFoundError, IndexError, ValueError, psutil.Error):
             return None
-        if len(lines) < 8:  # it writes the file line by line while it starts
+        if len(lines) < 8:  # The server writes the file line by line while it starts.
             return cls(process, "", 0, "starting")
         return cls(process, lines[4], int(lines[3]), lines[7].strip())
 

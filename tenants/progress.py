@@ -1,13 +1,13 @@
-"""What runs in this process, counted in a file, so that its death is settled to the token.
+"""Counts the tokens of running requests in a file, so that they are charged if the process dies.
 
-A slot for each request, in memory that is mapped from the file: counting is a store into memory,
-and what was counted last is in the system's hands when the process is killed. Another process that
-finds the file unlocked reads what was left (``Journal.adopt``).
+The file is mapped into memory and has a slot for each request. To count is to store a number, which
+the kernel keeps even if the process is killed. Another process that finds the file unlocked settles
+the requests in it (``Journal.adopt``).
 
     slot    u32 length | u32 generated | u32 cached | JSON of the request, ``length`` bytes
 
-A slot is published by its length, written last, and freed by setting it to 0. Numbers are in the
-machine's own byte order: whoever adopts the file runs on the same one.
+A slot's length is written last, which makes the slot valid; 0 frees it. Numbers are in the byte
+order of the machine, on which the adopting process runs, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Left(msgspec.Struct, frozen=True):
 
 
 class Running:
-    """One request's slot. Call ``end`` once its settlement is kept elsewhere."""
+    """One request's slot. Call ``end`` when its settlement is in the ledger or in the journal."""
 
     __slots__ = ("_number", "_owner", "counts")
 
@@ -53,12 +53,12 @@ class Running:
         start = number * SLOT_BYTES + _LENGTH.size
         with memoryview(owner.memory) as memory:
             self.counts = memory[start : start + _COUNTS.size].cast("I")
-        """Generated tokens, and cached tokens of the prompt, so far: write to it.
+        """The generated tokens and the cached prompt tokens so far, to be written to.
 
-        After ``end`` that raises ``ValueError``: the slot may be another request's by now."""
+        After ``end`` writing raises ``ValueError``, because the slot may be another request's."""
 
     def end(self) -> None:
-        """Idempotent."""
+        """Free the slot. Idempotent."""
         if self._number >= 0:
             self.counts.release()
             self._owner.free(self._number)
@@ -111,25 +111,24 @@ class Progress:
     def free(self, number: int) -> None:
         """Free a slot; called by ``Running.end``."""
         if self.file.closed:
-            return  # whoever took the file over settles it again, which changes nothing
+            return  # Another process may settle the request again, which changes nothing.
         _LENGTH.pack_into(self.memory, number * SLOT_BYTES, 0)
         self._free.append(number)
 
     def close(self) -> None:
-        """Close the file; it stays for other processes if something in it has not ended.
-        Idempotent."""
+        """Close the file. It is removed unless a request in it has not ended. Idempotent."""
         if not self.file.closed:
             if len(self._free) == self._num_slots:
                 self.path.unlink(missing_ok=True)
-            # The memory goes with the last request that counts in it, and keeps the file open.
+            # The mapping lasts as long as a request counts in it, and keeps the file open.
             fcntl.flock(self.file, fcntl.LOCK_UN)
             self.file.close()
 
     def _grow(self) -> mmap.mmap:
-        """Raises ``OSError`` where there is no room.
+        """Map more slots. Raises ``OSError`` if the disk is full.
 
-        What is mapped is written before: a store into a hole of a file on a full disk would kill
-        the process (SIGBUS).
+        They are written before they are mapped: a store into a hole of a file on a full disk would
+        kill the process (SIGBUS).
         """
         first, num_slots = self._num_slots, self._num_slots + _SLOTS_AT_ONCE
         offset, size = first * SLOT_BYTES, num_slots * SLOT_BYTES
@@ -144,7 +143,7 @@ class Progress:
 def read(file: IO[bytes]) -> Sequence[UsageEvent]:
     """The settlements of requests that ran when a process died: errors, with the counted tokens.
 
-    A request that had generated nothing costs nothing, as if it had failed normally.
+    A request that had generated nothing costs nothing, as any request that fails so early.
     """
     events = []
     file.seek(0)

@@ -1,13 +1,14 @@
-"""Loads ``queries.sql``: named statements, each with a sentence that says what it is for.
+"""Loads ``queries.sql``: named statements, each with a sentence that describes it.
 
     -- name: list_keys for tenant
     -- A tenant's keys.
     SELECT … ;
 
-After ``for`` stands whose rows it sees: one ``tenant``'s, or everybody's as an ``operator``.
-Without it nobody's, but for what a function of the database lets it see (``tenants.connections``).
+After ``for`` stands which rows the statement sees: those of one ``tenant``, or all rows as an
+``operator``. Without ``for`` it sees none by itself, only through functions of the database
+(``tenants.connections``).
 
-Strict on purpose: a file that does not follow the form does not load.
+The parser is strict: a file that does not follow the form does not load.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A request's quota from admission to settlement: reserve, extend while it generates, settle.
+"""A request's quota from admission to settlement: reserved, extended while it generates, settled.
 
     reserve ──► hold (prompt + a slice) ──► ask(more), ahead of ──► Ledger.settle(event)
                      ▲                      the generation
                      └──── extend ◄──────────────┘
 
-Settling is the ledger's: its transaction gives back what the hold has too much. A hold is a lease
-of this process: ``run`` renews all of them with what was generated so far, and settles requests
-whose process died. Principals without any policy are not asked about: that costs no round trip,
-but for a request that runs so long that an administrator may look for it.
+The ledger settles: its transaction gives back what was reserved and not used. A hold is a lease of
+this process. ``run`` renews all leases, with the number of tokens generated so far, and settles
+requests whose process has died. For principals without limits nothing is reserved, which saves the
+round trip; a request of theirs that runs for long is only listed, for administrators.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ OVERDRAFT_TOKENS = 20_000
 away."""
 MAX_POLL_S = 0.25
 SHOW_AFTER_S = 1.0
-"""Requests without limits that end sooner cost the store nothing but their settlement."""
+"""The age at which a request without limits is listed. One that ends sooner costs the store nothing
+but its settlement."""
 SHOW_EVERY_S = 0.25
-"""Requests that reach that age within this time are shown together."""
+"""Requests that reach that age within this time are listed together."""
 _MAINTENANCE_S = 6 * 3600.0
 
 
 class Hold:
-    """What one request may generate so far. Made by ``Quota.reserve``; ends with ``close``.
+    """The reservation of one request, made by ``Quota.reserve``. It ends with ``close``.
 
-    Whoever has it sees to it that nothing is generated beyond ``allowed``.
+    Its owner must ensure that no more than ``allowed`` tokens are generated.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class Hold:
         is_last: bool = False,
     ) -> None:
         self.answer = answer
-        """For the ``x-ratelimit-*`` headers; has no windows when no policy limits the rate."""
+        """The store's answer, for the ``x-ratelimit-*`` headers; it has no windows if no policy
+        limits the rate."""
         self.on_more: Callable[[], None] | None = None
-        """Called when a request for more tokens was answered."""
+        """Called when the store has answered ``ask``."""
         self._quota = quota
         self._request = request
         self._max_tokens = max_tokens
@@ -71,7 +73,7 @@ class Hold:
         self._extending: asyncio.Task[None] | None = None
         self._showing: asyncio.Task[None] | None = None
         self._is_late = False
-        """Whether it was stopped before it had been shown."""
+        """Whether the request was stopped while it was being listed."""
 
     @property
     def request_id(self) -> UUID:
@@ -101,19 +103,19 @@ class Hold:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request for more tokens is open: ``on_more`` will be called."""
+        """Whether the store has not answered ``ask`` yet, so that ``on_more`` will be called."""
         return self._extending is not None
 
     def watch(self, count: Callable[[], int]) -> None:
-        """Set the function that tells the number of tokens generated so far."""
+        """Set the function that returns the number of tokens generated so far."""
         self._count = count
 
     def ask(self, tokens: int, *, patience_s: float = 0.0) -> None:
-        """Ask for ``tokens`` more, or what the request can still use, in a task of its own.
+        """Ask for ``tokens`` more, or as many as the request can still use, in a task of its own.
 
-        Does nothing while an earlier question is open, or once the budget has ended.
-        ``patience_s``: how long the answer may take without harm; the store uses some of that to
-        ask for other requests, too.
+        Does nothing while the store has not answered an earlier call, or if the budget has ended.
+        ``patience_s``: how long the answer may take without holding up the request. The store may
+        use a part of it to wait for other requests, and ask for them together.
         """
         wanted = min(tokens, self._max_tokens - self._allowed)
         if wanted > 0 and not self._ended and self._extending is None:
@@ -126,7 +128,7 @@ class Hold:
             granted = await self._quota.extend(
                 self, self._request, wanted, patience_s=patience_s / 2
             )
-        except Exception as error:  # the edge of a task: without an answer a request waits for ever
+        except Exception as error:  # Without an answer the request would wait for ever.
             granted = self._quota.overdraw(self._request.tenant_id, wanted)
             logger.warning(
                 "Request %s goes on with %d tokens without quota: %s",
@@ -140,13 +142,15 @@ class Hold:
             self.on_more()
 
     def show(self) -> None:
-        """List a request that has nothing reserved, so that any process can find and end it."""
+        """List a request that has nothing reserved, so that an administrator can find and end it
+        through any worker."""
         self._showing = asyncio.create_task(
             self._quota.show(self, self._request), name=f"show {self.request_id}"
         )
 
     async def _hide(self) -> None:
-        """Undo a showing that came after the settlement, which would have removed it."""
+        """Undo a listing that was under way when the request was settled, which would otherwise
+        have removed it."""
         if self._is_late:
             self._is_late = False
             assert self._showing is not None
@@ -155,7 +159,7 @@ class Hold:
             await self._quota.undo(self._request)
 
     async def stop(self) -> None:
-        """Ask for nothing more; an open question gets no answer after this. Idempotent.
+        """Ask for no more tokens, and cancel an ``ask`` that is under way. Idempotent.
 
         Call it before ``Ledger.settle``, which gives back all that is reserved by then.
         """
@@ -176,7 +180,8 @@ class Hold:
 
 
 class Quota:
-    """The limits as one process sees them. One per process; safe for concurrent tasks."""
+    """Reserves tokens for the requests of one process. One per process; safe for concurrent
+    tasks."""
 
     def __init__(
         self,
@@ -190,10 +195,10 @@ class Quota:
         usage_retention_months: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """patience_s: how long after the end of a lease its owner counts as dead. overdraft_tokens:
-        what each tenant may be given in this process, beyond its limits, while the store is away;
-        counts for new requests and for running ones. usage_retention_months: passed on to the
-        store."""
+        """patience_s: how long after the end of its lease a request is settled for its owner.
+        overdraft_tokens: what each tenant gets in this process, beyond its limits, while the store
+        is away, for new requests and running ones together. usage_retention_months: as for
+        ``Store.maintain``."""
         assert slice_tokens > 1
         self.slice_tokens = slice_tokens
         self.owner = uuid4()
@@ -209,7 +214,7 @@ class Quota:
         self._reaps_from = -math.inf
         self._holds: dict[UUID, Hold] = {}
         self._unshown: dict[Hold, float] = {}
-        """When each is to be shown, the oldest first."""
+        """When each is to be listed, by the event loop's clock, the oldest first."""
         self._show_timer: asyncio.TimerHandle | None = None
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -228,11 +233,11 @@ class Quota:
         max_tokens: int,
         price: Price | None = None,
     ) -> Hold:
-        """Take the prompt and a first slice from all scopes of the principal, or from none.
+        """Reserve the prompt and a first slice in all scopes of the principal, or in none.
 
-        Waits in the queue where the policies have one, ``queue_timeout_s`` at most. Raises
-        ``QuotaExceeded``, and ``StoreUnavailable`` when the store is away and the overdraft is
-        used up. Cancelling it leaves nothing held.
+        Waits for at most ``queue_timeout_s`` if the policies allow a queue. Raises
+        ``QuotaExceeded``, and ``StoreUnavailable`` if the store is away and the overdraft is used
+        up. If it is cancelled, nothing stays reserved.
         """
         assert max_tokens >= 1
         request = QuotaRequest(
@@ -267,7 +272,7 @@ class Quota:
             self._overdrawn.pop(request.tenant_id, None)
         if answer.state != "running":
             raise QuotaExceeded(answer)
-        # Rates bound the first slice too, but they are no end of the budget.
+        # Rates limit the first slice as well, but that does not mean that a budget ends.
         wanted = min([request.completion_tokens, *_minutes_worth(principal, prompt_tokens)])
         is_last = answer.completion_tokens < wanted
         hold = Hold(self, request, max_tokens, answer, is_last=is_last)
@@ -275,14 +280,14 @@ class Quota:
         return hold
 
     async def release(self, hold: Hold) -> None:
-        """Undo a hold whose request never reached the engine: nothing will be settled for it."""
+        """Release a reservation whose request never reached the engine and will not be settled."""
         is_held = hold.request_id in self._holds
         await hold.close()
         if is_held:
             await self.undo(hold._request)
 
     def _show_later(self, hold: Hold) -> None:
-        """Show the hold if it runs for long."""
+        """List the request if it still runs after ``SHOW_AFTER_S``."""
         loop = asyncio.get_running_loop()
         self._unshown[hold] = loop.time() + SHOW_AFTER_S
         if self._show_timer is None:
@@ -299,13 +304,13 @@ class Quota:
         self._show_timer = loop.call_later(SHOW_EVERY_S, self._show_old) if self._unshown else None
 
     def show_no_more(self, hold: Hold) -> None:
-        """Do not show it: it has ended."""
+        """Do not list a request, because it has ended."""
         self._unshown.pop(hold, None)
 
     async def show(self, hold: Hold, request: QuotaRequest) -> None:
-        """List a request that no policy concerns among the running ones.
+        """List a request without limits among the running ones.
 
-        Never raises when the store is away, nor when a policy added meanwhile has no room for it.
+        Does nothing if the store is away, or if limits that were set meanwhile leave no room.
         """
         try:
             answer = await self._store.reserve(request)
@@ -340,10 +345,10 @@ class Quota:
         )
 
     async def _reserve_again(self, hold: Hold, request: QuotaRequest, tokens: int) -> int:
-        """Reserve anew: the server crashed and lost the reservation, or was away when it should
-        have been made.
+        """Reserve again, because the database crashed and lost the reservation, or was away when it
+        should have been made.
 
-        Rates and slots do not end a running request: its settlement charges them all the same.
+        Rates and slots do not end a running request, and its settlement charges them in any case.
         """
         whole = msgspec.structs.replace(request, completion_tokens=hold.allowed + tokens)
         answer = await self._store.reserve(whole)
@@ -352,13 +357,12 @@ class Quota:
         if answer.state != "running":
             return 0 if answer.refused_by in ("monthly_tokens", "monthly_cost") else tokens
         granted = answer.completion_tokens - hold.allowed
-        if granted < tokens:  # a minute's worth bounds what is reserved at once
+        if granted < tokens:  # One reservation cannot exceed the limit of a minute.
             granted += await self._extend(hold, request, tokens - granted) or 0
         return max(0, granted)
 
     def close_queue(self) -> None:
-        """This process shuts down: who waits in a queue is refused soon, as if the wait had been
-        too long."""
+        """Let requests that wait in a queue be refused soon, because this process shuts down."""
         self._queue_is_closed = True
 
     def forget(self, request_id: UUID) -> None:
@@ -398,8 +402,9 @@ class Quota:
         return True
 
     def _spare_the_living(self) -> None:
-        """After an outage all leases may have run out: give every owner time to renew its own, and
-        neighbours of dead ones time to settle what was really generated."""
+        """Settle nothing for others for a while: after an outage all leases may have run out.
+        Living owners need time to renew theirs, and neighbours of dead ones to settle the exact
+        count."""
         self._reaps_from = self._clock() + self._lease.total_seconds()
 
     async def _ask(self, request: QuotaRequest) -> QuotaAnswer:

@@ -1,8 +1,8 @@
-"""What gateway workers share besides keys, limits and the ledger: the interface.
+"""The interface to other state that gateway workers share: responses, streams, claims, addresses.
 
-Responses that clients may come back to, the logs of ended streams, answers that an idempotency key
-stands for, and where each worker can be reached. Rows expire. Their number and size are bounded by
-the ``trim_*`` methods, which writers call now and then.
+That is: stored responses, the logs of ended streams, the answers that idempotency keys stand for,
+and the address of each worker. Rows expire. The ``trim_*`` methods, which writers call now and
+then, bound their number and size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """The response object, as JSON."""
     input: bytes
-    """Its own input items as a JSON array; earlier responses hold theirs."""
+    """Its own input items as a JSON array, without those of earlier responses."""
     previous_response_id: str | None = None
     created_at: datetime
 
@@ -39,56 +39,56 @@ class ArchivedStream(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: UUID
     kind: StreamKind
     num_dropped: int
-    """How many items before the first one kept were dropped."""
+    """The number of items before the first one that is kept."""
     items: bytes
-    """Packed and unpacked by the caller."""
+    """In a format of the caller's."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What an idempotency key stands for."""
+    """The request and the answer that an idempotency key stands for."""
 
     body_hash: bytes
     """Hash of the first request that came with the key."""
     answer_id: str
-    """Id of the stream that holds, or will hold, its answer."""
+    """Id of the stream that has, or will have, its answer."""
 
 
 class SharedState(Protocol):
     """Every method may raise ``StoreUnavailable``. Rows of other tenants are never found."""
 
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
-        """Store, or replace by id. Raises ``TenantNotFound``."""
+        """Store a response, or replace the one with its id. Raises ``TenantNotFound``."""
 
     async def find_response(self, tenant_id: UUID, response_id: str) -> StoredResponse | None:
-        """None when there is none, or not any more."""
+        """A stored response; None if there is none, or it has expired."""
 
     async def lineage(
         self, tenant_id: UUID, response_id: str, *, max_length: int, retention: timedelta
     ) -> Sequence[StoredResponse]:
-        """A response and those it continues, the oldest first; empty when it is unknown.
+        """A response and those that it continues, the oldest first; empty if it is unknown.
 
-        Ends where an earlier one is gone, or after ``max_length`` responses; then the first one
-        still has a ``previous_response_id``. All of them count as used: they are kept for
-        ``retention`` from now on, give or take a day.
+        If an earlier response is gone, or there are more than ``max_length``, the first one
+        returned has a ``previous_response_id``. All of them are kept for ``retention`` from now on,
+        give or take a day.
         """
 
     async def delete_response(self, tenant_id: UUID, response_id: str) -> bool:
-        """False when there is none."""
+        """Delete a response; False if there is none."""
 
     async def trim_responses(self, tenant_id: UUID, max_bytes: int) -> int:
-        """Delete a tenant's oldest responses above so many bytes; how many went."""
+        """Delete a tenant's oldest responses beyond ``max_bytes`` in all; returns how many."""
 
     async def put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
-        """Store, unless one with this id is there already."""
+        """Store a stream, unless there is one with its id."""
 
     async def find_stream(self, tenant_id: UUID, stream_id: str) -> ArchivedStream | None:
-        """None when there is none, or not any more."""
+        """A stored stream; None if there is none, or it has expired."""
 
     async def delete_stream(self, tenant_id: UUID, stream_id: str) -> bool:
-        """False when there is none."""
+        """Delete a stream; False if there is none."""
 
     async def trim_streams(self, tenant_id: UUID, max_bytes: int) -> int:
-        """Delete a tenant's oldest streams above so many bytes; how many went."""
+        """Delete a tenant's oldest streams beyond ``max_bytes`` in all; returns how many."""
 
     async def claim(
         self,
@@ -99,8 +99,8 @@ class SharedState(Protocol):
         answer_id: str,
         retention: timedelta,
     ) -> Claim:
-        """Take an idempotency key, or learn who has it: it is ours if the result has our
-        ``answer_id``."""
+        """Claim an idempotency key. Returns the claim that holds: the caller's, if its
+        ``answer_id`` is the caller's, or an earlier one."""
 
     async def release_claim(self, tenant_id: UUID, key_hash: bytes, answer_id: str) -> bool:
         """Release a key if it stands for ``answer_id``; False if it does not."""
@@ -112,7 +112,7 @@ class SharedState(Protocol):
         """Register a worker's address, or renew its lease."""
 
     async def find_worker(self, worker_id: str) -> str | None:
-        """The worker's address; None when it left, or did not renew its lease."""
+        """The worker's address; None if it has left, or has not renewed its lease."""
 
     async def forget_worker(self, worker_id: str) -> None:
         """Remove a worker that leaves."""

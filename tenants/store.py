@@ -1,4 +1,4 @@
-"""The interface to persistence: ``postgres`` and ``memory`` pass the same contract tests."""
+"""The interface of stores. ``postgres`` and ``memory`` implement it, and pass the same tests."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Store(Protocol):
     """
 
     shared: SharedState
-    """What gateway workers share besides the above."""
+    """Other state that gateway workers share."""
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
-        """Raises ``TenantExists`` when the name is taken."""
+        """Create a tenant, with its default project. Raises ``TenantExists``."""
 
     async def get_tenant(self, tenant: str | UUID) -> Tenant:
-        """By its name or its id. Raises ``TenantNotFound``."""
+        """The tenant with this name or id. Raises ``TenantNotFound``."""
 
     async def list_tenants(self) -> Sequence[Tenant]:
         """All tenants, by name."""
@@ -56,19 +56,19 @@ class Store(Protocol):
         priority: int | None = None,
         disabled: bool | None = None,
     ) -> Tenant:
-        """Change the fields that are not None. Disabling again keeps the time of the first.
+        """Change the fields that are not None. Disabling a tenant again keeps the first time.
 
         Raises ``TenantNotFound``, ``TenantExists``.
         """
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
-        """Raises ``TenantNotFound``, ``ProjectExists``."""
+        """Create a project. Raises ``TenantNotFound``, ``ProjectExists``."""
 
     async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
-        """A tenant's projects by name, the default one among them."""
+        """A tenant's projects by name, including the default one."""
 
     async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
-        """Raises ``ProjectNotFound``, ``ProjectExists``."""
+        """Rename a project. Raises ``ProjectNotFound``, ``ProjectExists``."""
 
     async def create_key(
         self,
@@ -83,10 +83,10 @@ class Store(Protocol):
         allowed_models: Sequence[str] = (),
         model_aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> ApiKey:
-        """Store a key by its hash, in the tenant's default project unless told another.
+        """Store a key by its hash. ``project_id``: None for the tenant's default project.
 
-        Raises ``TenantNotFound``, ``ProjectNotFound`` (none of the tenant's), ``KeyExists`` (the
-        public id is taken).
+        Raises ``TenantNotFound``, ``ProjectNotFound`` (also for another tenant's), ``KeyExists``
+        (the public id is taken).
         """
 
     async def rotate_key(
@@ -94,24 +94,24 @@ class Store(Protocol):
     ) -> ApiKey:
         """Replace a key by a new one with the same rights; returns the new one.
 
-        The old one goes on working for ``grace``, or until its own end if that is sooner. Raises
-        ``KeyNotFound`` (also when the old one is revoked), ``KeyExists``.
+        The old one keeps working for ``grace``, or until it expires if that is sooner. Raises
+        ``KeyNotFound`` (also if the old one is revoked), ``KeyExists``.
         """
 
     async def create_first_admin_key(
         self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
     ) -> None:
-        """Create a key with the scope ``admin``, if there never was one; and the tenant, if it does
-        not exist. Raises ``AdminKeyExists``."""
+        """Create the first key with the scope ``admin``, and the tenant if it does not exist.
+        Raises ``AdminKeyExists``."""
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
-        """The key, its tenant and its hash, also when revoked or expired; None when unknown."""
+        """The key, its tenant and its hash, even if it is revoked or expired; None if unknown."""
 
     async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
         """A tenant's keys, oldest first; none for a tenant that does not exist."""
 
     async def revoke_key(self, public_id: str) -> ApiKey:
-        """Revoke a key; doing so again keeps the first time. Raises ``KeyNotFound``."""
+        """Revoke a key. Revoking it again keeps the first time. Raises ``KeyNotFound``."""
 
     async def create_adapter(
         self,
@@ -125,7 +125,7 @@ class Store(Protocol):
         rank: int,
         digest: str,
     ) -> Adapter:
-        """Raises ``TenantNotFound``, ``AdapterExists``."""
+        """Store an adapter. Raises ``TenantNotFound``, ``AdapterExists``."""
 
     async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
         """A tenant's adapters by name; none for a tenant that does not exist."""
@@ -134,31 +134,32 @@ class Store(Protocol):
         """Delete an adapter and return it. Raises ``AdapterNotFound``."""
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
-        """Record when keys were last used, by key id; a time earlier than the recorded one is
-        ignored, and so are unknown ids."""
+        """Record when keys were last used, by key id. Unknown ids are ignored, and so are times
+        before the recorded ones."""
 
     async def record_usage(self, event: UsageEvent) -> bool:
-        """Append to the ledger; False when this ``request_id`` is there already: the first event
-        stays.
+        """Append an event to the ledger; False, with nothing changed, if its ``request_id`` is
+        there already.
 
         The same transaction gives back what the request reserved and did not use, and frees its
-        slot; without a reservation it is charged all the same. Raises ``KeyNotFound`` when the key
+        slot. A request without a reservation is charged as well. Raises ``KeyNotFound`` if the key
         is not the tenant's.
         """
 
     async def put_limits(
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
     ) -> None:
-        """Replace the limits of a scope; what it has used stays. Raises ``ScopeNotFound``."""
+        """Replace the limits of a scope. Its usage so far still counts. Raises
+        ``ScopeNotFound``."""
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
         """The limits of a tenant's scopes: tenant, projects, keys."""
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
-        """Reserve from all scopes of a request, or from none.
+        """Reserve in all scopes of a request, or in none.
 
-        Asking again with the same ``request_id`` reserves nothing twice: a running request gets the
-        same answer, and a queued one asks in this way whether its turn has come.
+        A second call with the same ``request_id`` reserves nothing: a running request gets the same
+        answer, and a queued one learns in this way whether its turn has come.
         """
 
     async def extend(
@@ -173,8 +174,8 @@ class Store(Protocol):
     ) -> int | None:
         """Reserve more tokens for a running completion; returns how many were granted.
 
-        Only monthly limits can make it fewer; rates go into debt. None without a reservation.
-        ``patience_s``: how long the store may wait for others that it can be asked with.
+        Only monthly limits can reduce the number; rates go into debt. None if there is no
+        reservation. ``patience_s``: how long the call may wait to be sent with others.
         """
 
     async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
@@ -185,13 +186,13 @@ class Store(Protocol):
     ) -> set[UUID]:
         """Renew the leases of an owner's requests; returns those still reserved.
 
-        One whose lease ran out stays reserved until ``reap`` settles it: its owner may have been
-        waiting for the store. ``generated``, by request id, is what is charged if the owner dies.
+        A reservation whose lease has run out can still be renewed until ``reap`` settles it.
+        ``generated``: by request id, the tokens that are charged if the owner dies.
         """
 
     async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
-        """Settle, as ``error``, one request whose lease ran out at least ``patience`` ago; None
-        when there is none. One that is only queued is released as soon as its lease runs out."""
+        """Settle, with the status ``error``, one request whose lease ran out at least ``patience``
+        ago; None if there is none. A queued one is released as soon as its lease runs out."""
 
     async def sum_usage(
         self,
@@ -209,13 +210,13 @@ class Store(Protocol):
         """
 
     async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
-        """Requests that hold a reservation, of one tenant or of all, the oldest first.
+        """Requests with a reservation, of one tenant or of all, the oldest first.
 
-        Those of tenants without any limits hold none: only their worker knows them.
+        Short requests of tenants without limits have none; only their worker knows them.
         """
 
     async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
-        """Tell all workers to end a request. Whether any of them runs it is not known here."""
+        """Tell all workers to end a request, whether or not one of them runs it."""
 
     async def list_audit(
         self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
@@ -230,7 +231,7 @@ class Store(Protocol):
         """
 
     async def ping(self) -> None:
-        """Return when the store answers."""
+        """Return if the store answers. Raises ``StoreUnavailable``."""
 
     async def close(self) -> None:
         """Release connections. Idempotent."""

@@ -1,4 +1,4 @@
-"""The nouns of multi-tenancy. Plain records: behaviour lives in the modules that use them."""
+"""The records of multi-tenancy: tenants, projects, keys, adapters, principals, usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_TOKENS = 2**31 - 1
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A customer: owns keys, has a share of the engine and a region of the prefix cache."""
+    """A customer, who owns keys, and has a share of the engine and a prefix cache of its own."""
 
     id: UUID
     name: str
@@ -48,7 +48,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be known about a key after it was shown once: everything but its secret."""
+    """A key without its secret, which is shown only once."""
 
     id: UUID
     tenant_id: UUID
@@ -90,7 +90,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sends a request: the answer to a key that was presented."""
+    """Who sends a request: the result of authentication."""
 
     tenant: Tenant
     key: ApiKey
@@ -123,14 +123,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What a store knows about a key: enough to judge a presented one. ``repr`` hides the hash."""
+    """What a store knows about a key, to authenticate it. ``repr`` hides the hash."""
 
     principal: Principal
     key_hash: bytes = field(repr=False)
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the ledger: what one request really used, written once."""
+    """One row of the ledger: the usage of one request, written once."""
 
     request_id: UUID
     tenant_id: UUID
@@ -183,7 +183,7 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation as the database knows it, of any worker."""
+    """A reservation of any worker, as it is in the database."""
 
     request_id: UUID
     tenant_id: UUID
@@ -198,7 +198,8 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a tenant, project, key, limit or adapter: who did it, what was and what is."""
+    """One change of a tenant, project, key, limit or adapter: by whom, and the row before and
+    after."""
 
     id: int
     """Ascending in time."""

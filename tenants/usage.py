@@ -1,14 +1,14 @@
-"""The ledger's front: the one place where the usage of a request is settled.
+"""Settles the usage of requests: the only module that writes to the ledger.
 
     settle(event) ──► queue, at most ``max_pending`` ──► up to ``num_writers`` tasks ──► store
                         ▲                                             │
                         └────── put back, retried with backoff ◄──────┘ StoreUnavailable
 
-A writer lives while there is something to write. Writing is its task, not the caller's: cancelling
-``settle`` at any point leaves the write under way. The store refuses a ``request_id`` it has, so
-trying again after an answer that was lost writes nothing twice. With a journal, what is kept while
-the store is away is on the disk before ``settle`` returns, and ``replay`` writes what a process
-that died had kept.
+A writer is a task that ends when there is nothing to write. Because it is not the caller's task, a
+caller that is cancelled in ``settle`` does not interrupt the write. The store refuses a
+``request_id`` that it already has, so that a retry after a lost answer writes nothing twice. With a
+journal, events that wait for the store are in a file before ``settle`` returns, and ``replay``
+writes those of a process that has died.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tenants.types import UsageEvent
 logger = logging.getLogger(__name__)
 
 ADOPT_S = 5.0
-"""Well within a lease, after which a less exact count is charged."""
+"""Time between two searches for files of dead processes. It is much shorter than a lease, at whose
+end a less exact count would be charged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +57,8 @@ class Ledger:
         max_backoff_s: float = 2.0,
         journal: Journal | None = None,
     ) -> None:
-        """max_pending: bounds memory (see ``has_room``). num_writers: writes under way at once; the
-        store sends those together."""
+        """max_pending: the most events in memory, see ``has_room``. num_writers: the most writes
+        under way at once, which the store sends together."""
         assert max_pending > 0
         assert num_writers > 0
         self._store = store
@@ -67,13 +68,13 @@ class Ledger:
         self._backoff_s = backoff_s
         self._max_backoff_s = max_backoff_s
         self._pending: dict[UUID, _Pending] = {}
-        self._num_journaled = 0  # of the pending; the rest of the file is in the ledger
-        self._queue: deque[_Pending] = deque()  # pending, and in no writer's hands
+        self._num_journaled = 0  # pending ones in the journal; all others there are in the ledger
+        self._queue: deque[_Pending] = deque()  # pending ones that no writer has taken
         self._writers: set[asyncio.Task[None]] = set()
-        self._num_failures = 0  # in a row; while > 0 the store is away and one writer probes it
+        self._num_failures = 0  # in a row; while above 0, only one writer tries the store
         self._outage = OutageLog(logger)
         self._crowded_out: dict[UUID, UsageEvent] = {}
-        """Events that wait for room among the pending."""
+        """Events that wait because ``max_pending`` is reached."""
         self._hurry = asyncio.Event()
         self._progress = asyncio.Event()
 
@@ -91,14 +92,14 @@ class Ledger:
         return 2 * len(self._pending) < self._max_pending
 
     async def settle(self, event: UsageEvent) -> bool:
-        """Write the event once; False when its ``request_id`` was settled before.
+        """Write the event once; False if its ``request_id`` was settled before.
 
-        Returns when the store has answered, or True at its first failure to answer: from there on
-        the event is kept and written later. At the bound it waits for room; until there is some,
-        the event is its caller's, who keeps the request counted (``begin``) and its reservation
-        held. Raises what the store raises for an event it will never take (``KeyNotFound``,
-        ``InvalidValue``), which is logged in full, so that it can be entered by hand. Cancelling it
-        changes nothing for an event that had room.
+        Returns when the store has answered. If the store does not answer, it returns True after the
+        first try; the event is kept, and written later. At ``max_pending`` it waits for room. Until
+        then the event is not kept here, so the caller must go on counting the request (``begin``)
+        and renewing its reservation. If the store refuses the event for good, raises its error
+        (``KeyNotFound``, ``InvalidValue``) and logs the event in full, so that it can be entered by
+        hand. Cancelling it does not stop the write of an event that had room.
         """
         if event.request_id in self._pending or event.request_id in self._crowded_out:
             return False
@@ -108,7 +109,7 @@ class Ledger:
         if self._num_failures > 0:
             self._keep(pending)
         self._start_writers()
-        # The caller owns the future, a writer the write: cancelling ends only the waiting.
+        # A writer does the write. Cancelling the caller ends only its waiting.
         return await pending.answer
 
     def begin(self, event: UsageEvent, price: Price) -> Running | None:
@@ -144,10 +145,11 @@ class Ledger:
         return pending
 
     def replay(self) -> int:
-        """Queue what dead processes left in the journal's folder; returns the number of
-        settlements.
+        """Queue the settlements that dead processes left in the journal's folder, and return their
+        number.
 
-        They are exempt from the bound: they were within one already. Raises ``OSError``.
+        ``max_pending`` does not apply to them: they were within that of their process. Raises
+        ``OSError``.
         """
         if self._journal is None:
             return 0
@@ -160,12 +162,12 @@ class Ledger:
                     pending.is_journaled = True
                     pending.answer.set_result(True)
                     self._num_journaled += 1
-        finally:  # the journal has those before an error, and nobody else has
+        finally:  # After an error, only our journal has those that were adopted before it.
             self._start_writers()
         return num_events
 
     async def run(self) -> None:
-        """Adopt what dead processes have left, until cancelled: they may never be restarted."""
+        """Replay periodically until cancelled, because dead processes may never be restarted."""
         unread = OutageLog(logger, level=logging.ERROR)
         while True:
             await asyncio.sleep(ADOPT_S)
@@ -178,10 +180,10 @@ class Ledger:
                 unread.succeeded("Settlements of dead processes can be read again")
 
     async def drain(self, deadline_s: float) -> int:
-        """Wait until all is written, ``deadline_s`` at most; return how many events are left.
+        """Wait at most ``deadline_s`` until all events are written; returns how many are left.
 
-        What is left is logged in full, stays pending and, with a journal, is on the disk, but for
-        what still waits for room. Retries hurry while draining.
+        Those are logged in full and stay pending. With a journal they are in its file, except for
+        those that wait for room. While draining, retries follow each other quickly.
         """
         self._hurry.set()
         try:
@@ -200,11 +202,11 @@ class Ledger:
         return len(self._pending) + len(self._crowded_out)
 
     async def close(self) -> None:
-        """Cancel the writers and wait for them. After that nothing is sent to the store, and the
-        journal is not touched. Idempotent.
+        """Cancel the writers and wait for them. After that nothing is sent to the store or written
+        to the journal. Idempotent.
 
         A write that was cancelled may have reached the store. Its event stays pending and in the
-        journal; to write it again changes nothing.
+        journal; writing it again changes nothing.
         """
         writers = list(self._writers)
         for writer in writers:
@@ -212,7 +214,7 @@ class Ledger:
         await asyncio.gather(*writers, return_exceptions=True)
 
     def _start_writers(self) -> None:
-        """As many as there is work for; one while the store is away."""
+        """Start as many writers as there is work for; only one while the store is away."""
         num_wanted = min(self._num_writers, len(self._queue)) if self._num_failures == 0 else 1
         while len(self._writers) < num_wanted:
             task = asyncio.create_task(self._run_writer(), name="ledger writer")
@@ -223,8 +225,8 @@ class Ledger:
         try:
             await self._write_queue()
         finally:
-            # Here and not only in a callback: between the last look at the queue and leaving the
-            # set nothing may run, or an event put back by another writer would find nobody.
+            # Here, and not only in the callback: nothing may run between finding the queue empty
+            # and leaving the set, or no writer would take an event that another one puts back.
             self._writers.discard(_current_task())
 
     async def _write_queue(self) -> None:
@@ -239,7 +241,7 @@ class Ledger:
             except asyncio.CancelledError:
                 self._put_back(pending)
                 raise
-            except Exception as error:  # the event is refused, the ledger goes on
+            except Exception as error:  # The store refuses this event only.
                 self._finish(pending, error)
             else:
                 self._recover()
@@ -250,7 +252,8 @@ class Ledger:
         self._keep(pending)
 
     def _keep(self, *kept: _Pending) -> None:
-        """Answer these as kept, to be written later; journal those that are not yet on disk."""
+        """Write events to the journal, if they are not there yet, and answer their callers: they
+        will be written to the store later."""
         new = [pending for pending in kept if not pending.is_journaled]
         if self._journal is not None and new:
             try:
@@ -268,7 +271,7 @@ class Ledger:
                 pending.answer.set_result(True)
 
     async def _back_off(self, error: StoreUnavailable) -> bool:
-        """Wait before the next attempt; False when another writer does the waiting."""
+        """Wait before the next try; False if another writer does."""
         self._num_failures += 1
         if self._num_failures == 1:
             self._keep(*self._queue)
@@ -276,7 +279,7 @@ class Ledger:
         if len(self._writers) > 1:
             return False
         delay_s = min(self._max_backoff_s, self._backoff_s * 2.0 ** min(self._num_failures - 1, 30))
-        delay_s *= random.uniform(0.5, 1.0)  # replicas must not come back in step
+        delay_s *= random.uniform(0.5, 1.0)  # so that processes do not retry at the same time
         if self._hurry.is_set():
             await asyncio.sleep(min(delay_s, self._backoff_s))
             return True

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tenants.batches import Batcher
+from tenants.batches import Batcher, send_each
 from tenants.connections import Connections
 from tenants.errors import InvalidValue, KeyNotFound, TenantNotFound
 from tenants.limits import Price
@@ -47,6 +47,26 @@ class Line:
 
 def batcher(line: Line, **options: int) -> Batcher[int, int]:
     return Batcher(line.send, identity=lambda item: item, **options)
+
+
+class TestSendEach:
+    async def test_each_has_its_own_answer(self) -> None:
+        async def send_one(item: int) -> int:
+            await asyncio.sleep(0.001 * item)
+            if item == 2:
+                raise ValueError("no 2")
+            return 2 * item
+
+        first, second, third = await send_each(send_one, [3, 2, 1])
+        assert (first, third) == (6, 2)
+        assert isinstance(second, ValueError)
+
+    async def test_a_cancelled_one_is_no_answer(self) -> None:
+        async def send_one(item: int) -> int:
+            raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await send_each(send_one, [1])
 
 
 class TestBatcher:
