@@ -1,4 +1,4 @@
-"""Which keywords of a schema each backend enforces exactly.
+"""Determines which keywords of a schema each backend enforces exactly.
 
 Exactly means that no invalid document is ever generated, and that no valid one is excluded except
 for its spelling (the order of members, ``1.0`` for ``1``, needless escapes).
@@ -36,7 +36,7 @@ class KeywordAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """What each backend makes of a schema."""
+    """The result of an audit: the findings of each backend."""
 
     lowered: Mapping[str, Lowered]
 
@@ -45,7 +45,7 @@ class Audit:
         """Every constraint that some backend enforces or refuses, by path."""
         findings = [(b, f) for b, lowered in self.lowered.items() for f in lowered.findings]
         places = sorted({(finding.path, finding.keyword) for _, finding in findings})
-        # A backend that did not get this place has dropped what surrounds it.
+        # A backend that was not given this place has dropped a schema around it.
         reasons = {place: dict.fromkeys(self.lowered, _DROPPED_AROUND) for place in places}
         for backend, finding in findings:
             if finding.enforced:

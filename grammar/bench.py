@@ -1,9 +1,9 @@
-"""How long grammars take: ``python -m grammar.bench``.
+"""``python -m grammar.bench``: measures how long compiling and masks take.
 
-Compiles typical schemas and walks random documents under their masks, over a synthetic vocabulary
-the size of a large model's. Compile times are what a caller waits for, and of that the processor
-time, which a busy machine does not change: in this process, and through the worker pool (``pool``:
-with the worker's own). Mask times are per row, first walks included.
+Compiles typical schemas, and generates random documents under their masks, over a synthetic
+vocabulary of the size of a large model's. Compile times are the time that a caller waits, and the
+processor time in it, which does not depend on other load: in this process, and through the worker
+pool (``pool``: with the worker's). Mask times are for one row, the first documents included.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def _bench_schema(
 
 
 class _Timing:
-    """Of a block: what it takes on the clock, and the processor time of this process and of a
-    compiler's workers."""
+    """Measures a block: its wall time, and the processor time of this process and of a compiler's
+    workers."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
@@ -205,7 +205,7 @@ class _Timing:
         self.cpu_ms = (self._processor_time_s() - self._cpu_s) * 1e3
 
     def _processor_time_s(self) -> float:
-        # As exact as the kernel counts, where the usual clocks of other processes go by ticks.
+        # In nanoseconds; the usual clocks of other processes count in ticks.
         workers = (
             int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
             for pid in self._compiler.worker_pids

@@ -1,5 +1,4 @@
-"""Compiles grammars: with the best backend, in a process that can be killed, once for all who
-ask."""
+"""Compiles grammars with the best backend, in a process that can be killed, and caches them."""
 
 from __future__ import annotations
 
@@ -25,20 +24,20 @@ from grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-# How long a failure for lack of time or memory is remembered: the machine may be the cause as much
-# as the grammar.
+# How long a failure for lack of time or memory is cached. It is not for ever, because the load of
+# the machine may be the cause.
 _FAILURE_TTL_S = 60.0
-_ENTRY_BYTES = 1_000  # of the cache itself, besides what an entry holds
+_ENTRY_BYTES = 1_000  # of the cache itself, for each entry
 
 Result = TypeVar("Result")
 
 
 class _Service(ABC, Generic[Result]):
-    """Does something slow with a spec in the background, once for all who ask, and remembers it.
+    """Does slow work for a spec in the background, once for all callers, and caches the result.
 
-    ``backends`` are tried in this order among those that enforce a grammar equally well.
+    ``backends``: among those that enforce a grammar equally well, the first one is used.
     ``num_workers`` processes compile, each job within ``timeout_s`` and ``memory_bytes``.
-    ``cache_bytes`` bounds what is kept, refusals included. Thread-safe.
+    ``cache_bytes``: the size of the cache, which contains refusals as well. Thread-safe.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class _Service(ABC, Generic[Result]):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that the cache holds now."""
+        """The bytes in the cache."""
         return self._cache.num_bytes
 
     @property
     def worker_pids(self) -> list[int]:
-        """Ids of the processes that are compiling, or are ready to."""
+        """The process ids of the workers."""
         return self._pool.pids
 
     def start(self) -> Future[None]:
@@ -96,7 +95,7 @@ class _Service(ABC, Generic[Result]):
             future.set_running_or_notify_cancel()
             known = self._cache.get(spec)
             if known is None:
-                self._threads.submit(self._finish, spec, future)  # or raises, once it is closed
+                self._threads.submit(self._finish, spec, future)  # raises after ``close``
                 self._pending[spec] = future
         if isinstance(known, GrammarError):
             future.set_exception(type(known)(*known.args))
@@ -105,14 +104,14 @@ class _Service(ABC, Generic[Result]):
         return future
 
     def validate(self, spec: GrammarSpec, text: str) -> Report:
-        """Checks a finished document in a worker; see ``grammar.validation.validate``. Blocks.
+        """Check a finished document in a worker, as ``grammar.validation.validate``. Blocks.
 
-        Raises ``CompileFailed`` where it cannot be done within the limits.
+        Raises ``CompileFailed`` if that is not possible within the limits.
         """
         return self._pool.validate(spec, text)
 
     def submit_validation(self, spec: GrammarSpec, text: str) -> Future[Report]:
-        """``validate`` in the background."""
+        """A future of ``validate``."""
         return self._threads.submit(self.validate, spec, text)
 
     def close(self) -> None:
@@ -125,11 +124,11 @@ class _Service(ABC, Generic[Result]):
 
     @abstractmethod
     def _run(self, spec: GrammarSpec) -> Result:
-        """Raises ``GrammarError``."""
+        """Do the work for a spec. Raises ``GrammarError``."""
 
     @abstractmethod
     def _size(self, result: Result) -> int:
-        """Bytes of memory that keeping it takes."""
+        """The bytes of memory that a result takes in the cache."""
 
     def _finish(self, spec: GrammarSpec, future: Future[Result]) -> None:
         try:
@@ -162,7 +161,7 @@ def _warn(started: Future[None]) -> None:
 
 
 class Verdict(NamedTuple):
-    """How a grammar would be compiled."""
+    """The result of checking a grammar."""
 
     backend: str
     unenforced: tuple[Finding, ...]
@@ -170,8 +169,8 @@ class Verdict(NamedTuple):
 
 
 class GrammarChecker(_Service[Verdict]):
-    """Finds out whether grammars compile, without ever loading a backend into this process: some
-    import torch. For a gateway, which refuses what its engine would refuse."""
+    """Checks whether grammars compile, without loading a backend into this process, because some
+    import torch. For a gateway, which must refuse what its engine would refuse."""
 
     def check(self, spec: GrammarSpec) -> Verdict:
         """Blocks. Raises ``GrammarError``."""
@@ -186,7 +185,7 @@ class GrammarChecker(_Service[Verdict]):
 
 
 class CompiledGrammar:
-    """A grammar ready for any number of outputs."""
+    """A compiled grammar, for any number of outputs."""
 
     def __init__(
         self,
@@ -215,8 +214,8 @@ class CompiledGrammar:
 
 
 class GrammarCompiler(_Service[CompiledGrammar]):
-    """Compiles grammars for outputs of this process. With ``num_workers`` 0 this process also does
-    the hard part, within no limits of time and memory: for tests and trusted callers."""
+    """Compiles grammars for the outputs of this process. With ``num_workers`` 0 this process does
+    all the work, without limits on time and memory: for tests and trusted callers."""
 
     def __init__(
         self,
@@ -262,8 +261,8 @@ class GrammarCompiler(_Service[CompiledGrammar]):
         return CompiledGrammar(spec, found.backend, found.unenforced, grammar, self.vocabulary)
 
     def _run_in_worker(self, spec: GrammarSpec) -> tuple[Compiled, BackendGrammar]:
-        """Load what a worker compiled. Grammars that it found to be light are compiled here
-        instead, so that the work is not done twice."""
+        """Load what a worker has compiled. Grammars that it found to be light are compiled here, so
+        that the work is not done twice."""
         compiled = self._pool.compile(spec, leave_light=True)
         if compiled.data is None:
             allowed = allowed_tokens(spec, self.vocabulary)
@@ -278,7 +277,7 @@ class GrammarCompiler(_Service[CompiledGrammar]):
         return result.memory_bytes
 
     def _compiler(self) -> Compiler:
-        """A compiler of its own for each use: threads compile in parallel."""
+        """A compiler for one use, so that threads can compile at the same time."""
         return Compiler(self.vocabulary, self.backends, self._limits, self._load)
 
     def _load(self, name: str) -> Backend:

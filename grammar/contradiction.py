@@ -16,11 +16,11 @@ _MAX_TRIALS = 100
 def locate(
     root: dict[str, Any], found: Unsatisfiable, compile_: Callable[[Schema], object]
 ) -> Unsatisfiable:
-    """The error of the innermost part of ``root`` that is needed and has no value of its own;
-    ``found``, that of ``root`` itself, where it is only the parts together that have none.
+    """The error of the innermost required part of ``root`` that no value satisfies. If each part
+    can be satisfied alone, it is ``found``, the error of ``root`` itself.
 
-    ``compile_`` raises ``Unsatisfiable`` for a schema that has no value. It is called a hundred
-    times at most.
+    ``compile_``: raises ``Unsatisfiable`` for a schema that no value satisfies. It is called at
+    most a hundred times.
     """
     definitions = {"$defs": root["$defs"]} if "$defs" in root else {}
     trials = iter(range(_MAX_TRIALS))
@@ -42,7 +42,7 @@ def locate(
 
 
 def _needed(node: dict[str, Any], path: str) -> Iterator[tuple[Schema, str]]:
-    """The parts that need a value for ``node`` to have one."""
+    """The parts of ``node`` that must be satisfied for ``node`` to be satisfied."""
     properties = node.get("properties", {})
     for name in node.get("required", ()):
         if name in properties:

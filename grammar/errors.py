@@ -1,4 +1,4 @@
-"""All errors of the package. The docstring says what happened; the message says how to mend it.
+"""All errors of the package. The docstrings say what happened, the messages how to correct it.
 
 GrammarError
 ├── InvalidGrammar       not a grammar at all, or one that no backend can ever run
@@ -8,7 +8,7 @@ GrammarError
 ├── CompileFailed        the compiler gave up on it
 │   ├── CompileTimeout   over the time limit
 │   ├── CompileMemory    over the memory limit
-│   └── CompilerCrashed  the compiling process died of it
+│   └── CompilerCrashed  the process that compiled it died
 ├── CompilerUnavailable  nothing can be compiled: the installation or the machine is at fault
 └── MatcherFailed        a running matcher hit a limit; its request cannot go on
     └── DeadEnd          no token of the vocabulary can continue the output, nor may it end
@@ -40,7 +40,7 @@ class GrammarTooLarge(InvalidGrammar):
 
 
 class Unsatisfiable(InvalidGrammar):
-    """No output satisfies the source, whoever follows it."""
+    """No output satisfies the source."""
 
 
 class UnsupportedKeyword(GrammarError, ValueError):

@@ -1,4 +1,4 @@
-"""The jobs and answers of compile workers, and the work itself."""
+"""The messages to and from compile workers, and their work itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from grammar.vocabulary import Mask, Vocabulary
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """To a worker, first. Without tokens it will only be asked to validate."""
+    """The first message to a worker. Without tokens it can only validate."""
 
     tokens: list[bytes]
     eos_token_ids: list[int]
@@ -47,7 +47,7 @@ class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
 
     spec: GrammarSpec
     leave_light: bool
-    """Leave light grammars to the process that asks."""
+    """Whether light grammars are left to the process that asks."""
 
 
 class ValidateJob(msgspec.Struct, frozen=True, tag="validate"):
@@ -70,7 +70,7 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
 
     backend: str
     spec: GrammarSpec
-    """As the backend gets it."""
+    """The spec as the backend gets it."""
     data: bytes | None
     """None for a light grammar that is left to ``Compiler.build``."""
     unenforced: tuple[Finding, ...]
@@ -119,8 +119,8 @@ def decode_reply(data: bytes) -> Reply:
 
 
 class Backends:
-    """The backends of one vocabulary, each loaded when it is first needed: importing one can take
-    seconds, and tokenizers of 128k entries tenths of a second."""
+    """The backends of one vocabulary, each loaded when it is first needed: an import can take
+    seconds, and a tokenizer of 128k entries some tenths of a second."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -165,7 +165,7 @@ _TRIAL_STEPS = 4
 
 
 class Compiler:
-    """Compiles in this very thread, with no limit but those on the source."""
+    """Compiles in the calling thread, with no limits but those on the source."""
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ class Compiler:
         self._row = np.zeros(vocabulary.mask_words, dtype=np.int32)
 
     def compile(self, spec: GrammarSpec, *, leave_light: bool = False) -> Outcome:
-        """By the best backend that takes it; with ``leave_light`` a light candidate stays as it is.
-        Raises ``GrammarError``."""
+        """Compile a spec with the best backend that takes it; with ``leave_light``, light grammars
+        are returned as planned. Raises ``GrammarError``."""
         spec.validate(self._limits)
         allowed = allowed_tokens(spec, self._vocabulary)
         refusal: GrammarError | None = None
@@ -202,7 +202,7 @@ class Compiler:
 
     def warm_up(self) -> None:
         """Do the one-time work that the first grammar would otherwise wait for."""
-        with contextlib.suppress(InvalidGrammar):  # of a vocabulary that cannot spell it
+        with contextlib.suppress(InvalidGrammar):  # if the vocabulary cannot spell it
             self.compile(GrammarSpec.from_schema({"type": "boolean"}))
 
     def build(self, backend: str, spec: GrammarSpec, allowed: Mask | None) -> BackendGrammar:
@@ -230,8 +230,8 @@ class Compiler:
         return contradiction.locate(document, error, compile_)
 
     def _try_out(self, matcher: Matcher) -> None:
-        """Take the first steps of an output, for which backends do work that compiling put off: a
-        refusal now is better than a failure later."""
+        """Take the first steps of an output, in which backends do work that compiling has put off.
+        So some grammars are refused now that would fail later."""
         try:
             for _ in range(_TRIAL_STEPS):
                 matcher.forced_tokens()
@@ -250,7 +250,7 @@ class Compiler:
             raise GrammarTooLarge("$", str(error)) from None
 
     def _first_allowed(self) -> int:
-        """The first token of the row that is not blank; a blank one if all are."""
+        """The first token of the row that is not blank; a blank one if there is no other."""
         solid = self._row & self._vocabulary.solid_mask
         row = solid if solid.any() else self._row
         word = int(np.flatnonzero(row)[0])

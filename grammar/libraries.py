@@ -1,8 +1,7 @@
-"""The libraries behind the backends: the versions that are required, and what to say when one is
-missing.
+"""The libraries of the backends: their required versions, and the messages if one is missing.
 
-An older version would not fail; it would silently not enforce what ``schema.dialects`` says it
-enforces. The tests of this package pass with each of these minima and fail below them.
+An older version would not fail, but silently not enforce what ``schema.dialects`` says. The tests
+of this package pass with each of these minimum versions, and fail below them.
 """
 
 from __future__ import annotations

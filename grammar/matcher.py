@@ -1,4 +1,4 @@
-"""The state of one constrained output, whichever backend follows it, and masks for many."""
+"""The state of one constrained output with any backend, and the masks of many outputs."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ class TokenMatcher(ABC):
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:
-        """Advances by one token. False, and no change, for one that is forbidden here; also when
-        the backend hit a limit, and then ``fill_mask`` raises."""
+        """Advance by one token. False, with no change, if the token is forbidden here, or if the
+        backend has hit a limit; in the second case ``fill_mask`` raises."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
-        """Undoes the last ``num_tokens`` accepted tokens, EOS among them."""
+        """Undo the last ``num_tokens`` accepted tokens, EOS included."""
 
     @abstractmethod
     def fill_mask(self, row: Mask) -> None:
-        """Overwrites ``row``, int32 of shape ``[vocabulary.mask_words]`` and contiguous, with the
-        tokens allowed next: bit set = allowed, nothing after the end.
+        """Overwrite ``row`` with the tokens that are allowed next: a set bit means allowed, and
+        after the end no bit is set. row: [vocabulary.mask_words] int32, contiguous.
 
-        Raises ``MatcherFailed`` when the backend hits a limit, ``DeadEnd`` when no token fits.
+        Raises ``MatcherFailed`` if the backend hits a limit, ``DeadEnd`` if no token is allowed.
         """
 
     @property
     @abstractmethod
     def backend(self) -> BackendMatcher | None:
-        """The backend that fills the next mask, apart from ``finish_mask``; None where none
-        does."""
+        """The backend's matcher, if ``row`` can be filled by it and completed by ``finish_mask``;
+        otherwise None."""
 
     @abstractmethod
     def finish_mask(self, row: Mask) -> None:
-        """Complete ``fill_mask`` where ``backend`` has filled ``row``. Raises ``DeadEnd``."""
+        """Complete ``fill_mask`` after ``backend`` has filled ``row``. Raises ``DeadEnd``."""
 
     @abstractmethod
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as far as that is certain; empty where there is a choice.
+        """The tokens that must come next, as far as that is certain; empty if there is a choice.
 
-        Each is legal after those before it, but another tokenization of the same text may be legal
-        as well: propose them as drafts, do not append them.
+        Each is legal after those before it. Another tokenization of the same text may be legal as
+        well, so they may be proposed as drafts, but not appended.
         """
 
     def legal_prefix(self, token_ids: Sequence[int]) -> list[int]:
@@ -76,9 +76,9 @@ class TokenMatcher(ABC):
         return legal
 
     def fill_draft_masks(self, draft_ids: Sequence[int], rows: Mask) -> int:
-        """Masks for a window of speculative decoding: ``rows[i]`` holds the tokens allowed after
-        the first ``i`` drafts. Returns the number ``n`` of drafts before the first illegal one;
-        ``rows[: n + 1]`` are overwritten, the last with zeros if the ``n``-th draft is EOS. The
+        """Masks for a window of speculative decoding: ``rows[i]`` gets the tokens allowed after the
+        first ``i`` drafts. Returns the number ``n`` of drafts before the first illegal one.
+        ``rows[: n + 1]`` are overwritten, the last one with zeros if the ``n``-th draft is EOS. The
         state does not change.
 
         ``rows``: int32 ``[len(draft_ids) + 1, vocabulary.mask_words]``. Raises ``MatcherFailed``.
@@ -97,17 +97,17 @@ class TokenMatcher(ABC):
 
 
 class Matcher(TokenMatcher):
-    """Follows a grammar.
+    """A ``TokenMatcher`` that follows a compiled grammar.
 
-    It owns what the backends disagree on: EOS is allowed exactly where the grammar may end, ends
-    the output once accepted, and can be rolled back; padding, special ids and ids without bytes
-    are never allowed.
+    It handles what backends treat differently: EOS is allowed exactly where the grammar may end,
+    ends the output when it is accepted, and can be rolled back. Padding, special ids and ids
+    without bytes are never allowed.
     """
 
     def __init__(
         self, backend: BackendMatcher, vocabulary: Vocabulary, allowed: Mask | None = None
     ) -> None:
-        """allowed: the tokens that the grammar may use; default: those that stand for bytes."""
+        """allowed: the tokens that the grammar may use; by default all that stand for bytes."""
         self._backend = backend
         self._vocabulary = vocabulary
         self._allowed = vocabulary.text_mask if allowed is None else allowed
@@ -190,20 +190,20 @@ class MaskJob(NamedTuple):
 
 
 class MaskFiller:
-    """Fills the masks of many outputs: one by one, or with more than one of ``num_threads``, where
-    the backend can, on so many threads of its own. Those of Python would wait for each other, as
-    half of the time of a usual row is Python's."""
+    """Fills the masks of many outputs. With ``num_threads`` above one, backends that can do so use
+    their own threads; otherwise masks are filled one by one. Python's threads would wait for each
+    other, because half of the time for a usual row is spent in Python."""
 
-    _MIN_BATCH = 4  # below this one by one is as quick
+    _MIN_BATCH = 4  # for fewer, one by one is as fast
 
     def __init__(self, num_threads: int = 1) -> None:
         self._num_threads = num_threads
 
     def fill(self, jobs: Sequence[MaskJob], rows: Mask) -> dict[int, MatcherFailed]:
-        """Overwrites the rows of all jobs, whose matchers are all different objects.
+        """Overwrite the rows of all jobs, whose matchers must be different objects.
 
-        Returns the failures by index; such rows allow everything, as what is sampled from them is
-        to be thrown away. ``rows``: int32 ``[any, vocabulary.mask_words]``, contiguous.
+        Returns the failures by index. Their rows allow everything; what is sampled from them must
+        be dropped. rows: [any, vocabulary.mask_words] int32, contiguous.
         """
         assert rows.flags.c_contiguous
         batches: dict[type[BatchMatcher], list[tuple[int, BatchMatcher]]] = {}

@@ -1,4 +1,4 @@
-"""Plans which backends may compile a grammar, and what exactly each is given."""
+"""Plans which backends may compile a grammar, and the spec that each is given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Kind
 
 # The kinds of grammar that each engine takes. A regex, a choice or an ebnf is compiled by the first
-# able one and by no other: engines differ in what they support, and in what they silently do not.
+# one that takes its kind and by no other, because engines silently differ in what they support.
 _KINDS: dict[Kind, tuple[str, ...]] = {
     "json_schema": ("llguidance", "xgrammar", "outlines"),
     "json_object": ("llguidance", "xgrammar"),
@@ -26,7 +26,7 @@ _KINDS: dict[Kind, tuple[str, ...]] = {
 }
 
 
-# Engines whose separators are always what they are told to be.
+# Engines that write exactly the separators that they are given.
 _COMPACT = ("llguidance",)
 # What takes time in proportion to the schema as it is lowered, where that merges nothing, and to
 # the automata of its divisors; and how much of them there may be.
@@ -43,16 +43,17 @@ class Candidate:
     unenforced: tuple[Finding, ...] = ()
     """What was left out of the schemas."""
     is_light: bool = False
-    """Whether it compiles within 0.1 s and 50 MB whatever it says: it is short, and multiplies
-    nothing."""
+    """Whether it certainly compiles within 0.1 s and 50 MB, because it is short and nothing in it
+    multiplies."""
 
 
 def plan(spec: GrammarSpec, backends: Sequence[str]) -> Iterator[Candidate]:
-    """The backends to try, best first: for a strict grammar those that enforce every keyword, else
-    all, by how much they leave out. Lazy, because the first one nearly always does.
+    """The backends to try, the best first: for a strict grammar those that enforce every keyword,
+    otherwise all, ordered by how much they leave out. An iterator, because the first one is nearly
+    always enough.
 
-    ``spec`` is well formed and small (``GrammarSpec.validate``). Raises ``UnsupportedKeyword``
-    where a strict one has none, ``InvalidGrammar`` where no backend takes its kind.
+    ``spec`` must be well formed and small (``GrammarSpec.validate``). Raises ``UnsupportedKeyword``
+    for a strict grammar that no backend enforces, ``InvalidGrammar`` if no backend takes its kind.
     """
     able = [backend for backend in backends if backend in _KINDS[spec.kind]]
     if not able:
@@ -83,7 +84,7 @@ def plan(spec: GrammarSpec, backends: Sequence[str]) -> Iterator[Candidate]:
 
 
 def _able_to_name_tokens(spec: GrammarSpec, able: list[str]) -> list[str]:
-    """xgrammar 0.2.8 admits no special token, whatever the tag says."""
+    """Whether a tag names a special token, which xgrammar 0.2.8 never allows."""
     named = next(structural_tag.tokens(structural_tag.parse(spec.document())), None)
     if named is None:
         return able

@@ -1,4 +1,4 @@
-"""Worker processes that compile and validate, and are killed when they take too long."""
+"""A pool of worker processes, which compile and validate, and are killed if they take too long."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from grammar.validation import Report
 from grammar.vocabulary import Vocabulary
 
 _MAX_LAST_WORDS = 4_096
-_MAX_JOBS = 1_000  # then a worker is replaced, before fragmented memory adds up
+_MAX_JOBS = 1_000  # of one worker, which is then replaced, because its memory becomes fragmented
 
 
 class WorkerPool:
-    """Runs jobs in ``num_workers`` processes at most, started when first needed.
+    """Runs jobs in at most ``num_workers`` processes, which are started when first needed.
 
-    ``timeout_s`` and ``memory_bytes`` bound each job; ``load_timeout_s`` bounds the start of a
-    process and of each library in it, which on a busy machine takes longer than any grammar may.
-    With no vocabulary, or one without EOS, it can only validate. Thread-safe; its methods block.
+    ``timeout_s`` and ``memory_bytes`` limit each job. ``load_timeout_s`` limits the start of a
+    process and of each library in it, which may take longer on a busy machine than any job. Without
+    a vocabulary, or with one without EOS, it can only validate. Thread-safe; its methods block.
     """
 
     def __init__(
@@ -84,14 +84,15 @@ class WorkerPool:
                 memory_bytes,
             )
         )
-        # One entry per worker that may run; None is one to be started. The warm ones come first.
+        # One entry for each worker that may run; None for one that is not started. Workers that
+        # run are used first.
         self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(num_workers):
             self._idle.put(None)
         self._lock = threading.Lock()
         self._alive: set[_Process] = set()
         self._closed = False
-        # For owners that forget: no worker outlives the pool, nor this process.
+        # For owners that do not close the pool: no worker outlives it, nor this process.
         weakref.finalize(self, _kill_all, self._alive)
 
     @property
@@ -123,7 +124,7 @@ class WorkerPool:
         with self._lock:
             self._closed = True
             for process in self._alive:
-                process.kill()  # whoever waits for it will hear, and discards it
+                process.kill()  # The thread that uses it gets an error, and discards it.
         for _ in range(self._idle.qsize()):
             with contextlib.suppress(queue.Empty):
                 idle = self._idle.get_nowait()
@@ -140,7 +141,7 @@ class WorkerPool:
     def _run(self, job: Job) -> Result:
         try:
             return self._attempt(job)
-        except CompilerCrashed:  # or something else killed it; what crashes twice is to blame
+        except CompilerCrashed:  # Something else may have killed it, so the job gets a second try.
             return self._attempt(job)
 
     def _attempt(self, job: Job) -> Result:
@@ -153,7 +154,7 @@ class WorkerPool:
         except (EOFError, OSError):
             self._replace(process)
             raise self._death(process) from None
-        except BaseException:  # an interrupt, too: of a place that is lost all would wait
+        except BaseException:  # Also for an interrupt: a lost entry would leave others waiting.
             self._replace(process)
             raise
         self._release(process)
@@ -225,18 +226,18 @@ def _kill_all(processes: set[_Process]) -> None:
 
 
 class _Process:
-    """One worker process and our end of its socket. Used by one thread at a time, who closes it in
-    the end, but for ``kill``."""
+    """One worker process, and our end of its socket. One thread at a time uses it, and closes it in
+    the end; only ``kill`` may be called by others."""
 
     def __init__(self, load_timeout_s: float) -> None:
         self._load_timeout_s = load_timeout_s
         self.last_words = ""
-        """What a process that died before it was set up has written."""
-        with contextlib.ExitStack() as undo:  # where no process starts
+        """What a process that died during its start has written."""
+        with contextlib.ExitStack() as undo:  # if no process can be started
             self._stderr = undo.enter_context(tempfile.TemporaryFile())
             ours, theirs = socket.socketpair()
             undo.enter_context(ours)
-            # Or one that hangs before it reads would hold us for ever.
+            # Otherwise a process that hangs before it reads would block us for ever.
             timeout = struct.pack("ll", math.ceil(load_timeout_s), 0)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
             with theirs:
@@ -247,7 +248,7 @@ class _Process:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=self._stderr,
-                    start_new_session=True,  # an interrupt of the terminal is not for it
+                    start_new_session=True,  # Ctrl-C in a terminal must not reach it.
                 )
             self._connection = Connection(ours.detach())
             undo.pop_all()
@@ -266,7 +267,8 @@ class _Process:
         return self._process.returncode == -6  # SIGABRT
 
     def set_up(self, setup: bytes) -> None:
-        """Raises ``CompilerUnavailable``, or ``EOFError`` or ``OSError`` if it died."""
+        """Set the process up. Raises ``CompilerUnavailable``, or ``EOFError`` or ``OSError`` if it
+        has died."""
         self._connection.send_bytes(setup)
         reply = self._loaded()
         if isinstance(reply, Refused):
@@ -281,8 +283,8 @@ class _Process:
             raise CompilerUnavailable(message) from None
 
     def ask(self, job: Job, timeout_s: float) -> Result | Refused:
-        """Raises ``TimeoutError``, ``CompilerUnavailable`` where a library does not load in time,
-        or ``EOFError`` or ``OSError`` if it died."""
+        """Send a job, and return the result. Raises ``TimeoutError``, ``CompilerUnavailable`` if a
+        library does not load in time, or ``EOFError`` or ``OSError`` if the process has died."""
         self.num_jobs += 1
         self._connection.send_bytes(encode(job))
         budget_s = timeout_s
@@ -308,8 +310,8 @@ class _Process:
         self._process.wait()
 
     def close(self, patience_s: float = 0.05) -> None:
-        """patience_s: time for it to end by itself, if it is dying of a cause we want to know.
-        Idempotent."""
+        """End the process. patience_s: time for it to end by itself, so that its exit status tells
+        why it died. Idempotent."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self.kill()
@@ -328,7 +330,7 @@ class _Process:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment with our import path, and with few malloc arenas, which would count as memory
-    in use."""
+    """Our environment with our import path, and with few malloc arenas, which count towards the
+    memory limit."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return os.environ | {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}

@@ -10,11 +10,11 @@ from grammar.vocabulary import Mask, Vocabulary
 
 
 class ReasoningMatcher(TokenMatcher):
-    """Allows anything until the output has said ``end_ids``, the tokens of the tag that closes the
-    reasoning; from the next token on ``matcher`` holds.
+    """A ``TokenMatcher`` that allows any tokens until the output contains ``end_ids``, the tokens
+    of the tag that closes the reasoning. From the next token on ``matcher`` decides.
 
-    The boundary may lie anywhere in a draft window, and is undone by ``rollback`` like all else.
-    EOS is not allowed before it: an answer without its constrained part would be none.
+    The boundary may lie anywhere in a draft window, and ``rollback`` can undo it. EOS is not
+    allowed before it, because the answer would then lack its constrained part.
     """
 
     def __init__(

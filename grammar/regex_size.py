@@ -1,8 +1,8 @@
-"""How large a regular expression is once its counted repetitions are written out.
+"""Estimates how large a regular expression is with its counted repetitions written out.
 
-An estimate for refusing the enormous ones, whatever their dialect: a character, an escape or a
-class counts as one item, a group as what is in it, ``{m,n}`` multiplies what it follows by its
-larger bound. What is no expression at all gets some size too: the backend refuses it.
+Enormous ones are refused by this estimate, in any dialect. A character, an escape or a class counts
+as one item, a group as its contents, and ``{m,n}`` multiplies what precedes it by its larger bound.
+Text that is not an expression gets some size as well; the backend refuses it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _GROUP_HEAD = re.compile(r"\?(?:P?<\w{1,64}>|[:=!>]|<[=!]|[a-zA-Z-]{1,9}:)")
 
 
 def expanded_size(source: str) -> int:
-    """At least 0, found in linear time."""
+    """The number of items, in linear time."""
     totals = [0]  # of each open group, the outermost first
     last = 0  # of the item that a count would multiply
     at = 0

@@ -1,4 +1,4 @@
-"""What a caller asks for: a kind of grammar and its source, checked for form and size."""
+"""A grammar as a caller asks for it: its kind and its source, checked for form and size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structu
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest grammar anyone may ask for."""
+    """Limits on the size of a grammar."""
 
     max_source_bytes: int = 256 * 1024
     max_depth: int = 64
@@ -25,8 +25,8 @@ class Limits:
     max_properties: int = 5_000
     """Properties of a whole schema."""
     max_optional: int = 500
-    """Optional properties of one object: each could come next at every step. This many take 5 ms
-    per mask, for which all others in the batch wait."""
+    """Optional properties of one object. Each could come next at every step; this many take 5 ms
+    for a mask, and all others in the batch must wait for it."""
     max_enum_values: int = 1_000
     """Values of one enum, or choices in total."""
     max_regex_size: int = 5_000
@@ -74,7 +74,7 @@ class GrammarSpec:
         return cls("choice", json.dumps(choices, ensure_ascii=False))
 
     def validate(self, limits: Limits | None = None) -> None:
-        """Checks form and size, not whether a backend can follow it.
+        """Check form and size, but not whether a backend can enforce it.
 
         Raises ``InvalidGrammar`` (``GrammarTooLarge`` over a limit), naming the path.
         """

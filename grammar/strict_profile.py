@@ -1,7 +1,7 @@
 """OpenAI's subset of JSON Schema for ``strict: true``, and its limits.
 
-Narrower than what we enforce: it exists so that a schema accepted here is accepted there. As
-published in the structured outputs guide, February 2026.
+It is narrower than what we enforce, so that a schema that is accepted here is accepted by OpenAI as
+well. Source: OpenAI's guide to structured outputs, February 2026.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ FORMATS = frozenset(
 
 
 def check(schema: Schema) -> None:
-    """Checks a well-formed schema. Raises ``UnsupportedKeyword`` for what lies outside the subset,
-    ``InvalidGrammar`` for an object or a root that breaks its rules, ``GrammarTooLarge`` over a
-    limit; always naming the path."""
+    """Check a well-formed schema. Raises ``UnsupportedKeyword`` for a keyword outside the subset,
+    ``InvalidGrammar`` for an object or a root that breaks its rules, and ``GrammarTooLarge`` above
+    a limit; each names the path."""
     if not isinstance(schema, dict) or schema.get("type") != "object" or "anyOf" in schema:
         raise InvalidGrammar(ROOT, "the root must have the type 'object', and no anyOf")
     counted = _Counts()
@@ -102,7 +102,7 @@ def _check_object(node: dict[str, Any], path: str) -> None:
 
 
 class _Counts:
-    """What the limits are about, over the whole schema."""
+    """Counts of what the limits apply to, over the whole schema."""
 
     def __init__(self) -> None:
         self._properties = 0

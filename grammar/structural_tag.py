@@ -1,6 +1,6 @@
-"""Structural tags: free text in which tagged regions follow a grammar, tool calls above all.
+"""Structural tags: free text with tagged regions that follow a grammar, such as tool calls.
 
-The JSON form is xgrammar's: ``{"type": "structural_tag", "format": {...}}``, or its first form,
+The JSON form is xgrammar's: ``{"type": "structural_tag", "format": {...}}``, or its older form,
 ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``. Tokens are named by their id.
 """
 
@@ -18,8 +18,7 @@ from grammar.schema.paths import ROOT, child
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One specific token. The only way to refer to a special token, which does not exist as
-    text."""
+    """One specific token. A special token can only be named in this way, because it has no text."""
 
     id: int
     path: str = field(default=ROOT, compare=False)
@@ -109,7 +108,7 @@ Format = (
 
 
 def parse(document: Any) -> Format:
-    """Raises ``InvalidGrammar`` at what is wrong."""
+    """Parse a document. Raises ``InvalidGrammar`` naming the path."""
     if not isinstance(document, dict):
         raise InvalidGrammar(ROOT, "a structural tag is an object")
     try:
@@ -223,7 +222,7 @@ def _triggers_to_json(triggers: tuple[str | Token, ...]) -> dict[str, Any]:
 
 
 class _Fields:
-    """The members of one JSON object: each is taken once, and none may be left over."""
+    """The members of one JSON object. Each is taken once; members that are left are an error."""
 
     def __init__(self, members: dict[str, Any], path: str) -> None:
         self._members = dict(members)
@@ -329,7 +328,7 @@ def _object(value: Any, path: str) -> dict[str, Any]:
 
 
 def _format(value: Any, path: str, *, last: bool) -> Format:
-    """``last``: whether nothing follows, so that it may run to the end of the output."""
+    """``last``: whether nothing follows, so that text may extend to the end of the output."""
     fields = _Fields(_object(value, path), path)
     kind = fields.take("type", str)
     reader = _READERS.get(kind)
@@ -377,7 +376,7 @@ def _elements(fields: _Fields, last: bool, *, ordered: bool) -> tuple[Format, ..
 def _tag(fields: _Fields, last: bool) -> Tag:
     begin, ends = fields.begin(), fields.ends()
     value = fields.take("content", dict)
-    # Free text that fills a tag runs up to its end, which must be something then.
+    # Free text in a tag ends where the tag's end begins, so that must not be empty.
     free = value.get("type") == "any_text" and all(ends)
     content = _format(value, child(fields.path, "content"), last=free)
     return Tag(begin, content, ends)

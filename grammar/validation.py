@@ -1,4 +1,4 @@
-"""Whether a finished document satisfies its schema: what stands in for unenforced keywords."""
+"""Checks whether a finished document satisfies its schema, for keywords that are not enforced."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Report:
 
 
 def validate(spec: GrammarSpec, text: str) -> Report:
-    """Checks ``text`` against the schema of a ``json_schema`` or ``json_object`` grammar, formats
-    included, as draft 2020-12 and ``jsonschema`` understand it.
+    """Check ``text`` against the schema of a ``json_schema`` or ``json_object`` grammar, formats
+    included, as of draft 2020-12 and ``jsonschema``.
 
-    A pattern can take exponential time on a hostile text: where either is a client's, run it in a
-    worker (``GrammarCompiler.validate``).
+    A pattern can take exponential time on a hostile text. If either is a client's, use a worker
+    (``GrammarCompiler.validate``).
     """
     assert spec.kind in ("json_schema", "json_object")
     try:
@@ -61,5 +61,5 @@ def _violation(error: jsonschema.ValidationError) -> Violation:
 
 
 def _encodable(text: str) -> str:
-    """With half characters of the document escaped: no UTF-8 can hold them."""
+    """``text`` with lone surrogates of the document escaped, which UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()

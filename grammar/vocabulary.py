@@ -1,5 +1,5 @@
-"""What a grammar needs to know about a tokenizer: the bytes of every token id, and the ids that end
-a text."""
+"""The vocabulary of a tokenizer, as grammars need it: the bytes of each token id, and the ids that
+end a text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Mask = npt.NDArray[np.int32]
 class Vocabulary:
     """The tokens of one model.
 
-    ``tokens[i]`` are the exact bytes of id ``i``, ``b""`` where it has none. ``size`` is the width
-    of the logits, which may exceed ``len(tokens)``: ids of that padding, ids without bytes and
-    ``special_ids`` never satisfy a grammar. Tokens beyond it, which some tokenizers have, are left
-    out: no model samples them. ``eos_token_ids`` end the output and count as special.
-    ``encode``, the tokenizer's own encoding of plain text, is used for forced tokens where given;
-    otherwise they are the greedy longest matches.
+    ``tokens[i]``: the exact bytes of id ``i``, ``b""`` if it has none. ``size``: the width of the
+    logits, which may exceed ``len(tokens)``. Ids of that padding, ids without bytes and
+    ``special_ids`` never satisfy a grammar. Tokens beyond ``size``, which some tokenizers have, are
+    left out, because the model cannot sample them. ``eos_token_ids`` end the output, and count as
+    special. ``encode``: the tokenizer's encoding of plain text, which is used for forced tokens;
+    without it they are the greedy longest matches.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Vocabulary:
 
     @cached_property
     def eos_mask(self) -> Mask:
-        """Shape ``[mask_words]``: exactly the EOS bits."""
+        """[mask_words] int32: the bits of the EOS ids, and no others."""
         return self.mask(self.eos_token_ids)
 
     @cached_property
     def any_mask(self) -> Mask:
-        """Shape ``[mask_words]``: the bits of every token but EOS, specials included."""
+        """[mask_words] int32: the bits of all tokens except EOS, special ones included."""
         return self.mask(
             i
             for i, token in enumerate(self.tokens)
@@ -62,18 +62,18 @@ class Vocabulary:
 
     @cached_property
     def solid_mask(self) -> Mask:
-        """Shape ``[mask_words]``: the bits of tokens that are not just blanks."""
+        """[mask_words] int32: the bits of tokens that do not consist of blanks."""
         return self.mask(i for i, token in enumerate(self.tokens) if not token.isspace())
 
     @cached_property
     def text_mask(self) -> Mask:
-        """Shape ``[mask_words]``: the bits of tokens that stand for bytes."""
+        """[mask_words] int32: the bits of tokens that stand for bytes."""
         return self.mask(
             i for i, token in enumerate(self.tokens) if token and i not in self.special_ids
         )
 
     def mask(self, ids: Iterable[int]) -> Mask:
-        """Shape ``[mask_words]``: exactly the bits of these ids."""
+        """[mask_words] int32: the bits of these ids, and no others."""
         bits = np.zeros(self.mask_words * 32, dtype=np.uint8)
         bits[list(ids)] = 1
         return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
@@ -90,9 +90,9 @@ class Vocabulary:
         )
 
     def tokenize(self, text: bytes) -> list[int]:
-        """Split ``text`` into tokens, stopping where no token fits.
+        """Split ``text`` into tokens, up to where no token matches.
 
-        Greedy, unless ``encode`` was given and ``text`` is valid UTF-8.
+        With ``encode`` if there is one and ``text`` is valid UTF-8; otherwise greedily.
         """
         if self.encode is not None:
             try:

@@ -1,7 +1,7 @@
-"""The compile worker: a process that may be killed, and that limits itself.
+"""The compile worker: a process that can be killed, and limits its own memory and time.
 
-Started by ``grammar.pool`` as ``python -m grammar.worker FD``, FD being its end of a socket pair.
-It ends when the other end closes.
+``grammar.pool`` runs ``python -m grammar.worker FD``, where FD is its end of a socket pair. It ends
+when the other end is closed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from grammar.vocabulary import Vocabulary
 
 
 def main(fd: int) -> None:
-    # Whoever stops the server may signal all its processes at once: the pool decides when we stop.
+    # A signal may be sent to all processes of the server. Only the pool decides when workers stop.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with Connection(fd) as connection:
         try:
@@ -42,7 +42,7 @@ def main(fd: int) -> None:
                 return
             worker.serve()
         except (EOFError, ConnectionError):
-            return  # the pool has closed, or its process is gone
+            return  # The pool is closed, or its process has ended.
 
 
 class _Worker:
@@ -60,7 +60,7 @@ class _Worker:
             self._backends.load(setup.backends[0])
             self._compiler = Compiler(vocabulary, setup.backends, setup.limits, self._load)
             self._compiler.warm_up()
-        gc.freeze()  # a hundred thousand objects that will not go away
+        gc.freeze()  # a hundred thousand objects that stay for ever
         _silence()
         self._send(Loaded())
 
@@ -75,7 +75,7 @@ class _Worker:
                 reply = Refused.of(error)
             except MemoryError:
                 reply = Refused.of(CompileMemory(self._setup.memory_bytes))
-            except Exception as error:  # the process edge: whatever a library raises
+            except Exception as error:  # A library may raise anything.
                 reply = Refused.of(self._failure(error))
             self._send(reply)
 
@@ -95,8 +95,8 @@ class _Worker:
         return backend
 
     def _limit(self) -> None:
-        """Memory: so much more than now, whatever the libraries have mapped. Processor time: a
-        guard for when the pool, which keeps the clock, is gone."""
+        """Limit memory to what is mapped now and a job's limit, and processor time, in case that
+        the pool, which measures the time, has ended."""
         _set_limit(resource.RLIMIT_AS, _address_space() + self._setup.memory_bytes)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         seconds = int(usage.ru_utime + usage.ru_stime + 4 * self._setup.timeout_s + 10)
@@ -107,7 +107,7 @@ class _Worker:
 
 
 def _set_limit(kind: int, value: int) -> None:
-    """Set a limit, as far as our own hard limit allows."""
+    """Set a limit, at most to our own hard limit."""
     _, most = resource.getrlimit(kind)
     if most != resource.RLIM_INFINITY and (value == resource.RLIM_INFINITY or value > most):
         value = most

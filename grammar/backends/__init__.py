@@ -1,1 +1,1 @@
-"""The grammar engines behind one interface: ``base`` defines it, each sibling adapts one engine."""
+"""The grammar engines behind the interface that ``base`` defines; each module adapts one engine."""

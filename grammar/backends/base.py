@@ -11,8 +11,9 @@ from grammar.spec import GrammarSpec
 from grammar.vocabulary import Mask, Vocabulary
 
 MAX_INDENT = 64
-"""Most blanks at the beginning of a line: 16 levels of four, 32 of two."""
-# Where an engine cannot tell an indentation from other runs; a model cannot idle in blanks beyond.
+"""The most blanks at the beginning of a line: 16 levels of four, or 32 of two."""
+# For engines that do not distinguish indentation from other blanks. Without a limit a model could
+# generate blanks for ever.
 MAX_WHITESPACE = MAX_INDENT + 2
 
 
@@ -20,25 +21,25 @@ class BackendMatcher(Protocol):
     """The state of one output. Not thread-safe: one owner at a time."""
 
     def accept(self, token_id: int) -> bool:
-        """Advances by a token that stands for bytes; False, and no change, where it is illegal.
-        False as well where a limit was hit; then ``fill`` raises."""
+        """Advance by a token that stands for bytes. False, with no change, if it is illegal, or if
+        a limit was hit; in the second case ``fill`` raises."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Undoes the last accepted tokens, exactly."""
+        """Undo the last accepted tokens, exactly."""
         ...
 
     def fill(self, row: Mask) -> None:
-        """Overwrites ``row``; bits of EOS and special ids are meaningless. May raise
-        ``MatcherFailed``. Releases the GIL."""
+        """Overwrite ``row`` with the mask; its bits of EOS and special ids have no meaning.
+        Releases the GIL. Raises ``MatcherFailed``."""
         ...
 
     def is_accepting(self) -> bool:
-        """Whether the output may end here."""
+        """Whether the output is complete, so that it may end here."""
         ...
 
     def forced_bytes(self) -> bytes:
-        """The bytes that every continuation starts with; ``b""`` when there is a choice."""
+        """The bytes that every continuation begins with; ``b""`` if there is a choice."""
         ...
 
 
@@ -66,7 +67,7 @@ class BackendGrammar(Protocol):
     def matcher(self) -> BackendMatcher: ...
 
     def dump(self) -> bytes:
-        """What another process needs, besides the source, to load it without compiling again."""
+        """What another process needs besides the source to load it without compiling."""
         ...
 
 
@@ -82,7 +83,7 @@ class Backend(Protocol):
     def __init__(self, vocabulary: Vocabulary) -> None: ...
 
     def compile(self, spec: GrammarSpec) -> BackendGrammar:
-        """Raises ``InvalidGrammar``."""
+        """Compile a spec. Raises ``InvalidGrammar``."""
         ...
 
     def load(self, spec: GrammarSpec, data: bytes) -> BackendGrammar:

@@ -1,6 +1,6 @@
-"""llguidance: derivative-based lexer under an Earley parser, lazily built, no start-up cost.
+"""llguidance: an Earley parser over a derivative-based lexer, built lazily, without start-up cost.
 
-It reports by state, not by exception: an object can fail at construction and at every mask.
+It reports errors as a state, and not as exceptions, at construction and at every mask.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ from grammar.structural_tag import (
 from grammar.structural_tag import Sequence as InOrder
 from grammar.vocabulary import Mask, Vocabulary
 
-# Where the text is forced, llguidance would allow only its canonical tokens; drafts do that better.
+# Where the text is forced, llguidance would allow its canonical tokens only. Forced tokens are
+# proposed as drafts instead.
 _EXACT_MASKS = '%llguidance {"no_forcing": true}\n'
 _JSON_OPTIONS = {
     "whitespace_flexible": True,
-    # Some blanks, or a line or two and an indentation: what people and programs lay out, and no
-    # room for a model that has lost its thread.
+    # Some blanks, or one or two line breaks and an indentation: enough for usual layouts, but not
+    # for a model that generates nothing but blanks.
     "whitespace_pattern": rf"[ \t]{{1,16}}|[ \t]{{0,4}}(?:\r?\n){{1,2}}[ \t]{{0,{MAX_INDENT}}}",
     "item_separator": ",",
     "key_separator": ":",
     "coerce_one_of": False,
     "lenient": False,
-    # One spelling per string, so that no key can come again as another spelling of itself.
+    # One spelling for each string, so that no key can be repeated in another spelling.
     "json_allowed_escapes": 'nrtbf\\"',
 }
 _COMPACT_JSON_OPTIONS = _JSON_OPTIONS | {"whitespace_flexible": False, "whitespace_pattern": None}
-# A lexer state takes 1 to 2 kB; a matcher that needs more of them fails, and its request with it.
-# A thousand optional properties take 4,000 items in a row, and 10 ms for a mask at worst.
+# A lexer state takes 1 to 2 kB; a matcher that needs more states fails, and so does its request. A
+# thousand optional properties take 4,000 items in a row, and at most 10 ms for a mask.
 _LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
     max_lexer_states=50_000,
     max_items_in_row=5_000,
 )
-# It tells nobody what it holds. What it holds beside the source it has computed, and a merge or an
-# automaton takes 0.2 to 0.3 MB for every millisecond of that.
+# The library does not report its memory. Beside the source it has what it has computed; merges and
+# automata take 0.2 to 0.3 MB for every millisecond of compiling.
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
 _ESTIMATED_BYTES_PER_SECOND = 300_000_000
 _NO_TOKENS = "; only a structural tag can ask for tokens, by their ids"
@@ -118,7 +119,7 @@ class LLGuidanceGrammar:
         return self._memory_bytes
 
     def dump(self) -> bytes:
-        return b""  # compiling again is as quick
+        return b""  # Compiling again is as fast.
 
     def matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._prototype.deep_copy(), forces=not self._names_tokens)
@@ -234,10 +235,10 @@ def _from_ebnf(source: str) -> str:
 
 
 class _LarkWriter:
-    """Structural tags as a Lark grammar.
+    """Writes structural tags as a Lark grammar.
 
-    What is regular becomes one terminal, because the lexer takes the longest match of each terminal
-    and would run over the end of a tag that is a terminal of its own.
+    Regular parts become one terminal: the lexer takes the longest match of each terminal, so free
+    text as a terminal of its own would extend over the end of its tag.
     """
 
     def __init__(self, spec: GrammarSpec) -> None:
@@ -362,7 +363,8 @@ def _refusal(message: str) -> InvalidGrammar:
 
 
 def _plain(message: str) -> str:
-    """A message without its position in the Lark text, which is ours, and the excerpt there."""
+    """A message without the position and the excerpt of the Lark text, which the client does not
+    know."""
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
     # Their names are ours as well, and a text could not tell them from what they look like.
     message = re.sub(r"; following special tokens are available: .*", _NO_TOKENS, message)

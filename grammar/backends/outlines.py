@@ -1,10 +1,10 @@
-"""outlines-core: one deterministic automaton over the whole vocabulary, built before the start.
+"""outlines-core: one deterministic automaton over the whole vocabulary, built ahead of time.
 
-Masks are look-ups and cost next to nothing; compiling costs seconds where the others take
-milliseconds, and grammars must be regular (references are unrolled three levels deep).
+Masks are look-ups and cost almost nothing. Compiling takes seconds where others take milliseconds,
+and grammars must be regular (references are unrolled three levels deep).
 
-It takes schemas only: where the output may end, 0.2.14 allows no token from which it may not end as
-well, so that ``a(bc)?`` would be but ``a``. JSON does not meet this, except for a lone number.
+It takes schemas only. Where the output may end, version 0.2.14 allows only tokens after which it
+may end as well, so ``a(bc)?`` would be ``a`` only. In JSON this concerns only a lone number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OutlinesGrammar:
 
     @property
     def memory_bytes(self) -> int:
-        return 8 * len(self._data)  # hash tables of what the data lists
+        return 8 * len(self._data)  # The data are read into hash tables.
 
     def matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(Guide(self._index, _MAX_TOKENS))
@@ -82,4 +82,4 @@ class OutlinesMatcher:
         return bool(self._guide.is_finished())
 
     def forced_bytes(self) -> bytes:
-        return b""  # it offers the next tokens, never bytes
+        return b""  # It knows the next tokens, but not bytes.

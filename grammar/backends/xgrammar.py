@@ -1,7 +1,7 @@
 """xgrammar: a pushdown automaton with masks precomputed for every state.
 
-Importing the library imports torch and transformers, so that this module may only be imported
-where a grammar needs it: in the engine's process, which has torch anyway, and in compile workers.
+The library imports torch and transformers. So this module may only be imported where a grammar
+needs it: in the engine's process, which has torch anyway, and in compile workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class XGrammarBackend:
     name = "xgrammar"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        # A token without bytes is what it calls special: never allowed.
+        # xgrammar takes a token without bytes for a special one, which is never allowed.
         specials = vocabulary.special_ids
         texts = [b"" if i in specials else token for i, token in enumerate(vocabulary.tokens)]
         self._info = xgrammar.TokenizerInfo(
@@ -76,7 +76,7 @@ class XGrammarGrammar:
         return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar))
 
     def dump(self) -> bytes:
-        return b""  # its own form takes eight times as long to read as the source to compile
+        return b""  # To load its own form takes eight times as long as compiling the source.
 
 
 class XGrammarMatcher:
@@ -99,7 +99,7 @@ class XGrammarMatcher:
     def forced_bytes(self) -> bytes:
         try:
             return self._matcher.find_jump_forward_string().encode()
-        except UnicodeDecodeError:  # within a character, of which it gives the rest
+        except UnicodeDecodeError:  # In the middle of a character it returns the rest of it.
             return b""
 
 

@@ -1,4 +1,4 @@
-"""A schema as a document: where its references lead. Nothing is ever fetched."""
+"""A schema as a document, in which references are resolved. Nothing is ever fetched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "
 
 
 class Document:
-    """A root schema of good form.
+    """A well-formed root schema.
 
     Raises ``InvalidGrammar`` for a reference that leads nowhere, or back to itself without a member
     or an item in between: no value could ever be checked against it.
@@ -122,8 +122,8 @@ class Document:
 
 
 def _changes_class(schema: dict[str, Any]) -> bool:
-    """Whether the library would go on with another class where a reference leads to the schema: to
-    the one for the draft that it names."""
+    """Whether ``jsonschema`` would check the schema with another class when a reference leads to
+    it, because it names another draft."""
     return jsonschema.validators.validator_for(schema, default=Checker) is not Checker
 
 

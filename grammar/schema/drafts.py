@@ -1,8 +1,8 @@
-"""What older drafts spelled otherwise: tuples (until 2019-09) and exclusive bounds (draft 4); and
-keywords that are null, which no draft knows.
+"""Translates schemas of older drafts into 2020-12.
 
-Generators of schemas write them all: the AI SDK's, those of OpenAPI 3.0, and those of languages
-that leave out no empty fields.
+That concerns tuples (until 2019-09), exclusive bounds (draft 4), and keywords that are null, which
+no draft allows. Generators of schemas write all of these: the AI SDK's, those of OpenAPI 3.0, and
+those of languages that write empty fields.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA
 OLD_SPELLING = re.compile(
     r'"items"\s*:\s*\[|"exclusive(?:Min|Max)imum"\s*:\s*(?:true|false)|:\s*null'
 )
-"""Found in the text of every document that ``modern`` would change."""
+"""One of these occurs in the text of every document that ``modern`` would change."""
 
 
 _NEVER_NULL = (CONSTRAINTS - {"const"}) | IN_MAP | {"description", "examples", "title"}
 _MOVED = {"items": "prefixItems", "additionalItems": "items"}
-"""Keywords of a tuple, and what they are called now."""
+"""Keywords of a tuple, and their names in draft 2020-12."""
 
 
 def modern(schema: Any) -> Any:
-    """The same schema in the words of draft 2020-12; what is no schema is left as it is."""
+    """The schema in draft 2020-12; anything that is not a schema is returned unchanged."""
     return _modern(schema, schema)
 
 

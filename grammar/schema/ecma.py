@@ -1,9 +1,9 @@
-"""Patterns of JSON Schema as a search runs them: where keywords are checked, not generated.
+"""Searches for patterns of JSON Schema, where keywords are checked and not enforced.
 
-Python's ``re`` runs what it can read. ECMA-262 allows more, Unicode properties and named groups
-first of all: that is run by ``regex``, which reads the most of it, and is told the rest in its own
-spelling. ``regex`` writes out repetitions of groups, which can take all of the memory, so that a
-client's pattern is compiled only where that is limited; ``check`` does without.
+Patterns that Python's ``re`` can read are run by it. ECMA-262 allows more, such as Unicode
+properties and named groups. Those patterns are run by ``regex``, which reads most of them; the rest
+is translated into its notation. ``regex`` writes out repetitions of groups, which can take all
+memory, so a client's pattern is compiled only where memory is limited; ``check`` does not compile.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Unreadable(ValueError):
 
 
 def check(source: str) -> None:
-    """Raises ``Unreadable`` for what is no pattern at all; in time and memory as ``re`` takes them.
+    """Raise ``Unreadable`` if the pattern is not valid, with the time and memory that ``re`` takes.
 
-    What passes may still name a property that ``compiled`` does not know.
+    A pattern that passes may still name a property that ``compiled`` does not know.
     """
     try:
         _compiled_by_python(source)
@@ -43,7 +43,7 @@ def check(source: str) -> None:
 
 @lru_cache(maxsize=512)
 def compiled(source: str) -> Searches:
-    """Only in a worker. Raises ``Unreadable``."""
+    """Compile a pattern; only in a worker. Raises ``Unreadable``."""
     try:
         return _compiled_by_python(source)
     except (re.error, OverflowError, RecursionError) as error:
@@ -55,7 +55,7 @@ def compiled(source: str) -> Searches:
 
 
 def matches(source: str, text: str) -> bool:
-    """Whether the pattern is found in ``text``. As ``compiled``."""
+    """Whether ``text`` contains a match of the pattern. Only in a worker. Raises ``Unreadable``."""
     return compiled(source).search(text) is not None
 
 

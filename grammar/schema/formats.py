@@ -1,7 +1,7 @@
 """The formats that can be enforced, as patterns.
 
-Every engine has its own idea of a date; these are ours, so that all agree, and so that no accepted
-string fails the checks of ``jsonschema``. Sources: RFC 3339 (dates, times, durations), RFC 5321
+Engines differ in what they take for a date. With these patterns all agree, and no string that they
+accept fails the checks of ``jsonschema``. Sources: RFC 3339 (dates, times, durations), RFC 5321
 without quoted local parts, RFC 1123 and RFC 1035 (host names), RFC 2673 and RFC 4291 (addresses),
 RFC 3986 (URIs), RFC 6901 (JSON pointers), RFC 9562 (UUIDs).
 """
@@ -31,7 +31,7 @@ _MONTH_DAY = (
 )
 _DATE = f"(?:{_YEAR}-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
 _HOUR_MINUTE = r"(?:[01]\d|2[0-3]):[0-5]\d"
-# No leap second: when one happens is not a matter of syntax.
+# Without leap seconds, because a pattern cannot tell when there is one.
 _TIME = rf"{_HOUR_MINUTE}:[0-5]\d(?:\.\d{{1,9}})?(?:Z|[+-]{_HOUR_MINUTE})"
 
 _DURATION_TIME = r"T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"

@@ -1,5 +1,7 @@
-"""Whether a document is a JSON schema at all: the form of every keyword (draft 2020-12), and the
-size of the whole. ``jsonschema`` can tell too, but takes a hundred times as long.
+"""Checks whether a document is a JSON schema: the form of each keyword (draft 2020-12), and its
+size.
+
+``jsonschema`` could check the form, too, but takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -93,11 +95,11 @@ def check(
     max_enum_values: int,
     max_count: int,
 ) -> None:
-    """Raises ``InvalidGrammar`` at the first keyword whose value has the wrong form, and
-    ``GrammarTooLarge`` over a limit: ``max_depth`` bounds the nesting of subschemas,
-    ``max_properties`` the properties of the whole, ``max_optional`` those of one object that are
-    not required, ``max_enum_values`` those of one enum, ``max_count`` every length and number of
-    items. Paths begin with ``root``."""
+    """Raise ``InvalidGrammar`` for the first keyword whose value has the wrong form, and
+    ``GrammarTooLarge`` above a limit: ``max_depth`` limits the nesting of subschemas,
+    ``max_properties`` the properties of the whole schema, ``max_optional`` the properties of one
+    object that are not required, ``max_enum_values`` the values of one enum, and ``max_count``
+    every length and number of items. Paths begin with ``root``."""
     properties = 0
     stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
@@ -136,7 +138,7 @@ def _check_forms(node: dict[str, Any], path: str) -> None:
 def subschemas(
     node: dict[str, Any], path: str, keywords: frozenset[str] = APPLICATORS
 ) -> Iterator[tuple[Any, str]]:
-    """The direct subschemas of a schema object of good form under ``keywords``, with paths."""
+    """The direct subschemas of a well-formed schema object under ``keywords``, with their paths."""
     for keyword, value in node.items():
         if keyword not in keywords:
             continue

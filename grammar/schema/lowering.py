@@ -1,9 +1,10 @@
-"""From the schema an author wrote to one that a backend enforces to the letter.
+"""Lowers an author's schema to one that a backend enforces exactly.
 
-Each keyword is either told to the backend in a form known to be exact, or dropped and reported with
-the reason. So the lowered schema admits every document the author's does, up to how a value may be
-spelt (the order of members, ``1.0`` for ``1``, escapes that JSON does not need); and if nothing was
-dropped it admits no other. Keywords unknown to the standard are annotations and go no further.
+Each keyword is either passed to the backend in a form that it is known to enforce exactly, or
+dropped and reported with the reason. So the lowered schema admits every document that the author's
+does, up to spelling (the order of members, ``1.0`` for ``1``, escapes that JSON does not need). If
+nothing was dropped, it admits no others. Keywords that the standard does not define are
+annotations, and are dropped.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Dialect:
     merges: bool
     """Whether it takes the conjunction of all keywords and of ``allOf``, or one family only."""
     refusals: Callable[[Mapping[str, Any]], dict[str, str]]
-    """The keywords of a subschema that it ignores or misreads in that company, with the reason.
-    Not asked where values are listed: those are checked here."""
+    """The keywords of a subschema that the backend ignores or misreads beside the others, with the
+    reasons. It is not called if values are listed, because those are checked here."""
     pattern: Callable[[Pattern], str | None]
     """The pattern in the backend's notation; None if it cannot take it."""
     anything: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class Lowering:
         self.findings: list[Finding] = []
         self.divisors: list[Fraction] = []
         self.merges = False
-        """Whether the backend is told several schemas for one value, beyond what the author did."""
+        """Whether the backend is given several schemas for one value where the author wrote one."""
         self._names: dict[str, str] = {}
         self._pending: list[tuple[str, Schema, str]] = []
 

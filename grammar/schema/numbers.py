@@ -1,5 +1,5 @@
-"""Bounds and divisors. Text is exact and validators compute in binary floating point: only what
-both see alike can be enforced."""
+"""Bounds and divisors of numbers. Text is exact, but validators compute in binary floating point,
+so only those can be enforced for which both agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 KEYWORDS = (*_BOUNDS, "multipleOf")
 # Any two decimals of at most this many digits are different doubles, in the same order.
 _DIGITS = 15
-# Below it whole numbers are exact doubles, and what is rounded to one never passes it.
+# Whole numbers below it are exact as doubles, and rounding never exceeds it.
 _MAX_BOUND = 2**53 - 1
 _MAX_FRACTION_DIGITS = 9
 # An engine walks an automaton of as many states as the divisor has units of its last digit, or as

@@ -40,7 +40,7 @@ def lower(scope: Scope) -> None:
 
 
 class _Members:
-    """Which names there can be, and what each holds."""
+    """The names that an object can have, and their schemas."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -73,7 +73,7 @@ class _Members:
             scope.lowered["additionalProperties"] = self._rest
 
     def _drop_unspeakable_names(self) -> None:
-        """An engine never writes these names, so that leaving out their schemas admits nothing."""
+        """Names that the engine never writes, so that their schemas can be left out."""
         scope = self._scope
         self._properties = {k: v for k, v in self._properties.items() if is_plain(k)}
         scope.enforce("properties")
@@ -136,7 +136,7 @@ class _Members:
         if self._rest is False:
             pass
         elif listed is not None:
-            # An engine that has used up the names of a pattern would still write a comma.
+            # After the last possible name of a pattern, the engine would still write a comma.
             for name in listed:
                 self._properties.setdefault(name, self._rest)
             self._rest = False
@@ -223,7 +223,7 @@ def _lower_counts(scope: Scope) -> None:
         elif num_required < len(names):
             scope.drop(keyword, "it cannot be counted beside optional properties")
         elif least and count > num_required + 1:
-            # The same name twice is one member, and a grammar cannot remember names.
+            # A repeated name is one member, but a grammar cannot remember names.
             scope.drop(keyword, "free names may repeat: only one more than is required can be")
         else:
             scope.keep(keyword, count)

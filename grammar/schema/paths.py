@@ -1,4 +1,4 @@
-"""Paths into a JSON document, as error messages and audits show them: ``$.allOf[0]['a b']``."""
+"""Paths into a JSON document, for error messages and audits: ``$.allOf[0]['a b']``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regular expressions of JSON Schema, brought to one meaning that every engine shares.
+"""Translates regular expressions of JSON Schema into ones with the same meaning in every engine.
 
 JSON Schema means ECMA-262, documents are checked with Python's libraries (``ecma``), and the
 grammar engines run Rust's ``regex`` or their own. They disagree about ``\\d \\w \\s .`` and their

@@ -1,4 +1,4 @@
-"""One subschema on its way to a backend: what it says, and what of it the backend will be told."""
+"""One subschema that is lowered: what the author wrote, and what the backend will get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one backend does with one keyword."""
+    """Whether one backend enforces one keyword."""
 
     keyword: str
     path: str
@@ -29,8 +29,8 @@ class Finding:
 class Scope:
     """One subschema: ``schema`` as the author wrote it, ``lowered`` as the backend will get it.
 
-    Every constraint must be reported once, by ``enforce``, ``keep`` or ``drop``. Dropping one only
-    ever admits more documents.
+    Every constraint must be reported once, by ``enforce``, ``keep`` or ``drop``. To drop one never
+    excludes a document.
     """
 
     def __init__(self, lowering: Lowering, schema: dict[str, Any], path: str) -> None:
@@ -63,33 +63,33 @@ class Scope:
         return [keyword for keyword in keywords if keyword in self.schema]
 
     def enforce(self, *keywords: str) -> None:
-        """Reports those of ``keywords`` that are there as enforced."""
+        """Report those of ``keywords`` that are present as enforced."""
         for keyword in self.present(keywords):
             self.lowering.findings.append(Finding(keyword, child(self.path, keyword), True))
 
     def keep(self, keyword: str, value: Any) -> None:
-        """Tells the backend ``keyword: value``, and reports it as enforced."""
+        """Pass ``keyword: value`` to the backend, and report it as enforced."""
         self.lowered[keyword] = value
         self.enforce(keyword)
 
     def drop(self, keyword: str, reason: str) -> None:
-        """Reports ``keyword`` as not enforced."""
+        """Report ``keyword`` as not enforced."""
         finding = Finding(keyword, child(self.path, keyword), False, reason)
         self.lowering.findings.append(finding)
 
     def also(self, schema: Schema) -> None:
-        """Tells the backend a schema that must hold besides; for a dialect that merges."""
+        """Pass another schema for the same value to the backend; for a dialect that merges."""
         assert self.dialect.merges
         self.lowering.merges = True
         self._also.append(schema)
 
     def settle(self, schema: Schema) -> None:
-        """Makes ``schema`` all that the backend is told here, and reports all keywords enforced."""
+        """Pass ``schema`` and nothing else to the backend, and report all keywords as enforced."""
         self.enforce(*(keyword for keyword in self.schema if keyword in CONSTRAINTS))
         self._settled = schema
 
     def rule_out(self, kind: str) -> None:
-        """Tells the backend that no value of this type can be."""
+        """Exclude all values of this type."""
         types = sorted(self.types - {kind})
         self.lowered["type"] = types
         if not types:

@@ -1,6 +1,7 @@
-"""The Unicode properties that patterns can be enforced with: their characters are the same in every
-engine, but for those not assigned yet, and one that has changed its category (U+0295). Names are as
-in ECMA-262.
+"""The Unicode properties that can be enforced in patterns, by their names in ECMA-262.
+
+Their characters are the same in every engine, except for unassigned ones, and for one that has
+changed its category (U+0295).
 """
 
 from __future__ import annotations
@@ -66,4 +67,4 @@ NAMES = frozenset(
     for prefix in prefixes
     for name in (*names, *names.values())
 )
-"""As they stand between the braces."""
+"""The names as they are written between the braces."""

@@ -1,4 +1,4 @@
-"""``type``, ``enum``, ``const``: which values there can be at all."""
+"""``type``, ``enum`` and ``const``: the possible values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lower(scope: Scope) -> None:
 
 
 def _lower_listed(scope: Scope) -> None:
-    """Keep those listed values that the rest of the schema admits."""
+    """Keep those of the listed values that satisfy the rest of the schema."""
     keyword = "const" if "const" in scope.schema else "enum"
     listed = [scope.schema["const"]] if keyword == "const" else scope.schema["enum"]
     others = {k: v for k, v in scope.schema.items() if k in CONSTRAINTS and k != keyword}
@@ -55,7 +55,7 @@ def _spelt(value: Any) -> Any:
 
 
 def _problem(value: Any) -> str | None:
-    """Why the value cannot be enforced literally, if it cannot."""
+    """The reason why the value cannot be enforced literally; None if it can."""
     match value:
         case str():
             return None if is_plain(value) else "a control character without a short escape"
