@@ -1,4 +1,4 @@
-"""``python -m kernels.bench``: attention at an 8B model's shapes, and its whole decoder for few
+"""``python -m kernels.bench``: measures attention at an 8B model's shapes, and its decoder for few
 tokens, on a GPU.
 
 32 query heads, 8 KV heads, head_dim 128, bfloat16, scattered blocks of 16. Every run starts with a
@@ -49,7 +49,7 @@ def decode_case(
 ) -> dict[str, float | int | str]:
     """Time of one layer's decode attention in microseconds, and the KV bytes it read per second.
 
-    fp8: of the cache; its bytes are counted as half as many.
+    fp8: whether the cache is in FP8, of which half as many bytes are read.
     """
     from triton.testing import do_bench
 

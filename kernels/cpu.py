@@ -1,7 +1,7 @@
-"""Python face of the CPU kernels: built by the machine's own C++ compiler on first use.
+"""Python bindings of the CPU kernels, which the machine's C++ compiler builds at their first use.
 
-Without a compiler that can build them ``available()`` is False, says why once in the log, and the
-engine runs on ``reference``. They are called through ctypes: a call costs about two microseconds.
+Without a compiler that can build them, ``available()`` is False, the log says why once, and the
+engine uses ``reference``. They are called through ctypes; a call costs about two microseconds.
 """
 
 from __future__ import annotations
@@ -200,7 +200,9 @@ class LayerCacheStruct(ctypes.Structure):
         k_scale: torch.Tensor | None,
         v_scale: torch.Tensor | None,
     ) -> LayerCacheStruct:
-        """For contiguous tensors that outlive it: float32, or float8_e4m3fn with scales."""
+        """The struct for contiguous tensors: float32, or float8_e4m3fn with scales. The caller must
+            keep
+        the tensors alive."""
         stored = torch.float32 if k_scale is None else torch.float8_e4m3fn
         assert k_cache.dtype == v_cache.dtype == stored, (k_cache.dtype, v_cache.dtype, stored)
         return cls(
@@ -223,9 +225,10 @@ class LinearStruct(ctypes.Structure):
 
 
 class PackedLinear:
-    """``x @ weight.T + bias``; ``weight`` itself, [out, in] float32, is needed no more.
+    """A linear layer with a packed copy of its weight: ``x @ weight.T + bias``.
 
-    A row of the result does not depend on how many rows there are.
+    weight: [out, in] float32; it is not needed after construction. A row of the result does not
+    depend on the number of rows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -268,7 +271,7 @@ class _AttentionStep(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSequences:
-    """The sequences of a step that ``paged_attention`` serves; keeps alive what C points to."""
+    """The sequences of a step for ``paged_attention``. Keeps the tensors alive that C points to."""
 
     block_table: torch.Tensor
     """[num_rows, max_blocks] int32, contiguous"""
@@ -332,7 +335,7 @@ def paged_attention(
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Raises ``BuildError``."""
+    """Build and load the kernels. Raises ``BuildError``."""
     try:
         loaded = ctypes.CDLL(str(build()))
     except OSError as error:

@@ -1,5 +1,5 @@
-"""A whole decoder as one CPU kernel, which saves what a step of a small model would lose between
-its ops."""
+"""A whole decoder as one CPU kernel: in a step of a small model, calling each op alone would cost
+much of the time."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class LayerWeights:
 
 
 class Decoder:
-    """All layers of a decoder and the final norm, in one call per step. The results equal those of
-    the single ops to the bit: both use the same functions."""
+    """All layers of a decoder and the final norm, in one call per step. The results are bitwise
+    those of the single ops, because both use the same functions."""
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class Decoder:
         """hidden: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed.
 
         kv_cache, positions, slots: as for the ops; step: ``AttentionSequences.struct`` of all
-        sequences of the step, one after another. taps: layer number to [num_tokens, hidden], which
-        becomes what goes into that layer; all with the same stride. kv_scales: of each layer of a
-        ``kv_cache`` in FP8, always the same for the same.
+        sequences of the step, one after another. taps: by layer number, a [num_tokens, hidden]
+        tensor that the layer's input is copied to; all with the same stride. kv_scales: of each
+        layer of a ``kv_cache`` in FP8; they must not change for the same cache.
         """
         tapped, tap_stride = None, 0
         if taps:

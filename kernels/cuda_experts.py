@@ -1,4 +1,4 @@
-"""Python face of the CUDA kernels for mixtures of experts; ``cuda.load`` comes before."""
+"""Python bindings of the CUDA kernels for mixtures of experts. ``cuda.load`` must run before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HALVES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = HALVES | {torch.float32}
 MAX_EXPERTS = 512
 MAX_CHOSEN = 32
-"""Most experts of a token, and most groups of experts."""
+"""The most experts of a token, and the most groups of experts."""
 
 
 def register() -> None:
@@ -82,8 +82,8 @@ def apply_experts(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``reference_experts.apply_experts``. More tokens than ``serves`` says are for the backend
-    behind."""
+    """See ``reference_experts.apply_experts``. What ``serves`` excludes goes to the next
+    backend."""
     if not serves(x, gate_up, down, experts):
         behind = ops.resolve("apply_experts", "cuda", x.dtype, behind="cuda")
         made: torch.Tensor = behind(x, gate_up, down, experts, weights)
@@ -107,7 +107,7 @@ def apply_experts(
 def serves(
     x: torch.Tensor, gate_up: ExpertMatrices, down: ExpertMatrices, experts: torch.Tensor
 ) -> bool:
-    """Whether tokens are so few that they rarely share an expert."""
+    """Whether there are so few tokens that they rarely share an expert."""
     return (
         (len(x) == 1 or 2 * experts.numel() <= len(gate_up))
         and experts.shape[1] <= MAX_CHOSEN
@@ -155,7 +155,7 @@ def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Matrices as the kernels take them."""
+    """The matrices as arguments of the kernels."""
 
     weight: torch.Tensor
     scales: torch.Tensor | None = None

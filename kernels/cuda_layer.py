@@ -1,7 +1,8 @@
 """A decoder layer on a GPU in two calls, before and after its attention.
 
-They do to the bit what the single operations do, with a fraction of the host's time: there are
-dozens of layers, and a step that is not in a CUDA graph is waited for by the GPU.
+The results are bitwise those of the single operations, with a fraction of the host's time. That
+matters for steps that are not in a CUDA graph: in these the GPU waits for the host, and a model has
+dozens of layers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Matrix(NamedTuple):
     code: int
     """See ``products.Products.code``; with adapters, of a product without gating."""
     adapters: tuple[torch.Tensor, ...] = ()
-    """``cuda_low_rank.described`` of what is added to the product; empty: nothing."""
+    """``cuda_low_rank.described`` of what adapters add to the product; empty for none."""
 
 
 class Norm(NamedTuple):
@@ -73,11 +74,11 @@ def feed_forward(
     gate_up: Matrix,
     down: Matrix,
 ) -> torch.Tensor:
-    """What follows attention: its output projection, then the feed-forward block.
+    """The part of a layer after attention: the output projection, then the feed-forward block.
 
     attended: [tokens, q_heads * head_dim]; residual: [tokens, hidden], overwritten with the sum of
     itself and the projection. gate_up: its features are [gate | up]. Returns [tokens, hidden],
-    still to be added to the residual.
+    which the caller must add to the residual.
     """
     out: torch.Tensor = torch.ops.sluice_cuda.feed_forward.default(
         attended, residual, *output, *norm, *gate_up, *down

@@ -1,4 +1,4 @@
-"""Python face of the CUDA kernels for adapters; ``cuda.load`` comes before."""
+"""Python bindings of the CUDA kernels for adapters. ``cuda.load`` must run before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MOST_TOKENS = 1024
 """The most tokens for ``shrink_low_rank`` and ``expand_low_rank``. From about 2,000 on Triton's
 kernels are faster."""
 SLICES = 4
-"""Into how many slices the inputs are split; their partial sums are added where they are used."""
+"""The number of slices that the inputs are split into; the partial sums are added where they are
+used."""
 
 
 def register() -> None:
@@ -58,7 +59,7 @@ def takes(matrices: LowRankMatrices, num_tokens: int) -> bool:
 
 
 def described(matrices: LowRankMatrices, tiles: AdapterTiles) -> tuple[torch.Tensor, ...]:
-    """The tensors of both, in the order in which the kernels take them."""
+    """The tensors of both, in the order of the kernels' arguments."""
     m = matrices
     return m.down, m.up, m.ranks, m.ends, tiles.slots, tiles.tokens
 
@@ -69,7 +70,7 @@ def _sums(x: torch.Tensor, matrices: LowRankMatrices) -> torch.Tensor:
 
 
 def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether ``linear`` can compute this."""
+    """Whether ``linear`` supports these arguments."""
     features, k = weight.shape
     return (
         x.is_cuda

@@ -1,7 +1,7 @@
-"""The CUDA products with quantized weights, and what leaves rows in FP8 for them.
+"""Python bindings of the CUDA products with quantized weights, and of kernels that round to FP8.
 
-out is [tokens, features], or gated, where the features are [gate | up], ``silu(gate) * up`` of half
-the width; features are a multiple of 16. ``cuda.available`` comes before.
+out is [tokens, features]; or, gated, where the features are [gate | up], ``silu(gate) * up`` of
+half the width. features must be a multiple of 16. ``cuda.available`` must run before.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from kernels.cuda import product_output
 
 MAX_ROW_BYTES = 65536
-"""Of what is rounded."""
+"""The longest row that can be rounded."""
 
 
 def has_tiled(device: torch.device) -> bool:
-    """Whether the products by tiles serve this GPU."""
+    """Whether the tiled products support this GPU."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -65,7 +65,7 @@ def tiled_int4_linear(
     gated: bool = False,
     split: int = 0,
 ) -> torch.Tensor:
-    """As ``skinny_int4_linear`` on Hopper, for any number of rows, best some dozens.
+    """As ``skinny_int4_linear`` on Hopper, for any number of rows; fastest for some dozens.
 
     A group has 32, 64 or a multiple of 128 elements. split: CTAs that share the sum over k, at most
     8 and k / 128; 0: as many as seem best.
@@ -113,14 +113,14 @@ def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def rms_norm_rounded(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``round_rows(cuda.rms_norm(...))``, which is never written."""
+    """``round_rows(cuda.rms_norm(...))``, without writing the unrounded rows."""
     out, scales = _rounded(x.shape[0], x.shape[1], x.device)
     torch.ops.sluice_cuda.rms_norm_rounded(out, scales, x, residual, weight, eps)
     return out, scales
 
 
 def silu_mul_rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``round_rows(cuda.silu_mul(x))``, which is never written."""
+    """``round_rows(cuda.silu_mul(x))``, without writing the unrounded rows."""
     out, scales = _rounded(x.shape[0], x.shape[1] // 2, x.device)
     torch.ops.sluice_cuda.silu_mul_rounded(out, scales, x)
     return out, scales

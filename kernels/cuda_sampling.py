@@ -1,4 +1,4 @@
-"""Python face of the CUDA kernels for sampling; ``cuda.load`` comes first."""
+"""Python bindings of the CUDA kernels for sampling. ``cuda.load`` must run before."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SAMPLING_ROW = np.dtype(
         ("unused", np.uint64),
     ]
 )
-"""How a request samples, see sampling.cuh: temperature 0 takes the best token; top_p 1, min_p 0 and
-top_k of the vocabulary or more keep all."""
+"""The sampling parameters of a request, see sampling.cuh: temperature 0 takes the best token; top_p
+1, min_p 0, and top_k of the vocabulary's size or more keep all tokens."""
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
@@ -42,7 +42,7 @@ def apply_penalties(
     *,
     max_len: int,
 ) -> None:
-    """See ``reference.apply_penalties``; on one stream at a time."""
+    """See ``reference.apply_penalties``; only on one stream at a time."""
     counts = _penalty_counts(logits.device, logits.shape[1])
     torch.ops.sluice_cuda.apply_penalties(logits, tokens, where, strengths, counts)
 
@@ -80,9 +80,10 @@ def sample_rows(
     """Draw a token for each row of logits as its entry of ``table`` says: int64 [num_rows].
 
     logits: [num_rows, vocab], any float dtype; table: [max_rows, 32] uint8, ``SAMPLING_ROW`` each;
-    rows, positions: [num_rows] int32. With ``tokens`` [max_rows, max_len] the draw is stored at
-    ``tokens[row, position]`` too, and with ``host``, pinned int64 memory of at least ``num_rows``,
-    there as well: it must live until the stream has got here. Nothing is written for row -1.
+    rows, positions: [num_rows] int32. With ``tokens`` [max_rows, max_len] the token is also stored
+    at ``tokens[row, position]``, and with ``host``, at least ``num_rows`` of pinned int64 memory,
+    in that; it must stay allocated until the stream has passed this point. Nothing is stored for
+    row -1.
     """
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     torch.ops.sluice_cuda.sample(out, logits, table, rows, positions, tokens, host)

@@ -1,7 +1,7 @@
 """The low-rank matrices of several adapters, and the tokens of a step grouped by adapter.
 
 Tokens are sorted by adapter and divided into tiles; a tile never contains tokens of two adapters.
-All of it is one array of integers, which one copy sends to where a CUDA graph reads it.
+All tiles are one array of integers, so that one copy sends them to where a CUDA graph reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matrix products with weights packed by oneDNN, for CPUs on which our own kernels are not built.
 
-This is 2.5 to 4 times faster than torch's float32 product where its BLAS is not tuned for the
-machine, and a row of the result does not depend on how many rows there are.
+This is 2.5 to 4 times as fast as torch's float32 product where its BLAS is not tuned for the
+machine, and a row of the result does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import torch
 
 
 def available() -> bool:
-    """Whether this build of torch has the packed ops (they exist for its own compiler's sake)."""
+    """Whether this build of torch has the packed ops, which exist for torch's compiler."""
     return torch._C._has_mkldnn and all(
         hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
     )
 
 
 class PackedLinear:
-    """``x @ weight.T + bias``; ``weight`` itself, [out, in] float32 on a CPU, is needed no more."""
+    """A linear layer with a packed copy of its weight: ``x @ weight.T + bias``. weight: [out, in]
+    float32 on a CPU; it is not needed after construction."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight.default(weight)

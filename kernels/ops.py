@@ -1,8 +1,8 @@
 """The public ops. Each call runs the best implementation registered for its device and dtype.
 
-Contracts (shapes, dtypes, sources) are those of the functions of the same name in ``reference`` and
-``reference_experts``.
-A backend joins with ``register``; the reference serves every device and dtype.
+Shapes, dtypes and sources are described at the functions of the same name in ``reference`` and
+``reference_experts``, which serve every device and dtype. Backends add implementations with
+``register``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PREFERENCE: dict[str, tuple[str, ...]] = {
 class _Registered:
     implementation: Implementation
     dtypes: Set[torch.dtype] | None
-    """None: all."""
+    """The dtypes that it serves; None for all."""
 
 
 _registry: dict[tuple[str, str], _Registered] = {}
@@ -44,7 +44,7 @@ def register(
     *,
     dtypes: Set[torch.dtype] | None = None,
 ) -> None:
-    """Offer ``implementation`` of ``op`` wherever ``backend`` is preferred, for these dtypes."""
+    """Add an implementation of ``op`` for these dtypes, on devices where ``backend`` is used."""
     assert (op, "reference") in _registry, f"unknown op {op!r}"
     assert any(backend in order for order in _PREFERENCE.values()), f"unknown backend {backend!r}"
     _registry[op, backend] = _Registered(implementation, dtypes)
@@ -55,8 +55,8 @@ def register(
 def resolve(
     op: str, device_type: str, dtype: torch.dtype, behind: str | None = None
 ) -> Implementation:
-    """The implementation of ``op`` for tensors of this device and dtype. behind: the one to use for
-    what this backend does not serve."""
+    """The implementation of ``op`` for tensors of this device and dtype. behind: a backend; returns
+    the next implementation after its own, for arguments that it does not serve."""
     backends = _PREFERENCE.get(device_type, ("reference",))
     for backend in backends[0 if behind is None else backends.index(behind) + 1 :]:
         found = _registry.get((op, backend))

@@ -1,6 +1,6 @@
 """All layers of a decoder for a few tokens of a few sequences, in one launch.
 
-Python face of ``csrc/persistent_decoder.cu``; ``cuda.load`` comes before.
+These are Python bindings of ``csrc/persistent_decoder.cu``. ``cuda.load`` must run before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_GROUP = 8
 MAX_KV_HEADS = 32
 MAX_TOKENS = 16
 MAX_DRAFTED_TOKENS = 8
-"""If sequences have more than one, or layers' inputs are kept."""
+"""The most tokens if sequences have more than one, or if layers' inputs are kept."""
 MAX_CTAS = 160
 EXCHANGES = 3
 _COUNTS = 2 * 32  # sizeof(PersistentCounts) / 4
@@ -66,7 +66,7 @@ class LayerWeights:
     def shapes(
         self, num_heads: int, num_kv_heads: int, head_dim: int
     ) -> dict[str, tuple[int, ...]]:
-        """What shapes the fields must have beside the first dimensions of qkv and down."""
+        """The shapes that the fields must have, given the first dimensions of qkv and down."""
         hidden, features = self.hidden, (num_heads + 2 * num_kv_heads) * head_dim
         return {
             "input_norm": (hidden,),
@@ -84,7 +84,7 @@ class LayerWeights:
 def refusal(
     layers: Sequence[LayerWeights], *, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> str | None:
-    """Why ``PersistentDecoder`` cannot serve these layers; None if it can."""
+    """The reason why ``PersistentDecoder`` cannot serve these layers; None if it can."""
     if not layers:
         return "there are no layers"
     first = layers[0].qkv
@@ -172,7 +172,7 @@ class PersistentDecoder:
         seq_lens: Tensor,
         taps: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """What the layers make of x, [tokens, hidden], before the final norm: of the same shape.
+        """The layers' output for x, [tokens, hidden], before the final norm, of the same shape.
 
         The tokens are the newest of their sequences, equally many of each, in order, and each sees
         those before it. They are no more than ``MAX_TOKENS``, or ``MAX_DRAFTED_TOKENS`` if
@@ -181,8 +181,9 @@ class PersistentDecoder:
         [max_positions, head_dim] float32, see ``cuda.rope_and_cache``. positions, slots: [tokens]
         int64, positions of a sequence without a gap; at slot -1 nothing is stored. block_table:
         [sequences, max_blocks] int32; seq_lens: [sequences] int32, these tokens included. 0 is
-        padding: its results mean nothing. taps: where the inputs of some layers go, too, by their
-        indices: of x's shape and dtype, rows contiguous and equally far apart in all.
+        padding, whose results have no meaning. taps: tensors that the inputs of some layers are
+        copied to, by the layers' indices: of x's shape and dtype, with contiguous rows and the same
+        stride.
         """
         out = torch.empty_like(x)
         table, stride = self._tap_table(taps, x) if taps else (None, 0)
@@ -207,11 +208,11 @@ class PersistentDecoder:
         return out
 
     def refused(self) -> str | None:
-        """Why this GPU does not launch the kernel; None if it does.
+        """The reason why this GPU does not launch the kernel; None if it does.
 
         Launches it for padding: for few tokens, for many, and for two of a sequence, which are
-        three kernels. All CTAs have to be resident at a time: a GPU of which this process has only
-        a part, by MIG or MPS, may not have room. Any other error of CUDA's is raised.
+        three kernels. All CTAs must be resident at the same time, for which a part of a GPU (by MIG
+        or MPS) may be too small. Raises any other error of CUDA's.
         """
         first = self._layers[0].qkv
         _, num_kv_heads, head_dim = self._heads
@@ -237,7 +238,8 @@ class PersistentDecoder:
         return None
 
     def _cache_table(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Pointers to the caches, kept: a graph that is captured must not copy from the host."""
+        """Pointers to the caches. The tensor is kept, because a captured graph must not copy from
+        the host."""
         key = tuple(t.data_ptr() for pair in kv_cache for t in pair)
         if key not in self._caches:
             self._check_caches(kv_cache)
@@ -245,7 +247,7 @@ class PersistentDecoder:
         return self._caches[key]
 
     def _tap_table(self, taps: Mapping[int, Tensor], x: Tensor) -> tuple[Tensor, int]:
-        """Pointers to the taps, kept likewise, and the distance of their rows."""
+        """Pointers to the taps, kept for the same reason, and the stride of their rows."""
         for layer, tap in taps.items():
             if not 0 <= layer < len(self._layers):
                 raise ValueError(f"taps are of layer {layer}, and there are {len(self._layers)}")
@@ -282,6 +284,6 @@ class PersistentDecoder:
 
 
 def _table(rows: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:
-    """[rows, columns] int64: where the tensors are, 0 for None."""
+    """[rows, columns] int64: the addresses of the tensors, 0 for None."""
     pointers = [[0 if t is None else t.data_ptr() for t in row] for row in rows]
     return torch.tensor(pointers, dtype=torch.int64, device=device)

@@ -65,8 +65,8 @@ def fp8_linear(
 ) -> torch.Tensor:
     """``x @ reference.dequantize_fp8(weight, scale, block).T + bias``; x: [rows, k].
 
-    With blocks of a layout that is served. round_x: more rows than a few may be rounded to FP8. x
-    may come so where ``rounds`` says so.
+    block: of a layout that is served. round_x: allows rounding x to FP8, if there are more than a
+    few rows. x may be rounded already if ``rounds`` is True.
     """
     if isinstance(x, torch.Tensor):
         (rows, k), features = x.shape, weight.shape[0]
@@ -94,7 +94,7 @@ def fp8_gated_linear(
 ) -> Activations:
     """``silu_mul`` of ``fp8_linear``: the features are [gate | up].
 
-    round_out: the result may be rounded, where that is no work of its own.
+    round_out: allows a rounded result, where that takes no additional kernel.
     """
     rows, k = x.shape
     if isinstance(x, torch.Tensor) and _is_served(rows, weight.shape[0], k, x.dtype, 64):
@@ -224,8 +224,8 @@ def _widening_product(
     *,
     round_x: bool,
 ) -> torch.Tensor:
-    """Triton's product, which converts the weights where x must not be rounded; for weights that it
-    does not serve, dequantizes all of them before the library's product."""
+    """Triton's product, which converts the weights if x must not be rounded. Weights that it does
+    not serve are dequantized before the library's product."""
     if weight.shape[1] % _COLUMNS == 0:
         out = ops.linear_fp8(x, weight, scale, block, round_x=round_x)
         return out if bias is None else out.add_(bias)

@@ -1,4 +1,4 @@
-"""Every op in plain torch: the oracle the fast kernels are tested against, and the CPU path."""
+"""Every op in plain torch. Fast kernels are tested against it, and it runs where there are none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rope_and_cache(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Rotate q in place and k on its way into the paged cache, next to v (arXiv 2104.09864).
+    """Rotate q in place, and store the rotated k, and v, in the paged cache (arXiv:2104.09864).
 
     q, k, v: [num_tokens, heads, head_dim], views of one fused projection. k_cache, v_cache:
     [num_blocks, block_size, num_kv_heads, head_dim]. cos_sin: [max_positions, rotary_dim] float32,
@@ -106,8 +106,8 @@ def store_latents(
     interleaved: bool,
     scale: torch.Tensor | None = None,
 ) -> None:
-    """What latent attention does before it attends (arXiv 2405.04434): rotate the leading part of
-    each query head into q, and store the rotated part of the keys with the normed latent.
+    """Prepare latent attention (arXiv:2405.04434): rotate the leading part of each query head into
+    q, and store the rotated part of the keys with the normed latent in the cache.
 
     q: [num_tokens, num_heads, rotary_dim + rank]; q_turned: [num_tokens, num_heads, rotary_dim],
     any strides; kv: [num_tokens, rank + rotary_dim]; norm: [rank], of an ``rms_norm``; cache:
@@ -161,9 +161,9 @@ def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def shrink_low_rank(
     x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
 ) -> torch.Tensor:
-    """Every token shrunk to the ranks of its adapter (arXiv 2106.09685), ``down @ x`` part by part:
-    [num_tokens, num_parts * max_rank], or whatever the backend's ``expand_low_rank`` reads. What
-    lies beyond a rank, and tokens without an adapter, are for that not to read.
+    """``down @ x`` of each token's adapter, for each part (arXiv:2106.09685): [num_tokens,
+    num_parts * max_rank], or another layout that the same backend's ``expand_low_rank`` reads. The
+    result has no meaning beyond an adapter's rank, and for tokens without an adapter.
 
     x: [num_tokens, in_features]
     """
@@ -181,7 +181,7 @@ def shrink_low_rank(
 def expand_low_rank(
     out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
 ) -> None:
-    """Add to every token's output what its adapter makes of it, ``up @ low``, in place.
+    """Add ``up @ low`` of each token's adapter to its output, in place.
 
     out: [num_tokens, out_features], contiguous; low: of ``shrink_low_rank``.
     """
@@ -355,7 +355,7 @@ def apply_penalties(
     *,
     max_len: int,
 ) -> None:
-    """Make tokens that were there before less likely (or more), in place.
+    """Apply penalties for tokens that occurred before to logits, in place.
 
     logits: [num_rows, vocab] float32. tokens: [max_rows, max_tokens] int64, all of them ids. where:
     [4, n] int64: for each row of logits to change its index, its row of ``tokens``, how many tokens
@@ -389,7 +389,7 @@ _ROWS_AT_ONCE = 64  # of log-probabilities, several times the size of the logits
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
-    """How likely tokens are, and which are likelier.
+    """The log-probabilities and ranks of tokens, and the most likely tokens.
 
     logits: [n, vocab], any float dtype; token_ids: [n] int64; num_top: k, at most vocab. Returns
 
@@ -496,7 +496,7 @@ def gumbel_argmax(
     scores: [num_rows, vocab] float32, the best of each row 0; seeds, positions: [num_rows] int64.
     """
     num_rows, vocab_size = scores.shape
-    # Tokens that no noise can lift over the best one need no noise.
+    # Noise is computed only for tokens that it can make the best.
     possible = scores >= philox.GUMBEL_MIN - philox.GUMBEL_MAX
     if 4 * int(possible.sum()) < scores.numel():
         rows, tokens = possible.nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""``persistent_decoder`` in plain torch: what its kernel is tested against."""
+"""``persistent_decoder`` in plain torch, which its kernel is tested against."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kernels.persistent_decoder import LayerWeights
 
 
 class ReferenceDecoder:
-    """Computes in float32, whatever the weights' dtype. Rounded to that are only what the layers
-    keep: the residual after each addition, and keys and values in the cache."""
+    """Computes in float32, whatever the weights' dtype. Only the residual after each addition, and
+    keys and values in the cache, are rounded to that dtype."""
 
     def __init__(
         self,

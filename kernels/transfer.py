@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 MAX_ARGUMENT_BYTES = 2 * 4064
-"""Of arrays that travel as arguments of a kernel, of which a launch takes half: a copy engine that
-takes turns with kernels costs 10 us, a launch 2."""
+"""The most bytes that are sent as arguments of kernels, of which one launch takes half. A launch
+takes 2 us; to alternate kernels and the copy engine takes 10 us."""
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -53,7 +53,7 @@ def put(table: torch.Tensor, found: npt.NDArray[np.int64]) -> None:
 
 
 def _is_small(host: torch.Tensor) -> bool:
-    """Whether it can travel as arguments, which are words."""
+    """Whether an array can be sent as arguments, which are 32-bit words."""
     fits = host.nbytes <= MAX_ARGUMENT_BYTES and host.element_size() >= 4
     return fits and _has_kernels()
 
