@@ -200,9 +200,8 @@ class LayerCacheStruct(ctypes.Structure):
         k_scale: torch.Tensor | None,
         v_scale: torch.Tensor | None,
     ) -> LayerCacheStruct:
-        """The struct for contiguous tensors: float32, or float8_e4m3fn with scales. The caller must
-            keep
-        the tensors alive."""
+        """The struct for contiguous tensors, which the caller must keep alive: float32, or
+        float8_e4m3fn with scales."""
         stored = torch.float32 if k_scale is None else torch.float8_e4m3fn
         assert k_cache.dtype == v_cache.dtype == stored, (k_cache.dtype, v_cache.dtype, stored)
         return cls(

@@ -19,7 +19,7 @@ from kernels import reference, reference_experts
 P = ParamSpec("P")
 R = TypeVar("R")
 Implementation = Callable[..., Any]
-"""Takes what the op takes. Calls are type-checked against the op's reference."""
+"""A function with the op's arguments. Calls are type-checked against the op's reference."""
 
 _PREFERENCE: dict[str, tuple[str, ...]] = {
     "cuda": ("cuda", "triton", "reference"),
