@@ -1,6 +1,6 @@
-"""Architectures without a file here: transformers' own modules on our paged cache.
+"""Loads architectures that are not native: transformers' own modules, on our paged cache.
 
-What cannot run so is refused before its weights are read, with the reason.
+A model that cannot run in this way is refused before its weights are read, with the reason.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class FallbackConfig:
 def read_config(
     model_dir: Path, *, max_model_len: int | None, trust_remote_code: bool
 ) -> FallbackConfig:
-    """Ask transformers about the model, and run it without weights to see how it attends.
-    ``ModelLoadError`` says why an architecture cannot be served."""
+    """Read the facts of a model from transformers, and run it without weights to see how it
+    attends. Raises ``ModelLoadError`` with the reason if the architecture cannot be served."""
     config = _transformers_config(model_dir, trust_remote_code)
     architecture = (config.architectures or [type(config).__name__])[0]
     try:
@@ -84,7 +84,7 @@ def read_config(
 
 
 def max_length(config: Any, asked: int | None) -> int:
-    """The model's own length limit; ``asked`` if its positions have none."""
+    """The model's own limit on its length; ``asked`` if its positions have none."""
     limit: int | None = getattr(config, "max_position_embeddings", None) or asked
     if limit is None:
         raise ModelLoadError("the model's config names no length: set max_model_len")
@@ -101,10 +101,10 @@ def load_model(
     trust_remote_code: bool,
     adapt: Callable[[Any], None] = lambda model: None,
 ) -> TransformersModel:
-    """Load the model. dummy: with random weights. adapt: applied to transformers' model before it
-    moves to the device.
+    """Load the model. dummy: with random weights. adapt: a function that changes transformers'
+    model before it is moved to the device.
 
-    ``ModelLoadError`` names a tensor that is missing, extra or misshapen.
+    Raises ``ModelLoadError`` naming a tensor that is missing, unexpected or of the wrong shape.
     """
     if dummy:
         with torch.device(device):
@@ -135,7 +135,7 @@ def _from_pretrained(
 
     register()
     has_bar = logging.is_progress_bar_enabled()
-    # It would run into whatever else shows progress.
+    # transformers' progress bar would mix with ours.
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model, report = _auto_model().from_pretrained(
@@ -186,8 +186,8 @@ def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
 
 
 def _probe_without_weights(config: Any, trust_remote_code: bool) -> Calls:
-    """Probe on torch's meta device. A model that inspects its own results runs on the CPU, with
-    weights that were never written and so take no memory."""
+    """Run the model on torch's meta device, to record its calls. A model that inspects its own
+    results runs on the CPU, with uninitialized weights, which take no memory."""
     from transformers.initialization import no_init_weights
 
     _refuse(config)
@@ -203,7 +203,7 @@ def _probe_without_weights(config: Any, trust_remote_code: bool) -> Calls:
 
 
 def _from_config(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """Raises ``ValueError`` with the reason why this kind of model cannot run."""
+    """Raise ``ValueError`` with the reason if this kind of model cannot run."""
     _refuse(config)
     register()
     try:

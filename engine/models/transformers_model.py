@@ -1,9 +1,9 @@
-"""A model of transformers behind our port, attending over our paged cache.
+"""A model of transformers behind our interface, which attends over our paged cache.
 
-transformers' attention interface lets a caller put its own function in the place of attention. Ours
-writes keys and values to the cache and attends through the same backends as the native families.
-All sequences of a step are one row of tokens to the model, told apart by their positions and, in
-attention, by the step's own tables.
+transformers' attention interface lets a caller replace attention by its own function. Ours writes
+keys and values to the cache, and uses the same backends as the native families. For the model, all
+sequences of a step are one row of tokens. They differ by their positions, and by the step's tables,
+which our attention uses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOFTCAPS = ("softcap", "logits_soft_cap", "attn_logit_softcapping")
 
 
 class CallRecorder(Protocol):
-    """Takes the place of attention when only the calls are of interest."""
+    """Replaces attention to record its calls."""
 
     def record(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any
@@ -50,8 +50,8 @@ class TransformersModel(Model):
         self._given: torch.Tensor | None = None
         self._outputs: Callable[..., Any] | None = None
         self._decoder.forward = self._forward
-        # Its warning about padding, of which there is none, would make the host wait for the
-        # tokens.
+        # transformers' check for padding, which does not occur here, would make the host wait for
+        # the tokens.
         self._decoder.warn_if_padding_and_no_attention_mask = _say_nothing
         self.dtype: torch.dtype = next(model.parameters()).dtype
 
@@ -78,7 +78,7 @@ class TransformersModel(Model):
         return step.kept(hidden.squeeze(0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the model does after its decoder: the head, scales, soft caps."""
+        """The part of the model after its decoder: the head, scales, soft caps."""
         self._given = hidden.unsqueeze(0)
         try:
             outputs = self._model(inputs_embeds=self._given, use_cache=False)
@@ -99,7 +99,7 @@ def _say_nothing(*_inputs: object) -> None:
 
 
 def register() -> None:
-    """Make ``NAME`` known to transformers."""
+    """Register ``NAME`` in transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attention)
@@ -107,7 +107,7 @@ def register() -> None:
 
 @contextmanager
 def attending(context: StepContext | CallRecorder) -> Iterator[None]:
-    """Inside, models attend with this context."""
+    """A block in which models attend with this context."""
     token = _current.set(context)
     try:
         yield

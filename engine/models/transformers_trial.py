@@ -1,7 +1,8 @@
-"""A trial of whether a model of transformers computes the right results on our paged cache.
+"""Tests whether a model of transformers computes the right results on our paged cache.
 
 Models that keep state elsewhere, or whose attention does something that the attention interface
-does not report, would compute nonsense. Every function here raises ``ValueError`` with the reason.
+does not report, would compute wrong results. Every function here raises ``ValueError`` with the
+reason.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from engine.models.transformers_model import (
 )
 
 _NUM_TOKENS = 3
-# Arguments of the interface that we implement, or that change no result here.
+# Arguments of the interface that we implement, or that do not change results here.
 _KNOWN = frozenset(
     {
         *("scaling", "sliding_window", "is_causal", *SOFTCAPS),
@@ -39,8 +40,8 @@ _KNOWN = frozenset(
 )
 _LIMITS = {torch.float32: 1e-3}
 _LIMIT = 0.1
-"""How far results may be from transformers' own, relative to their norm; at 16 bits rounding alone
-accounts for some hundredths, and a token that is not seen for several tenths."""
+"""The largest difference from transformers' own results, relative to their norm. In 16 bits
+rounding alone makes some hundredths, and a token that attention misses several tenths."""
 
 
 class TrialFailed(ValueError):
@@ -99,8 +100,8 @@ def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None
     """Compute a few tokens in two chunks over a cache, and all at once with transformers'
     attention, and compare.
 
-    This finds what no argument of the interface reveals: convolutions over tokens, positions that
-    are counted instead of read.
+    This finds what the arguments of the interface do not show: convolutions over tokens, and
+    positions that are counted instead of read.
     """
     length, cut, block_size = 8, 5, 4
     dtype = next(model.parameters()).dtype
@@ -133,9 +134,9 @@ def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None
 
 @torch.inference_mode()
 def waits_for_nothing(ours: TransformersModel, layout: CacheLayout, device: torch.device) -> bool:
-    """Whether a step on a GPU never makes the host wait; otherwise CUDA graphs cannot capture it.
+    """Whether a step on a GPU never makes the host wait, so that CUDA graphs can capture it.
 
-    A model may wait to look at the experts that tokens go to, or at the largest position.
+    A model may wait to read which experts tokens go to, or the largest position.
     """
     ids = torch.ones(2, dtype=torch.int64, device=device)
     empty = torch.zeros(1, 1, layout.num_kv_heads, layout.head_dim, dtype=ours.dtype, device=device)
@@ -175,5 +176,5 @@ def _refuse(module: Any, key: torch.Tensor, value: torch.Tensor, how: dict[str, 
 
 
 def one_line(error: Exception) -> str:
-    """A library's message as one short line, for our own."""
+    """A library's message as one short line, to be quoted in ours."""
     return textwrap.shorten(str(error), 400)
