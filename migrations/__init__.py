@@ -1,6 +1,6 @@
-"""Alembic migrations of the tenants' database, raw SQL, driven without an ini file.
+"""Alembic migrations of the tenants' database, in SQL, without an ini file.
 
-A new one: ``python -c 'import migrations; print(migrations.create("add limits"))'``.
+To create one: ``python -c 'import migrations; print(migrations.create("add limits"))'``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["check", "create", "current", "downgrade", "head", "upgrade"]
 
 
 def __getattr__(name: str) -> Any:
-    """Alembic is imported when something is migrated, not when somebody only asks."""
+    """Import names on first use, so that alembic is imported only for migrations."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from migrations import runner

@@ -1,4 +1,4 @@
-"""What alembic runs for each command: the caller's connection, one transaction per migration."""
+"""Runs alembic's commands on the caller's connection, with one transaction for each migration."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Row-level security: which rows a statement sees is the database's decision, not the statement's.
+"""Row-level security: the database decides which rows a statement sees.
 
-Two roles without login, neither of them the tables' owner nor exempt from policies:
+There are two roles without login, which own no tables and are not exempt from policies:
 
-    sluice_app       serves requests; sees the rows of tenants its transaction has entered
-    sluice_operator  the admin surface and housekeeping; sees all rows
+    sluice_app       serves requests; sees the rows of tenants that its transaction has entered
+    sluice_operator  for administration and maintenance; sees all rows
 
-A transaction enters tenants by ``set_config('sluice.tenants', 'id,id', true)``, which ends with it:
-so a connection shared through a pooler carries nothing from one tenant to the next. A migration
-that adds a table with a ``tenant_id`` calls ``protect`` for it; a test finds those that do not.
+A transaction enters tenants by ``set_config('sluice.tenants', 'id,id', true)``. The setting ends
+with the transaction, so that a connection that a pooler shares keeps nothing of a tenant. A
+migration that adds a table with a ``tenant_id`` must call ``protect`` for it; a test finds those
+that do not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ OPERATOR = "sluice_operator"
 def protect(
     table: str, *, column: str = "tenant_id", grants: str = "SELECT, INSERT, UPDATE, DELETE"
 ) -> tuple[str, ...]:
-    """Statements that force the policies on a table and grant the two roles its use."""
+    """The statements that force the policies on a table, and grant the two roles its use."""
     # As a subquery, so that it is evaluated once per statement and not once per row.
     entered = f"{column} = ANY ((SELECT sluice_tenants())::uuid[])"
     return (
@@ -33,7 +34,7 @@ def protect(
 
 
 def unprotect(table: str) -> tuple[str, ...]:
-    """Undo ``protect``."""
+    """The statements that undo ``protect``."""
     return (
         f"REVOKE ALL ON {table} FROM {APP}, {OPERATOR}",
         f"DROP POLICY {table}_all ON {table}",

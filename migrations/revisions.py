@@ -1,7 +1,7 @@
-"""Which revision a database is at, and which one this version of the code needs.
+"""The revision of a database, and the one that this version of the code needs.
 
-What a server and every command ask when they start: without alembic, whose import takes longer than
-the question.
+A server and every command check them when they start, without alembic, whose import would take
+longer than the check.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 def known() -> list[str]:
-    """The revisions of this version of the code, oldest first: the names of the files tell."""
+    """The revisions of this version of the code, oldest first, from the names of the files."""
     names = sorted(path.name for path in (FOLDER / "versions").glob("*.py"))
     return [found[1] for name in names if (found := _NAME.match(name)) is not None]
 
 
 def head() -> str:
-    """The revision this version of the code needs."""
+    """The revision that this version of the code needs."""
     return known()[-1]
 
 
 async def current(dsn: str) -> str | None:
-    """The revision a database is at; None when it was never migrated.
+    """The revision of a database; None if it was never migrated.
 
     Raises ``InvalidValue`` (the DSN) and ``StoreUnavailable``.
     """
@@ -49,7 +49,8 @@ async def current(dsn: str) -> str | None:
 
 
 async def check(dsn: str) -> None:
-    """Raises ``SchemaMismatch`` unless the database is at ``head``: then the app must not start."""
+    """Raise ``SchemaMismatch`` unless the database is at ``head``. The server must not start
+    then."""
     revision = await current(dsn)
     if revision != head():
         is_newer = revision is not None and revision not in known()

@@ -1,7 +1,7 @@
-"""Moves a database to a schema version; ``migrations.revisions`` says which one it is at.
+"""Migrates a database to a revision, up or down.
 
-The DSN is asyncpg's own (Unix sockets included): SQLAlchemy only borrows the connection, so there
-is one parser for the store and for the migrations.
+asyncpg makes the connection, and SQLAlchemy borrows it. So DSNs mean the same for the store and for
+migrations, Unix sockets included.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ _LOCK_POLL_S = 0.05
 _SETTINGS = {
     "application_name": "sluice migrate",
     "timezone": "UTC",
-    # A migration that waits for a lock makes everybody after it wait too: better to fail and retry.
+    # A migration that waits for a lock makes all later statements wait, too. So it fails soon, and
+    # can be retried.
     "lock_timeout": "2s",
 }
 
 
 async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> None:
-    """Migrate up to ``revision``; nothing to do is fine.
+    """Migrate up to ``revision``, if the database is not there yet.
 
-    Concurrent calls wait for each other for ``lock_timeout_s`` at most. Raises ``InvalidValue``
-    (the DSN), ``StoreUnavailable``, ``SchemaMismatch`` (a newer version of the code has been at the
-    database), ``MigrationRefused``; a migration that fails leaves the last whole one.
+    Concurrent calls wait for each other, at most for ``lock_timeout_s``. If a migration fails, the
+    database stays at the one before. Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``,
+    ``SchemaMismatch`` (a newer version of the code has migrated the database),
+    ``MigrationRefused``.
     """
     await _migrate(dsn, lambda config: command.upgrade(config, revision), lock_timeout_s)
 
 
 async def downgrade(dsn: str, revision: str = "base", *, lock_timeout_s: float = 60.0) -> None:
-    """Migrate down to ``revision``. What it removes is lost. Raises as ``upgrade``."""
+    """Migrate down to ``revision``. The data that this removes are lost. Raises as ``upgrade``."""
     await _migrate(dsn, lambda config: command.downgrade(config, revision), lock_timeout_s)
 
 
@@ -85,7 +87,7 @@ def _revision_of(connection: Connection) -> str | None:
 
 
 def _is_foreign(revision: str | None) -> bool:
-    """Whether a newer version of the code has been at the database."""
+    """Whether a newer version of the code has migrated the database."""
     known = {script.revision for script in _scripts().walk_revisions()}
     return revision is not None and revision not in known
 
@@ -97,8 +99,8 @@ def _scripts() -> ScriptDirectory:
 async def _lock(connection: AsyncConnection, timeout_s: float, where: str) -> None:
     """Poll for the lock.
 
-    A session that waits inside ``pg_advisory_lock`` holds a snapshot, and CREATE INDEX CONCURRENTLY
-    in the migration it waits for waits for that snapshot in turn.
+    A session that waits in ``pg_advisory_lock`` holds a snapshot. If the migration that it waits
+    for runs CREATE INDEX CONCURRENTLY, that would wait for the snapshot, a deadlock.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,7 +1,7 @@
-"""``schema.sql``: what all migrations together make, for reading and for review.
+"""Writes ``schema.sql``: the schema that all migrations make together, for reading and for review.
 
-Nothing is made from it. ``python -m migrations.schema`` writes it anew after a migration; a test
-holds it against a database that was migrated.
+No database is created from it. Run ``python -m migrations.schema`` after adding a migration; a test
+compares the file with a migrated database.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADING = """\
 -- read this file: databases are made by `sluice migrate`. The months of the ledger are left out.
 
 """
-# What says when or by which program it was written, and psql's own commands.
+# Lines with the time or the program that wrote it, and psql's own commands.
 _NOISE = re.compile(r"^(--.*|SET .*;|SELECT pg_catalog\.set_config.*|\\.*)$", re.MULTILINE)
 _BLANK = re.compile(r"\n{3,}")
 
@@ -34,7 +34,7 @@ def dump(dsn: str) -> str:
     assert binaries is not None, "pg_dump comes with the embedded PostgreSQL"
     command = [
         *(str(binaries / "pg_dump"), "--dbname", dsn, "--schema-only", "--no-owner"),
-        # Months come and go with time; the table they belong to is there.
+        # Partitions of months change with time; their table is in the file.
         *("--exclude-table", "usage_event_2*"),
         *("--exclude-table", "alembic_version"),
     ]
