@@ -1,6 +1,6 @@
-"""``python -m engine.bench``: tokens per second of the offline engine, beside ``transformers``.
+"""``python -m engine.bench``: measures the offline engine's tokens per second, and transformers'.
 
-Prints one JSON line a measurement to stdout, and a table to stderr.
+Prints one JSON line for each measurement to stdout, and a table to stderr.
 
 Rules: fixed prompt and output lengths, EOS ignored, greedy unless a case says otherwise, fresh
 random prompts for every run, one warm-up, then the better of two.
@@ -36,7 +36,8 @@ REPEATS = 2
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``n`` requests at once; ``isl`` and ``osl`` are inclusive ranges of input/output lengths."""
+    """``n`` requests at once; ``isl`` and ``osl`` are inclusive ranges of the lengths of inputs and
+    outputs in tokens."""
 
     name: str
     n: int
@@ -71,13 +72,13 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 Engine = Callable[[Case, Workload], int]
-"""Generates a workload; returns the number of generated tokens."""
+"""Runs a workload, and returns the number of generated tokens."""
 
 
 def draw(case: Case, vocab_size: int, rng: random.Random) -> Workload:
-    """Fresh random prompts; ids at the ends of the vocabulary, where special tokens live, stay out.
+    """Fresh random prompts, without ids at the ends of the vocabulary, which may be special tokens.
 
-    So the prefix cache helps only within a run, where a case has a ``shared_prefix``.
+    So the prefix cache helps only within a run, and only if a case has a ``shared_prefix``.
     """
     margin = min(1000, vocab_size // 8)
     ids = range(margin, vocab_size - margin)
@@ -181,7 +182,8 @@ def compare(
     *,
     repeats: int = REPEATS,
 ) -> Iterator[Measurement]:
-    """The best of every engine on every case. Engines take turns: a busy machine slows all."""
+    """The best result of every engine for every case. Engines take turns, so that other load on the
+    machine slows all of them."""
     for case in cases:
         rngs = [random.Random(case.name) for _ in engines]  # the same prompts for all
         for (_, engine), rng in zip(engines, rngs, strict=True):
@@ -205,8 +207,8 @@ def _warm_up(case: Case) -> Case:
 
 
 def table(results: Sequence[Measurement], plain: str | None = None) -> Table:
-    """One row a case; ratios are the first engine's over the others', or those of all others over
-    ``plain``, with the lowest of each in the last row."""
+    """A table with a row for each case. Ratios are those of the first engine to the others, or
+    those of all others to ``plain``; the last row has the lowest of each."""
     names = list(dict.fromkeys(result.engine for result in results))
     pairs = [(names[0], name) for name in names[1:]]
     if plain is not None:

@@ -1,8 +1,8 @@
-"""``python -m engine.constrained_bench``: what grammars cost, beside as many rows without one.
+"""``python -m engine.constrained_bench``: measures what grammars cost, against rows without one.
 
-Prints one JSON line a kind of grammar. No grammar ends before ``--tokens``, every row of every run
-has one that was never compiled before (but for ``one schema``), runs of all kinds take turns, and
-the best one of each counts.
+Prints one JSON line for each kind of grammar. No grammar ends before ``--tokens``. Except for ``one
+schema``, every row of every run has a grammar that was not compiled before. Runs of all kinds take
+turns, and the best one of each counts.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Measurement(msgspec.Struct, frozen=True):
     kind: str
     rows: int
     ttft_ms: float
-    """Until the first token, compiling included; the median of the rows."""
+    """Time to the first token, compiling included; the median of the rows."""
     tpot_ms: float
-    """Each further token of a row; the mean."""
+    """Time of each further token of a row; the mean."""
     out_tok_s: float
     cost: float
     """``tpot_ms`` over that of plain decoding, less one."""
@@ -74,7 +74,7 @@ def measure(llm: LLM, rows: int, num_tokens: int, repeats: int) -> Iterator[Meas
         for name, kind in KINDS.items():
             found = _run(llm, name, [kind(next(numbers)) for _ in range(rows)], num_tokens)
             known = best.get(name)
-            # The first time warms up.
+            # The first run is a warm-up.
             if repeat and (known is None or found.tpot_ms < known.tpot_ms):
                 best[name] = found
     for found in best.values():

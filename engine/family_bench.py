@@ -1,12 +1,13 @@
-"""``python -m engine.family_bench``: tokens per second of one shape of each family.
+"""``python -m engine.family_bench``: measures the tokens per second of one shape of each family.
 
-Every shape runs in a process of its own, with random weights, through ``engine.bench``. One JSON
-line a measurement on stdout, a table on stderr. ``--bandwidth`` shows beside each speed how much it
-is of the speed at which weights can be read. ``--quantizations`` measures each shape several times:
+Every shape runs in a process of its own, with random weights, through ``engine.bench``. Prints one
+JSON line for each measurement to stdout, and a table to stderr. ``--bandwidth`` shows beside each
+speed its share of the speed at which weights can be read. ``--quantizations`` measures each shape
+several times:
 
     python -m engine.family_bench --shapes Llama-3-8B --quantizations none fp8 awq --batches 1 16 64
 
-``--quantize-lm-head`` keeps their heads in FP8, too.
+``--quantize-lm-head`` quantizes their heads to FP8, too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Row(msgspec.Struct, frozen=True):
     batch: int
     out_tok_s: float
     limit_tok_s: float | None = None
-    """If a step took as long as reading the weights takes; where ``--bandwidth`` is given."""
+    """The speed if a step took as long as reading the weights; None without ``--bandwidth``."""
 
 
 def limit(shape: str, batch: int, bandwidth: float) -> float:
@@ -60,7 +61,8 @@ def measure(
     arguments: Sequence[str],
     bandwidth: float | None = None,
 ) -> Iterator[Row]:
-    """arguments: more of them for ``engine.bench``. Raises ``CalledProcessError``."""
+    """Measure a shape in a process of its own. arguments: more of them for ``engine.bench``. Raises
+    ``CalledProcessError``."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         path = Path(folder) / "cases.json"
         path.write_bytes(msgspec.json.encode(case_file(SHAPES[shape], quantization, cases)))

@@ -1,8 +1,9 @@
-"""``python -m engine.lora_bench``: what adapters cost, beside the same engine without any.
+"""``python -m engine.lora_bench``: measures what adapters cost, against an engine without any.
 
-Prints one JSON line a case and number of requests. Adapters are random, of all linear layers;
-engines and cases take turns, prompts are fresh, EOS is ignored, and the best run of each counts.
-``--one-engine`` leaves out the engine without adapters, and half of the time that loading takes.
+Prints one JSON line for each case and number of requests. Adapters are random, and change all
+linear layers. Engines and cases take turns, prompts are fresh, EOS is ignored, and the best run of
+each counts. ``--one-engine`` leaves out the engine without adapters, which halves the time for
+loading.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WITHOUT = "enable_lora off"
 NOBODY = "no request has an adapter"
 
 Adapters = Sequence[LoRARequest | None]
-"""Of each request."""
+"""The adapter of each request."""
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -47,13 +48,13 @@ class Measurement(msgspec.Struct, frozen=True):
     cost: float
     """``out_tok_s`` of the first case over this, less one."""
     first_ms: float
-    """Until all requests have their first token, if that is all they ask for."""
+    """Time until all requests have a token, if they ask for one only."""
 
 
 def write_adapter(
     folder: Path, modules: Mapping[str, TargetModule], rank: int, seed: int
 ) -> LoRARequest:
-    """Random, small enough that what it adds does not drown the rest."""
+    """Write a random adapter, whose changes are small compared with the layers' outputs."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, module in modules.items():
@@ -71,7 +72,7 @@ def write_adapter(
 
 
 def target_modules_of(model_dir: str) -> dict[str, TargetModule]:
-    """Of a native model, none of whose weights is loaded."""
+    """The target modules of a native model, whose weights are not loaded."""
     facts = read_config(Path(model_dir))
     meta = torch.device("meta")
     return find_target_modules(
@@ -80,7 +81,7 @@ def target_modules_of(model_dir: str) -> dict[str, TargetModule]:
 
 
 def cases(adapters: Sequence[LoRARequest], requests: int) -> dict[str, Adapters]:
-    """By name: which adapter each request has."""
+    """The cases by name: the adapter of each request."""
     found: dict[str, Adapters] = {
         NOBODY: [None] * requests,
         "one adapter": [adapters[0]] * requests,
@@ -96,7 +97,8 @@ def cases(adapters: Sequence[LoRARequest], requests: int) -> dict[str, Adapters]
 def measure(
     without: LLM | None, llm: LLM, adapters: Sequence[LoRARequest], asked: argparse.Namespace
 ) -> Iterator[Measurement]:
-    """without: to compare with; if None, the requests without an adapter are compared with."""
+    """Measure all cases. without: the engine to compare with; None compares with requests without
+    an adapter."""
     rng = random.Random(0)
     first_case = NOBODY if without is None else WITHOUT
     for requests in asked.requests:
@@ -110,7 +112,7 @@ def measure(
             for name, engine, of_requests in turns:
                 took = _run(engine, of_requests, rng, asked.input_len, asked.output_len)
                 to_first = _run(engine, of_requests, rng, asked.input_len, 1)
-                if repeat:  # the first time warms up
+                if repeat:  # The first run is a warm-up.
                     best[name] = min(best.get(name, took), took)
                     first[name] = min(first.get(name, to_first), to_first)
         for name, took in best.items():
@@ -122,7 +124,7 @@ def measure(
 def _run(
     llm: LLM, adapters: Adapters, rng: random.Random, input_len: int, output_len: int
 ) -> float:
-    """Seconds."""
+    """The time of a run in seconds."""
     ids = range(llm.info.vocab_size // 8, llm.info.vocab_size)
     prompts = [TokensPrompt(prompt_token_ids=rng.choices(ids, k=input_len)) for _ in adapters]
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=output_len)

@@ -1,9 +1,8 @@
-"""What an overload costs: ``python -m engine.overload``.
+"""``python -m engine.overload``: measures how much work an overload causes to be done twice.
 
-Drives the real core, scheduler and cache with about three times the work that the engine can serve,
-on a device that only costs modelled time, and prints how much of the work was done twice. The goal
-is less than 5 % recomputed tokens. Without the forecast and the watermark it shows what happens
-then: a storm of preemptions.
+Runs the real core, scheduler and cache with about three times the work that the engine can serve,
+on a simulated device with modelled times. The goal is less than 5 % recomputed tokens. It also runs
+without the forecast and the watermark, to show how many preemptions these prevent.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ if TYPE_CHECKING:
 STEP_S = 0.010
 TOKEN_S = 0.0002
 SWAP_S_PER_BLOCK = 0.0001
-"""A step takes the first, each of its tokens the second, each block copied the third."""
+"""Modelled seconds for a step, for each of its tokens, and for each block that is copied."""
 
 _MAX_MODEL_LEN = 1024
 _BLOCK_SIZE = 16
 
 
 class ModelledRunner:
-    """Samples the same token for ever; ``now`` moves by a fixed cost per step, token and copy."""
+    """A runner that samples the same token for ever. ``now`` advances by a fixed time for each
+    step, token and copy."""
 
     vocab_size = 1000
 
@@ -70,7 +70,8 @@ class ModelledRunner:
 
 
 def trace(seed: int, num_requests: int) -> list[tuple[float, GenerateRequest]]:
-    """Requests of all sizes from six tenants, and when they arrive: in Poisson's way, too fast."""
+    """Requests of all sizes from six tenants, and the times of their arrival: a Poisson process
+    that is too fast for the engine."""
     rng = random.Random(seed)
     time_s, arrivals = 0.0, []
     for number in range(num_requests):
@@ -90,10 +91,10 @@ def trace(seed: int, num_requests: int) -> list[tuple[float, GenerateRequest]]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a trace."""
+    """The result of a trace."""
 
     seconds: float
-    """Modelled time until the last request ended."""
+    """Modelled seconds until the last request ended."""
     stats: Stats
 
     @property

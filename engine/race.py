@@ -1,9 +1,9 @@
-"""Which engine is faster, where they differ by less than a machine does from minute to minute.
+"""Compares engines whose speeds differ by less than a machine's speed does from minute to minute.
 
-Engines take turns in short rounds of the same work, so what slows the machine down slows a round
-down as a whole. A round gives one ratio for each engine, and there are rounds until the median of
-these is known well enough. A second engine of the kind that all are compared with says what of that
-is noise.
+Engines take turns in short rounds of the same work, so that other load slows a whole round down.
+Each round gives one ratio for each engine, and rounds are repeated until the median of the ratios
+is known well enough. A second engine of the kind that all are compared with shows how much is
+noise.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dataclasses import dataclass
 from engine.garbage import tune_collector
 
 _DEVIATIONS = 1.96
-"""Of a normal law: 95 % lie within so many."""
+"""Standard deviations of a normal distribution within which 95 % lie."""
 _NUM_CORES = 4
-"""That an engine's process has use for."""
+"""The most CPU cores that an engine's process uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Of one engine."""
+    """The result of one engine."""
 
     tok_s: float
-    """Tokens a second: the median of the rounds."""
+    """Tokens per second; the median of the rounds."""
     speed_up: float
-    """Times as fast as the baseline of the same round: the median, too."""
+    """The ratio to the baseline's speed in the same round; the median of the rounds."""
     interval: tuple[float, float]
-    """Where that lies with a confidence of 95 %."""
+    """The confidence interval (95 %) of that median."""
     in_all: float
-    """Times as fast by the time of all rounds: what is seldom counts, and so does noise."""
+    """The ratio by the time of all rounds, in which rare events count, and noise as well."""
 
 
 def race(
@@ -48,19 +48,21 @@ def race(
     num_warm_up: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Standing]:
-    """Each engine does the work of a round, given its number, and returns how many tokens it made.
+    """Compare engines. Each one does the work of a round, given its number, and returns the number
+    of tokens generated.
 
-    baseline: the names of those that all are compared with: by the mean of what they take, but
-    they themselves by what the first takes. There are rounds until half of each ``interval`` is at
-    most ``precision``, or ``max_s`` seconds have passed, but at least ``min_rounds``.
+    baseline: the names of the engines that all are compared with, by the mean of their times; these
+    themselves are compared with the first of them. Rounds are repeated until half of each
+    ``interval`` is at most ``precision``, or ``max_s`` seconds have passed, but at least
+    ``min_rounds`` times.
     """
     taken: dict[str, list[float]] = {name: [] for name in engines}
-    """Of each round, seconds for a token."""
+    """The seconds per token in each round, by engine."""
     names = list(engines)
     end = clock() + max_s
     number = -num_warm_up
     while True:
-        # Everybody follows everybody else, and in both orders.
+        # The order changes, so that each engine runs after each other one.
         first = number // 2 % len(names)
         order = names[first:] + names[:first]
         for name in order if number % 2 else reversed(order):
@@ -94,20 +96,20 @@ def _judge(taken: Mapping[str, Sequence[float]], baseline: Sequence[str]) -> dic
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """Where the median of what these were drawn from lies with a confidence of 95 %, whatever its
-    law: between two of them, as many places from the middle as a fair coin is off in that many
-    throws (Conover, "Practical Nonparametric Statistics", 3.2). ordered: ascending."""
+    """The confidence interval (95 %) of the median of the distribution that these were drawn from,
+    whatever its form: two of them, at a distance from the middle that follows from the binomial
+    distribution (Conover, "Practical Nonparametric Statistics", 3.2). ordered: ascending."""
     count = len(ordered)
     place = max(0, math.floor((count - _DEVIATIONS * math.sqrt(count)) / 2))
     return ordered[place], ordered[count - 1 - place]
 
 
 def settle_down(*, on_gpu: bool) -> None:
-    """Take from a process what makes one round longer than the next: the search for garbage among
-    all that was loaded and, beside a GPU, moves between the cores of a large host. Call it once
-    everything is loaded."""
+    """Reduce what makes rounds differ in this process: garbage collection of everything that was
+    loaded and, with a GPU, moves between the cores of a large host. Call it when everything is
+    loaded."""
     tune_collector()
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if on_gpu and len(cores) >= 2 * _NUM_CORES:
-        # Interrupts and what others start tend to be on the first ones.
+        # Interrupts and other processes tend to run on the first ones.
         os.sched_setaffinity(0, cores[-_NUM_CORES:])

@@ -1,15 +1,15 @@
-"""``python -m engine.speculation_bench``: what speculation gains.
+"""``python -m engine.speculation_bench``: measures how much faster speculation decodes.
 
-``synthetic``: drafts of an EAGLE-3 head that are right by chance, on a shape with random weights
-or on the demo model, against plain decoding; the ideal is the tokens a step, as if drafts cost
-nothing.
-``copy``: the demo model repeats what it was told, with and without prompt lookup.
+``synthetic``: drafts of an EAGLE-3 head that are right with a given probability, on a shape with
+random weights or on the demo model, against plain decoding. The ideal is the number of tokens per
+step, as if drafts cost nothing.
+``copy``: the demo model repeats a text, with and without prompt lookup.
 ``chat``: the demo model answers held-out prompts, with and without one of its heads.
 
-One JSON line a measurement. Engines take turns in short rounds (``engine.race``): ``speed_up`` is
-the median of these, known within ``interval``, ``in_all`` the same by the time of all rounds.
-``control`` says how a second plain engine compares with the first: what differs by less is noise.
-EOS is ignored in ``synthetic``.
+Prints one JSON line for each measurement. Engines take turns in short rounds (``engine.race``).
+``speed_up`` is the median of the rounds, with the confidence interval ``interval``; ``in_all`` is
+the ratio of the times of all rounds. ``control`` compares a second plain engine with the first:
+smaller differences are noise. EOS is ignored in ``synthetic``.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ PLAIN = "plain", "control"
 def compare(
     engines: dict[str, LLM], work: Callable[[LLM, int], int], options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Of each engine how fast it is, beside those called ``PLAIN``, and what it drafted.
+    """The speed of each engine against those named ``PLAIN``, and its drafts.
 
-    ``work``, of a round with this number, returns how many tokens it made.
+    ``work``: runs the round with the given number, and returns the number of tokens generated.
     """
     before = {name: llm.stats() for name, llm in engines.items()}
     found = race(
@@ -94,7 +94,7 @@ def on_gpu(options: argparse.Namespace) -> bool:
 
 
 def _drafted(llm: LLM, before: Stats) -> dict[str, float]:
-    """What an engine drafted since ``before``."""
+    """The drafts of an engine since ``before``."""
     after = llm.stats()
     drafts = after.spec_decode_num_drafts - before.spec_decode_num_drafts
     num_tokens = after.spec_decode_num_draft_tokens - before.spec_decode_num_draft_tokens
@@ -108,7 +108,7 @@ def _drafted(llm: LLM, before: Stats) -> dict[str, float]:
 
 
 def _decode(batch: int, isl: int, osl: int) -> Callable[[LLM, int], int]:
-    """Work: so many requests at once, with prompts that nobody has seen."""
+    """The work of a round: several requests at once, with fresh prompts."""
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=osl)
 
     def work(llm: LLM, number: int) -> int:
@@ -191,7 +191,7 @@ def _load_demo(options: argparse.Namespace, **speculative: Any) -> LLM:
 
 
 def chat(options: argparse.Namespace) -> None:
-    """Held-out prompts of all kinds, so many at once."""
+    """The work of a round: several held-out prompts of all kinds at once."""
     engines = {name: _load_demo(options) for name in PLAIN}
     head = {"method": options.method, "model": str(HEADS_DIR / options.method)}
     for num_tokens, adaptive in product(options.drafts, options.adaptive):
@@ -213,7 +213,9 @@ def chat(options: argparse.Namespace) -> None:
     for batch in options.batches:
 
         def work(llm: LLM, number: int, batch: int = batch) -> int:
-            """All together, or a few one after the other: a lone answer is short."""
+            """Run prompts at once; or, if there is one at a time, several one after the other,
+                    because one
+            answer is short."""
             size = max(batch, _PROMPTS_A_ROUND)
             some = [prompts[(number * size + i) % len(prompts)] for i in range(size)]
             count = 0
@@ -227,7 +229,7 @@ def chat(options: argparse.Namespace) -> None:
 
 
 def copy(options: argparse.Namespace) -> None:
-    """Held-out ``repeat`` prompts, one request at a time."""
+    """The work of a round: held-out ``repeat`` prompts, one request at a time."""
     engines = {name: _load_demo(options) for name in PLAIN}
     for num_tokens in options.drafts:
         engines[f"ngram {num_tokens}"] = _load_demo(
