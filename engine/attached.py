@@ -1,4 +1,4 @@
-"""An engine process that somebody else spawned, as a ``Transport`` of this one."""
+"""A ``Transport`` to an engine process that another process has spawned."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.transport import SEND_HIGH_WATER_MARK, EngineSocket, OnExit, OnMessa
 
 
 class AttachedEngine(EngineSocket):
-    """Attaches to the engine at ``address``, waiting for it if it is not there yet.
+    """Attaches to the engine at ``address``, and waits for it if it does not run yet.
 
-    Its owner restarts it at the same address, so a lost connection ends this transport, and a new
-    one finds the new engine.
+    The engine's owner restarts it at the same address. So a lost connection ends this transport,
+    and a new transport finds the new engine.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class AttachedEngine(EngineSocket):
         self._loop.call_soon(self.drain)  # as after any sending
 
     async def stop(self, timeout_s: float) -> None:
-        """Detach. The engine goes on, and aborts what this client had asked for."""
+        """Detach. The engine keeps running, and aborts this client's requests."""
         self._close()
 
     def _on_silence(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine's queue as a client knows it: what it said last, and what was sent to it since."""
+"""The engine's queue as a client knows it: its last report, and the requests sent since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Backlog:
-    """Lets the client refuse a request that the engine would refuse, before any work goes into it.
+    """Refuses requests in the client that the engine would refuse, before any work for them.
 
     The engine decides again, with exact counts. The counts here are too high by what was admitted
     since its last report, and too low by what other clients have sent since.
@@ -39,8 +39,8 @@ class Backlog:
         return time.monotonic() - self._heard_at
 
     def mark(self) -> int:
-        """A position to pass to ``hear``: the answer to a question asked now covers all that was
-        sent before."""
+        """A position to be passed to ``hear`` with the answer to a question that is sent now, which
+        covers all requests sent before."""
         return self._num_sent
 
     def send(self, request: GenerateRequest) -> None:
@@ -58,8 +58,8 @@ class Backlog:
             self._count(fair_key, -1, -num_tokens)
 
     def refusal(self, fair_key: str) -> QueueFull | None:
-        """Why one more request of this tenant, however short, would be refused; None if it would
-        not."""
+        """The error with which one more request of this tenant would be refused, even a short one;
+        None if it would not."""
         in_all = Queued(self._stats.num_queued_reqs + 1, self._stats.num_queued_tokens + 1)
         tenant = Queued(1, 1)
         for queued, parts in (

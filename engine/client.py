@@ -1,7 +1,7 @@
-"""The asyncio face of the engine: submit a request, read its stream. Never imports torch.
+"""The asyncio client of the engine: submits requests, and returns their streams. No torch import.
 
-One background task watches the engine: it restarts a dead one, and one that hangs (work waits, but
-no step ends). Streams in flight then raise ``EngineDead``; they are not replayed, because their
+One background task watches the engine, and restarts it when it has died or hangs (work waits, but
+no step ends). Streams in flight then raise ``EngineDead``; they are not repeated, because their
 readers have seen a part already.
 """
 
@@ -50,18 +50,20 @@ logger = logging.getLogger(__name__)
 
 PING_INTERVAL_S = 1.0
 FRESH_S = 0.05
-"""How old may be what the engine last said of its queue, for a request to be refused for it."""
+"""The greatest age of the engine's last report of its queue for which a request is refused by
+it."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
 BURST = 32
-"""Outputs that are delivered together, so that the first of a large step need not wait for all."""
+"""Outputs that are delivered together. Not all of a step, so that the first need not wait for the
+last."""
 STABLE_S = 30.0
-"""An engine that lived this long starts over with the shortest backoff."""
+"""After an engine has lived this long, the next restart begins with the shortest backoff."""
 
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
 
-def _nobody_asks(_now: float, _since: Sequence[float]) -> None:
-    """What came when is of no interest."""
+def _ignore_tokens(_now: float, _since: Sequence[float]) -> None:
+    """The default ``on_tokens``."""
 
 
 class EngineClient:
@@ -80,11 +82,11 @@ class EngineClient:
         shutdown_timeout_s: float = 5.0,
         transport: MakeTransport = EngineProcess,
     ) -> None:
-        """``max_num_queued_reqs`` bounds the requests that have no output yet; None does not.
+        """``max_num_queued_reqs``: the most requests without an output; None for no limit.
 
-        ``hang_timeout_s`` must exceed the longest step: the engine cannot say a word within one.
-        A request with more than ``max_unread_tokens`` that its reader has not taken is parked, and
-        aborted when that lasts for ``stall_timeout_s``.
+        ``hang_timeout_s`` must exceed the longest step, because the engine sends nothing during
+        one. A request with more than ``max_unread_tokens`` that its reader has not taken is parked,
+        and aborted if it stays so for ``stall_timeout_s``.
         """
         self._config = config
         self._on_progress = on_progress
@@ -98,33 +100,33 @@ class EngineClient:
         self._transport: Transport | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._closed = False
-        # Of the engine's present life
+        # Of the running engine process
         self._starting: asyncio.Future[Ready] | None = None
         self._info: Ready | None = None
         self._death = asyncio.Event()
         self._dead_because = "it has not been started"
         self._progress_at = 0.0
         self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
-        """Each with what had been sent before it: ``Backlog.mark``."""
+        """Each with the ``Backlog.mark`` of when it was sent."""
         self.adapters = AdapterCalls(self._send_now)
         self._asked: asyncio.Future[Stats] | None = None
-        """The ping of all that wait for a fresh word on the queue."""
+        """The ping that all callers of ``check_queue`` wait for."""
         self._backlog = Backlog(config)
         self._unsent_aborts: set[str] = set()
         self._unsent_parks: dict[str, bool] = {}
         """True to park, False to go on."""
         self._unsent_grants: dict[str, Grant] = {}
         self._parked: dict[RequestStream, float] = {}
-        """Since when, the longest first."""
+        """When each stream was parked, the longest ago first."""
         # Live requests; those without an output yet are also in _queued.
         self._streams: dict[str, RequestStream] = {}
         self._queued: set[str] = set()
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
-        self.on_tokens: Callable[[float, Sequence[float]], None] = _nobody_asks
-        """Told after each step of its time and, for each token but those of a request's first
-        output, of the time of the token before; tokens that come together are thought of as evenly
-        apart. In seconds of ``time.monotonic``. Must not raise."""
+        self.on_tokens: Callable[[float, Sequence[float]], None] = _ignore_tokens
+        """Called after each step with its time, and with the times of the tokens before: one for
+        each token, except for those of a request's first output. Tokens that come together count as
+        evenly spaced. In seconds of ``time.monotonic``. Must not raise."""
         self.around_outputs: AbstractContextManager[object] = contextlib.nullcontext()
         """Entered anew for every ``BURST`` outputs of a step, while they are delivered. Must not
         raise."""
@@ -132,9 +134,9 @@ class EngineClient:
     # -- life cycle
 
     async def start(self) -> None:
-        """Returns when the engine serves; else raises what kept it from starting.
+        """Start the engine, and wait until it serves.
 
-        That is ``ModelLoadError``, ``ConfigError`` or ``EngineDead``; nothing is left running.
+        Raises ``ModelLoadError``, ``ConfigError`` or ``EngineDead``, with no process left.
         """
         assert self._supervisor is None, "an EngineClient starts once"
         await self._launch()
@@ -142,7 +144,8 @@ class EngineClient:
         self._supervisor.add_done_callback(_report_crash)
 
     async def close(self) -> None:
-        """Live streams end with an error output, the engine stops. Idempotent; no process stays."""
+        """End live streams with an error output, and stop the engine, with no process left.
+        Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -169,20 +172,21 @@ class EngineClient:
 
     @property
     def info(self) -> Ready:
-        """Of the running engine (``EngineDead`` while none runs)."""
+        """What the running engine has reported of itself. Raises ``EngineDead`` if none runs."""
         if self._info is None:
             raise EngineDead(f"the engine is not running: {self._dead_because}")
         return self._info
 
     @property
     def ready(self) -> bool:
-        """Requests are served: the engine lives, has loaded, and was not found hanging."""
+        """Whether requests are served: the engine runs, has loaded its model, and does not hang."""
         return self._info is not None
 
     # -- requests
 
     def submit(self, request: GenerateRequest) -> RequestStream:
-        """Queue a request; never blocks. ``EngineDead``, or ``QueueFull`` with nothing queued."""
+        """Queue a request; never blocks. Raises ``EngineDead`` or ``QueueFull``, with nothing
+        queued."""
         _ = self.info
         assert request.request_id not in self._streams, "request ids are unique while in flight"
         limit = self._max_num_queued_reqs
@@ -200,7 +204,7 @@ class EngineClient:
         return stream
 
     def abort_nowait(self, request_id: str) -> None:
-        """The engine forgets the request and answers with its last output. Unknown ids: nothing."""
+        """Have the engine forget a request, and send its last output. Ignores unknown ids."""
         if request_id in self._streams:
             self._unsent_aborts.add(request_id)
             self._send_aborts()
@@ -211,10 +215,10 @@ class EngineClient:
             await stream.aclose()
 
     async def check_queue(self, fair_key: str) -> None:
-        """Raises ``QueueFull`` if one more request of this tenant would be refused.
+        """Raise ``QueueFull`` if one more request of this tenant would be refused.
 
-        Costs nothing while there is room. Where there may be none the engine is asked, unless it
-        said so just now: at most one question at a time, for all callers. Raises ``EngineDead``.
+        It costs nothing while there certainly is room. Otherwise the engine is asked, unless its
+        last report is recent; all callers share one question at a time. Raises ``EngineDead``.
         """
         _ = self.info
         if self._backlog.refusal(fair_key) is None:
@@ -228,7 +232,7 @@ class EngineClient:
             raise error
 
     async def fetch_stats(self) -> Stats:
-        """A fresh snapshot, taken between two steps (``EngineDead``)."""
+        """Fresh statistics, taken between two steps. Raises ``EngineDead``."""
         _ = self.info
         return await self._ping()
 
@@ -284,7 +288,7 @@ class EngineClient:
                 waiter.set_result(stats)
 
     def _send_now(self, message: ClientMessage) -> None:
-        """Raises ``EngineDead``, ``QueueFull``."""
+        """Send a message. Raises ``EngineDead``, ``QueueFull``."""
         _ = self.info
         assert self._transport is not None
         self._transport.send(message)
@@ -297,7 +301,7 @@ class EngineClient:
         return waiter
 
     def _send_if_possible(self, *messages: ClientMessage) -> bool:
-        """Whether all were sent; what was not is sent again with the next ping."""
+        """Send messages; returns whether all were sent. Callers try again with the next ping."""
         if self._info is None or self._transport is None:
             return False
         try:
@@ -341,7 +345,7 @@ class EngineClient:
         for park, message in ((True, ParkRequest), (False, UnparkRequest)):
             if names := [name for name, wanted in self._unsent_parks.items() if wanted is park]:
                 messages.append(message(names))
-        if messages and self._send_if_possible(*messages):  # again, in part, does no harm
+        if messages and self._send_if_possible(*messages):  # Sending one twice does no harm.
             self._unsent_parks.clear()
 
     def _forget_unsent(self, stream: RequestStream) -> None:
@@ -350,7 +354,7 @@ class EngineClient:
         self._unsent_grants.pop(stream.request_id, None)
 
     def _abort_abandoned(self) -> None:
-        """Give up the requests that nobody reads."""
+        """Abort requests that were parked for too long."""
         now = time.monotonic()
         for stream, since in list(self._parked.items()):
             if now - since < self._stall_timeout_s:
@@ -382,7 +386,7 @@ class EngineClient:
         self._died(EngineDead(reason))
 
     def _died(self, error: EngineError) -> None:
-        """The one place where an engine's life ends for its streams; the first cause counts."""
+        """Fail everything that waits for the engine. Only the first cause counts."""
         if self._starting is not None and not self._starting.done():
             self._starting.set_exception(error)
         if self._info is None:
@@ -392,7 +396,7 @@ class EngineClient:
         for waiter, _ in self._pings:
             if not waiter.done():
                 waiter.set_exception(EngineDead(str(error)))
-                waiter.exception()  # nobody need be waiting
+                waiter.exception()  # Otherwise asyncio would log it if nobody waits.
         self._pings.clear()
         self.adapters.fail(self._dead_because)
         self._unsent_aborts.clear()

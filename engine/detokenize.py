@@ -1,4 +1,4 @@
-"""Token ids to the text a client may see now: whole characters, and no part of a stop string."""
+"""Turns token ids into text that can be sent: whole characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from engine.tokenizer import Tokenizer
 
 
 class StopStrings:
-    """Looks for stop strings in a text that comes in pieces; every character is looked at once.
+    """Searches for stop strings in a text that comes in pieces, in linear time.
 
-    The one whose last character comes first wins; among those that end together, the longest.
+    The stop string that ends first is reported; of several that end together, the longest.
     """
 
     def __init__(self, texts: Iterable[str], *, include_in_output: bool = False) -> None:
-        # The longest first: where several end together, the first to report is the longest.
+        # The longest first, so that it is reported if several end together.
         self._stops = [_StopString(text) for text in sorted(set(texts), key=len, reverse=True)]
         self._include = include_in_output
         self._held = ""
         self.stopped: str | None = None
-        """The one that was hit; no text is emitted after it."""
+        """The stop string that was found; no text is returned after it."""
 
     def push(self, text: str) -> str:
-        """The text that is safe to emit now, possibly empty."""
+        """Take the next text, and return what certainly precedes a stop string; it may be empty."""
         if self.stopped is not None:
             return ""
         end, hit = len(text), None
@@ -41,13 +41,13 @@ class StopStrings:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """Nothing more comes: what was held back."""
+        """Return what was held back, at the end of the text."""
         rest, self._held = self._held, ""
         return rest
 
 
 class Detokenizer:
-    """Incremental, one per request; every token and character is looked at once.
+    """Detokenizes one output as its tokens come, in linear time.
 
     The joined text does not depend on how the ids were split.
     """
@@ -75,7 +75,7 @@ class Detokenizer:
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that was hit; no text is emitted after it."""
+        """The stop string that was found; no text is returned after it."""
         return None if self._stops is None else self._stops.stopped
 
     @property
@@ -89,7 +89,7 @@ class Detokenizer:
         if stops is None:  # then no token counts more than another
             self.num_tokens += len(token_ids)
             return self._decoder.push(token_ids)
-        # One by one: a step of speculative decoding may go on behind a stop string.
+        # One by one, because the tokens of a speculative step may continue after a stop string.
         texts = []
         for token_id in token_ids:
             if stops.stopped is not None:
@@ -100,9 +100,9 @@ class Detokenizer:
         return "".join(texts)
 
     def push_output(self, output: RequestOutput) -> str:
-        """``push`` for an engine's output; with its finish reason, all the rest too.
+        """``push`` the tokens of an output, and ``finish`` if it has a finish reason.
 
-        A token that stopped the generation (EOS, or one of ``stop_token_ids``) is no text.
+        A token that stopped the generation (EOS, or one of ``stop_token_ids``) has no text.
         """
         token_ids = output.new_token_ids
         if output.finish_reason == "stop" and token_ids and not self._include_stop:
@@ -122,7 +122,8 @@ class Detokenizer:
 
 
 class _StopString:
-    """Knuth, Morris and Pratt's automaton: O(1) per character whatever the text and the pattern."""
+    """Searches for one string by the algorithm of Knuth, Morris and Pratt (1977): amortized
+    constant time for each character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -131,7 +132,7 @@ class _StopString:
         self._fallback = _borders(text)
 
     def scan(self, chunk: str, limit: int) -> int | None:
-        """The index just after the first match that ends in ``chunk[:limit]``, None without one."""
+        """The index after the first match that ends in ``chunk[:limit]``; None if there is none."""
         pattern, fallback, matched = self.text, self._fallback, self.matched
         index = 0
         while index < limit:

@@ -1,4 +1,4 @@
-"""One request's outputs on their way from the engine's client to whoever reads them."""
+"""The stream of one request's outputs, from the engine's client to its reader."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from engine.client import EngineClient
 
 Divert = Callable[[RequestOutput, float], bool | None]
-"""Given an output, and the time in seconds of ``time.monotonic``: whether it takes it. None: not
-yet; it calls ``RequestStream.divert_pending``, and until then nobody is told."""
+"""A callback that may take an output in place of the reader, given the output and the time in
+seconds of ``time.monotonic``. Returns True if it takes the output, False to leave it to the reader,
+and None to have it wait: then it must call ``RequestStream.divert_pending`` later."""
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
-    """The outputs of one request, made by ``EngineClient.submit``; for one reader at a time.
+    """The outputs of one request, for one reader at a time. ``EngineClient.submit`` makes it.
 
-    While the reader is slow, outputs are merged into one, so a stream never holds more than the
-    tokens of its request. A request with many tokens that nobody reads is parked in the engine: it
-    gives its place in the batch to others until its reader goes on, or is aborted after a while.
-    The attributes below count what the engine did, read or not.
+    Outputs that wait are merged into one, so a stream never holds more than the tokens of its
+    request. A request with many unread tokens is parked: others get its place in the batch until
+    its reader continues, or it is aborted after a while. The counts below include unread outputs.
     """
 
-    # Slots: where a thousand streams take turns, each line of memory that an output touches has to
-    # be fetched anew.
+    # Slots, because with a thousand streams each cache line that an output needs must be fetched
+    # from memory.
     __slots__ = (
         "__weakref__",
         "_client",
@@ -54,27 +54,29 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.finish_reason: FinishReason | None = None
-        """None until the engine's last word: a closed stream gets it a moment later."""
+        """None until the last output has come, which after ``close`` takes a moment."""
         self.on_count: Callable[[int], None] | None = None
-        """Told of each output's new tokens, once the counts hold them, before anybody reads it."""
+        """Called with the number of new tokens of each output, after the counts were updated and
+        before the output can be read."""
         self.divert: Divert | None = None
-        """Gets each output that comes while none waits to be read, but for the last, in the
-        callback that receives it; what it takes (True) is not there to be read. Must not raise."""
+        """Called with each output except the last, in the callback that receives it, if no other
+        output waits to be read. Must not raise."""
         self.on_change: Callable[[], None] | None = None
-        """Called when there is something to read, be it the end."""
+        """Called when there is something to read, or the stream has ended."""
         self.abandoned = False
-        """Nobody read it for so long that it was aborted."""
+        """Whether it was aborted because nobody read it for too long."""
         self._client = client
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
         self._last_token_at: float | None = None
-        """None before the first, and after a pause of the reader's making."""
+        """When the last token came, in seconds of ``time.monotonic``; None before the first, and
+        after a pause that the reader has caused."""
 
     async def __anext__(self) -> RequestOutput:
-        """Ends after the output with a finish reason; ``EngineDead`` if the engine died before.
+        """The next output. The stream ends after the one with a finish reason.
 
-        Cancelling it loses no output.
+        Raises ``EngineDead`` if the engine died before. Cancelling it loses no output.
         """
         while self._pending is None:
             if self._error is not None:
@@ -92,28 +94,30 @@ class RequestStream(AsyncIterator[RequestOutput]):
         return self._pending is not None or self.is_finished
 
     def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
-        """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
-        after the last grant it ends there with ``length``. Never blocks, never raises."""
+        """Allow ``num_tokens`` in all, for a request that was submitted with
+        ``num_granted_tokens``. After the last grant it ends there with ``length``. Never blocks,
+        never raises."""
         if not self.is_finished:
             self._client.grant_nowait(Grant(self.request_id, num_tokens, is_last))
 
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent, never blocks, never raises.
 
-        The engine's last output still comes through for whoever goes on reading.
+        The engine's last output can still be read.
         """
         if not self.is_finished:
             self._client.abort_nowait(self.request_id)
 
     async def aclose(self) -> None:
-        """``close``, then wait until the counts are final (at once, if the engine is dead)."""
+        """``close``, then wait until the counts are final. Returns at once if the engine is
+        dead."""
         self.close()
         while not self.is_finished:
             await self._change()
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more comes: it has ended, or the engine died."""
+        """Whether no output will come: the request has ended, or the engine has died."""
         return self.finish_reason is not None or self._error is not None
 
     async def _change(self) -> None:
@@ -125,8 +129,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._wakers.remove(waker)
 
     def _deliver(self, output: RequestOutput, now: float, since: list[float]) -> None:
-        """``now``: when it came, in seconds of ``time.monotonic``. ``since``: as
-        ``EngineClient.on_tokens`` is told it."""
+        """Take an output. ``now``: when it came, in seconds of ``time.monotonic``. ``since``: a
+        list for ``EngineClient.on_tokens``, to append to."""
         if num_tokens := len(output.new_token_ids):
             self.num_generated_tokens += num_tokens
             if (last_at := self._last_token_at) is not None:
@@ -140,8 +144,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if output.num_draft_tokens:
             self.num_draft_tokens = output.num_draft_tokens
             self.num_accepted_tokens = output.num_accepted_tokens
-        # By a local name: called as an attribute, a function in a slot is looked for in the class
-        # first, each time (Python 3.11).
+        # By a local name, because in Python 3.11 a call of ``self.on_count()`` looks it up in the
+        # class first.
         count = self.on_count
         if count is not None:
             count(num_tokens)
@@ -164,10 +168,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._wake()
 
     def divert_pending(self, now: float) -> None:
-        """Give ``divert`` all that waits to be read; what it does not take, the reader is told of.
-
-        Never raises.
-        """
+        """Offer what waits to be read to ``divert``, and wake the reader if it is not taken. Never
+        raises."""
         output = self._pending
         if output is None:
             return
@@ -190,7 +192,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """``first`` gives up its lists: copying them at every step would be quadratic."""
+    """Both outputs as one. It takes over the lists of ``first``: copying them at every step would
+    take quadratic time."""
     first.new_token_ids.extend(second.new_token_ids)
     if _says_no_more(first, second):
         return first
@@ -215,7 +218,7 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 
 
 def _says_no_more(first: RequestOutput, second: RequestOutput) -> bool:
-    """Whether ``second`` adds tokens to ``first``, and nothing else: the usual case."""
+    """Whether ``second`` adds only tokens to ``first``, which is the usual case."""
     return (
         second.finish_reason is None
         and first.logprobs is second.logprobs is None
