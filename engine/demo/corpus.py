@@ -20,7 +20,7 @@ from engine.demo.vocabulary import MAX_LENGTH, TURN_END, TURN_START, token_id
 
 _CHATS_PER_CHUNK = 6000
 _LENGTH_MULTIPLE = 16
-# The device's own process, its compiler included, must never wait for a core.
+# Cores that are left for the process of the device, and for its compiler.
 _WORKER_NICENESS = 19
 
 Ids = npt.NDArray[np.int16]
@@ -40,7 +40,7 @@ class Batch:
 
 
 class Encoder:
-    """Tokenizes chats and finds what the assistant says in them."""
+    """Tokenizes chats, and finds the assistant's tokens in them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -49,7 +49,9 @@ class Encoder:
         self._end = token_id(tokenizer, TURN_END)
 
     def encode(self, chats: list[Example]) -> list[tuple[Ids, npt.NDArray[np.bool_]]]:
-        """Token ids of each chat and which of them the loss counts. Too long chats are left out."""
+        """The token ids of each chat, and which of them count for the loss. Chats that are too long
+            are
+        left out."""
         texts = [render(chat.messages, chat.tools).removesuffix("\n") for chat in chats]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         rows = [encoding.ids for encoding in encodings]
@@ -78,7 +80,7 @@ class Encoder:
 def batches_of(
     encoded: list[tuple[Ids, npt.NDArray[np.bool_]]], tokens_per_batch: int
 ) -> Iterator[Batch]:
-    """Cuts chats, sorted by length, into batches of at most `tokens_per_batch` padded tokens."""
+    """Divides chats, sorted by length, into batches of at most `tokens_per_batch` padded tokens."""
     encoded = sorted(encoded, key=lambda pair: len(pair[0]))
     rows: list[tuple[Ids, npt.NDArray[np.bool_]]] = []
     for pair in encoded:
@@ -122,10 +124,10 @@ def _make_chunk(job: tuple[int, int, int]) -> list[Batch]:
 
 
 class Corpus:
-    """Batches that have just been made; when the workers fall behind, earlier ones again.
+    """Batches from worker processes; earlier ones are repeated if the workers are too slow.
 
-    `memory_tokens` bounds what is kept: when it is full the workers stop, and the batches go
-    round in random order.
+    `memory_tokens`: the most tokens that are kept. When they are reached, the workers stop, and the
+    batches are repeated in random order.
     """
 
     def __init__(
@@ -157,7 +159,8 @@ class Corpus:
         self._pool.apply_async(_make_chunk, (job,), callback=self._add, error_callback=self._fail)
 
     def _add(self, batches: list[Batch]) -> None:
-        """Called by the pool's result thread. Asks for another chunk until the memory is full."""
+        """Keep a result, and ask for another one until the memory is full. Called in the pool's
+        thread for results."""
         with self._arrived:
             self._fresh += batches
             self._rng.shuffle(self._fresh)

@@ -1,4 +1,4 @@
-"""Accuracy of the demo model on held-out prompts, kind by kind, through any generator."""
+"""Measures the accuracy of the demo model on held-out prompts of each kind, with any generator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ MAX_TOKENS = 448
 HELD_OUT_SEED = 7
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
-"""`(prompts' token ids, max_tokens) -> generated token ids`, greedy, the end token included."""
+"""Generates greedily: `(prompts' token ids, max_tokens) -> generated token ids`, with end
+tokens."""
 
 
 class Codec(Protocol):
-    """What is needed of a tokenizer (`tokenizers.Tokenizer` has it)."""
+    """The methods that are needed of a tokenizer, as of `tokenizers.Tokenizer`."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool) -> Any: ...
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -71,14 +72,14 @@ class Accuracy:
 
 
 def held_out_examples(per_kind: int, seed: int = HELD_OUT_SEED) -> list[Example]:
-    """The same prompts on every machine: `per_kind` of each kind."""
+    """`per_kind` prompts of each kind, the same on every machine."""
     return list(islice(examples("heldout", seed), per_kind * len(KINDS)))
 
 
 def evaluate(generate: Generate, codec: Codec, held_out: Sequence[Example]) -> Accuracy:
-    """Lets `generate` answer all prompts at once. The outcomes come kind by kind.
+    """Have `generate` answer all prompts at once, and return the outcomes in order of their kinds.
 
-    An answer that does not end by itself is wrong, whatever it says.
+    An answer that does not end by itself is wrong.
     """
     end = codec.token_to_id("<|im_end|>")
     assert end is not None

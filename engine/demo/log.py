@@ -1,4 +1,4 @@
-"""What a training run prints, kept in a file, and where its time went."""
+"""Logs a training run to the terminal and to a file, and measures its stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Log:
-    """Prints lines with the seconds since the start; `stage` measures what is done inside it."""
+    """Prints lines with the seconds since the start; `stage` measures the time of a block."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.stages: dict[str, float] = {}
@@ -20,7 +20,7 @@ class Log:
 
     @property
     def seconds(self) -> float:
-        """Since the log was opened."""
+        """The seconds since the log was opened."""
         return time.monotonic() - self._start
 
     def __call__(self, text: str) -> None:
@@ -32,7 +32,7 @@ class Log:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Adds the seconds until the block ends, however it ends, to `stages[name]`."""
+        """Add the seconds until the block ends, for whatever reason, to `stages[name]`."""
         start = time.monotonic()
         try:
             yield
@@ -40,7 +40,8 @@ class Log:
             self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - start
 
     def summary(self) -> str:
-        """A line per stage, in the order they began, with seconds and share of the whole."""
+        """A line for each stage, in the order of their beginnings, with its seconds and its
+        share."""
         total = self.seconds
         rest = {"everything else": total - sum(self.stages.values())}
         return "\n".join(

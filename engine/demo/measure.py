@@ -1,6 +1,6 @@
-"""Measures a model folder through `transformers`: `python3 -m engine.demo.measure`.
+"""`python3 -m engine.demo.measure`: measures the accuracy of a model's folder with `transformers`.
 
-Writes accuracy.json into the folder. `evaluate.py` measures the same through any other generator.
+Writes accuracy.json into the folder. `evaluate.py` measures it with any other generator.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _load(folder: Path) -> Any:
 
 
 def measure(folder: Path, per_kind: int, log: Log, device: str = "cpu") -> Accuracy:
-    """Asks `per_kind` held-out prompts of each kind, writes accuracy.json, logs what is wrong."""
+    """Ask `per_kind` held-out prompts of each kind, write accuracy.json, and log wrong answers."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     accuracy = evaluate(Greedy(folder, device), tokenizer, held_out_examples(per_kind))
     accuracy.save(folder / "accuracy.json")

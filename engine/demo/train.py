@@ -1,8 +1,8 @@
-"""Trains the demo model from scratch: `python3 -m engine.demo.train --out FOLDER`.
+"""`python3 -m engine.demo.train --out FOLDER`: trains the demo model from scratch.
 
-Generates chats, learns a tokenizer, trains a Llama of 7 million parameters on what the assistant
-says in them, writes a Hugging Face folder and measures it on held-out prompts. What it printed,
-and where the time went, is kept beside the folder in FOLDER.log.
+Generates chats, learns a tokenizer, trains a Llama of 7 million parameters on the assistant's
+messages, writes a folder in Hugging Face layout, and measures it on held-out prompts. The output,
+and the time of each stage, are written to FOLDER.log beside the folder.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def make_tokenizer(options: Options, log: Log) -> Tokenizer:
 
 
 class Trainer:
-    """AdamW on fp32 weights with bf16 arithmetic, the rate falling to zero when time is up."""
+    """AdamW on float32 weights with bfloat16 arithmetic; the learning rate falls to zero when the
+    time is over."""
 
     def __init__(self, model: LlamaForCausalLM, options: Options, log: Log) -> None:
         # `transformers` wraps to() so that mypy takes its argument for the model.
@@ -115,12 +116,12 @@ class Trainer:
                 layer.compile(dynamic=True)
 
     def warm_up(self, batches: Sequence[Batch]) -> None:
-        """Compiles on real batches; where that fails, training goes on without compilation."""
+        """Compile the model on real batches; if that fails, training continues without."""
         start = time.monotonic()
         try:
             for batch in batches:
                 self._loss(batch).backward()  # type: ignore[no-untyped-call]
-        except Exception as error:  # a compiler may fail in any way; none is worth the training
+        except Exception as error:  # A compiler may raise anything, and training can do without it.
             if not self.options.compile:
                 raise
             self.log(f"torch.compile failed, going on without it: {error!r:.500}")
@@ -167,7 +168,7 @@ class Trainer:
     def _step(self, batches: Sequence[Batch], *, timed: bool = False) -> torch.Tensor:
         """One update. Returns the mean loss per assistant token, a scalar on the device.
 
-        A `timed` step waits for the device after each part, so that its parts can be told apart.
+        A `timed` step waits for the device after each part, to measure the parts.
         """
         num_targets = sum(len(batch.targets) for batch in batches)
         total = torch.zeros((), device=self.device)
@@ -194,7 +195,7 @@ class Trainer:
             self._synchronize()
 
     def _parts(self) -> str:
-        """What the timed steps spent where, as shares."""
+        """The shares of the parts in the time of the timed steps."""
         stages = self._step_times.stages
         whole = sum(stages.values()) or 1.0
         return ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in stages.items())
@@ -204,7 +205,9 @@ class Trainer:
             torch.cuda.synchronize()
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        """Summed cross entropy of the targets. Padding is on the right, so causal is enough."""
+        """The summed cross entropy of the targets. Since padding is on the right, the causal mask
+            is
+        enough."""
         tokens = self._on_device(torch.from_numpy(batch.tokens)).long()
         positions = self._on_device(torch.from_numpy(batch.positions))
         targets = self._on_device(torch.from_numpy(batch.targets)).long()
@@ -225,7 +228,7 @@ class Trainer:
 
 
 def save_model(model: LlamaForCausalLM, out: Path, eos_ids: list[int], pad_id: int) -> None:
-    """Writes config.json, generation_config.json and model.safetensors in bf16."""
+    """Write config.json, generation_config.json, and model.safetensors in bfloat16."""
     plain = LlamaForCausalLM(model.config)
     plain.load_state_dict({k: v.cpu() for k, v in model.state_dict().items()})
     plain = plain.to(torch.bfloat16)  # type: ignore[arg-type]  # as in Trainer
@@ -240,7 +243,7 @@ def save_model(model: LlamaForCausalLM, out: Path, eos_ids: list[int], pad_id: i
 
 
 def run(options: Options) -> Accuracy:
-    """Writes the model folder, and beside it FOLDER.log. Returns how accurate the model is."""
+    """Write the model's folder, and FOLDER.log beside it. Returns the model's accuracy."""
     options.out.mkdir(parents=True, exist_ok=True)
     out = options.out.resolve()
     log = Log(out.with_name(f"{out.name}.log"))

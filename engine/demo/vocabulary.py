@@ -19,15 +19,16 @@ TURN_END = "<|im_end|>"
 _SPECIAL = (END_OF_TEXT, TURN_START, TURN_END)
 _MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# A space may lead a word but no other sign may: `"Paris` and ` Paris` then share their letters'
-# tokens, which makes copying easy. A digit is always alone, which makes arithmetic possible.
+# A word may begin with a space, but with no other sign. So `"Paris` and ` Paris` share the tokens
+# of their letters, which makes copying easy. Each digit is a token, which makes arithmetic
+# possible.
 _PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Learns the merges. Every byte is in the vocabulary, so that any text can be encoded.
+    """Learn the merges. Every byte is in the vocabulary, so that any text can be encoded.
 
-    The markers of tool calls are single tokens but not special: decoding keeps them.
+    The tags of tool calls are single tokens, but not special, so that decoding keeps them.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -56,7 +57,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-"""Answers of the model itself, which its draft heads learn to predict."""
+"""Answers of the demo model, which its draft heads learn to predict."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Batch:
     token_ids: npt.NDArray[np.int64]
     """[rows, length]"""
     said: npt.NDArray[np.bool_]
-    """[rows, length]: whether the model said the token."""
+    """[rows, length] bool: whether the model generated the token."""
 
 
 def draw_prompts(model: Path, split: Split, seed: int, count: int) -> list[Prompt]:
-    """``count`` prompts, or a few less: too long ones are left out. Made by all cores."""
+    """``count`` prompts, without those that are too long. All cores make them."""
     jobs = [
         (model, split, seed * 1_000_000 + start, min(_CHATS_PER_JOB, count - start))
         for start in range(0, count, _CHATS_PER_JOB)
@@ -75,7 +75,7 @@ def _prompts_of(job: tuple[Path, Split, int, int]) -> list[Prompt]:
 
 
 def answer(llm: LLM, prompts: Sequence[Prompt]) -> list[Answer]:
-    """What the model says to each, greedily or at one of a few temperatures."""
+    """The model's answers to the prompts, greedily or at one of a few temperatures."""
     params = [
         SamplingParams(
             temperature=_TEMPERATURES[i % len(_TEMPERATURES)], max_tokens=MAX_TOKENS, seed=i

@@ -1,7 +1,7 @@
-"""Measures proposers on the demo model: ``python3 -m engine.demo.heads.measure``.
+"""``python3 -m engine.demo.heads.measure``: measures proposers on the demo model.
 
-Held-out prompts of every kind, answered greedily: the mean number of tokens a step gives (1 and the
-accepted drafts), for every proposer and kind of task, as a Markdown table.
+Answers held-out prompts of every kind greedily, and prints a Markdown table of the mean number of
+tokens per step (1 and the accepted drafts), for every proposer and kind of task.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tally:
 
 @dataclass
 class Measured:
-    """One proposer on all prompts."""
+    """The result of one proposer on all prompts."""
 
     tallies: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     """Tallies by kind of task."""
@@ -54,11 +54,11 @@ class Measured:
 
 
 def measure(name: str, prompts: Sequence[Prompt], num_tokens: int, **options: Any) -> Measured:
-    """One request at a time. The prompt's own step does not count, nor does its token."""
+    """Run the prompts one at a time. The prompt's step and its token do not count."""
     config = {**PROPOSERS[name], "num_speculative_tokens": num_tokens, "adaptive": False}
     if name == "medusa":
         config["num_speculative_tokens"] = min(3, num_tokens)
-    # One engine after another: what is left of the last one must not count.
+    # The memory of the engine before must be free.
     options["kv_cache_memory_bytes"] = 512 << 20
     llm = LLM(MODEL_DIR, skip_tokenizer_init=True, speculative_config=config, **options)
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
@@ -75,7 +75,7 @@ def measure(name: str, prompts: Sequence[Prompt], num_tokens: int, **options: An
 
 
 def table(results: dict[str, Measured]) -> str:
-    """Tokens a step; one row a kind of task."""
+    """A table of tokens per step, with a row for each kind of task."""
     lines = [f"| task | {' | '.join(results)} |", "| --- |" + " ---: |" * len(results)]
     for kind in KINDS:
         cells = [f"{r.tallies[kind].tokens_per_step:.2f}" for r in results.values()]

@@ -1,11 +1,11 @@
 """The draft heads as they are trained. Parameter names are those of the published checkpoints.
 
-An EAGLE head reads, at the place of token p, that token's embedding and the target's feature of
-token p - 1 (none for the first token: zeros), and says what the target says at p. Where it drafts
-further, its own output stands in for the feature that is not known yet. Training unrolls that, as
-EAGLE-3 does ("training-time test", arXiv 2503.01840): pass i sees features that are i times its
-own, and attends to keys of pass 0 as far as those were computed from true features, and to one key
-of each later pass::
+At position p, an EAGLE head reads the embedding of token p and the target's feature of token p - 1
+(zeros for the first token), and predicts what the target predicts at p. When it drafts further, its
+own output replaces features that are not known yet. Training unrolls that, as EAGLE-3 does
+("training-time test", arXiv:2503.01840): the features that pass i reads have gone through the head
+i times. It attends to keys of pass 0 that were computed from true features, and to one key of each
+later pass::
 
     pass 2 at p:   keys of pass 0 at 0 .. p-2,   of pass 1 at p-1,   of pass 2 at p
 """
@@ -23,7 +23,7 @@ _NEG_INF = float("-inf")
 
 @dataclass(frozen=True)
 class Shape:
-    """The parts of the target's shape that a head shares."""
+    """The dimensions that a head has in common with the target."""
 
     hidden_size: int
     intermediate_size: int
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q_size, shape.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, passes: list[Pass]) -> torch.Tensor:
-        """x: [batch, length, in_features]; appends the keys of this pass to ``passes``."""
+        """x: [batch, length, in_features]. Appends the keys of this pass to ``passes``."""
         batch, length, _ = x.shape
         q, k, v = (
             projection(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
@@ -90,7 +90,7 @@ def attend(q: torch.Tensor, passes: list[Pass]) -> torch.Tensor:
 
 
 def shift(x: torch.Tensor, places: int) -> torch.Tensor:
-    """Along the last but one dimension, towards later places; zeros come in."""
+    """Shift along the last dimension but one, towards later positions, filling with zeros."""
     if places == 0:
         return x
     return F.pad(x, (0, 0, places, 0))[..., : x.shape[-2], :]
@@ -142,7 +142,7 @@ class Eagle3(nn.Module):
     """``fc``, ``midlayer``, ``norm``, ``lm_head`` and the offsets ``d2t`` of its vocabulary."""
 
     def __init__(self, shape: Shape, draft_ids: torch.Tensor, vocab_size: int) -> None:
-        """draft_ids: ascending, the tokens that it can draft."""
+        """draft_ids: the tokens that the head can draft, ascending."""
         super().__init__()
         self.fc = nn.Linear(3 * shape.hidden_size, shape.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(shape)
@@ -158,7 +158,8 @@ class Eagle3(nn.Module):
     def unroll(
         self, embeds: torch.Tensor, aux: torch.Tensor, num_passes: int
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each pass: logits over the draft vocabulary, and the hidden states fed on.
+        """The logits over the draft vocabulary, and the hidden states for the next pass, of each
+        pass.
 
         embeds: [batch, length, hidden] of each token; aux: [batch, length, 3 * hidden] of the same.
         """
@@ -173,7 +174,7 @@ class Eagle3(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer without a norm before attention, as EAGLE-1 has it."""
+    """A decoder layer without a norm before attention, as in EAGLE-1."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -188,7 +189,7 @@ class EagleLayer(nn.Module):
 
 
 class Eagle(nn.Module):
-    """``fc`` and ``layers.0``; embedding and language model head are the target's."""
+    """``fc`` and ``layers.0``. The embedding and the language model head are the target's."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -221,8 +222,8 @@ class ResBlock(nn.Module):
 
 
 class Medusa(nn.ModuleList):
-    """Heads ``{i}.0.linear`` and ``{i}.1`` (arXiv 2401.10774): head i foresees the token that comes
-    i + 1 after the one the target says next."""
+    """Heads ``{i}.0.linear`` and ``{i}.1`` (arXiv:2401.10774): head i predicts the token at i + 1
+    positions after the target's next token."""
 
     def __init__(self, hidden_size: int, lm_head: torch.Tensor, num_heads: int) -> None:
         heads = []

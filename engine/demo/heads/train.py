@@ -1,7 +1,7 @@
-"""Trains draft heads for the demo model: ``python3 -m engine.demo.heads.train --out FOLDER``.
+"""``python3 -m engine.demo.heads.train --out FOLDER``: trains draft heads for the demo model.
 
-Has the model answer prompts, then trains an EAGLE-3 head, an EAGLE head and Medusa heads side by
-side on its answers, and writes FOLDER/{eagle3,eagle,medusa} in the layouts they are published in.
+Has the model answer prompts, trains an EAGLE-3 head, an EAGLE head and Medusa heads on the answers
+at the same time, and writes FOLDER/{eagle3,eagle,medusa} in their published layouts.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ class Options:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the frozen target computes for a batch."""
+    """What the target computes for a batch."""
 
     token_ids: torch.Tensor
     """[rows, length]"""
     embeds: torch.Tensor
     aux: torch.Tensor
-    """[rows, length, 3 * hidden]: what goes into the layers ``aux_layers``"""
+    """[rows, length, 3 * hidden]: the inputs of the layers ``aux_layers``"""
     features: torch.Tensor
     """[rows, length, hidden], normed"""
     probs: torch.Tensor
-    """[rows, length, vocab]: of the token after each"""
+    """[rows, length, vocab]: of the token after each position"""
     counts: torch.Tensor
-    """[rows, length] bool: whether the token after it was said by the model"""
+    """[rows, length] bool: whether the model generated the token after each position"""
 
 
 class Target:
-    """The demo model, frozen."""
+    """The demo model with frozen weights."""
 
     def __init__(self, options: Options) -> None:
         model = LlamaForCausalLM.from_pretrained(options.model, dtype=torch.float32)
@@ -113,7 +113,7 @@ def autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Heads(nn.Module):
-    """All three heads, trained together: they share what the target computes."""
+    """All three heads, which are trained together because they need the same of the target."""
 
     def __init__(self, target: Target, draft_ids: torch.Tensor, options: Options) -> None:
         super().__init__()
@@ -132,8 +132,8 @@ class Heads(nn.Module):
         }
 
     def _eagle3_loss(self, seen: Seen) -> torch.Tensor:
-        """Cross entropy with what the target says, as far as the draft vocabulary has it; places
-        where it has not the target's favourite do not count."""
+        """Cross entropy with the target's distribution over the draft vocabulary. Positions at
+        which this lacks the target's most likely token do not count."""
         probs = seen.probs[..., self.eagle3.t2d]
         counts = seen.counts & self.eagle3.t2d[seen.probs.argmax(-1)]
         loss = torch.zeros((), device=probs.device)
@@ -165,8 +165,8 @@ class Heads(nn.Module):
 
     @torch.no_grad()
     def hit_rates(self, seen: Seen) -> dict[str, list[torch.Tensor]]:
-        """For each draft place, whether the head's favourite is the target's: [rows, length] bool,
-        at the place of the token from which the target says it."""
+        """For each position of a draft, [rows, length] bool: whether the head's most likely token
+        is the target's, at the position from which the target predicts it."""
         best = seen.probs.argmax(-1)
         ids = torch.arange(len(self.eagle3.d2t), device=best.device) + self.eagle3.d2t
         eagle3 = self.eagle3.unroll(seen.embeds, seen.aux, self.num_passes)
@@ -190,7 +190,7 @@ def from_pass(counts: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def cross_entropy(logits: torch.Tensor, probs: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Mean over the places that count."""
+    """The mean over the positions that count."""
     chosen = probs[counts]
     chosen = chosen / chosen.sum(-1, keepdim=True).clamp_min(1e-9)
     entropy = -(chosen * logits[counts].float().log_softmax(-1)).sum(-1)
@@ -215,7 +215,7 @@ def train(heads: Heads, data: Iterator[Batch], options: Options, log: Log) -> No
         with autocast(heads.target.device):
             losses = heads.losses(seen)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-        # One by one, so that no head's gradients hold the others back.
+        # One by one, so that the gradients of one head do not scale down those of others.
         for name in losses:
             nn.utils.clip_grad_norm_(getattr(heads, name).parameters(), 0.5)
         optimizer.step()
@@ -231,7 +231,8 @@ def train(heads: Heads, data: Iterator[Batch], options: Options, log: Log) -> No
 
 
 def measure(heads: Heads, held_out: Sequence[Answer], log: Log) -> dict[str, float]:
-    """Mean tokens a step, one of them the target's own, if drafting began at every place."""
+    """The mean number of tokens per step, the target's own included, if drafts begin at every
+    position."""
     lengths: dict[str, list[float]] = {}
     data = batches(held_out, 16384, 0)
     num_rows = 0
@@ -239,7 +240,7 @@ def measure(heads: Heads, held_out: Sequence[Answer], log: Log) -> dict[str, flo
         batch = next(data)
         num_rows += len(batch.token_ids)
         seen = heads.target.see(batch)
-        greedy = seen.counts.clone()  # only where the text is what greedy decoding says
+        greedy = seen.counts.clone()  # only where the text is that of greedy decoding
         greedy[:, :-1] &= seen.probs.argmax(-1)[:, :-1] == seen.token_ids[:, 1:]
         for name, hits in heads.hit_rates(seen).items():
             alive, length = greedy.clone(), torch.ones(greedy.shape, device=greedy.device)
@@ -256,7 +257,7 @@ def measure(heads: Heads, held_out: Sequence[Answer], log: Log) -> dict[str, flo
 
 
 def save(heads: Heads, options: Options) -> None:
-    """Weights in bfloat16, in the layouts of the published heads."""
+    """Write the weights in bfloat16, in the layouts of the published heads."""
     config = heads.target.config
     common: dict[str, Any] = {
         "model_type": "llama",
@@ -339,7 +340,7 @@ def run(options: Options) -> dict[str, float]:
 
 
 def _draft_ids(answers: Sequence[Answer], target: Target, size: int) -> torch.Tensor:
-    """The tokens said most often, ascending."""
+    """The most frequent tokens, ascending."""
     said = np.concatenate([a.token_ids[a.num_prompt_tokens :] for a in answers])
     counts = torch.bincount(torch.from_numpy(said), minlength=target.config.vocab_size)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
