@@ -214,8 +214,7 @@ def chat(options: argparse.Namespace) -> None:
 
         def work(llm: LLM, number: int, batch: int = batch) -> int:
             """Run prompts at once; or, if there is one at a time, several one after the other,
-                    because one
-            answer is short."""
+            because one answer is short."""
             size = max(batch, _PROMPTS_A_ROUND)
             some = [prompts[(number * size + i) % len(prompts)] for i in range(size)]
             count = 0

@@ -50,8 +50,7 @@ class Encoder:
 
     def encode(self, chats: list[Example]) -> list[tuple[Ids, npt.NDArray[np.bool_]]]:
         """The token ids of each chat, and which of them count for the loss. Chats that are too long
-            are
-        left out."""
+        are left out."""
         texts = [render(chat.messages, chat.tools).removesuffix("\n") for chat in chats]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         rows = [encoding.ids for encoding in encodings]

@@ -206,8 +206,7 @@ class Trainer:
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         """The summed cross entropy of the targets. Since padding is on the right, the causal mask
-            is
-        enough."""
+        is enough."""
         tokens = self._on_device(torch.from_numpy(batch.tokens)).long()
         positions = self._on_device(torch.from_numpy(batch.positions))
         targets = self._on_device(torch.from_numpy(batch.targets)).long()
