@@ -112,6 +112,43 @@ def constraints(schema: Any) -> set[str]:
             {"properties": {"a": {}}, "additionalProperties": False},
         ),
         (
+            {"propertyNames": {"enum": ["a", 1, "\x01"]}, "properties": {"a": {}}},
+            {"properties": {"a": {}}, "additionalProperties": False},
+        ),
+        # A closed object has no other names, whatever the rule.
+        (
+            {
+                "propertyNames": {"minLength": 1},
+                "properties": {"": {}, "a": {"type": "null"}},
+                "additionalProperties": False,
+            },
+            {
+                "properties": {"": False, "a": {"type": "null"}},
+                "additionalProperties": False,
+            },
+        ),
+        # What a rule leaves over keeps the schema of the rest,
+        (
+            {"propertyNames": {"minLength": 1}, "additionalProperties": {"type": "null"}},
+            {
+                "patternProperties": {r"^(?:[\s\S]{1,})$": {"type": "null"}},
+                "additionalProperties": False,
+            },
+        ),
+        # and a rule that all names follow is none for those that have a schema.
+        (
+            {"propertyNames": True, "properties": {"a": {"type": "null"}}},
+            {
+                "properties": {"a": {"type": "null"}},
+                "patternProperties": {r"^(?:[\s\S]*)$": {}},
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {"anyOf": [{"type": "null"}], "unevaluatedProperties": True},
+            {"anyOf": [{"type": "null"}]},
+        ),
+        (
             {"patternProperties": {"^x": {"type": "null"}}, "properties": {"xy": True, "y": True}},
             {
                 "properties": {"xy": {"allOf": [{}, {"type": "null"}]}, "y": {}},
@@ -121,6 +158,13 @@ def constraints(schema: Any) -> set[str]:
         (
             {"patternProperties": {"^x": False}, "properties": {"xy": {"type": "null"}}},
             {"properties": {"xy": False}, "patternProperties": {r"^(?:x[\s\S]*)$": False}},
+        ),
+        (
+            {"patternProperties": {"^x": {"type": "null"}}, "properties": {"xy": False}},
+            {
+                "properties": {"xy": False},
+                "patternProperties": {r"^(?:x[\s\S]*)$": {"type": "null"}},
+            },
         ),
         # Members are counted where no name is optional, unless their number follows from the names.
         ({"minProperties": 1}, {"minProperties": 1}),
@@ -140,6 +184,11 @@ def constraints(schema: Any) -> set[str]:
         ),
         (
             {"dependentRequired": {"a": ["b"]}},
+            {"allOf": [{"anyOf": [{"properties": {"a": False}}, {"required": ["b"]}]}]},
+        ),
+        # Nobody could write the name on which the other depends.
+        (
+            {"dependentRequired": {"\x01": ["b"], "a": ["b"]}},
             {"allOf": [{"anyOf": [{"properties": {"a": False}}, {"required": ["b"]}]}]},
         ),
         # Proven apart, oneOf is anyOf.
@@ -173,11 +222,13 @@ def test_exact_forms(schema: Any, expected: Any) -> None:
         (True, r"[\s\S]*"),
         ({"type": "string", "title": "any"}, r"[\s\S]*"),
         ({"const": "a.b"}, r"a\.b"),
-        ({"enum": ["a", 1, "b"]}, "a|b"),
+        ({"enum": ["a", 1, "\x01", "b"]}, "a|b"),
         ({"pattern": "^ab$"}, "ab"),
         ({"minLength": 2}, r"[\s\S]{2,}"),
         ({"maxLength": 3}, r"[\s\S]{0,3}"),
         ({"minLength": 1, "maxLength": 3.0}, r"[\s\S]{1,3}"),
+        ({"minLength": 1000}, r"[\s\S]{1000,}"),
+        ({"maxLength": 1000}, r"[\s\S]{0,1000}"),
     ],
 )
 def test_a_simple_rule_of_names_is_an_expression(names: Any, expression: str) -> None:
@@ -194,11 +245,14 @@ def test_a_simple_rule_of_names_is_an_expression(names: Any, expression: str) ->
         {"type": ["string", "null"]},
         {"const": 1},
         {"const": "\x01"},
+        {"const": "a", "maxLength": 3},
         {"enum": [1]},
+        {"enum": ["a", "abcd"], "maxLength": 3},
         {"pattern": "(?=a)"},
         {"pattern": "a", "maxLength": 3},
         {"minLength": 1001},
         {"maxLength": 1001},
+        {"minLength": 1, "not": {"const": "a"}},
         {"not": {"const": "a"}},
     ],
 )
@@ -225,6 +279,21 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"maximum": 9e-10}, "$.maximum", "too close to 0"),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
+        (
+            {"patternProperties": {"(?=a)": {}}, "additionalProperties": True},
+            "$.patternProperties",
+            "look-around",
+        ),
+        (
+            {"patternProperties": {"^ab": {}, "^c": {}, "^a": {}}},
+            "$.patternProperties",
+            "must begin differently",
+        ),
+        (
+            {"patternProperties": {"^a": {}}, "propertyNames": {"minLength": 1}},
+            "$.propertyNames",
+            "only one plain pattern",
+        ),
         ({"required": ["a", "\x01"]}, "$.required", "a control character"),
         ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
         ({"enum": [1e15 + 0.5]}, "$.enum", "an exponent"),
@@ -233,6 +302,12 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
         ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties", "optional properties"),
         ({"properties": {"a": {}}, "maxProperties": 1}, "$.maxProperties", "optional properties"),
+        (
+            {"properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 1},
+            "$.maxProperties",
+            "optional properties",
+        ),
+        ({"dependentRequired": {"a": ["b", "\x01"]}}, "$.dependentRequired", "a control character"),
     ],
 )
 def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> None:
@@ -280,6 +355,32 @@ def test_an_object_that_cannot_be_is_ruled_out_for_them() -> None:
     others = {"properties": {"a": False, "b": {"type": "null"}}, "required": ["b"]}
     assert lowered(schema | others, XGRAMMAR)["properties"] == {"b": {"type": "null"}}
     assert lowered(schema | {"type": "object"}, XGRAMMAR) is False
+
+
+def test_it_is_ruled_out_by_any_name_that_cannot_be() -> None:
+    schema = {
+        "type": ["object", "null"],
+        "properties": {"a": {}, "b": False},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    assert lowered(schema, XGRAMMAR)["type"] == ["null"]
+
+
+@pytest.mark.parametrize("keyword", ["dependentRequired", "dependentSchemas"])
+def test_four_dependencies_are_enforced_and_five_dropped(keyword: str) -> None:
+    needs: Any = ["x"] if keyword == "dependentRequired" else {"required": ["x"]}
+    schemas = [{keyword: dict.fromkeys("abcde"[:count], needs)} for count in (4, 5)]
+    four, five = (lowered(schema) for schema in schemas)
+    assert [part["anyOf"][0]["properties"] for part in four["allOf"]] == [
+        {name: False} for name in "abcd"
+    ]
+    assert all(part["anyOf"][1] == {"required": ["x"]} for part in four["allOf"])
+    assert five == {}
+    assert [reasons(schema) for schema in schemas] == [
+        {},
+        {f"$.{keyword}": "more than 4 dependencies"},
+    ]
 
 
 def test_outlines_spells_out_what_anything_is() -> None:
