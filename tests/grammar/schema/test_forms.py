@@ -58,6 +58,15 @@ def test_the_first_wrong_form_is_named(schema: Any, path: str, message: str) -> 
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("num_digits", "shown"), [(80, "1" * 80), (81, "1" * 77 + "...")], ids=["whole", "cut"]
+)
+def test_a_long_value_is_shown_in_part(num_digits: int, shown: str) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        check({"title": int("1" * num_digits)})
+    assert caught.value.message == f"title must be a string, got {shown}"
+
+
 def test_limits() -> None:
     nested: Any = {}
     for _ in range(20):
@@ -69,6 +78,7 @@ def test_limits() -> None:
     check(wide)
     with pytest.raises(GrammarTooLarge, match="more than 49 properties"):
         check(wide, max_properties=49)
+    check({"enum": [1, 2], "properties": {"a": True}}, max_enum_values=2)
     with pytest.raises(GrammarTooLarge, match=r"more than 2 values \(at \$\.enum"):
         check({"enum": [1, 2, 3]}, max_enum_values=2)
     forty_one: Any = {"properties": {str(i): {} for i in range(41)}}
