@@ -48,6 +48,8 @@ def check(schema: Any, **limits: Any) -> None:
         ({"multipleOf": 0}, "$.multipleOf", "above 0"),
         ({"$defs": {"x": {"not": 3}}}, "$.$defs.x.not", "a schema"),
         ({"description": "x" * 200, "title": 5}, "$.title", "a string"),
+        ({"$anchor": "1a"}, "$.$anchor", "a name"),
+        ({"$dynamicAnchor": 5}, "$.$dynamicAnchor", "a name"),
         ([], "$", "a schema"),
     ],
 )
@@ -88,6 +90,10 @@ def test_limits() -> None:
     check({"maxLength": 1000, "minItems": 1000.0})
     with pytest.raises(GrammarTooLarge, match=r"more than 1000 \(at \$\.items\.maxItems"):
         check({"items": {"maxItems": 1001}})
+
+
+def test_an_anchor_is_a_name() -> None:
+    check({"$anchor": "a-b.C_1", "$dynamicAnchor": "_"})
 
 
 def test_depth_counts_schemas_not_data() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from fractions import Fraction
 from typing import Any
@@ -62,6 +63,15 @@ def constraints(schema: Any) -> set[str]:
             {"type": "number", "exclusiveMaximum": 10**12, "maximum": 5},
             {"type": "number", "maximum": 5},
         ),
+        ({"type": "number", "exclusiveMinimum": 1, "minimum": 5}, {"type": "number", "minimum": 5}),
+        (
+            {"type": "number", "minimum": 1, "exclusiveMinimum": 5},
+            {"type": "number", "minimum": 5.000000001},
+        ),
+        (
+            {"type": "integer", "allOf": [{"multipleOf": 16}, {"multipleOf": 625}]},
+            {"type": "integer", "allOf": [{"multipleOf": 16}, {"multipleOf": 625}]},
+        ),
         ({"type": "number", "exclusiveMinimum": 10**15}, {"type": "number", "minimum": 10**15 + 1}),
         (
             {"type": "number", "exclusiveMaximum": 2**53 - 1},
@@ -76,6 +86,11 @@ def constraints(schema: Any) -> set[str]:
             {"type": "array", "prefixItems": [True], "unevaluatedItems": False},
             {"type": "array", "prefixItems": [{}], "items": False},
         ),
+        (
+            {"type": "array", "items": {"type": "null"}, "unevaluatedItems": False},
+            {"type": "array", "items": {"type": "null"}},
+        ),
+        ({"anyOf": [{"type": "array"}], "unevaluatedItems": True}, {"anyOf": [{"type": "array"}]}),
         (
             {"type": "object", "unevaluatedProperties": {"type": "null"}},
             {"type": "object", "additionalProperties": {"type": "null"}},
@@ -212,6 +227,8 @@ def constraints(schema: Any) -> set[str]:
 )
 def test_exact_forms(schema: Any, expected: Any) -> None:
     assert lowered(schema) == expected
+    # and in the same words: 2, not 2.0
+    assert json.dumps(lowered(schema), sort_keys=True) == json.dumps(expected, sort_keys=True)
     assert reasons(schema) == {}
     assert constraints(schema) <= told(schema)
 
@@ -277,6 +294,12 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "$.allOf[1].multipleOf", "common"),
         ({"minimum": 2**53}, "$.minimum", "a bound beyond 9007199254740991"),
         ({"maximum": 9e-10}, "$.maximum", "too close to 0"),
+        ({"anyOf": [{}], "unevaluatedItems": False}, "$.unevaluatedItems", "cannot be followed"),
+        (
+            {"type": "array", "uniqueItems": True, "maxItems": 2},
+            "$.uniqueItems",
+            "the items before",
+        ),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
         (
