@@ -216,6 +216,10 @@ def constraints(schema: Any) -> set[str]:
             {"anyOf": [{"type": "null"}], "allOf": [{"anyOf": [{"enum": [1]}, {"enum": [2]}]}]},
         ),
         ({"anyOf": [False, {"type": "null"}]}, {"anyOf": [{"type": "null"}]}),
+        ({"anyOf": [False, False]}, {"anyOf": [False]}),
+        # Nothing is said by a branch without its condition, and by the name of the whole.
+        ({"type": "null", "then": False, "else": False}, {"type": "null"}),
+        ({"$id": "https://example.com/x", "type": "null"}, {"type": "null"}),
         (
             {"definitions": {"a b": {"$ref": "#"}}, "items": {"$ref": "#/definitions/a%20b"}},
             {
@@ -353,6 +357,20 @@ def test_divisors_that_never_meet_need_no_common_multiple() -> None:
     assert reasons(schema) == {}
 
 
+@pytest.mark.parametrize(
+    ("schema", "merges"),
+    [
+        ({"properties": {"a": {"minimum": 1}}}, False),
+        ({"anyOf": [{"type": "null"}]}, False),
+        ({"allOf": [{"type": "null"}]}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}, "minimum": 3}, True),
+        ({"dependentRequired": {"a": ["b"]}}, True),
+    ],
+)
+def test_it_is_known_whether_one_schema_is_made_of_several(schema: Any, merges: bool) -> None:
+    assert lower(Document(schema), LLGUIDANCE).merges == merges
+
+
 def test_dropping_a_pattern_frees_the_names_it_might_have_matched() -> None:
     schema = {"patternProperties": {r"\bx": {"type": "null"}}, "additionalProperties": False}
     assert lowered(schema) == {}
@@ -406,8 +424,9 @@ def test_four_dependencies_are_enforced_and_five_dropped(keyword: str) -> None:
     ]
 
 
-def test_outlines_spells_out_what_anything_is() -> None:
-    array = lowered({"type": "array", "items": True}, OUTLINES)
+@pytest.mark.parametrize("anything", [True, {}, {"title": "T"}])
+def test_outlines_spells_out_what_anything_is(anything: Any) -> None:
+    array = lowered({"type": "array", "items": anything}, OUTLINES)
     assert array["items"]["type"] == ["array", "boolean", "null", "number", "object", "string"]
 
 
