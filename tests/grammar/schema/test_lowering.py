@@ -55,6 +55,7 @@ def constraints(schema: Any) -> set[str]:
             {"enum": [0.0, -0.5, 2**63 - 1, {"a": [1.0]}]},
             {"enum": [0, -0.5, 2**63 - 1, {"a": [1]}]},
         ),
+        ({"enum": [1e-5, 999999999999999.5]}, {"enum": [1e-5, 999999999999999.5]}),
         ({"enum": ["a"], "type": "integer"}, False),
         # Open bounds of numbers become closed ones that are surely another double.
         ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "minimum": 1e-09}),
@@ -286,8 +287,26 @@ def test_other_rules_of_names_are_dropped(names: Any) -> None:
 def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
     date = lowered({"type": "string", "format": "date"})
     assert set(date) == {"type", "pattern"}
-    both = lowered({"type": "string", "format": "email", "pattern": "a"})
-    assert both["allOf"][0]["maxLength"] == 254
+    email = lowered({"type": "string", "format": "email"})
+    assert set(email["allOf"][0]) == {"pattern", "maxLength"}
+    assert email["allOf"][0]["maxLength"] == 254
+
+
+@pytest.mark.parametrize(("name", "max_length"), [("date", None), ("email", 254)])
+def test_a_format_beside_a_pattern_holds_as_well(name: str, max_length: int | None) -> None:
+    schema = {"type": "string", "format": name, "pattern": "^a$"}
+    alone = lowered({"type": "string", "format": name})
+    found = lowered(schema)
+    assert found["pattern"] == "^(?:a)$"
+    assert found["allOf"] == alone.get("allOf", [{"pattern": alone.get("pattern")}])
+    assert found["allOf"][0].get("maxLength") == max_length
+    assert "$.format" in told(schema)
+    assert reasons(schema) == {}
+
+
+def test_what_the_list_cannot_say_the_type_still_does() -> None:
+    assert lowered({"type": "number", "enum": [1e300]}) == {"type": "number"}
+    assert lowered({"enum": [1e300]}) == {}
 
 
 @pytest.mark.parametrize(
@@ -324,6 +343,7 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"required": ["a", "\x01"]}, "$.required", "a control character"),
         ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
         ({"enum": [1e15 + 0.5]}, "$.enum", "an exponent"),
+        ({"enum": [9e-6]}, "$.enum", "an exponent"),
         ({"const": [{"a": 2**63}]}, "$.const", "beyond 64 bits"),
         ({"const": {"a": ["\x01"]}}, "$.const", "a control character"),
         ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
