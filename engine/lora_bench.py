@@ -25,7 +25,7 @@ from engine.bench import model_folder
 from engine.llm import LLM, LoRARequest, SamplingParams, TokensPrompt
 from engine.lora.adapter import WEIGHTS_NAME
 from engine.lora.config import FILE_NAME
-from engine.lora.places import Place, find_places
+from engine.lora.target_modules import TargetModule, find_target_modules
 from engine.models.registry import create_model, read_config
 from engine.shapes import QUANTIZATIONS
 from engine.speculation_bench import LLAMA_3_8B
@@ -50,29 +50,33 @@ class Measurement(msgspec.Struct, frozen=True):
     """Until all requests have their first token, if that is all they ask for."""
 
 
-def write_adapter(folder: Path, places: Mapping[str, Place], rank: int, seed: int) -> LoRARequest:
+def write_adapter(
+    folder: Path, modules: Mapping[str, TargetModule], rank: int, seed: int
+) -> LoRARequest:
     """Random, small enough that what it adds does not drown the rest."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, place in places.items():
+    for name, module in modules.items():
         prefix = f"base_model.model.{name}."
-        sides = {"A": (rank, place.in_features), "B": (place.out_features, rank)}
+        sides = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
         for side, shape in sides.items():
             drawn = torch.rand(shape, generator=generator) - 0.5
             tensors[f"{prefix}lora_{side}.weight"] = (drawn * 0.01).bfloat16()
     folder.mkdir()
-    targets = sorted({name.split(".")[-1] for name in places})
+    targets = sorted({name.split(".")[-1] for name in modules})
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
     (folder / FILE_NAME).write_text(json.dumps(config))
     save_file(tensors, folder / WEIGHTS_NAME)
     return LoRARequest(folder.name, folder)
 
 
-def places_of(model_dir: str) -> dict[str, Place]:
+def target_modules_of(model_dir: str) -> dict[str, TargetModule]:
     """Of a native model, none of whose weights is loaded."""
     facts = read_config(Path(model_dir))
     meta = torch.device("meta")
-    return find_places(create_model(facts, max_model_len=16, dtype=facts.dtype, device=meta))
+    return find_target_modules(
+        create_model(facts, max_model_len=16, dtype=facts.dtype, device=meta)
+    )
 
 
 def cases(adapters: Sequence[LoRARequest], requests: int) -> dict[str, Adapters]:
@@ -175,9 +179,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model_folder(asked.model, shape) as model,
         tempfile.TemporaryDirectory(prefix="sluice-bench-") as directory,
     ):
-        places = places_of(model)
+        modules = target_modules_of(model)
         adapters = [
-            write_adapter(Path(directory) / f"adapter-{i}", places, asked.rank, seed=i)
+            write_adapter(Path(directory) / f"adapter-{i}", modules, asked.rank, seed=i)
             for i in range(asked.adapters)
         ]
         without = None if asked.one_engine else LLM(model, **options)

@@ -1,6 +1,6 @@
-"""May this request run, and as what: from a client's fields to token ids and sampling parameters.
+"""Decides whether a request may run, and turns its fields into token ids and sampling parameters.
 
-Nothing is accepted and ignored: a field the server cannot act on is refused with its name.
+No field is accepted and ignored: one that the server cannot act on is refused by name.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from tenants.usage import Ledger
 
 MAX_CHOICES = 8
 DEFAULT_COMPLETION_TOKENS = 16
-"""New tokens of a text completion that sets no limit: OpenAI's default, as clients expect it."""
+"""New tokens of a text completion that sets no limit, as in OpenAI's API."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 MAX_CACHE_SALT = 256
 
 
 class Admission:
-    """Turns chats into ``Admitted`` requests. One per gateway."""
+    """Turns requests into ``Admitted`` ones. There is one for each gateway process."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Admission:
         sampling_defaults: Mapping[str, float | int] | None = None,
     ) -> None:
         self.draining = False
-        """Set by ``drain``, for good: nothing more is admitted."""
+        """Set by ``drain``, for good: nothing is admitted any more."""
         self.models = models
         self._default_max_tokens = config.models.default_max_tokens
         self._engine = engine
@@ -105,7 +105,8 @@ class Admission:
         self._priorities = Priorities(settings.service_tiers or {}, config.engine.policy)
 
     def drain(self) -> None:
-        """The server shuts down: admit nothing more, what is being admitted neither."""
+        """Admit nothing from here on, not even requests that are being admitted: the server shuts
+        down."""
         self.draining = True
         self._quota.close_queue()
 
@@ -126,7 +127,8 @@ class Admission:
     async def admit_text_completion(
         self, request: CompletionRequest, *, request_id: UUID, principal: Principal
     ) -> tuple[Admitted, list[TextPrompt]]:
-        """As ``admit``, for prompts without a template; with the prompts, for ``echo``."""
+        """As ``admit``, for prompts without a chat template. Also returns the prompts, which
+        ``echo`` needs."""
         unsupported.refuse(request, unsupported.COMPLETIONS)
         _check_stream_options(request)
         self._check_open(principal)
@@ -172,7 +174,7 @@ class Admission:
         return admitted, prompts
 
     def echo(self, request: CompletionRequest, prompt: TextPrompt) -> Echo:
-        """What stands before an answer to ``prompt``."""
+        """What to repeat of ``prompt`` before its answer."""
         if not request.echo:
             return Echo()
         if request.logprobs is None:
@@ -190,11 +192,11 @@ class Admission:
         num_choices: int = 1,
         scope: Scope = "chat",
     ) -> Admitted:
-        """Check everything that can be known before the engine has the request.
+        """Check everything that can be checked before the engine gets the request.
 
-        The answer holds quota: ``Generations.begin`` takes it over, without an await in between.
-        Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``: all of them are
-        ``errors.to_api_error``'s to translate.
+        The result has a reservation, which ``Generations.begin`` must take over without an await in
+        between. Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``, which
+        ``errors.to_api_error`` translates for the client.
         """
         self._check_open(principal, scope)
         served = self.models.find(principal, model)
@@ -202,7 +204,8 @@ class Admission:
         use = await self._tools(fields, principal)
         check_metadata(fields.metadata)
         max_model_len = self._engine.info.max_model_len
-        if len(fields.messages) > max_model_len:  # each is a token at least: spare the rendering
+        # Each message has at least one token, so too many need not be rendered.
+        if len(fields.messages) > max_model_len:
             raise ContextLengthExceeded(
                 f"There are {len(fields.messages)} messages, but the model takes {max_model_len} "
                 "tokens in all.",
@@ -237,9 +240,9 @@ class Admission:
     async def count(
         self, fields: ChatFields, *, model: str | None, principal: Principal, scope: Scope = "chat"
     ) -> int:
-        """Tokens of the prompt that ``admit`` would submit, without taking anything for it.
+        """The number of prompt tokens that ``admit`` would submit. Reserves nothing.
 
-        Raises as ``admit`` does over what makes the prompt.
+        Raises as ``admit`` does for the fields that the prompt is made of.
         """
         self._check_open(principal, scope)
         self.models.find(principal, model)
@@ -263,7 +266,7 @@ class Admission:
         loose_calls: LooseCalls | None = None,
         service_tier: str | None = None,
     ) -> Admitted:
-        """Takes its part of the limits, last of all."""
+        """Reserve tokens of the tenant's limits, last of all checks."""
         assert params.max_tokens is not None
         stop = stop_strings(fields.stop)
         priority = principal.priority + self._priorities.shift(service_tier, fields.priority)
@@ -315,10 +318,10 @@ class Admission:
         prompt_tokens: int,
         max_tokens: int,
     ) -> Hold:
-        """Last of all: nothing that can be refused comes after it, but a key or a server that
-        ended meanwhile.
+        """Reserve the prompt's tokens, and the first slice of the answer's.
 
-        Raises ``QuotaExceeded``, ``StoreUnavailable``, ``AuthenticationFailed``, ``Draining``.
+        Raises ``QuotaExceeded`` or ``StoreUnavailable``; ``AuthenticationFailed`` or ``Draining``
+        if the key was revoked, or the server began to shut down, while the request waited.
         """
         try:
             hold = await self._quota.reserve(
@@ -330,10 +333,10 @@ class Admission:
                 price=self._price,
             )
         except QuotaExceeded:
-            self._check_not_draining()  # it may have waited in a queue
+            self._check_not_draining()  # The queue of waiting requests may have been closed.
             raise
         try:
-            # While it is not running, nobody else looks.
+            # A revocation ends running requests only, so this one must look for itself.
             await self._authenticator.check(principal.key.public_id)
             self._check_not_draining()
         except BaseException:
@@ -344,7 +347,7 @@ class Admission:
     async def _tools(self, fields: ChatFields, principal: Principal) -> ToolUse | None:
         if not fields.tools:
             return self.tools.read(fields)
-        # Megabytes of schemas take a while to check.
+        # In a thread, because a request may have megabytes of schemas.
         read = partial(self.tools.read, fields)
         return await self.prompt_threads.run(read, tenant=principal.tenant.id, size=0)
 
@@ -364,7 +367,7 @@ class Admission:
         )
 
     def _output(self, fields: ChatFields, use: ToolUse | None) -> OutputFormat | None:
-        """What the whole answer must look like, calls included."""
+        """The format of the whole answer, calls included; None for free text."""
         wanted = output_format.read(fields)
         if use is None:
             return wanted
@@ -380,8 +383,8 @@ class Admission:
     async def _compile(
         self, output: OutputFormat | None, principal: Principal, use: ToolUse | None = None
     ) -> tuple[Finding, ...]:
-        """What of it is not enforced. Here once, so that a bad schema is a 400 and not a failed
-        stream."""
+        """Compile a format, and return what of it cannot be enforced. The engine will compile it
+        again; here it is done so that a bad schema is a 400, and not a stream that fails."""
         if output is None:
             return ()
         try:
@@ -401,7 +404,7 @@ class Admission:
         return self.tools.loose_calls(use, None if output is None else output.spec, findings)
 
     def _end_of_reasoning(self, prompt: ChatPrompt) -> tuple[int, ...]:
-        """What the model says before a format holds; nothing where it does not reason first."""
+        """The token ids after which a format applies; none if it applies from the start."""
         if not self.has_reasoning or prompt.ends_reasoning:
             return ()
         return tuple(self._tokenizer.encode(reasoning.CLOSE, add_special_tokens=False))
@@ -426,7 +429,8 @@ class Admission:
         return make
 
     def _has_special_marks(self, use: ToolUse | None) -> bool:
-        """Where the tags of calls are special tokens, hiding those would hide the calls."""
+        """Whether the marks of reasoning or calls are special tokens, which the parser must
+        see."""
         marks: tuple[str, ...] = (reasoning.OPEN, reasoning.CLOSE) if self.has_reasoning else ()
         if use is not None and self.tools.format is not None:
             marks += self.tools.format.marks
@@ -445,7 +449,7 @@ class Admission:
 
 
 def _unenforced(output: OutputFormat | None, findings: tuple[Finding, ...]) -> Unenforced | None:
-    """What must be checked of a document at the end."""
+    """What must be checked of a finished document; None if nothing."""
     if output is None or not findings:
         return None
     if output.answer is not None:
@@ -484,7 +488,7 @@ def _for_engine(
 
 
 def _room(num_prompt_tokens: int, max_model_len: int, *, param: str) -> int:
-    """Tokens left for the answer. Raises ``ContextLengthExceeded`` when there is none."""
+    """The number of tokens left for the answer. Raises ``ContextLengthExceeded`` if it is 0."""
     room = max_model_len - num_prompt_tokens
     if room < 1:
         raise ContextLengthExceeded(
@@ -540,7 +544,7 @@ def _check_stream_options(request: ChatCompletionRequest | CompletionRequest) ->
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """OpenAI's limits. Raises ``InvalidRequestError``."""
+    """Check metadata against OpenAI's limits. Raises ``InvalidRequestError``."""
     if metadata is None:
         return
     if len(metadata) > MAX_METADATA:

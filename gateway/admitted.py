@@ -1,4 +1,4 @@
-"""What admission hands over: a request that may run."""
+"""The result of admission: a request that may run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenants.types import Principal
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that passed ``admission``: it may run."""
+    """A request that has passed ``admission``."""
 
     id: UUID
     principal: Principal
@@ -27,22 +27,22 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     stop: tuple[str, ...]
     num_choices: int
-    """Of each prompt."""
+    """The number of answers to each prompt."""
     make_parser: Callable[[], AnswerParser] | None
     skip_special_tokens: bool
     cache_salt: str
     adapter: AdapterRef | None = None
-    """What ``model`` is beside the server's own."""
+    """The adapter behind ``model``; None for the server's own model."""
     hold: Hold
-    """Its part of the tenant's limits; whoever begins the request sees that it ends."""
+    """The request's reservation. Whoever begins the request must have it settled or released."""
     price: Price = Price()
     priority: int = 0
     service_tier: str | None = None
-    """What the answer names; None where the request named none."""
+    """The tier that the answer names; None if the request named none."""
     unenforced: Unenforced | None = None
-    """Of the answer's document, to be checked at the end."""
+    """What must be checked of the finished document; None if nothing."""
     loose_calls: LooseCalls | None = None
-    """Likewise of the calls in its place."""
+    """What must be checked of finished calls; None if the request has no tools."""
     end_user: str | None = None
 
     @property

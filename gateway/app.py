@@ -1,4 +1,4 @@
-"""The only wiring of routes and middleware: what is served, and what a request passes."""
+"""Makes the ASGI app: all routes, and the middleware that a request passes through."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ def create_app(
     secrets: Secrets,
     metrics_folder: Path | None = None,
 ) -> Starlette:
-    """The ASGI app. It owns ``engine`` and ``store`` from its lifespan's end on: it closes them.
+    """The ASGI app. ``app.state.services`` has its parts.
 
-    Whoever made ``engine`` starts it, before or after: until then ``/readyz`` and chats answer 503.
-    ``metrics_folder``: shared with the other workers of this server, if there are any.
-    Raises as ``create_services`` does. ``app.state.services`` holds the parts.
+    The caller starts ``engine``, before or after; until then ``/readyz`` and chats are answered
+    with 503. At the end of its lifespan the app closes ``engine`` and ``store``.
+    ``metrics_folder``: the folder in which all workers of this server share their metrics; None if
+    there is one process. Raises as ``create_services`` does.
     """
     services = create_services(
         config, engine=engine, store=store, secrets=secrets, metrics_folder=metrics_folder
@@ -72,7 +73,7 @@ def create_app(
         exception_handlers={HTTPException: _raise},
         lifespan=_lifespan,
     )
-    # A redirect to the other spelling of a path would echo the client's Host header.
+    # Starlette's redirects to a path with or without a slash would echo the client's Host header.
     app.router.redirect_slashes = False
     app.state.services = services
     return app
@@ -123,7 +124,7 @@ def _routes(services: Services) -> list[BaseRoute]:
 
 
 def _middleware(services: Services) -> list[Middleware]:
-    """The outermost first."""
+    """All middleware, the outermost first."""
     config = services.config.server
     return [
         Middleware(RequestId),
@@ -180,14 +181,15 @@ def _cors(origins: Sequence[str]) -> Middleware:
 
 
 async def _raise(request: Request, exc: Exception) -> Response:
-    """Starlette would answer its own HTTP errors in plain text; ``Errors`` knows better."""
+    """Pass Starlette's own HTTP errors to ``Errors``; by default they are answered in plain
+    text."""
     if isinstance(exc, HTTPException) and exc.status_code == 405:
         raise HTTPException(405, headers={"Allow": ", ".join(_methods_at(request))})
     raise exc
 
 
 def _methods_at(request: Request) -> list[str]:
-    """Of all routes at this path; Starlette tells of the first alone."""
+    """The methods of all routes at this path. Starlette's error has only those of the first."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in found for method in route.methods or ()})

@@ -1,7 +1,7 @@
-"""From what the engine generated to what goes over the wire. Pure logic, no I/O.
+"""Writes deltas as bytes: chunks and answers of Chat Completions, and WebSocket frames. No I/O.
 
-A stream's chunks differ in a few characters only, so each is spliced from a prepared head, the
-encoded text and a prepared tail; that costs a fraction of encoding an object.
+The chunks of a stream differ in a few characters only. So each is joined from a prepared head, the
+encoded text and a prepared tail, which costs a fraction of encoding an object.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What one choice gained since the last one."""
+    """What was added to one choice since its delta before."""
 
     index: int
-    """Of the choice."""
+    """The choice's."""
     content: str = ""
     tool_calls: Sequence[ToolCallDelta] = ()
     finish_reason: str | None = None
-    """Set on the choice's last one."""
+    """Set in the choice's last delta."""
     reasoning: str = ""
     logprobs: Sequence[TokenLogprob] = ()
-    """Of the tokens that came, whether their text is here yet or still held back."""
+    """Of all tokens that came, even of those whose text is still held back."""
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
-    """Of the prompt's tokens, the first of which has none; once, if asked for."""
+    """Of the prompt's tokens, in one delta, if asked for; None for the first token, which has
+    none."""
     compliance: Compliance | None = None
-    """With the finish reason, where a schema was not enforced."""
+    """Set together with the finish reason, if a schema was not fully enforced."""
 
     @property
     def is_empty(self) -> bool:
@@ -57,28 +58,29 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class StreamEnds:
-    """How the stream of a completion ends, whichever API it is of."""
+    """The last events of a stream, the same in Chat Completions and Completions."""
 
     _head: bytes
-    """Of a chunk, up to its list of choices."""
+    """What a chunk begins with, up to its list of choices."""
     _has_usage: bool
 
     def closing(self, usage: Usage) -> bytes:
-        """Only after success: ``[DONE]`` tells the client that nothing is missing."""
+        """The events after the last delta, only after success: ``[DONE]`` tells the client that
+        nothing is missing."""
         if not self._has_usage:
             return DONE
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE
 
     def error(self, error: ApiError) -> bytes:
-        """The last event of a failed stream: SDKs raise on it."""
+        """The last event of a failed stream. SDKs raise an exception for it."""
         return b"data: " + error.body() + b"\n\n"
 
 
 class ChatChunks(StreamEnds):
-    """The server-sent events of one streamed chat completion: whole events, as bytes.
+    """Writes the server-sent events of one streamed chat completion: whole events, as bytes.
 
-    Order: ``opening``, any number of ``delta``, then ``closing``; or ``error`` in place of the
-    rest. Choice 0 opens before choice 1: SDKs fail on any other order.
+    First ``opening``, then any number of ``delta``, then ``closing``; ``error`` may replace the
+    rest at any point. Choice 0 opens before choice 1: SDKs fail on any other order.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class ChatChunks(StreamEnds):
         ]
         self._content_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self.heartbeat = self._content_heads[0] + b'""' + self._content_tail
-        """A chunk that adds nothing: SDKs choke on comments, never on this."""
+        """A chunk without content. A comment would not do: some SDKs fail on comments."""
 
     def opening(self) -> bytes:
         return b"".join(
@@ -116,7 +118,7 @@ class ChatChunks(StreamEnds):
         )
 
     def delta(self, delta: Delta) -> bytes:
-        """One event, or several when text, calls and the end came together."""
+        """One event, or several if text, calls and the end came together."""
         if self._is_plain(delta):
             return (
                 self._content_heads[delta.index] + orjson.dumps(delta.content) + self._content_tail
@@ -129,7 +131,7 @@ class ChatChunks(StreamEnds):
             text = _encode({"content": delta.content})
             logprobs = _encode(ChoiceLogprobs(delta.logprobs)) if delta.logprobs else b"null"
             events.append(self._choice(delta.index, text, logprobs=logprobs))
-        # One call to a chunk, as OpenAI sends them: older SDKs lose others that open a list.
+        # One call in each chunk, as OpenAI sends them: older SDKs read only the first in a list.
         events += [
             self._choice(delta.index, _encode({"tool_calls": [piece]}))
             for piece in _merged(delta.tool_calls)
@@ -139,13 +141,13 @@ class ChatChunks(StreamEnds):
         return b"".join(map(obfuscated, events) if self._is_obfuscated else events)
 
     def around_text(self, index: int) -> Around | None:
-        """What ``delta`` puts around a choice's content; None where it is not always the same."""
+        """What ``delta`` puts around a choice's content; None if it differs from chunk to chunk."""
         if self._is_obfuscated:
             return None
         return Around(self._content_heads[index] + b'"', b'"' + self._content_tail)
 
     def _is_plain(self, delta: Delta) -> bool:
-        """Whether there is nothing but content: the usual case, and the fast one."""
+        """Whether there is only content: the usual case, which is fast."""
         return (
             delta.finish_reason is None
             and not delta.tool_calls
@@ -179,7 +181,7 @@ class ChatChunks(StreamEnds):
 
 
 def _merged(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """The same with one piece for each run of pieces of the same call."""
+    """The pieces, with consecutive ones of the same call joined."""
     merged: list[ToolCallDelta] = []
     for piece in pieces:
         if not merged or merged[-1].index != piece.index:
@@ -193,15 +195,15 @@ def _merged(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
 
 
 def obfuscated(event: bytes) -> bytes:
-    """The chunk ``event``, padded to a multiple of ``_PADDED_BYTES``: else its size gives away its
-    text to those who watch an encrypted connection (Whisper Leak, arXiv 2511.03675)."""
+    """The chunk ``event``, padded to a multiple of ``_PADDED_BYTES``. Otherwise whoever observes an
+    encrypted connection can infer text from the sizes (Whisper Leak, arXiv:2511.03675)."""
     size = -(len(event) + len(_PADDING % b"")) % _PADDED_BYTES
     noise = secrets.token_urlsafe(size)[:size].encode()
     return event.removesuffix(b"}\n\n") + _PADDING % noise + b"}\n\n"
 
 
 class ChatCompletion:
-    """Collects the deltas of a chat completion that is not streamed."""
+    """Collects the deltas of a chat completion that is not streamed, and writes its body."""
 
     def __init__(
         self,
@@ -294,7 +296,8 @@ _TEXT_FRAME = b'%b%d,"content":"%b"}'
 
 
 class TurnFrames:
-    """The frames of one WebSocket turn, as text. ``seq`` counts them from ``after_seq`` + 1."""
+    """Writes the frames of one WebSocket turn, as JSON in UTF-8. ``seq`` numbers them from
+    ``after_seq`` + 1."""
 
     __slots__ = ("_head", "_id", "_seq")
 
@@ -325,7 +328,7 @@ class TurnFrames:
         )
 
     def delta(self, delta: Delta) -> bytes:
-        """A frame of whatever came; the end has its own frame, ``done``."""
+        """A frame with all of a delta but its end, for which there is ``done``."""
         parts = [b"%b%d" % (self._head, self._next())]
         if delta.reasoning:
             parts += [b',"reasoning_content":', orjson.dumps(delta.reasoning)]
@@ -338,12 +341,12 @@ class TurnFrames:
         return b"".join(parts) + b"}"
 
     def text(self, text: Text) -> bytes:
-        """``delta`` of content alone."""
+        """The frame of a delta that is content alone."""
         self._seq = seq = self._seq + 1
         return _TEXT_FRAME % (self._head, seq, text)
 
     def text_at(self, text: Text, seq: int) -> bytes:
-        """What ``text`` has made, or will make, as the frame of this number."""
+        """The frame with the number ``seq``, as ``text`` made it or will make it."""
         return _TEXT_FRAME % (self._head, seq, text)
 
     def done(

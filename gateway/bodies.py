@@ -1,4 +1,4 @@
-"""From the bytes of a message to a checked struct, or to an error that names the field."""
+"""Decodes a message into a checked struct, or raises an error that names the field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenants.errors import InvalidValue
 T = TypeVar("T")
 
 _SOME_KEY = "[...]"
-"""How msgspec writes the place of a mapping's value."""
+"""What msgspec writes in a path for the key of a mapping's value."""
 _GOT = re.compile("got `(.*)`")
 _JSON_TYPES: dict[type, str] = {
     **{str: "str", int: "int", float: "float", bool: "bool", type(None): "null"},
@@ -26,9 +26,10 @@ _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
 def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body") -> T:
-    """Raises ``InvalidRequestError``; its ``param`` is the path of the field at fault.
+    """Decode JSON. Raises ``InvalidRequestError``, whose ``param`` is the path of the field at
+    fault.
 
-    ``what`` is the word for ``data`` in errors about the whole of it.
+    ``what``: the word for ``data`` in errors that concern all of it.
     """
     try:
         return decoder.decode(data)
@@ -48,9 +49,10 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
 def _invalid(
     message: str, what: str, cause: InvalidValue | None, data: bytes, kind: Any
 ) -> ApiError:
-    """msgspec writes ``<rule> - at `$.path```, without the latter at the root.
+    """Translate an error of msgspec's: ``<rule> - at `$.path```, or ``<rule>`` alone at the root.
 
-    ``cause``: the struct at that path refused one of its own fields. ``kind``: what was expected.
+    ``cause``: set if the struct at that path has refused one of its fields itself. ``kind``: the
+    type that was expected.
     """
     rule, _, at = message.partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
@@ -81,12 +83,12 @@ def _invalid(
 
 
 def _with_key(path: str, rule: str, data: bytes) -> str:
-    """The path of the value that broke ``rule`` in the mapping at ``path``, which msgspec does not
-    name; of the mapping itself where it cannot be told.
-    """
+    """The path of the value that broke ``rule`` in the mapping at ``path``. msgspec does not name
+    its key; if it cannot be found, the mapping's own path is returned."""
     try:
         found: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # broken behind that value
+    # The error may be followed by text that is not JSON.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return path
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None

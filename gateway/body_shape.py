@@ -1,8 +1,8 @@
-"""How many values a JSON text has, counted before they are made.
+"""Limits how many values a JSON text has, by counting them before it is decoded.
 
-A decoder stops everything else in the process until it is done, in any thread, and makes a million
-objects of four megabytes of ``[],[],[]``: seconds. Within these limits it takes about 20 ms, and
-counting is done in pieces, between which others have their turn.
+A decoder holds the GIL until it is done, so it stops the event loop even from another thread. Four
+megabytes of ``[],[],[]`` make a million objects, which takes seconds. Within these limits a text
+takes about 20 ms. It is counted in pieces, between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from collections.abc import Iterator
 from gateway.errors import PayloadTooLarge
 
 FREE_BYTES = 32_768
-"""A shorter text cannot have so many values that it matters."""
+"""Texts of up to this size are not counted, because they cannot have too many values."""
 PIECE_BYTES = 65_536
-"""Counted at once: about a millisecond."""
+"""The size of a piece, which takes about a millisecond to count."""
 MAX_CONTAINERS = 16_384
-"""Arrays and objects."""
+"""The most arrays and objects."""
 MAX_STRINGS = 81_920
-"""With the names of objects' fields."""
+"""The most strings, including the names of fields."""
 MAX_VALUES = 524_288
-"""Of any kind, as the token ids of a prompt."""
+"""The most commas between values of any kind, such as the token ids of a prompt."""
 
 
 class JsonCounts:
-    """Counts a text that comes in pieces. What is no JSON is counted somehow."""
+    """Counts the values of a text that comes in pieces. The counts of a text that is not JSON have
+    no meaning."""
 
     def __init__(self) -> None:
-        self._early: list[bytes] = []  # not counted before there are FREE_BYTES
+        self._early: list[bytes] = []  # pieces that are counted once there are FREE_BYTES
         self._size = 0
         self._in_string = False
         self._carry = b""
-        """A backslash at the end of a piece, which belongs to the next character."""
+        """A backslash at the end of a piece, which escapes the first character of the next."""
         self._quotes = self._containers = self._commas = 0
 
     def feed(self, piece: bytes) -> None:
-        """Raises ``PayloadTooLarge``."""
+        """Count a piece. Raises ``PayloadTooLarge``."""
         self._size += len(piece)
         if self._size <= FREE_BYTES:
             self._early.append(piece)
@@ -51,7 +52,7 @@ class JsonCounts:
 
     @property
     def found(self) -> tuple[int, int, int]:
-        """Arrays and objects, quotation marks, and commas between values."""
+        """The number of arrays and objects, of quotation marks, and of commas between values."""
         return self._containers, self._quotes, self._commas
 
     def _count(self, piece: bytes) -> None:
@@ -79,6 +80,7 @@ async def check(text: bytes) -> None:
 
 
 def cut(text: bytes) -> Iterator[bytes]:
+    """The text in pieces of ``PIECE_BYTES``."""
     for start in range(0, len(text), PIECE_BYTES):
         yield text[start : start + PIECE_BYTES]
 

@@ -1,7 +1,7 @@
 """``sluice chat``: a conversation in the terminal over the WebSocket of ``gateway.schemas.ws``.
 
-Synchronous on purpose: one thing happens at a time, and Ctrl-C means something else while an
-answer flows (stop it) than at the prompt (leave).
+Synchronous on purpose: one thing happens at a time, and Ctrl-C stops an answer while it is printed,
+but leaves at the prompt.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ POLL_S = 0.1
 OPEN_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 PROMPT = "\n\x01\x1b[1;35m\x02›\x01\x1b[0m\x02 "
-"""Between \\x01 and \\x02 stands what takes no room: readline must know the prompt's width."""
+"""The control characters between \\x01 and \\x02 have no width, which readline must know."""
 _REASONS = {"length": "cut off at the token limit", "cancelled": "stopped"}
 
 
 class Options(NamedTuple):
-    """What every turn asks for; None leaves it to the server."""
+    """Parameters of every turn; None means the server's default."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -87,7 +87,7 @@ class ChatClient:
             raise ClientError(outcome.note)
 
     def converse(self) -> None:
-        """Until the end of input or Ctrl-C at the prompt."""
+        """Converse until the end of input, or Ctrl-C at the prompt."""
         if self._console.is_terminal:
             model = ", ".join(self.ready["models"])
             self._console.print(
@@ -117,7 +117,7 @@ class ChatClient:
         try:
             outcome = self._turn(question)
         except ClientError as exc:
-            # The connection is gone, the conversation is not.
+            # The connection is lost; the conversation continues on another one.
             outcome = Outcome("", str(exc), failed=True)
             self._reconnect()
         if outcome.failed:
@@ -149,16 +149,15 @@ class ChatClient:
         return outcome
 
     def _growing(self, text: str) -> Constrain:
-        """Leaves room at the end of a line for the ``^C`` that a terminal echoes there.
-
-        On a line of its own it would be one line more than the live region knows how to erase.
-        """
+        """The text, with room at the end of a line for the ``^C`` that a terminal echoes there: on
+        a line of its own, it would be one line more than the live region erases."""
         return Constrain(Markdown(text), self._console.width - len("^C"))
 
     def _show_live(self, deltas: Iterator[str | Outcome]) -> Outcome:
         text = ""
         outcome = Outcome("")
-        # Transient: a live region taller than the screen cannot be redrawn, the final print can.
+        # Transient, because a live region taller than the screen cannot be redrawn. The whole text
+        # is printed at the end.
         with Live(Spinner("dots"), console=self._console, transient=True) as live:
             for delta in deltas:
                 if isinstance(delta, Outcome):
@@ -220,7 +219,7 @@ class ChatClient:
     # -- the socket
 
     def _reconnect(self) -> None:
-        """Raises ``ClientError``."""
+        """Open another connection. Raises ``ClientError``."""
         self._connection.close()
         self._socket = _open(self._address, self._connection)
         self.ready = self._receive()

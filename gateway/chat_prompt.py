@@ -1,4 +1,4 @@
-"""From a chat to the token ids of its prompt: the chat template, and what may reach it."""
+"""Turns a chat into the token ids of its prompt, and checks the variables for its template."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gateway.schemas.chat import Message
 
 MAX_TEXT_KWARG = 256
 _SWITCHES = ("enable_thinking", "thinking")
-"""What templates call the variable that turns reasoning on and off."""
+"""The names that templates give to the variable that turns reasoning on and off."""
 
 
 class TemplateFields(Protocol):
-    """What ``kwargs`` reads."""
+    """The fields of a request that ``ChatPrompts.kwargs`` reads."""
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None: ...
@@ -36,13 +36,13 @@ class TemplateFields(Protocol):
 class ChatPrompt(NamedTuple):
     token_ids: list[int]
     begins_reasoning: bool
-    """Whether it ends with the tag that opens the reasoning."""
+    """Whether the prompt ends with the tag that opens reasoning."""
     ends_reasoning: bool
-    """Whether it ends with the tag that closes it: there will be none."""
+    """Whether the prompt ends with the tag that closes reasoning: the answer will have none."""
 
 
 class ChatPrompts:
-    """Renders and tokenizes."""
+    """Renders and tokenizes chats for one model."""
 
     def __init__(
         self,
@@ -67,8 +67,9 @@ class ChatPrompts:
         kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> ChatPrompt:
-        """``max_model_len``: refuses what is surely more, without counting how much.
+        """Render and tokenize a chat.
 
+        ``max_model_len``: a text that cannot have so few tokens is refused without tokenizing it.
         Raises ``ApiError`` or ``InvalidRequest``.
         """
 
@@ -90,7 +91,8 @@ class ChatPrompts:
         return await self._threads.run(encode, tenant=tenant, size=len(found))
 
     def kwargs(self, fields: TemplateFields, *, has_reasoning: bool) -> dict[str, Any]:
-        """The template's variables that a request sets. Raises ``InvalidRequestError``."""
+        """The template variables that a request sets. Raises ``InvalidRequestError`` or
+        ``UnsupportedParameter``, naming the field."""
         given = self._given(fields.chat_template_kwargs or {})
         return (
             given | self._effort(fields.reasoning_effort, has_reasoning) | self._verbosity(fields)

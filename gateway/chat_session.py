@@ -45,7 +45,7 @@ _decoder: msgspec.json.Decoder[ws.ClientMessage] = msgspec.json.Decoder(ws.Clien
 
 
 class ChatSession(SocketSession):
-    """Turns of chat, several at once."""
+    """Runs the turns of one WebSocket, several at once."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ChatSession(SocketSession):
             turn_id = _turn_id_in(text)
             if turn_id is None or turn_id in self._turns:
                 await self._send_error(exc)
-            else:  # of no turn: it never began, and turns are many
+            else:  # In no turn's queue: this turn never began, and there may be any number of them.
                 await self._outbox.put(None, TurnFrames(turn_id).error(exc))
 
     # -- turns
@@ -134,15 +134,15 @@ class ChatSession(SocketSession):
         turn_id = turn.message.id
         try:
             last = await self._answer(turn, principal)
-        except Exception as exc:  # the edge of a task: whatever it is, the client learns of it
+        except Exception as exc:  # Whatever it is, the client must learn of it.
             last = turn.frames.error(to_api_error(exc))
         finally:
-            # Before the last frame: who has read it may use the id again.
+            # Before the last frame is sent: a client that has read it may use the id again.
             del self._turns[turn_id]
         await self._outbox.put(turn_id, last)
 
     async def _answer(self, turn: Turn, principal: Principal) -> bytes:
-        """Sends all frames of the turn but the last, which it returns."""
+        """Send all frames of the turn but the last one, and return that."""
         message = turn.message
         if isinstance(message, ws.Resume):
             return await self._relay(turn, await self._resume(message, principal))
@@ -239,7 +239,7 @@ def _decode(text: str) -> ws.ClientMessage:
 
 
 def _turn_id_in(text: str) -> str | None:
-    """The turn a refused message meant, as far as that can be known."""
+    """The turn that a refused message would have begun; None if that cannot be known."""
     try:
         message = msgspec.json.decode(text, type=_Envelope)
     except (msgspec.DecodeError, RecursionError):

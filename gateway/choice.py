@@ -1,4 +1,4 @@
-"""One of a request's answers, from the engine's outputs to what a client gains by each."""
+"""One choice of a request: turns the engine's outputs into deltas of text, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gateway.token_logprobs import named
 
 
 class Choice:
-    """One of a request's answers: token ids in, text and tool calls out."""
+    """One of the answers to a request: takes token ids, gives text and tool calls."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class Choice:
         tokenizer: Tokenizer,
         texts: dict[int, Text],
     ) -> None:
-        """``texts``: of all choices, whose token ids are of one tokenizer."""
+        """``texts``: shared by all choices of one tokenizer; see the attribute."""
         self.index = index
         self.stream = stream
         self.texts = texts
-        """What a token adds to the content of a choice that ``is_settled``; of the tokens that have
-        come and add the same wherever they stand."""
+        """By token id, the text that the token adds to a choice that ``is_settled``. It is learned
+        as tokens come, of those that add the same text everywhere."""
         self.finish_reason: str | None = None
         self.num_reasoning_tokens = 0
         self.text: list[str] | None = [] if admitted.unenforced is not None else None
-        """All content, where it must be checked at the end."""
+        """All content so far, if it must be checked at the end."""
         self._calls: list[tuple[str, str, list[str]]] | None = (
             [] if admitted.loose_calls is not None else None
         )
@@ -56,7 +56,8 @@ class Choice:
         self._tokenizer = tokenizer
         self._parser = admitted.make_parser() if admitted.make_parser is not None else None
         self._stops: StopStrings | None = None
-        """In what a parser takes for content: what is thought, and calls, are no text to stop."""
+        """Looks for stop strings in what the parser takes for content: reasoning and calls do not
+        end an answer."""
         if self._parser is not None and admitted.stop:
             self._stops = StopStrings(
                 admitted.stop, include_in_output=params.include_stop_str_in_output
@@ -80,10 +81,10 @@ class Choice:
             and not admitted.stop
             and not self._hidden_token_ids
         )
-        """Whether tokens are text, and nothing else: the usual case, and the fast one."""
+        """Whether all tokens are content: the usual case, which is fast."""
 
     def advance(self, output: RequestOutput) -> Delta:
-        """What ``output`` adds. Raises ``ApiError`` when the engine failed the request."""
+        """The delta that ``output`` adds. Raises ``ApiError`` if the engine reports an error."""
         if (
             self._is_plain
             and output.finish_reason is None
@@ -109,7 +110,7 @@ class Choice:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next token's text is its own, whatever came before: see ``texts``."""
+        """Whether the next token's text does not depend on the tokens before it: see ``texts``."""
         return self._is_plain and self._detokenizer.is_settled and not self._graphemes.is_holding
 
     def _plain_text(self, token_ids: list[int]) -> str:
@@ -120,13 +121,13 @@ class Choice:
         return text
 
     def _learn(self, token_id: int, text: str) -> None:
-        """Not of special tokens: other choices may hide them."""
+        # Special tokens have a text only in choices that show them.
         if token_id not in self._tokenizer.special_ids:
             self.texts[token_id] = Text(orjson.dumps(text)[1:-1])
 
     @property
     def calls(self) -> list[Call]:
-        """All calls, where they must be checked at the end."""
+        """All calls so far, if they must be checked at the end; otherwise none."""
         return [Call(call_id, name, "".join(parts)) for call_id, name, parts in self._calls or ()]
 
     @property
@@ -139,7 +140,8 @@ class Choice:
     def _push_singly(
         self, delta: Delta, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> None:
-        """Where it counts which token the text, the content or the reasoning ended with."""
+        """As ``_push``, token by token: for log-probabilities, to count reasoning tokens, and to
+        find the token that completed a stop string."""
         for used, token_id in enumerate(token_ids, 1):
             was_thinking = self._parser is not None and self._parser.is_thinking
             self._push(delta, [token_id])
@@ -188,14 +190,15 @@ class Choice:
             self._add(delta, parser.finish())
             if self._stops is not None:
                 delta.content += self._stops.finish()
-                if self._is_stopped:  # in what was held back until the end
+                if self._is_stopped:  # by text that was held back until now
                     self.finish_reason = "stop"
             if parser.has_calls and self.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
         delta.finish_reason = self.finish_reason
 
     def _visible(self, output: RequestOutput) -> list[int]:
-        """A token that stopped the generation is no text, unless it was asked for."""
+        """The tokens that are text. A token that stopped the generation is not, unless the request
+        asked for it."""
         token_ids = output.new_token_ids
         if output.finish_reason == "stop" and token_ids and not self._shows_stop:
             last = token_ids[-1]
@@ -215,7 +218,7 @@ def _collect(calls: list[tuple[str, str, list[str]]], pieces: Iterable[ToolCallD
 
 
 def engine_error(output: RequestOutput) -> ApiError:
-    """What the client is told of an output whose finish reason is ``error``."""
+    """The error for the client, of an output whose finish reason is ``error``."""
     message = output.error or "The engine could not finish this request."
     if output.error_code == "invalid_request":
         return InvalidRequestError(message)

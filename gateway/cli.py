@@ -1,8 +1,8 @@
 """The console script ``sluice``.
 
-Light to import: a command loads what it needs when it runs. Every failure ends as one line on
-stderr that names the cause and the mend, and an exit code: 2 for a wrong command line, 1 for
-anything else.
+A command imports what it needs when it runs, so that ``--help`` is fast. Every failure ends with
+one line on stderr, which names the cause and what to do, and with an exit code: 2 for a wrong
+command line, 1 for all others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _before_commands(
         ),
     ] = False,
 ) -> None:
-    """Options of no command."""
+    """Options before any command."""
 
 
 @app.command()
@@ -128,13 +128,14 @@ def serve(
 
 
 def _environment(**settings: str | int | None) -> dict[str, str]:
-    """The environment, with what the command line sets: ``section_key``."""
+    """The environment, with variables for settings of the command line, named ``section_key``."""
     given = {key: value for key, value in settings.items() if value is not None}
     return {**os.environ, **{f"SLUICE_{key.upper()}": json.dumps(given[key]) for key in given}}
 
 
 def _found(model: str | None) -> str | None:
-    """A folder seen from here, not from that of the settings; else a hub id."""
+    """The absolute path of a model's folder, because the settings would take it relative to their
+    own; or a hub id as it is."""
     return str(Path(model).resolve()) if model is not None and Path(model).exists() else model
 
 
@@ -173,7 +174,7 @@ app.command()(operations.audit)
 
 
 def main() -> NoReturn:
-    """The entry point of the console script; never returns, never shows a traceback."""
+    """The entry point of the console script. Never returns, and never shows a traceback."""
     try:
         code = app(prog_name="sluice", standalone_mode=False)
     except typer.TyperException as exc:
@@ -189,7 +190,7 @@ def main() -> NoReturn:
 
 
 def _foreseen() -> tuple[type[Exception], ...]:
-    """Errors whose message is written for whoever started the command."""
+    """Errors whose message is written for the user of the command."""
     from engine.errors import EngineError
     from gateway.errors import SetupError
     from tenants.errors import TenantsError
@@ -213,7 +214,7 @@ def _usage(exc: typer.TyperException) -> str:
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:
-    """An empty message says that help was shown instead."""
+    """Print the message, unless it is empty because help was shown, and exit."""
     if message:
         print(f"sluice: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What a client says about its own request: put into the log line, and used for nothing else."""
+"""Fields with which a client describes its request: they are logged, and change nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What many streams have to say at once, said together.
+"""Holds back writes to many connections for a moment, to do them one after the other.
 
-To make a chunk and to send it are two worlds: the interpreter and this process's objects, the
-system's network and its own. Each finds nothing of its own in the nearest caches when the other one
-ran in between. So what a step of the engine makes for many streams is written when all of it is
-there, with half the switches between this process and those that read (``docs/experiments.md``).
+Making a chunk works on this process's objects, sending it on the kernel's network structures. If
+the two alternate, each evicts the other's data from the CPU's caches. So the chunks that one step
+of the engine makes for many streams are first made, then written. That also halves the context
+switches between this process and those that read (``docs/experiments.md``).
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from types import TracebackType
 
 
 class Cork:
-    """Holds what is written within its ``with`` block, until the end of it.
+    """Holds what is written within its ``with`` block until the end of the block.
 
-    For blocks without an ``await``: nobody else can write to the same connection meanwhile. Who
-    does so within the block calls ``release`` before.
+    The block must not ``await``, so that nobody else writes to the same connections meanwhile. Code
+    in the block that writes to a connection directly must call ``release`` first.
     """
 
     __slots__ = ("held",)
 
     def __init__(self) -> None:
         self.held: list[tuple[Callable[[bytes], None], bytes]] | None = None
-        """Writes of transports to come, for writers to add to; None outside a block."""
+        """The transports' ``write`` methods with what to write, for writers to append to; None
+        outside a block."""
 
     def __enter__(self) -> None:
         assert self.held is None
@@ -39,7 +40,7 @@ class Cork:
         self.held = None
 
     def release(self) -> None:
-        """Write what is held until now, in its order."""
+        """Write what is held so far, in order."""
         if not self.held:
             return
         held, self.held = self.held, []
@@ -47,6 +48,6 @@ class Cork:
             try:
                 write(data)
             except RuntimeError:
-                # The write before failed and has closed the transport. Its protocol is told that
-                # the connection is gone in any case.
+                # An earlier write failed and has closed the transport. Its protocol is told of the
+                # lost connection in any case.
                 continue

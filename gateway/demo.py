@@ -1,15 +1,15 @@
-"""``sluice demo``: everything on one machine with one command, on the bundled model or another.
+"""``sluice demo``: starts everything on one machine, with the bundled model or another.
 
-``configure`` says with which settings. A ``Demo`` runs:
+``configure`` makes the settings. A ``Demo`` then starts:
 
     1 PostgreSQL   a private one in the data folder, migrated
     2 keys         server secrets, a tenant, a chat key and an admin key, made once
-    3 server       the gateway and the engine process it owns
-    4 check        /readyz and a real completion, before anybody is told that it works
+    3 server       the gateway and its engine process
+    4 check        /readyz and a real completion, before the demo says that it is ready
 
-The first SIGINT or SIGTERM takes them down in the opposite order, the second one without waiting
-for requests. Either way the exit code is 0 and no process is left. A PostgreSQL that ends before,
-killed or crashed, is started again; if it does not start, the demo ends with the reason.
+The first SIGINT or SIGTERM stops them in the opposite order; the second one aborts running
+requests. In both cases the exit code is 0, and no process is left. If PostgreSQL ends before, it is
+started again; if that fails, the demo ends and says why.
 """
 
 from __future__ import annotations

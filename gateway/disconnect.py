@@ -1,4 +1,4 @@
-"""Work for a client that may go away: then the work is cancelled at once."""
+"""Cancels the work for a client as soon as the client disconnects."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 async def until_disconnect(
     receive: Receive, work: Coroutine[Any, Any, T], departure: Departure | None = None
 ) -> T:
-    """The result of ``work``. Raises ``ClientDisconnect`` when the client leaves before.
+    """The result of ``work``. Raises ``ClientDisconnect`` if the client leaves before.
 
-    The request's body must have been read. Cancelled work has ended when this returns; work for a
-    client that has left already is not begun: what it would clean up is the caller's.
-    ``departure`` spares a task; without it ``receive`` is asked.
+    The request's body must have been read. Cancelled work has ended when this raises. Work for a
+    client that has already left is not started, so the caller must clean up what it would have.
+    ``departure`` tells of the client without a task; if it is None, a task asks ``receive``.
     """
     if departure is not None:
         return await _until_left(departure, work)
@@ -31,13 +31,14 @@ async def until_disconnect(
     try:
         return await _until_left(departure, work)
     finally:
-        # Nobody waits for it: cancelled in that wait, this would lose a result that may hold a lot.
+        # It is not awaited: a cancellation that came while waiting would lose the result, with the
+        # resources that it may hold.
         watching.cancel()
 
 
 async def _until_left(departure: Departure, work: Coroutine[Any, Any, T]) -> T:
-    # In this task, not in one of its own: whoever is cancelled then cancels the work, or has its
-    # result; there is no moment in between.
+    # The work runs in this task, not in one of its own: so a caller that is cancelled either
+    # cancels the work or has its result, with no moment in between.
     if departure.has_left:
         work.close()
         raise ClientDisconnect

@@ -1,4 +1,4 @@
-"""The client of the engine as the settings want it."""
+"""Makes the engine's client from the settings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ def make_engine_client(
     on_progress: Callable[[LoadProgress], None] | None = None,
     transport: MakeTransport = EngineProcess,
 ) -> EngineClient:
-    """Not started yet. By default it spawns an engine process of its own."""
+    """A client that has not been started. ``transport``: by default it spawns an engine process of
+    its own."""
     server, engine = config.server, config.engine
     limit = engine.max_num_queued_reqs
     return EngineClient(
         engine,
         on_progress=on_progress,
-        # The engine counts exactly what waits; here those count, too, that began and said nothing.
+        # The engine counts requests that wait for admission. The client cannot tell those from
+        # admitted ones without an output, so its limit is higher by the size of a batch.
         max_num_queued_reqs=None
         if limit is None
         else limit + (engine.max_num_seqs or MAX_DEFAULT_NUM_SEQS),

@@ -169,7 +169,7 @@ def _drafts_by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:
 
 
 class Latencies(Collector):
-    """A histogram for what happens at every token."""
+    """A histogram that is cheap enough to be updated at every token."""
 
     def __init__(self, name: str, text: str, buckets_s: Sequence[float]) -> None:
         self._name, self._text, self._buckets_s = name, text, buckets_s
@@ -177,8 +177,9 @@ class Latencies(Collector):
         self._sum_s = 0.0
 
     def observe(self, now: float, since: Iterable[float]) -> None:
-        """Record events that have ended ``now``, each by when it began. Of the many that began
-        together, as those of one step do, each costs next to nothing."""
+        """Record intervals that end ``now``, given their beginnings, in seconds of
+        ``time.monotonic``. Consecutive equal ones, such as those of one step, are counted at
+        once."""
         counts, buckets_s = self._counts, self._buckets_s
         for begun_at, together in groupby(since):
             seconds, count = now - begun_at, len(list(together))

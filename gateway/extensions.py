@@ -1,11 +1,14 @@
-"""Our extensions of ASGI: what would take a task, or a coroutine for every chunk, in plain calls.
+"""Two extensions of ASGI, which replace a coroutine for each chunk, and a task for each request.
 
-**Writer**: a piece of an answer that has begun. ``send`` is a coroutine that is made, wrapped by
-each layer, and run to its end for every chunk of every stream, though the server hardly ever waits
-in it. Where the server offers more (``protocol``), the layers in between, which look at heads and
-ends, are passed by.
+``sluice.writer`` sends a piece of an answer that has begun, in a plain call. ASGI's ``send`` is a
+coroutine, which each layer of middleware wraps again, and it runs for every chunk of every stream
+although the server hardly ever waits in it. The writer bypasses the middleware, which only looks at
+the start and the end of an answer.
 
-**Departure**: that the client has left. ``receive`` says so to a task that waits for nothing else.
+``sluice.departure`` calls back when the client has left. With ASGI's ``receive`` a task must wait
+for that.
+
+``protocol`` offers both; with another server, ``send`` and ``receive`` are used.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from starlette.types import Scope
 
 WRITER = "sluice.writer"
 DEPARTURE = "sluice.departure"
-"""In ``scope["extensions"]``."""
+"""Keys of ``scope["extensions"]``."""
 
 Writer = Callable[[bytes], bool]
-"""Takes a piece of an HTTP body, or a text message of a WebSocket in UTF-8. False: not now, or not
-in this state of the answer; then ``send`` says what is wrong."""
+"""Takes a piece of an HTTP body, or a text message of a WebSocket in UTF-8. Returns False if it
+cannot be written now, or in this state of the answer; then ``send`` waits, or raises."""
 
 
 class Departure:
@@ -32,17 +35,18 @@ class Departure:
     def __init__(self) -> None:
         self.has_left = False
         self.on_leave: Callable[[], None] | None = None
-        """Called when it leaves. One at a time: a connection has one request that is worked on."""
+        """Called when the client leaves. There is one callback, because the application works on
+        one request of a connection at a time."""
 
     def leave(self) -> None:
-        """For the server."""
+        """To be called by the server when the connection is lost."""
         self.has_left = True
         if self.on_leave is not None:
             self.on_leave()
 
 
 def offer(scope: Any, writer: Writer, departure: Departure | None = None) -> None:
-    """For a server, before the application runs."""
+    """Put the extensions into ``scope``: for a server, before the application runs."""
     offered = scope.setdefault("extensions", {})
     offered[WRITER] = writer
     if departure is not None:
@@ -50,12 +54,12 @@ def offer(scope: Any, writer: Writer, departure: Departure | None = None) -> Non
 
 
 def take_writer(scope: Scope) -> Writer | None:
-    """None from a server that does not know it. It is there once: it knows the scope, too."""
+    """Remove the writer from ``scope``, which it refers to itself; None if the server has none."""
     found: Writer | None = scope.get("extensions", {}).pop(WRITER, None)
     return found
 
 
 def departure_of(scope: Scope) -> Departure | None:
-    """None from a server that does not know it."""
+    """The departure in ``scope``; None if the server does not offer it."""
     found: Departure | None = scope.get("extensions", {}).get(DEPARTURE)
     return found

@@ -1,7 +1,7 @@
-"""A timer for an event loop, late by a fraction of a millisecond.
+"""A timer for an event loop that is late by a fraction of a millisecond only.
 
-Event loops wait for whole milliseconds: their own timers come up to one too late or too early,
-which is much for what happens every few milliseconds. The system's descriptors are exact.
+Event loops wait for whole milliseconds, so their own timers are up to a millisecond late or early:
+too much for what happens every few milliseconds. Timer descriptors of the kernel are exact.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _Spec = ctypes.c_long * 4
 
 class Timer(Protocol):
     def set(self, at: float) -> None:
-        """Call back once at ``at``, in seconds of ``time.monotonic``; at once if that is over. What
-        was set before is forgotten."""
+        """Call back once at ``at``, in seconds of ``time.monotonic``; at once if that has passed.
+        Replaces the time that was set before."""
 
     def close(self) -> None:
         """Never call back. The event loop must not be closed yet."""
 
 
 def fine_timer(callback: Callable[[], None]) -> Timer:
-    """Of the running event loop, and as exact as the system can make it."""
+    """A timer of the running event loop, as exact as the system allows."""
     try:
         return KernelTimer(callback)
     except (AttributeError, OSError):  # not Linux, or no descriptor is left
@@ -38,8 +38,11 @@ def fine_timer(callback: Callable[[], None]) -> Timer:
 
 
 class KernelTimer:
-    """A descriptor of timerfd_create(2). Raises ``AttributeError`` where there is none, and
-    ``OSError``."""
+    """A timer descriptor, as of timerfd_create(2).
+
+    Raises ``AttributeError`` where the system has none, and ``OSError`` when the process may open
+    no more descriptors.
+    """
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -54,14 +57,15 @@ class KernelTimer:
         self._loop.add_reader(self._descriptor, self._ring)
 
     def set(self, at: float) -> None:
-        # All zeros would stop it.
+        # A time of zero would stop the timer.
         nanoseconds = max(int(at * 1e9), 1)
         spec = _Spec(0, 0, *divmod(nanoseconds, 1_000_000_000))
         if self._settime(self._descriptor, _TFD_TIMER_ABSTIME, spec, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it was set anew in the same turn of the loop
+        # Nothing to read means that the timer was set anew in the same turn of the loop.
+        with contextlib.suppress(BlockingIOError):
             os.read(self._descriptor, 8)
             self._callback()
 
@@ -73,7 +77,7 @@ class KernelTimer:
 
 
 class LoopTimer:
-    """The event loop's own."""
+    """The event loop's own timer."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -82,7 +86,7 @@ class LoopTimer:
 
     def set(self, at: float) -> None:
         self.close()
-        # Of the delay, not of the loop's time: uvloop's is that of its turn's beginning.
+        # From the delay, not from ``loop.time``: uvloop's is the time when its turn began.
         self._handle = self._loop.call_later(max(at - time.monotonic(), 0.0), self._callback)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""When what waits on many streams goes on: together, where it is due at nearly the same time.
+"""One timer for the waiting chunks of all streams: those due at about the same time leave together.
 
-A timer for each chunk of each stream costs as much as the chunk's way to the socket, and streams
-that an engine's step serves together are due together, too.
+A timer for each chunk of each stream would cost as much as sending the chunk. Streams that get
+their tokens from the same step of the engine are also due together.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Protocol
 from gateway.fine_timer import Timer, fine_timer
 
 NUM_TICKS = 8
-"""The interval of streams is so many ticks long; what is due within one goes on at its end."""
+"""Ticks in a flush interval. Chunks that are due within a tick leave at its end."""
 BURST = 32
-"""So many at once, so that the first need not wait for all."""
+"""Streams that are flushed together, so that the first need not wait for all."""
 
 
 class Waiting(Protocol):
-    """A line of ``reading``, say."""
+    """A stream with a chunk that is not due yet, such as a choice in ``reading``."""
 
     def flush_late(self, now: float) -> None:
-        """It is due. Must not raise."""
+        """Send the chunk: it is due. ``now``: in seconds of ``time.monotonic``. Must not raise."""
 
 
 class Flushes:
-    """Of one event loop."""
+    """The waiting chunks of one event loop."""
 
     def __init__(
         self,
@@ -38,12 +38,13 @@ class Flushes:
         make_timer: Callable[[Callable[[], None]], Timer] = fine_timer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``interval_s``: how long tokens wait at most for those that follow. ``around``: entered
-        anew for each burst of flushes; as of ``EngineClient.around_outputs`` for outputs."""
+        """``interval_s``: how long a token waits at most for those that follow. ``around`` is
+        entered anew for each burst of flushes, as ``EngineClient.around_outputs`` is for outputs;
+        it must not raise."""
         self._tick_s = interval_s / NUM_TICKS
         self.pause_s = interval_s - self._tick_s
-        """Least time between two chunks of a stream. What comes later goes straight on, and what
-        came before a tick after that: so chunks that wait are ``interval_s`` apart, or less."""
+        """The least seconds between two chunks of a stream. What comes later is sent at once; what
+        comes sooner waits until then, or up to a tick longer, thus at most ``interval_s``."""
         self._around: AbstractContextManager[object] = nullcontext() if around is None else around
         self._make_timer = make_timer
         self._clock = clock
@@ -51,10 +52,11 @@ class Flushes:
         self._next: float = math.inf
         """The tick that the timer is set for."""
         self._ticks: dict[int, list[Waiting]] = {}
-        """Whatever is due at the end of each."""
+        """The streams that are due at the end of each tick."""
 
     def wait(self, waiting: Waiting, due_at: float) -> None:
-        """Flush it once, at ``due_at`` or up to a tick later. In seconds of ``time.monotonic``."""
+        """Flush a stream once, at ``due_at`` (in seconds of ``time.monotonic``) or up to a tick
+        later."""
         tick = math.ceil(due_at / self._tick_s)
         found = self._ticks.get(tick)
         if found is None:
@@ -70,7 +72,7 @@ class Flushes:
         self._timer.set(tick * self._tick_s)
 
     def _end(self) -> None:
-        # Event loops round their timers: this one may be early.
+        # Event loops round their timers, so this may be called early.
         now = max(self._clock(), self._next * self._tick_s)
         over = [tick for tick in self._ticks if tick * self._tick_s <= now]
         due = [waiting for tick in sorted(over) for waiting in self._ticks.pop(tick)]
@@ -86,6 +88,6 @@ class Flushes:
                 waiting.flush_late(now)
 
     def close(self) -> None:
-        """Nothing is flushed from here on. The event loop must not be closed yet."""
+        """Flush nothing from here on. The event loop must not be closed yet."""
         if self._timer is not None:
             self._timer.close()

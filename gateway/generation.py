@@ -6,8 +6,8 @@
                                               ▼
                         Generation.close ──► one settlement ──► tenants.usage.Ledger
 
-``Generation.close`` is the only place where usage is settled, it acts once, and what it writes is
-what the engine really did: it waits for the engine's last word on an aborted request.
+``Generation.close`` is the only place where usage is settled. It settles once, and records what the
+engine really did: for an aborted request it waits until the engine has reported the last tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ _STATUSES: Mapping[str, UsageStatus] = {
 
 
 class Generation:
-    """A request in the engine. Whoever begins one must ``close`` it, in a ``finally``."""
+    """A request in the engine: all choices of all its prompts. Whoever begins one must ``close`` it
+    in a ``finally``."""
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class Generation:
         """The first stream of each prompt, and the prompt's length."""
         self._grants = grants
         self._began_at = time.monotonic()
-        self._heard: RequestOutput | None = None  # by first_word, of choice 0
+        self._first_output: RequestOutput | None = None
+        """Choice 0's, if ``first_output`` has read it and ``deltas`` has not."""
         self._has_tokens = False
         self._cancelled = False
         self._failure: ApiError | None = None
@@ -102,11 +104,11 @@ class Generation:
     def num_generated_tokens(self) -> int:
         return sum([choice.stream.num_generated_tokens for choice in self._choices])
 
-    async def first_word(self, within_s: float) -> None:
-        """Wait for the engine's first output, ``within_s`` at most; ``deltas`` still has it.
+    async def first_output(self, within_s: float) -> None:
+        """Wait at most ``within_s`` for the engine's first output, which ``deltas`` still yields.
 
-        Raises ``ApiError`` when it is a refusal: then the answer has not begun, and may still be
-        one with a real status.
+        Raises ``ApiError`` if it is an error. The answer has not begun then, so that its HTTP
+        status can still tell of the error.
         """
         choice = self._choices[0]
         try:
@@ -120,15 +122,15 @@ class Generation:
         if output.finish_reason == "error":
             self._failure = engine_error(output)
             raise self._failure
-        self._heard = output
+        self._first_output = output
 
     async def deltas(self, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
-        """All that the choices gain, each choice's last one with its finish reason.
+        """The deltas of all choices as they come; the last one of each has its finish reason, which
+        is ``cancelled`` after ``cancel``.
 
-        After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
-        nothing more comes. Deltas of a choice are ``flushes.pause_s`` apart, but for the last.
-        ``sink`` gets what comes while the next delta is waited for, if it can take it; that is not
-        yielded then, the last one always is.
+        Two deltas of a choice are at least ``flushes.pause_s`` apart, except for the last. ``sink``
+        gets those that come while the caller waits for the next delta; they are not yielded. The
+        last one of each choice always is. Raises ``ApiError`` when the request fails.
         """
         try:
             async with aclosing(self._read(sink)) as running:
@@ -145,22 +147,23 @@ class Generation:
             raise self._failure from exc
 
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
-        heard, self._heard = self._heard, None
+        first_output, self._first_output = self._first_output, None
         reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
-        return reader.deltas(heard)
+        return reader.deltas(first_output)
 
     def cancel(self) -> None:
-        """The client asked to stop: ``deltas`` ends soon, with what was generated until now."""
+        """Stop because the client asked for it: ``deltas`` ends soon, with what was generated until
+        now."""
         self._cancelled = True
         self._abort()
 
     def fail(self, error: ApiError) -> None:
-        """The server cannot go on: ``deltas`` raises ``error`` soon."""
+        """Stop because the server cannot continue: ``deltas`` raises ``error`` soon."""
         self._failure = self._failure or error
         self._abort()
 
     async def _compliance(self, choice: Choice) -> Compliance | None:
-        """What became of the keywords that nobody enforced."""
+        """Check the keywords that were not enforced; None if there are none."""
         checks, admitted = self._owner.checks, self.admitted
         if checks is None:
             return None
@@ -175,7 +178,8 @@ class Generation:
         return await checks.of_document(admitted.unenforced, text, tenant=tenant)
 
     async def usage(self) -> Usage:
-        """Exact; waits for the engine's last word where the request was cut short."""
+        """The exact usage. For a request that was aborted it waits until the engine has reported
+        the last tokens."""
         await self._finished()
         return usage_of(
             prompt_tokens=self.admitted.num_prompt_tokens,
@@ -197,7 +201,8 @@ class Generation:
         self._owner.settle(self, status)
 
     def count_in(self, ledger: Ledger) -> None:
-        """From here on every token is charged, even if this process is killed."""
+        """Start to count tokens in ``ledger``'s file, from which they are charged even if this
+        process is killed."""
         event = self._event("error", self.admitted.num_prompt_tokens, 0, 0)
         running = ledger.begin(event, self.admitted.price)
         self._meter = Meter(running, self._grants, self._look)
@@ -208,21 +213,21 @@ class Generation:
             self._grants.begin([choice.stream for choice in self._choices])
 
     def _look(self, num_tokens: int) -> tuple[int, bool]:
-        """What a choice's first output tells: cached tokens, and whether others' are to come."""
+        """For ``Meter``: how many prompt tokens were cached, and whether that may still change."""
         if not self._has_tokens and num_tokens:
             self._has_tokens = True
             self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
         return self._num_cached_tokens, not self._has_tokens or len(self._choices) > 1
 
     def stop_counting(self) -> None:
-        """The settlement is kept elsewhere."""
+        """Count no more: the usage is now in the ledger or in its journal."""
         for choice in self._choices:
             choice.stream.on_count = None
         if self._meter is not None:
             self._meter.end()
 
     async def usage_event(self, status: UsageStatus) -> UsageEvent:
-        """The ledger's row. A request that failed before its first token costs nothing."""
+        """The row for the ledger. A request that failed before its first token costs nothing."""
         await self._finished()
         if status == "error" and self.num_generated_tokens == 0:
             return self._event(status, 0, 0, 0)
@@ -253,7 +258,8 @@ class Generation:
 
     @property
     def _num_cached_tokens(self) -> int:
-        """Of each prompt's first choice: a prompt counts once, however many answers it has."""
+        """Those of each prompt's first choice: a prompt counts once, however many answers it
+        has."""
         return sum([min(stream.num_cached_tokens, length) for stream, length in self._prompts])
 
     def _status(self) -> UsageStatus:
@@ -287,7 +293,7 @@ class Generation:
 
 
 class Generations:
-    """All requests this gateway has in the engine, and the settlements that are under way."""
+    """All requests that this gateway has in the engine, and the settlements under way."""
 
     def __init__(
         self,
@@ -301,7 +307,7 @@ class Generations:
         checks: ComplianceChecks | None = None,
         public_prefixes: PublicPrefixes | None = None,
     ) -> None:
-        """``checks``: without it no answer is checked."""
+        """``checks``: None checks no answers. ``public_prefixes``: None if there are none."""
         self.metrics = metrics
         self.checks = checks
         self.flushes = flushes
@@ -311,7 +317,7 @@ class Generations:
         self._ledger = ledger
         self._quota = quota
         self._texts: dict[int, Text] = {}
-        """As ``Choice`` learns and uses them."""
+        """By token id, shared by all choices: see ``Choice.texts``."""
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
         self._settlements: set[asyncio.Task[None]] = set()
@@ -322,7 +328,7 @@ class Generations:
     def begin(self, admitted: Admitted) -> Generation:
         """Submit all choices of all prompts or none. Raises ``EngineDead`` or ``QueueFull``.
 
-        From here on ``admitted.hold`` is ours: it is settled, or released when this raises.
+        Takes over ``admitted.hold``: it is released if this raises, and settled otherwise.
         """
         choices: list[Choice] = []
         num_choices = len(admitted.prompts) * admitted.num_choices
@@ -341,7 +347,8 @@ class Generations:
         return generation
 
     def settle(self, generation: Generation, status: UsageStatus) -> None:
-        """For ``Generation.close`` alone. A task of ours: no cancelled caller can interrupt it."""
+        """For ``Generation.close`` only. Settles in a task of its own, which a cancelled caller
+        cannot interrupt."""
         self._live.discard(generation)
         if not self._live:
             self._idle.set()
@@ -352,7 +359,7 @@ class Generations:
             generation.fail(error)
 
     def fail_key(self, public_id: str, error: ApiError) -> None:
-        """Fail all requests that came with this key."""
+        """Fail all requests that were authenticated with this key."""
         for generation in list(self._live):
             if generation.admitted.principal.key.public_id == public_id:
                 generation.fail(error)
@@ -364,16 +371,16 @@ class Generations:
                 generation.fail(error)
 
     def live(self) -> tuple[Generation, ...]:
-        """What runs at the moment."""
+        """The requests that run at the moment."""
         return tuple(self._live)
 
     def principals(self) -> Iterable[Principal]:
-        """Whose requests run: an object is there once, however many requests have it."""
+        """The principals whose requests run, each object once."""
         principals = [generation.admitted.principal for generation in self._live]
         return {id(principal): principal for principal in principals}.values()
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Return when no request is left, or after ``timeout_s``."""
+        """Wait until no request is left, at most ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._live:
@@ -383,11 +390,11 @@ class Generations:
             pass
 
     def close(self) -> None:
-        """When nothing is left."""
+        """Close the timer of streams. To be called when no request is left."""
         self.flushes.close()
 
     async def drain(self, deadline_s: float) -> int:
-        """Wait for the settlements under way; returns how many are left at the deadline."""
+        """Wait at most ``deadline_s`` for the settlements under way; returns how many are left."""
         if self._settlements:
             await asyncio.wait(self._settlements, timeout=deadline_s)
         return len(self._settlements)
@@ -435,7 +442,7 @@ class Generations:
         self._own(self._quota.release(hold), name=f"release {hold.request_id}")
 
     def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """A task that ``drain`` waits for."""
+        """Run ``work`` in a task that ``drain`` waits for."""
         task = asyncio.create_task(work, name=name)
         self._settlements.add(task)
         task.add_done_callback(self._settled)

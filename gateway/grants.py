@@ -1,13 +1,13 @@
-"""What a request has reserved, dealt out to its answers before the engine generates it.
+"""Divides the tokens that a request has reserved among its answers, before they are generated.
 
     hold.allowed ──► a grant for each answer ──► the engine generates up to it, and waits there
          ▲                                                      │
          └──── ask for the next slice, ahead of ◄── advance ◄───┘
                the generation
 
-At every moment the grants of the answers that run, and what the others have generated, are together
-not more than ``hold.allowed``. So not one token is generated that is not reserved, however late the
-store answers and however many answers share the reservation.
+At every moment, the grants of the running answers and the tokens of the finished ones are together
+at most ``hold.allowed``. So no token is generated that is not reserved, however late the store
+answers and however many answers share the reservation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from tenants.quota import Hold
 
 
 class Grants:
-    """For one request. Made by ``of``; ``begin`` comes once its streams are there."""
+    """The grants of one request. Make it by ``of``; call ``begin`` when all answers are submitted.
+
+    Indices are those of the answers. All counts are of generated tokens, the prompt's not included.
+    """
 
     __slots__ = (
         "_began_at",
@@ -42,28 +45,29 @@ class Grants:
         self._streams: Sequence[RequestStream] = ()
         self._ended = False
         self._began_at = 0.0
-        """When the first tokens came."""
+        """When the first tokens came, in seconds of ``time.monotonic``; 0 before."""
         self.slack: float = 0
-        """So many tokens may come, of whichever answer, before it is to ``advance`` again. Infinite
-        while the store is asked: then no token changes anything."""
+        """How many more tokens may come, of any answers, before ``advance`` must be called again.
+        Infinite while the store is asked, because nothing can be granted until it answers."""
         self.on_slack: Callable[[], None] | None = None
-        """Told when the store has answered, and ``slack`` is another."""
+        """Called when the store has answered, which changes ``slack``."""
         self._granted = [0] * num_answers
         self._deal(range(num_answers), hold.allowed)
 
     @classmethod
     def of(cls, hold: Hold, num_answers: int, max_tokens: int) -> Grants | None:
-        """``max_tokens`` is each answer's own. None where all of it is reserved already."""
+        """The grants under a reservation; None if it covers ``max_tokens`` of each answer already,
+        so that nothing need be granted later."""
         if hold.allowed >= num_answers * max_tokens:
             return None
         return cls(hold, num_answers, max_tokens)
 
     def first(self, index: int) -> int:
-        """New tokens that the answer may begin with."""
+        """How many tokens an answer may generate at first."""
         return self._granted[index]
 
     def begin(self, streams: Sequence[RequestStream]) -> None:
-        """These are the answers, in their order."""
+        """Set the streams of all answers, in the order of their indices."""
         assert len(streams) == len(self._granted)
         self._streams = streams
         self._hold.on_more = self._on_more
@@ -75,7 +79,8 @@ class Grants:
             self.on_slack()
 
     def advance(self) -> None:
-        """Tokens came, or the store answered: grant what is reserved, and ask for more in time."""
+        """Grant what is reserved, and ask for more in time. To be called when ``slack`` more tokens
+        have come, and when the store has answered."""
         if self._ended:
             return
         if not self._began_at and any(stream.num_generated_tokens for stream in self._streams):
@@ -97,7 +102,8 @@ class Grants:
             self.slack = min(map(self._slack_of, running), default=math.inf)
 
     def _patience_s(self, running: Sequence[int]) -> float:
-        """How long these answers can go on with what they are granted, at their pace until now."""
+        """The seconds until the first of these answers has used up its grant, at its average speed
+        so far."""
         elapsed_s = time.monotonic() - self._began_at
         return min(
             elapsed_s * (self._granted[i] / self._streams[i].num_generated_tokens - 1)
@@ -110,14 +116,14 @@ class Grants:
         return self._slack_of(index) <= 0
 
     def _slack_of(self, index: int) -> float:
-        """So many tokens the answer may say before it needs more."""
+        """How many tokens an answer may generate before it needs another grant."""
         granted = self._granted[index]
         if granted >= self._max_tokens:
             return math.inf
         return granted - self._streams[index].num_generated_tokens - self._margin + 1
 
     def _grant(self, indices: Sequence[int]) -> None:
-        """Deal what nobody has to these, and tell the engine."""
+        """Divide what is not granted yet among these answers, and tell the engine."""
         before = [self._granted[i] for i in indices]
         self._deal(indices, self._hold.allowed - self._num_dealt())
         for i, old in zip(indices, before, strict=True):
@@ -131,7 +137,7 @@ class Grants:
         )
 
     def _deal(self, indices: Sequence[int], num_tokens: int) -> None:
-        """In even parts, to none more than it may have."""
+        """Divide tokens evenly among these answers, but give none more than ``max_tokens``."""
         left = num_tokens
         by_need = sorted(indices, key=lambda i: self._max_tokens - self._granted[i])
         for number, i in enumerate(by_need):

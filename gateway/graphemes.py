@@ -1,8 +1,8 @@
-"""Keeps what a reader sees as one character in one piece, though it be several code points.
+"""Keeps grapheme clusters (UAX #29) in one piece: what a reader sees as one character.
 
-A family, a flag, a letter with its vowel signs: their parts are tokens of their own, and shown by
-themselves they flicker, or are drawn as something else. Only the last cluster can be unfinished,
-and only where its kind grows: most text passes at once.
+The code points of an emoji of a family, of a flag, or of a letter with its vowel signs come as
+separate tokens, and alone they would flicker or be drawn as something else. Only the last cluster
+of a text can be incomplete, and only in some scripts and symbols, so most text passes at once.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _MAY_GROW = regex.compile(
 )
 _FIRST_TO_GROW = "\u0300"
 _LONGEST = 64
-"""Of what is held back; some text is nothing but marks."""
+"""Code points that are held back at most: a text may consist of nothing but combining marks."""
 
 
 class GraphemeGate:
-    """Incremental, one per answer."""
+    """Holds back the last cluster of one answer while it may still grow."""
 
     def __init__(self) -> None:
         self._held = ""
 
     @property
     def is_holding(self) -> bool:
-        """Something is held back."""
+        """Whether something is held back."""
         return bool(self._held)
 
     def push(self, text: str) -> str:
-        """All but a last cluster that may grow."""
+        """Take the next text, and return all but a last cluster that may grow."""
         if not self._held and text[-1:] < _FIRST_TO_GROW:
             return text
         text = self._held + text
@@ -45,6 +45,6 @@ class GraphemeGate:
         return text
 
     def finish(self) -> str:
-        """What was held back: nothing follows."""
+        """Return what was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held

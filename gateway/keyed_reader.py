@@ -1,4 +1,4 @@
-"""A reader of a stream that another key's request may run: it ends with the key it came with."""
+"""A reader of a stream that ends when its own key is revoked: the stream may be another key's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tenants.types import Principal
 
 
 class KeyedReader:
-    """A ``StreamReader`` over another one, until ``refuse``. In ``readers`` while it is open."""
+    """Reads from another ``StreamReader`` until ``refuse``. It is in ``readers`` while it is
+    open."""
 
     __slots__ = ("_cut", "_items", "_reader", "_readers", "_refusal", "principal", "stream_id")
 
@@ -35,7 +36,7 @@ class KeyedReader:
         if self._refusal is not None:
             raise self._refusal
         try:
-            async with asyncio.timeout(None) as self._cut:  # runs out when it is refused
+            async with asyncio.timeout(None) as self._cut:  # ``refuse`` lets it run out.
                 return await anext(self._items)
         except TimeoutError:
             if self._refusal is None:
@@ -45,8 +46,8 @@ class KeyedReader:
             self._cut = None
 
     def refuse(self, error: ApiError) -> None:
-        """The key is no longer valid: whoever reads gets ``error`` in place of more. The first
-        counts: what is read may take its time to end."""
+        """Raise ``error`` in place of further items, because the key is no longer valid. Only the
+        first call counts."""
         if self._refusal is not None:
             return
         self._refusal = error
@@ -63,6 +64,6 @@ class KeyedReader:
         self._reader.stop()
 
     def close(self) -> None:
-        """Idempotent. The stream goes on."""
+        """Stop reading. Idempotent. The stream continues."""
         self._readers.discard(self)
         self._reader.close()

@@ -1,4 +1,4 @@
-"""Turns at something slow and scarce: each tenant has one at a time."""
+"""Lets each tenant use a slow and scarce resource for one thing at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from uuid import UUID
 
 
 class Lanes:
-    """Makes sure that one tenant's work, however much it is, delays another's by one piece at
-    most."""
+    """One lane for each tenant: however much work a tenant has, it delays another tenant's by one
+    piece of work at most."""
 
     def __init__(self) -> None:
         self._locks: dict[UUID, asyncio.Lock] = {}

@@ -1,15 +1,15 @@
-"""How the gateway goes down: named stages under one deadline.
+"""The gateway's start, and its shutdown in named stages under one deadline.
 
-    1 refuse       nothing new is admitted, /readyz says no
-    2 tell         every WebSocket learns of it; idle ones close
-    3 wait         running requests end by themselves, up to the deadline
-    4 abort        what still runs ends with an error event
-    5 settle       usage of all of them reaches the ledger, or its journal
+    1 refuse       nothing new is admitted, /readyz is 503
+    2 tell         WebSockets accept no more work; idle ones close
+    3 wait         running requests end by themselves, until the deadline
+    4 abort        requests that still run end with an error event
+    5 settle       the usage of all requests is written to the ledger, or to its journal
     6 close        the background tasks, the grammar compiler, the engine, the journal, the store
 
-``drain`` is 1 to 4 and ``close`` 5 and 6. Each acts once: the server calls ``drain`` before it
-closes connections, the ASGI lifespan calls both for servers that know nothing of this. Going up is
-``start``: settlements of dead processes are queued and the background tasks begin.
+``drain`` does 1 to 4, and ``close`` 5 and 6; each acts once. Our server calls ``drain`` before it
+closes connections. The ASGI lifespan calls both, so that other servers shut down in order, too.
+``start`` queues the settlements of dead processes, and starts the background tasks.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from tenants.usage import Ledger
 logger = logging.getLogger(__name__)
 
 WARM_UP_AFTER_S = 1.0
-"""When the process that checks grammars is started: not while everything else starts."""
+"""When the worker process of the grammar checker is started: after everything else."""
 ABORT_S = 2.0
-"""Left after the deadline for aborted requests to say so, and for their settlement."""
+"""Time after the deadline for aborted requests to send their error, and to be settled."""
 
 
 class Session(Protocol):
     """A WebSocket session."""
 
     def drain(self) -> None:
-        """Take no more turns; close when the last one has ended."""
+        """Accept no more turns, and close when the last one has ended."""
 
     @property
     def principal(self) -> Principal | None:
-        """Who opened it; None until that is known."""
+        """Who opened it; None until it is authenticated."""
 
     def refuse(self, error: ApiError) -> None:
-        """Tell the client, and close."""
+        """Send the error, and close."""
 
 
 class Lifecycle:
-    """Owns the order of shutdown, and nothing else."""
+    """Starts and stops the parts of the gateway in the right order."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Lifecycle:
         return self._admission.draining
 
     def start(self) -> None:
-        """Call it once the event loop runs."""
+        """Start the background work. The event loop must be running."""
         try:
             if (num_events := self._ledger.replay()) > 0:
                 logger.info("startup: settle %d requests of dead processes", num_events)
@@ -114,7 +114,7 @@ class Lifecycle:
             await self._generations.wait_idle(ABORT_S)
 
     def hurry(self) -> None:
-        """Wait for nobody any more: what still runs is aborted now."""
+        """Abort at once the requests that ``drain`` waits for."""
         self._hurried.set()
 
     async def _wait_idle_or_hurry(self) -> None:
@@ -137,13 +137,13 @@ class Lifecycle:
         await self._generations.drain(deadline - time.monotonic())
         await self._ledger.drain(max(0.0, deadline - time.monotonic()))
         logger.info("shutdown: close")
-        await self._background.stop()  # until here leases had to be renewed
+        await self._background.stop()  # Not before, because it renews the leases of reservations.
         if self._warm_up is not None:
             self._warm_up.cancel()
         await asyncio.to_thread(self._compiler.close)
         self._admission.prompt_threads.close()
         await self._engine.close()
-        # Requests that a hanging engine did not answer about have their last word only now.
+        # Only the end of a hanging engine ends the requests that it did not answer.
         await self._generations.wait_idle(ABORT_S)
         await self._generations.drain(ABORT_S)
         self._generations.close()

@@ -1,6 +1,6 @@
-"""Structured logs on stderr: one line a record, as JSON or as text with ``key=value`` at its end.
+"""Structured logs on stderr: a line for each record, as JSON, or as text with ``key=value`` pairs.
 
-Prompts, answers and keys are never logged; keys appear by their public id.
+Prompts, answers and keys are never logged; a key appears as its public id.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def configure(level: str, form: Literal["json", "text"]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Their lines hold query strings and, at debug level, whole frames: prompts and keys.
+    # They log query strings and, at debug level, whole frames, which contain prompts and keys.
     logging.getLogger("uvicorn.access").disabled = True
     for name in ("uvicorn.error", "websockets", "asyncio", "sse_starlette"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    # A traceback at each try while the database is away, which our own lines tell.
+    # It logs a traceback for each try while the database is away, of which ``OutageLog`` tells.
     logging.getLogger("asyncpg.pool").setLevel(max(logging.ERROR, root.level))
 
 
@@ -57,7 +57,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _word(value: object) -> str:
-    """A client's text must not be able to forge a line or another field."""
+    """A field's value, quoted if a client's text could otherwise forge a line or a field."""
     text = str(value)
     plain = text.isprintable() and not any(char in text for char in ' "=')
     return text if plain and text else json.dumps(text)

@@ -1,4 +1,4 @@
-"""What a request generates, counted as it arrives."""
+"""Counts the tokens that a request generates, as they arrive from the engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tenants.progress import Running
 
 
 class Meter:
-    """Counts the tokens of all answers to one request: a budget waits for no reader.
+    """Counts the tokens of all answers to one request, whether or not a client has read them.
 
-    One small object, because it is reached for at every token of every stream. Give ``count`` to
-    the streams as their ``on_count``.
+    ``count`` is the streams' ``on_count``. It runs for every token of every stream, so this is one
+    small object, and what need not be done for each token is done in ``_attend``.
     """
 
     __slots__ = (
@@ -32,10 +32,11 @@ class Meter:
         grants: Grants | None,
         look: Callable[[int], tuple[int, bool]],
     ) -> None:
-        """``running``: where it is written down in case this process dies.
+        """``running``: the counts in a memory-mapped file, from which a neighbour settles if this
+        process dies; None keeps them here only. ``grants``: None if all tokens are reserved.
 
-        ``look`` is told of new tokens; it says how many of the prompt's were cached, and whether
-        that may still change: then it is asked again.
+        ``look`` is called with the number of new tokens until the number of cached prompt tokens is
+        final. It returns that number, and whether it may still change.
         """
         self.num_tokens = 0
         self._running = running
@@ -43,14 +44,15 @@ class Meter:
         self._grants = grants
         self._look: Callable[[int], tuple[int, bool]] | None = look
         self._attend_at = 0.0
-        """So many tokens in all call for more than to be counted."""
+        """The number of tokens at which ``_attend`` is called."""
         self._advance_at = math.inf if grants is None else 0.0
-        """So many call for grants: to deal them looks at every answer."""
+        """The number of tokens at which ``Grants.advance`` is called, which looks at every
+        answer."""
         if grants is not None:
             grants.on_slack = self._on_slack
 
     def count(self, num_tokens: int) -> None:
-        """So many more."""
+        """Count ``num_tokens`` more."""
         self.num_tokens = total = self.num_tokens + num_tokens
         if total >= self._attend_at:
             self._attend(num_tokens)
@@ -67,18 +69,18 @@ class Meter:
         self._attend_at = self._advance_at if self._look is None else 0.0
 
     def _on_slack(self) -> None:
-        """The grants have just been looked at."""
+        """The slack of the grants has changed."""
         assert self._grants is not None
         self._advance_at = self.num_tokens + self._grants.slack
         if self._look is None:
             self._attend_at = self._advance_at
 
     def generated(self) -> int:
-        """Until now; for a ``Hold`` to ask."""
+        """The tokens so far; the callback for ``Hold.watch``."""
         return self.num_tokens
 
     def end(self) -> None:
-        """The settlement is kept elsewhere; nothing is counted after that."""
+        """Stop counting: the usage is now in the ledger or in its journal."""
         if self._grants is not None:
             self._grants.on_slack = None
         if self._running is not None:

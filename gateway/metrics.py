@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. Labels hold no keys and no texts of clients."""
+"""Prometheus metrics of the gateway. Labels contain no keys, and no text of clients."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Metrics:
     """One registry for each app, so that several apps in one process do not mix."""
 
     def __init__(self, shared_folder: Path | None = None) -> None:
-        """``shared_folder``: where all workers of this server leave what they count."""
+        """``shared_folder``: where all workers of this server write their metrics; None if there is
+        one process."""
         self._registry = CollectorRegistry()
         self._engine_registry = CollectorRegistry()
-        """The engine tells all workers the same."""
+        """Not summed over the workers, because the engine reports the same to all."""
         self.board = None if shared_folder is None else Board(shared_folder, self._registry)
         self._responses = _by_labels(
             "sluice_http_responses",
@@ -64,7 +65,7 @@ class Metrics:
         )
         self._registry.register(self._inter_token)
         self.observe_inter_token = self._inter_token.observe
-        """Told of tokens as ``EngineClient.on_tokens`` is."""
+        """The callback for ``EngineClient.on_tokens``."""
         self._request = Histogram(
             "sluice_e2e_request_latency_seconds",
             "From submission to the engine to the end of the answer.",
@@ -74,12 +75,12 @@ class Metrics:
         self._sockets = Gauge("sluice_websockets", "Open WebSockets.", registry=self._registry)
 
     def watch(self, *, running: Callable[[], int], stats: Callable[[], Stats]) -> None:
-        """Read these two whenever the metrics are scraped."""
+        """Call these two whenever the metrics are scraped."""
         self._registry.register(_RunningCollector(running))
         self._engine_registry.register(EngineCollector(stats))
 
     def watch_changes(self, listener: ChangeListener) -> None:
-        """Likewise."""
+        """Read ``listener`` whenever the metrics are scraped."""
         self._registry.register(_ChangesCollector(listener))
 
     def count_response(self, route: str, status: int) -> None:
@@ -101,7 +102,7 @@ class Metrics:
         self._sockets.inc(change)
 
     def render(self) -> bytes:
-        """The exposition format, ``text/plain; version=0.0.4``, of all workers of this server."""
+        """The metrics of all workers in Prometheus' text format, version 0.0.4."""
         counted: Collector = self._registry if self.board is None else self.board
         return generate_latest(counted) + generate_latest(self._engine_registry)
 
@@ -109,7 +110,8 @@ class Metrics:
 def _by_labels(
     name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
 ) -> Callable[..., Counter]:
-    """A counter's part for each value of its labels, in their order; looked for once."""
+    """A function from the values of labels to the counter for them. ``Counter.labels`` is slow, so
+    its results are cached."""
     return cache(Counter(name, documentation, labels, registry=registry).labels)
 
 
@@ -130,11 +132,11 @@ class _ChangesCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily(
             "sluice_changes_age_seconds",
-            "Since the line that tells of revoked keys was last known to be alive.",
+            "Time since the connection that reports revoked keys was last known to be alive.",
             self._listener.age_s,
         )
         yield CounterMetricFamily(
             "sluice_changes_connects",
-            "How often that line was made; each time all keys were forgotten.",
+            "How often that connection was made; each time all cached keys were dropped.",
             self._listener.num_connects,
         )

@@ -1,9 +1,9 @@
-"""What all workers of one server count, so that a scrape of any of them tells of the whole server.
+"""Sums the metrics of all workers of a server, so that any of them can report the whole server's.
 
-Each worker writes its figures to a file of its own, in a folder that the supervisor made, once a
-second; the worker that is scraped adds up all files, its own figures being of the moment. The
-supervisor folds what a dead worker has counted into one file (``bury``): a sum that fell would look
-to Prometheus like a restart. What a worker that is killed counted within its last second is lost.
+Once a second each worker writes its metrics to a file of its own, in a folder that the supervisor
+made. The worker that is scraped adds up all files and its own current metrics. The supervisor adds
+the counts of a dead worker to one file (``bury``), because Prometheus would take a sum that
+decreases for a restart. What a killed worker counted in its last second is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 INTERVAL_S = 1.0
 _ENDED, _SUFFIX = "ended.json", ".worker"
 _LARGEST = {"sluice_changes_age_seconds"}
-"""Gauges of which the largest counts; others are summed."""
+"""Gauges of which the largest is reported; all others are summed."""
 
 
 class _Sample(msgspec.Struct, array_like=True, frozen=True):

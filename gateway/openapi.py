@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP surface, made from the same structs that requests are read with.
+"""The OpenAPI document of the HTTP API, made from the structs that requests are decoded into.
 
 Admin routes are not part of it.
 """

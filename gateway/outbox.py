@@ -10,11 +10,11 @@ from gateway.outlet import Outlet
 
 
 class Outbox:
-    """Frames leave in order. A turn with ``max_bytes`` unsent waits; the others go on.
+    """Sends frames in order. A turn with ``max_bytes`` unsent must wait; the others need not.
 
-    The bound is per turn, so that one turn of long answers cannot take the room of the others, and
-    a reader that is slow costs at most ``max_bytes`` for each of its turns: while a turn waits,
-    the engine client merges what is generated meanwhile.
+    The bound is for each turn, so that a turn with long answers cannot hold up the others. A slow
+    reader takes at most ``max_bytes`` of memory for each of its turns: while a turn waits, the
+    engine's client merges its outputs.
     """
 
     __slots__ = ("_drained", "_filled", "_frames", "_max_bytes", "_outlet", "_unsent")
@@ -36,27 +36,28 @@ class Outbox:
 
     @property
     def is_free(self) -> bool:
-        """Nothing waits to be sent."""
+        """Whether nothing waits to be sent."""
         return not self._unsent and self._outlet.is_free
 
     def put_now(self, frame: bytes) -> None:
-        """Send a frame at once, in no task; only while it ``is_free``."""
+        """Send a frame at once, without a task; only while ``is_free``."""
         assert not self._unsent
         self._outlet.put(frame)
 
     def offer(self, frame: bytes, now: float) -> bool:
-        """``put_now``, or False while it is not free. ``now``: the event loop's time."""
+        """``put_now`` a frame; False if the outbox is not free. ``now``: the event loop's time."""
         return not self._unsent and self._outlet.offer(frame, now)
 
     async def put(self, turn: str | None, frame: bytes) -> None:
-        """Queue a frame; ``turn`` None is for frames that belong to no turn."""
+        """Queue a frame once its turn's unsent frames are within the bound. ``turn``: None for a
+        frame that belongs to no turn."""
         while self._unsent.get(turn, 0) >= self._max_bytes:
             self._drained.clear()
             await self._drained.wait()
         self._queue(turn, frame)
 
     def put_all_now(self, turn: str | None, frames: Iterable[bytes]) -> None:
-        """Send a few at once, as far as the reader takes them; the rest is queued."""
+        """Send a few frames at once as long as the client takes them, and queue the rest."""
         for frame in frames:
             if self.is_free:
                 self._outlet.put(frame)
@@ -69,7 +70,7 @@ class Outbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Send for ever. Raises what sending raises."""
+        """Send queued frames for ever. Raises what sending raises."""
         try:
             while True:
                 if not self._frames:
@@ -85,7 +86,7 @@ class Outbox:
             self._outlet.close()
 
     async def flush(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all frames are sent."""
         while self._unsent:
             self._drained.clear()
             await self._drained.wait()

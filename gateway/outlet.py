@@ -1,10 +1,10 @@
-"""Sending that begins at once, in whatever callback has something to say.
+"""Sends messages from callbacks, with a task only where sending must wait.
 
-To wake a task for each chunk of a stream costs as much as the rest of the chunk's way to the
-socket, and an ASGI server hardly ever waits: it hands the bytes to a transport and returns. So a
-message is sent as far as it goes without waiting; only what must wait, because the reader is slow,
-goes on in a task. A server that can take a message without a coroutine (``protocol``) is asked
-first: that halves what sending costs.
+To wake a task for each chunk of a stream costs as much as everything else between the engine's
+output and the socket, and an ASGI server hardly ever waits: it gives the bytes to a transport and
+returns. So the coroutine of ``send`` is started in the callback, and only if it waits, because the
+client is slow, a task continues it. A server that can take a message without a coroutine
+(``protocol``) is asked first, which halves the cost of sending.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class Outlet(Generic[T]):
-    """Messages to one reader, in order, one at a time. ``close`` it, in a ``finally``.
+    """Sends messages to one client, in order, one at a time. ``close`` it in a ``finally``.
 
-    What sending raises, ``send`` and ``wait`` raise; until then the outlet is not free.
+    An exception of sending is raised by the next ``send`` or ``wait``; from then on nothing can be
+    sent.
     """
 
     __slots__ = ("_error", "_rest", "_send", "_write", "is_free", "put_at")
@@ -28,22 +29,23 @@ class Outlet(Generic[T]):
     def __init__(
         self, send: Callable[[T], Awaitable[None]], write: Callable[[T], bool] | None = None
     ) -> None:
-        """``write`` takes a message at once, or leaves it (False) to ``send``."""
+        """``write`` takes a message at once, or returns False to have it sent by ``send``."""
         self.is_free = True
-        """Nothing waits for the reader."""
+        """Whether a message can be sent: none waits for the client, and none has failed."""
         self.put_at = 0.0
-        """When something was put, for whoever watches that: noted by ``offer``, else by them."""
+        """When a message was last sent, by the event loop's clock. Set by ``offer``; callers of
+        ``put`` and ``send`` set it themselves if they need it."""
         self._send = send
         self._write = write
         self._rest: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
 
     def offer(self, message: T, now: float) -> bool:
-        """``put`` it, unless something waits: then False. ``now``: the event loop's time."""
+        """``put`` a message; False if the outlet is not free. ``now``: the event loop's time."""
         if not self.is_free:
             return False
         self.put_at = now
-        write = self._write  # a local name: see ``RequestStream._deliver``
+        write = self._write  # ``RequestStream._deliver`` says why it has a local name.
         try:
             if write is not None and write(message):
                 return True
@@ -54,7 +56,7 @@ class Outlet(Generic[T]):
         return True
 
     def put(self, message: T) -> None:
-        """Begin to send; only while the outlet is free. Neither blocks nor raises."""
+        """Begin to send a message; only while the outlet is free. Neither blocks nor raises."""
         assert self.is_free
         try:
             if self._write is not None and self._write(message):
@@ -65,7 +67,7 @@ class Outlet(Generic[T]):
             self._begin(message)
 
     def _begin(self, message: T) -> None:
-        """As far as it goes without waiting; the rest in a task."""
+        """Run ``send`` until it waits for something; a task does the rest."""
         try:
             sending = self._send(message).__await__()
             waited_for = next(sending)
@@ -79,7 +81,7 @@ class Outlet(Generic[T]):
         self._rest.add_done_callback(self._sent)
 
     async def send(self, message: T) -> None:
-        """Returns when the message is sent, after all before it."""
+        """Send a message after those before it, and wait until it is sent."""
         if not self.is_free:
             await self.wait()
         self.put(message)
@@ -87,14 +89,14 @@ class Outlet(Generic[T]):
             await self.wait()
 
     async def wait(self) -> None:
-        """Until all is sent."""
+        """Wait until all messages are sent."""
         while self._rest is not None:
             await asyncio.wait((self._rest,))
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Give up what still waits for the reader. Idempotent."""
+        """Give up a message that still waits for the client. Idempotent."""
         if self._rest is not None:
             self._rest.cancel()
 
@@ -113,7 +115,11 @@ class Outlet(Generic[T]):
 
 @types.coroutine
 def _rest(sending: Generator[Any, Any, None], waited_for: object) -> Generator[Any, Any, None]:
-    """What is left of something awaited that waits for ``waited_for`` first."""
+    """Continue a coroutine that has been started outside a task, and waits for ``waited_for``.
+
+    It passes on results and exceptions in both directions, as ``yield from`` would (PEP 380); that
+    cannot be used because the first value has been taken out already.
+    """
     while True:
         try:
             try:

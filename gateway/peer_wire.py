@@ -1,13 +1,12 @@
-"""How gateway workers talk to each other: frames on a socket, after a handshake.
+"""The protocol between gateway workers: frames on a socket, after a handshake.
 
-    frame       4 bytes of length, then a msgspec struct as MessagePack
-    handshake   Challenge ──►, ◄── Hello, Welcome ──►: either side proves that it knows the secret
-                that all gateways of a site share, and neither sends it
+    frame       4 bytes of length (big-endian), then a msgspec struct as MessagePack
+    handshake   Challenge ──►, ◄── Hello, Welcome ──►: either side proves by an HMAC that it knows
+                the secret that all gateways of a site share
 
-One request for each connection. ``Follow`` is answered by ``Following`` and items until ``Ended``;
-everything else by one ``Value``. ``Failed`` may stand in place of any answer: it carries the error
-that the client is to see. What is said is not encrypted: across hosts it belongs on a private
-network.
+A connection has one request. ``Follow`` is answered by ``Following`` and items until ``Ended``, all
+others by one ``Value``. ``Failed`` can replace any answer: it contains the error for the client.
+Frames are not encrypted, so a connection between hosts needs a private network.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ MAX_HANDSHAKE_BYTES = 256
 HANDSHAKE_S = 5.0
 _NONCE_BYTES = 32
 SILENCE_S, PROBE_S, NUM_PROBES = 10, 5, 3
-"""A host that has vanished says nothing: after so much silence it is asked so many times."""
+"""TCP keep-alive: seconds of silence before the first probe, seconds between probes, and how many
+go unanswered before the connection is lost."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 Part = Literal["body", "input"]
@@ -145,7 +145,7 @@ class Failed(msgspec.Struct, tag=True, kw_only=True):
     def error(self) -> ApiError:
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, ApiError)):
-            kind = InternalError  # of a newer version
+            kind = InternalError  # The other worker has a newer version.
         return kind(
             self.message,
             param=self.param,
@@ -174,7 +174,7 @@ class Wire:
         self._writer = writer
 
     async def send(self, message: Message) -> None:
-        """Send a message; returns once the other side keeps up. Raises ``WireError``."""
+        """Send a message, and wait while the other side is slow. Raises ``WireError``."""
         self.post(message)
         try:
             await self._writer.drain()
@@ -182,12 +182,13 @@ class Wire:
             raise WireError(str(exc)) from exc
 
     def post(self, message: Message) -> None:
-        """Send a few bytes without waiting."""
+        """Send a message without waiting; only for small ones."""
         data = _encode(message)
         self._writer.write(len(data).to_bytes(4, "big") + data)
 
     async def receive(self, kind: type[T], *, max_bytes: int = MAX_FRAME_BYTES) -> T:
-        """The next message, which must be a ``kind``. Raises what ``Failed`` holds."""
+        """The next message, which must be a ``kind``. Raises ``WireError``, or the ``ApiError`` of
+        a ``Failed``."""
         message = await self.receive_any(max_bytes=max_bytes)
         if isinstance(message, Failed) and not issubclass(Failed, kind):
             raise message.error()
@@ -196,7 +197,8 @@ class Wire:
         return message
 
     async def receive_any(self, *, max_bytes: int = MAX_FRAME_BYTES) -> Message:
-        """Raises ``WireError``, also when the other side is gone."""
+        """The next message. Raises ``WireError``, also if the other side has closed the
+        connection."""
         try:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             if size > max_bytes:
@@ -206,15 +208,15 @@ class Wire:
             raise WireError(str(exc)) from exc
 
     def notice_loss(self) -> None:
-        """Have a TCP connection end when the other host has lost power or its network.
+        """Let a TCP connection end soon after the other host has lost power or its network.
 
-        By itself the system would find out after hours where nothing is sent, else after a quarter
-        of one; so long a follower would wait for items, and a stream that nobody reads would run.
-        Raises ``WireError``.
+        By default the system notices that after two hours if nothing is sent, and after a quarter
+        of an hour otherwise. All that time a follower would wait for items, and a stream would run
+        without a reader. Raises ``WireError``.
         """
         connection: socket.socket = self._writer.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
-            return  # the system closes what a process had
+            return  # The system closes the sockets of a process that ends.
         options = [
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S),
@@ -224,17 +226,17 @@ class Wire:
             options.append((socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, SILENCE_S))
         else:
             options.append((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S))
-            # While something that was sent is not acknowledged, nobody asks.
+            # There are no keep-alive probes while sent data are not acknowledged.
             limit_ms = 1000 * (SILENCE_S + PROBE_S * NUM_PROBES)
             options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms))
         try:
             for option in options:
                 connection.setsockopt(*option)
-        except OSError as exc:  # it has ended already
+        except OSError as exc:  # The connection is lost already.
             raise WireError(str(exc)) from exc
 
     def close(self) -> None:
-        """Close the connection; what was posted is still sent."""
+        """Close the connection after sending what was posted."""
         self._writer.close()
 
 
@@ -251,7 +253,7 @@ async def greet(wire: Wire, secret: bytes) -> None:
 
 
 async def introduce(wire: Wire, secret: bytes) -> None:
-    """The caller's side. Raises ``WireError``, ``TimeoutError``."""
+    """The caller's side of the handshake. Raises ``WireError``, ``TimeoutError``."""
     wire.notice_loss()
     async with asyncio.timeout(HANDSHAKE_S):
         challenge = (await wire.receive(Challenge, max_bytes=MAX_HANDSHAKE_BYTES)).nonce
@@ -263,7 +265,7 @@ async def introduce(wire: Wire, secret: bytes) -> None:
 
 
 def derive_secret(root: bytes) -> bytes:
-    """The secret that workers prove to know, derived from one they share already."""
+    """The secret of the handshake, derived from the one that all gateways share."""
     return hmac.digest(root, b"sluice gateway peers, version 1", hashlib.sha256)
 
 

@@ -1,10 +1,10 @@
-"""The other gateway workers, and how they reach this one.
+"""Requests between gateway workers, for what only one of them has.
 
-What runs is known to one worker: the log of a running stream, an unused ticket, a running response.
-Each of their ids names its worker (``routed_ids``), each worker says in the store where it listens,
-and whoever is asked for something of another's passes the question on. That costs nothing while
-streams flow, and one row for each worker; a log in the database would cost rows for each stream and
-writes for each flush, whether or not anybody ever comes back.
+The log of a running stream, an unused ticket and a running response are in the memory of one
+worker. Their ids name that worker (``routed_ids``), and each worker registers in the store where it
+listens. So a worker that is asked for another's can pass the request on. This costs nothing while
+streams flow, and one row for each worker. A log in the database would cost rows for each stream and
+writes for each chunk, even if no client ever comes back.
 
 Workers of one host talk over Unix sockets in private folders; ``server.peer_host`` makes it TCP for
 those of several hosts.
@@ -54,7 +54,7 @@ _PREFIX, _SOCKET = "sluice-peer-", "socket"
 
 
 class PeerGone(Exception):
-    """The worker has left, and what it alone knew is gone."""
+    """The worker has ended, and what only it had is lost."""
 
 
 class Peers:
@@ -66,7 +66,7 @@ class Peers:
         """host: the address to listen on for workers of other hosts; None for this host only."""
         self.worker_id = worker_id
         self.follow_here: Callable[[Follow], Awaitable[StreamReader]] | None = None
-        """Set by whoever has the streams."""
+        """Reads a stream of this worker; set by ``Streams``."""
         self._shared = shared
         self._secret = secret
         self._host = host
@@ -117,9 +117,9 @@ class Peers:
                 else:
                     host, _, port = address.rpartition(":")
                     streams = await asyncio.open_connection(host, int(port))
-        except TimeoutError as exc:  # it may be busy
+        except TimeoutError as exc:  # It may only be busy.
             raise _lost() from exc
-        except OSError as exc:  # its lease is not over yet, but it does not listen
+        except OSError as exc:  # Nobody listens, although its lease has not expired.
             logger.warning("the worker at %s does not answer: %s", address, exc)
             raise PeerGone(worker_id) from exc
         wire = Wire(*streams)
@@ -136,7 +136,7 @@ class Peers:
     # -- answering
 
     async def run(self) -> None:
-        """Listen, and say where, until cancelled."""
+        """Listen, and keep the address registered in the store, until cancelled."""
         async with self._listening() as address:
             try:
                 while True:
@@ -156,7 +156,7 @@ class Peers:
         folder = None
         if self._host is None:
             await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # its owner's only
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # which only its owner can read
             path = folder / _SOCKET
             server = await asyncio.start_unix_server(self._serve, path, start_serving=False)
             address = f"{_UNIX}{path}"
@@ -164,7 +164,8 @@ class Peers:
             server = await asyncio.start_server(self._serve, self._host, 0, start_serving=False)
             address = f"{self._host}:{server.sockets[0].getsockname()[1]}"
         try:
-            await server.start_serving()  # in here: cancelled before, it would leave its socket
+            # Inside of the ``try``: a cancellation during the call must close the socket.
+            await server.start_serving()
             yield address
         finally:
             server.close()
@@ -185,7 +186,7 @@ class Peers:
         except (WireError, TimeoutError) as exc:
             logger.debug("a peer's connection ended: %s", exc)
         except asyncio.CancelledError:
-            pass  # the server's own end; asyncio would log it
+            pass  # The server is closed. asyncio would log this.
         finally:
             self._connections.discard(task)
             wire.close()
@@ -203,7 +204,7 @@ class Peers:
                 return
         except WireError:
             raise
-        except Exception as exc:  # the edge of a connection: the other side has to tell its client
+        except Exception as exc:  # It is the other side's to tell its client.
             await wire.send(Failed.of(to_api_error(exc)))
             return
         try:
@@ -213,16 +214,16 @@ class Peers:
 
     async def _relay(self, wire: Wire, reader: StreamReader) -> None:
         """Send the reader's items to the other side until either side ends."""
-        telling = asyncio.create_task(self._tell(wire, reader))
-        hearing = asyncio.create_task(self._hear(wire, reader))
+        sending = asyncio.create_task(self._send_items(wire, reader))
+        receiving = asyncio.create_task(self._receive_commands(wire, reader))
         try:
-            await asyncio.wait((telling, hearing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            telling.cancel()
-            hearing.cancel()
-            await asyncio.gather(telling, hearing, return_exceptions=True)
+            sending.cancel()
+            receiving.cancel()
+            await asyncio.gather(sending, receiving, return_exceptions=True)
 
-    async def _tell(self, wire: Wire, reader: StreamReader) -> None:
+    async def _send_items(self, wire: Wire, reader: StreamReader) -> None:
         await wire.send(Following())
         try:
             async for items in reader:
@@ -232,7 +233,7 @@ class Peers:
         else:
             await wire.send(Ended())
 
-    async def _hear(self, wire: Wire, reader: StreamReader) -> None:
+    async def _receive_commands(self, wire: Wire, reader: StreamReader) -> None:
         while True:
             match await wire.receive_any():
                 case Beat():
@@ -244,8 +245,8 @@ class Peers:
 
 
 def sweep(folder: Path, *, min_age_s: float = 60.0) -> int:
-    """Remove what killed workers left in ``folder``; returns how many. Younger entries are spared:
-    their workers may be about to listen."""
+    """Remove the sockets that killed workers left in ``folder``, and return how many there were.
+    Younger ones are kept, because their workers may be about to listen."""
     num_removed = 0
     for left in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
@@ -260,7 +261,7 @@ def sweep(folder: Path, *, min_age_s: float = 60.0) -> int:
 
 
 class RemoteReader:
-    """Yields a stream's items that another worker sends. ``close`` it, in a ``finally``."""
+    """Yields a stream's items that another worker sends. ``close`` it in a ``finally``."""
 
     def __init__(self, wire: Wire, stream_id: str) -> None:
         self.stream_id = stream_id
@@ -284,10 +285,10 @@ class RemoteReader:
         raise _lost()
 
     def divert(self, take: Take) -> None:
-        """Does nothing: another worker's callbacks are out of reach."""
+        """Does nothing: the callbacks are in another process."""
 
     async def beat(self) -> None:
-        """Called after a long silence: make all readers hear that the stream still runs."""
+        """Have a heartbeat sent to all readers, to be called after a long silence."""
         with contextlib.suppress(WireError):
             await self._wire.send(Beat())
 
@@ -296,7 +297,7 @@ class RemoteReader:
         self._wire.post(Stop())
 
     def close(self) -> None:
-        """Stop reading. The stream goes on, as when a client leaves. Idempotent."""
+        """Stop reading. The stream continues. Idempotent."""
         self._wire.close()
 
 

@@ -1,4 +1,4 @@
-"""From the messages of a request to what chat templates expect."""
+"""Turns the messages of a request into the dictionaries that chat templates expect."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gateway.schemas.chat import (
 
 
 def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
-    """Plain dictionaries: contents are strings, arguments of calls are objects. Those that are no
-    JSON, as where an answer was cut in the middle of a call, stay the text they are.
+    """Plain dictionaries, in which contents are strings and the arguments of calls are objects.
 
-    ``developer`` becomes ``system``, the name that templates know for it. Raises ``ApiError``
-    naming the field.
+    Arguments that are not JSON, because an answer ended in the middle of a call, remain text. The
+    role ``developer`` becomes ``system``, its name in templates. Raises ``ApiError`` naming the
+    field.
     """
     if not messages:
         raise InvalidRequestError("There must be at least one message.", param="messages")
@@ -53,7 +53,7 @@ def _message(message: Message, path: str) -> dict[str, Any]:
 
 
 def _text(content: Content, path: str) -> str:
-    """Parts stand on lines of their own, as in vLLM."""
+    """The text of a message. Parts are joined by line breaks, as in vLLM."""
     if isinstance(content, str):
         return content
     texts: list[str] = []

@@ -1,5 +1,5 @@
-"""Threads in which prompts are made: nobody knows how long a chat template takes, and a tokenizer
-takes seconds for megabytes."""
+"""Threads for rendering and tokenizing prompts, which may take too long for the event loop: there
+is no bound on a chat template's time, and megabytes of text take a tokenizer seconds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gateway.errors import ContextLengthExceeded
 from gateway.lanes import Lanes
 
 LONG_CHARS = 32_768
-"""From here on a text is long: tens of milliseconds of tokenizer."""
+"""A text of this length or more is long: tokenizing it takes tens of milliseconds."""
 NUM_THREADS = 2
-"""For short texts, and as many for long ones."""
+"""The number of threads for short texts, and also of those for long ones."""
 
 T = TypeVar("T")
 
 
 class PromptThreads:
-    """Short texts never wait for long ones, and a tenant's long ones wait for each other before
-    another tenant's wait for two of them."""
+    """Two thread pools: short texts never wait for long ones. Each tenant has one long text worked
+    on at a time, so that it cannot occupy all threads."""
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prompt")
@@ -31,10 +31,11 @@ class PromptThreads:
         self._lanes = Lanes()
 
     async def run(self, work: Callable[[], T], *, tenant: UUID, size: int) -> T:
-        """What ``work`` on ``size`` characters, or as many tokens, returns or raises.
+        """Run ``work`` in a thread; returns or raises what it does. ``size``: the number of
+        characters or tokens that it works on.
 
-        A long one's turn lasts until the thread is free, even if nobody waits any more: else
-        whoever leaves and comes back would have all threads.
+        The turn of a long one lasts until its thread is free, even if the caller is cancelled.
+        Otherwise a client that leaves and comes back could occupy all threads.
         """
         loop = asyncio.get_running_loop()
         if size < LONG_CHARS:
@@ -48,7 +49,7 @@ class PromptThreads:
                 return await loop.run_in_executor(self._long, work)
 
         job = loop.create_task(in_turn(), name="long prompt")
-        job.add_done_callback(_heard)
+        job.add_done_callback(_retrieve_exception)
         try:
             return await asyncio.shield(job)
         finally:
@@ -59,15 +60,15 @@ class PromptThreads:
         self._long.shutdown(wait=False)
 
 
-def _heard(job: asyncio.Task[T]) -> None:
-    """What it raises is its caller's, and nobody's if that has left: nothing to log."""
+def _retrieve_exception(job: asyncio.Task[T]) -> None:
+    """Keep asyncio from logging an exception that no caller waits for any more."""
     if not job.cancelled():
         job.exception()
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, *, param: str) -> None:
-    """Raises ``ContextLengthExceeded`` for a text that is too long if all its tokens are the
-    longest there is: spares the tokenizer a text that is far too long."""
+    """Raise ``ContextLengthExceeded`` for a text that would be too long even if all its tokens were
+    the longest of the vocabulary. So a text that is far too long is not tokenized."""
     if len(text) > max_model_len * tokenizer.max_token_bytes:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens. However, your {param} "

@@ -1,8 +1,9 @@
-"""uvicorn's HTTP and WebSocket protocols, with the limits they lack.
+"""uvicorn's HTTP and WebSocket protocols with limits, and with writers that need no coroutine.
 
-httptools takes headers of any size, a silent socket may stay for ever, and so may one that does not
-read: a closing transport waits for its last byte to be taken. Here headers have a size and a time
-limit, connections a number, and unsent bytes a time limit.
+httptools accepts headers of any size, and uvicorn keeps sockets that send nothing, or that read
+nothing, for ever: a closing transport waits until its last byte is sent. Here the size of headers
+and the time for sending them are limited, so are the number of connections and the time for which
+bytes may stay unsent.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from gateway.extensions import Departure
 
 MAX_HEADERS = 100
 MAX_FRAGMENTS = 4096
-"""Of one WebSocket message: they may be empty, so that its size bounds them not."""
+"""Fragments of one WebSocket message. They may be empty, so its size does not limit them."""
 
 
 class Deadline:
-    """Drops a connection unless it is called off in time."""
+    """Aborts a connection, unless it is stopped in time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport) -> None:
-        """Count from now."""
+        """Abort ``transport`` after the time, counted from now."""
         self.stop()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._seconds, transport.abort)
 
-    def go_on(self, transport: asyncio.Transport) -> None:
-        """Count from now, if it does not count already."""
+    def ensure_started(self, transport: asyncio.Transport) -> None:
+        """As ``start``, but let a deadline that has been started run on."""
         if self._timer is None:
             self.start(transport)
 
@@ -55,7 +56,7 @@ class Deadline:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """For ``uvicorn.Config(http=...)``, with both of these set in a subclass (``limited``)."""
+    """For ``uvicorn.Config(http=...)``: ``limited`` makes the subclass that sets both of these."""
 
     limits: ServerConfig
     cork: Cork
@@ -66,15 +67,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         self._in_headers = True
         self._is_behind = False
-        """The request that comes waits for the answer to the one before it."""
-        self._bytes_waiting = 0  # received of headers that are not complete yet
-        self._bytes_parsed = 0  # found in them by the parser
+        """The request being received waits until the one before it is answered (pipelining)."""
+        self._bytes_waiting = 0  # received, of headers that are not complete yet
+        self._bytes_parsed = 0  # reported by the parser, of the same headers
         self._refusal: ApiError | None = None
         self._departure = Departure()
         self._worked_on: RequestResponseCycle | None = None
-        """The request that the application has; uvicorn knows the one that came last."""
+        """The request that the application works on; uvicorn's ``cycle`` is the latest one."""
         self.writer: BodyWriter | None = None
-        """Of the answer that is under way, once it may write."""
+        """The current answer's writer, while it is open."""
         if len(self.connections) > self.limits.max_connections:
             self._refusal = Overloaded("The server has too many connections.", retry_after_s=1)
             self.send_400_response("")
@@ -97,16 +98,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_headers:
             self._bytes_waiting += len(data)
         super().data_received(data)
-        # A single header is not parsed before it is complete: count what waits as well.
+        # The parser reports a header only when it is complete, so received bytes count as well.
         too_much = self._bytes_waiting > self.limits.max_header_bytes
         if self._in_headers and too_much and not self.transport.is_closing():
             self._refuse_headers()
             self.send_400_response("")
-        # What belongs to no request, blank lines or the rest of one that was refused, has ended
-        # the time limit for silence.
+        # Bytes that belong to no request (blank lines, or the rest of a refused one) have stopped
+        # the keep-alive timer, and must not keep the connection open for ever.
         is_ours = self in self.connections  # and was not upgraded
         if is_ours and not self._is_answering and self.timeout_keep_alive_task is None:
-            self._header_deadline.go_on(self.transport)
+            self._header_deadline.ensure_started(self.transport)
 
     @property
     def _is_answering(self) -> bool:
@@ -133,9 +134,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_deadline.stop()
         num_hosts = [name for name, _ in self.headers].count(b"host")
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
-            raise ValueError("not one host")  # RFC 9112, section 3.2: the answer is a 400
+            raise ValueError("not one host")  # RFC 9112, section 3.2: answered with a 400
         super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
+        if self.cycle is not None and self.cycle.scope is self.scope:  # not an upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -143,25 +144,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
-        # The WebSocket would write into the answer before it.
+        # A WebSocket would write into the answer to the request before.
         return not self._is_behind and super()._should_upgrade()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers = True
-        is_request = self.cycle is not None and self.cycle.scope is self.scope  # no upgrade
-        if is_request and self.cycle.response_complete:  # which was refused before it was read
+        is_request = self.cycle is not None and self.cycle.scope is self.scope  # not an upgrade
+        if is_request and self.cycle.response_complete:  # refused before its body was read
             self._header_deadline.stop()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-        if not self.pipeline:  # a large body pauses reading, and who does not read hears no end
+        # A large body has paused reading, without which the end of the connection goes unnoticed.
+        if not self.pipeline:
             self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer below ASGI, where no request exists yet, and close. An answer that is under way
-        breaks off instead."""
+        """Refuse a request for which ASGI has no scope yet, and close the connection. If an answer
+        to an earlier request is being sent, it breaks off instead."""
         error = self._refusal or InvalidRequestError("This is not a valid HTTP request.")
         if not self._is_answering:
             self.transport.write(_answer_of(error))
@@ -172,7 +174,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         limit = self.limits.max_header_bytes
         if self._bytes_parsed > limit or len(self.headers) > MAX_HEADERS:
             self._refuse_headers()
-            raise ValueError("headers too large")  # the parser stops, the answer is a 431
+            raise ValueError("headers too large")  # stops the parser; answered with a 431
 
     def _refuse_headers(self) -> None:
         self._refusal = HeadersTooLarge(
@@ -211,7 +213,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _answer_of(error: ApiError) -> bytes:
-    """The whole answer, the last one of its connection."""
+    """A whole HTTP answer, the last one on its connection."""
     body = error.body()
     headers = {
         **error.headers(),
@@ -224,10 +226,10 @@ def _answer_of(error: ApiError) -> bytes:
 
 
 class BodyWriter:
-    """``extensions.Writer`` for one request: chunks of RFC 9112, section 7.1.
+    """The ``extensions.Writer`` of a request: writes chunks as of RFC 9112, section 7.1.
 
-    Whether it may write is looked up once, and again when the protocol has closed it: what knows of
-    it lies in half a dozen objects, and each would have to be fetched from memory for every chunk.
+    Whether it may write depends on half a dozen objects, which would have to be fetched from memory
+    for every chunk. So it is looked up once, and again after the protocol has closed the writer.
     """
 
     __slots__ = ("_cork", "_cycle", "_is_open", "_owner", "_write")
@@ -240,8 +242,8 @@ class BodyWriter:
         self._is_open = False
 
     def write(self, data: bytes) -> bool:
-        if not data or not (self._is_open or self._open()):  # nothing would be the end
-            self._cork.release()  # or what goes another way would pass it
+        if not data or not (self._is_open or self._open()):  # An empty chunk would end the body.
+            self._cork.release()  # Otherwise what ``send`` writes would overtake it.
             return False
         chunk = b"%x\r\n%b\r\n" % (len(data), data)
         held = self._cork.held
@@ -252,13 +254,13 @@ class BodyWriter:
         return True
 
     def close(self) -> None:
-        """Look again: writing pauses, or the answer has ended."""
+        """Look up again before the next write: writing is paused, or the answer has ended."""
         self._is_open = False
 
     def _open(self) -> bool:
         cycle = self._cycle
         self._is_open = bool(
-            cycle.chunked_encoding  # begun, and not of a length that was announced
+            cycle.chunked_encoding  # The answer has begun, without a content-length.
             and not cycle.flow.write_paused
             and not cycle.response_complete
             and not cycle.disconnected
@@ -269,9 +271,10 @@ class BodyWriter:
 
 
 class TextWriter:
-    """``extensions.Writer`` for a WebSocket: whole messages, in frames of RFC 6455, section 5.2.
+    """The ``extensions.Writer`` of a WebSocket: writes text frames as of RFC 6455, section 5.2.
 
-    As ``BodyWriter`` it looks but once, except for what changes with whatever the client sends.
+    Whether it may write is looked up once, as by ``BodyWriter``; only the connection's state, which
+    any frame of the client can change, is checked each time.
     """
 
     __slots__ = ("_conn", "_cork", "_is_open", "_owner", "_write")
@@ -285,7 +288,7 @@ class TextWriter:
 
     def write(self, data: bytes) -> bool:
         if self._conn.state is not OPEN or not (self._is_open or self._open()):
-            self._cork.release()  # or what goes another way would pass it
+            self._cork.release()  # Otherwise what ``send`` writes would overtake it.
             return False
         size = len(data)
         if size < 126:
@@ -302,7 +305,7 @@ class TextWriter:
         return True
 
     def close(self) -> None:
-        """Look again: writing pauses, or the connection is gone."""
+        """Look up again before the next write: writing is paused, or the connection is lost."""
         self._is_open = False
 
     def _open(self) -> bool:
@@ -312,9 +315,9 @@ class TextWriter:
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """For ``uvicorn.Config(ws=...)``, with both of these set in a subclass (``limited``).
+    """For ``uvicorn.Config(ws=...)``: ``limited`` makes the subclass that sets both of these.
 
-    Extensions of the protocol, which would change what frames are, are off (``server``).
+    ``server`` turns off the protocol's extensions, because they change how frames are written.
     """
 
     limits: ServerConfig
@@ -333,11 +336,11 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self.handshake_initiated:  # the head comes whole, and was no handshake
+        if not self.handshake_initiated:  # The headers came at once, and were not a handshake.
             self._refuse_handshake()
 
     def _refuse_handshake(self) -> None:
-        """uvicorn would say nothing, and keep the connection."""
+        """uvicorn would not answer, and keep the connection open."""
         error: ApiError = InvalidRequestError("This is not a valid WebSocket handshake.")
         exc = self.conn.handshake_exc
         if isinstance(exc, SecurityError):
@@ -349,7 +352,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        if not self.close_sent and not self.conn.extensions:  # it was accepted
+        if not self.close_sent and not self.conn.extensions:  # The handshake was accepted.
             self._writer = TextWriter(self)
             extensions.offer(self.scope, self._writer.write)
 
@@ -364,7 +367,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.curr_msg_data_type == "text" and self.conn.state is OPEN:
             try:
                 b"".join(self.frames).decode()
-            except UnicodeDecodeError:  # uvicorn logs an error for each, which a client could flood
+            except UnicodeDecodeError:
+                # uvicorn would log an error for each, so that a client could flood the log.
                 self.frames = []
                 self.conn.fail(CloseCode.INVALID_DATA, "not UTF-8")
                 self.handle_parser_exception()
@@ -376,11 +380,11 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_parser_exception()
 
     async def send(self, message: ASGISendEvent) -> None:
-        if self._has_failed:  # what the application would send crossed it
+        if self._has_failed:  # The application does not know of it yet.
             raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            # uvicorn logs an error for every upgrade that was refused, though it was answered.
+            # uvicorn would log an error for every refused upgrade, although it was answered.
             self.handshake_complete = True
 
     def pause_writing(self) -> None:
@@ -400,8 +404,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 def limited(
     limits: ServerConfig, cork: Cork
 ) -> tuple[type[BoundedHttpProtocol], type[BoundedWebSocketProtocol]]:
-    """Both classes with these limits: uvicorn makes the instances. ``cork``: holds what their
-    writers write."""
+    """Subclasses of both protocols with these limits, of which uvicorn makes the instances.
+    ``cork`` holds what their writers write."""
     declared = {"limits": limits, "cork": cork}
     return (
         type("HttpProtocol", (BoundedHttpProtocol,), declared),

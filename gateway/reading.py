@@ -1,9 +1,13 @@
-"""When the outputs of a generation are read: what a client gains, and in how many pieces.
+"""Reads the engine's outputs of one generation, and decides when each is sent and by whom.
 
-What comes while a client can take it goes straight on, in the callback that received it. What comes
-sooner than ``Flushes.pause_s`` after the piece before waits, and goes on from a timer; what
-comes while the client is slow waits for a task to read it. The engine client merges what waits. The
-first piece leaves at once, and so does the last.
+An output takes one of three ways:
+
+- Its client can take it: it is sent at once, in the callback that received it from the engine.
+- It comes sooner than ``Flushes.pause_s`` after the one before: it waits, and a timer sends it.
+- Its client reads slowly, or the answer ends: the task that runs ``Reader.deltas`` reads it.
+
+The engine's client merges outputs that wait. The first piece of an answer and the last never wait
+for the interval. Most tokens go the first two ways, in which no task is woken.
 """
 
 from __future__ import annotations
@@ -22,26 +26,27 @@ from gateway.text_events import Text, TextSink
 
 
 class Sink(Protocol):
-    """Takes deltas as they come."""
+    """Takes deltas in the callback that received them: a connection, or a stream's log."""
 
     def text_sink(self, index: int) -> TextSink | None:
-        """A shorter way for the choice's content alone, where there is one."""
+        """A faster sink for deltas of one choice that are content alone; None if there is none.
+        ``index``: of the choice."""
 
     @property
     def is_free(self) -> bool:
-        """Whether it can take one now."""
+        """Whether it can take a delta now."""
 
     def put(self, delta: Delta) -> None:
-        """Must not block."""
+        """Send a delta; only while ``is_free``. Must not block."""
 
 
 Advance = Callable[[Choice, RequestOutput], Delta]
 
 
-class _Line:
-    """A choice that is read."""
+class _Reading:
+    """One choice while it is read: when its next piece may be sent, and by whom."""
 
-    # Slots, and all that a plain piece of text needs: see ``engine.request_stream``.
+    # Slots, with all that a plain piece of text needs: ``engine.request_stream`` says why.
     __slots__ = (
         "_flushes",
         "_pause_s",
@@ -61,44 +66,47 @@ class _Line:
         self.choice = choice
         self.stream = choice.stream
         self.due_at = -math.inf
-        """From then on something may be read, or go straight on."""
+        """When the next piece may be sent, in seconds of ``time.monotonic``."""
         self.is_awaited = False
-        """All that was yielded is sent: more may go straight on."""
+        """Whether the task waits, and so has sent all that it read: only then may a callback send,
+        or it would overtake the task."""
         self.is_settled = False
-        """As its choice says it, where there is a shorter way."""
+        """Whether there is a text sink and ``Choice.is_settled``: the next token's text is known
+        without the detokenizer."""
         self.last: Delta | None = None
-        """Of a choice that ended while its output was diverted."""
+        """The last delta of a choice that ended in a callback; the task must yield it."""
         self._pause_s = flushes.pause_s
         self._texts = choice.texts
         self._reader: Reader | None = None
         self._text_sink = text_sink
         self._flushes = flushes
         self.is_waiting = False
-        """For ``flush_late``."""
-        self.settle()
+        """Whether ``Flushes`` will call ``flush_late``."""
+        self.update_settled()
 
-    def settle(self) -> None:
-        """After each output that the choice was told of."""
+    def update_settled(self) -> None:
+        """To be called after each output that the choice has processed."""
         self.is_settled = self._text_sink is not None and self.choice.is_settled
 
-    def flush(self, now: float) -> None:
-        """What came until now is on its way to the client."""
+    def start_pause(self, now: float) -> None:
+        """A piece has just been sent: the next one may follow after the pause."""
         self.due_at = now + self._pause_s
 
     def delay_s(self) -> float:
-        """Until it may be read."""
+        """Seconds until the choice may be read; 0 or less if it may be now."""
         if self.last is not None or self.stream.is_finished:
             return 0.0
         return self.due_at - time.monotonic()
 
     def divert(self, output: RequestOutput, now: float) -> bool | None:
-        """As ``RequestStream.divert``: what may go straight on does, text by the shortest way."""
+        """The callback for ``RequestStream.divert``: send the output at once if possible."""
         if not self.is_awaited:
             return False
         if now < self.due_at:
             self._wait()
             return None
-        # One token is the usual case, and to call for it would cost as much as to look it up.
+        # A single token is the usual case. It is looked up here, because a call of ``_text`` would
+        # cost as much as the lookup itself.
         if self.is_settled and (
             text := (
                 self._texts.get(output.new_token_ids[0])
@@ -110,7 +118,7 @@ class _Line:
             assert self._text_sink is not None
             try:
                 is_taken = self._text_sink.put(text, now)
-            except Exception as exc:  # the edge of a callback that serves other streams too
+            except Exception as exc:  # The callback serves other streams too.
                 return self._failed(exc)
             if is_taken:
                 self.due_at = now + self._pause_s
@@ -119,20 +127,21 @@ class _Line:
         return self._reader.divert(self, output, now)
 
     def _wait(self) -> None:
-        """With what comes until it is due. No task wakes for that: it would cost more than all the
-        rest, and where an engine is quick this is most of what comes."""
+        """Have a timer send what has come by ``due_at``. A fast engine sends most outputs before
+        they are due, and to wake a task for each would cost more than all other work on it."""
         if not self.is_waiting:
             self.is_waiting = True
             self._flushes.wait(self, self.due_at)
 
     def flush_late(self, now: float) -> None:
-        """As ``flushes.Waiting``; nothing once it is detached."""
+        """The callback for ``Flushes.wait``. Does nothing after ``detach``."""
         if self.is_waiting:
             self.is_waiting = False
             self.stream.divert_pending(max(now, self.due_at))
 
     def _text(self, output: RequestOutput) -> Text | None:
-        """What a settled choice gains by ``output``, if that is known text and nothing else."""
+        """The text that ``output`` adds to a settled choice; None if the text of a token is not
+        known yet, or if there is more than text."""
         if output.logprobs is not None or output.prompt_logprobs is not None:
             return None
         token_ids, texts = output.new_token_ids, self._texts
@@ -149,7 +158,7 @@ class _Line:
         return False
 
     def attach(self, reader: Reader, *, has_sink: bool) -> None:
-        """Until ``detach``."""
+        """Have outputs reported to ``reader``, until ``detach``."""
         self._reader = reader
         self.stream.on_change = reader.wake
         if has_sink:
@@ -161,7 +170,7 @@ class _Line:
 
 
 class Reader:
-    """Reads the choices of one generation as they come, each in order."""
+    """Reads all choices of one generation as their outputs come, each choice in order."""
 
     def __init__(
         self,
@@ -170,94 +179,94 @@ class Reader:
         flushes: Flushes,
         sink: Sink | None,
     ) -> None:
-        """``advance`` is told of each output that is read. ``sink`` gets what comes in between."""
+        """``advance`` makes a delta of an output that the task reads. ``sink`` gets the deltas that
+        callbacks send; without it the task reads everything."""
         self._advance = advance
         self._sink = sink
-        self._lines = [
-            _Line(
-                choice,
-                flushes,
-                None if sink is None else sink.text_sink(choice.index),
-            )
+        self._readings = [
+            _Reading(choice, flushes, None if sink is None else sink.text_sink(choice.index))
             for choice in choices
         ]
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
 
-    async def deltas(self, heard: RequestOutput | None) -> AsyncGenerator[Delta, None]:
-        """All that ``sink`` did not get, among it each choice's last. ``heard``: read already, of
-        the first."""
-        if heard is not None:
-            yield self._read(self._lines[0], heard)
-        for line in self._lines:
-            line.attach(self, has_sink=self._sink is not None)
+    async def deltas(self, first_output: RequestOutput | None) -> AsyncGenerator[Delta, None]:
+        """All deltas that ``sink`` did not get, among them the last one of each choice.
+
+        ``first_output``: an output of the first choice that was read before.
+        """
+        if first_output is not None:
+            yield self._read(self._readings[0], first_output)
+        for reading in self._readings:
+            reading.attach(self, has_sink=self._sink is not None)
         try:
-            while running := [line for line in self._lines if line.choice.finish_reason is None]:
-                for line in await self._due(running):
-                    delta = line.last or self._read(line, await anext(line.stream))
+            while running := [one for one in self._readings if one.choice.finish_reason is None]:
+                for reading in await self._due(running):
+                    delta = reading.last or self._read(reading, await anext(reading.stream))
                     if delta.finish_reason is not None:
-                        line.detach()
+                        reading.detach()
                     yield delta
         finally:
-            for line in self._lines:
-                line.detach()
+            for reading in self._readings:
+                reading.detach()
 
-    async def _due(self, running: Sequence[_Line]) -> Sequence[_Line]:
-        """Those that may be read now, at least one."""
+    async def _due(self, running: Sequence[_Reading]) -> Sequence[_Reading]:
+        """Wait until at least one choice may be read, and return those that may."""
         while True:
             if self._error is not None:
                 raise self._error
-            unread = [line for line in running if line.last or line.stream.is_readable]
-            if due := [line for line in unread if line.delay_s() <= 0]:
+            unread = [reading for reading in running if reading.last or reading.stream.is_readable]
+            if due := [reading for reading in unread if reading.delay_s() <= 0]:
                 return due
             self._waiter = waiter = self._loop.create_future()
             timer = None
-            # A line that waits is flushed, or tells of it, when it is due.
-            if delays_s := [line.delay_s() for line in unread if not line.is_waiting]:
+            # Those that wait for ``Flushes`` are sent by it, or it calls ``wake``.
+            if delays_s := [reading.delay_s() for reading in unread if not reading.is_waiting]:
                 timer = self._loop.call_later(min(delays_s), self.wake)
-            for line in running:
-                line.is_awaited = True
+            for reading in running:
+                reading.is_awaited = True
             try:
                 await waiter
             finally:
                 self._waiter = None
-                for line in running:
-                    line.is_awaited = False
+                for reading in running:
+                    reading.is_awaited = False
                 if timer is not None:
                     timer.cancel()
 
     def wake(self) -> None:
-        """For a line's stream: there is something to read."""
+        """The callback for ``RequestStream.on_change``: there is something to read."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _read(self, line: _Line, output: RequestOutput) -> Delta:
-        line.flush(time.monotonic())
-        delta = self._advance(line.choice, output)
-        line.settle()
+    def _read(self, reading: _Reading, output: RequestOutput) -> Delta:
+        reading.start_pause(time.monotonic())
+        delta = self._advance(reading.choice, output)
+        reading.update_settled()
         return delta
 
-    def divert(self, line: _Line, output: RequestOutput, now: float) -> bool:
-        """For a line: give it to the sink, unless it has to wait or ends the answer."""
+    def divert(self, reading: _Reading, output: RequestOutput, now: float) -> bool:
+        """Give the sink what ``output`` adds to a choice. False if the task must read it, because
+        the sink is not free, or must yield it, because the answer ends with it."""
         sink = self._sink
         assert sink is not None
         if not sink.is_free:
             return False
         try:
-            delta = line.choice.advance(output)
-            line.settle()
-            if delta.finish_reason is not None:  # a stop string: the rest takes a task
-                line.last = delta
+            delta = reading.choice.advance(output)
+            reading.update_settled()
+            if delta.finish_reason is not None:  # A stop string: what follows needs the task.
+                reading.last = delta
                 return False
             if delta.content or not delta.is_empty:
-                line.flush(now)
+                reading.start_pause(now)
                 sink.put(delta)
-        except Exception as exc:  # likewise
+        except Exception as exc:  # The callback serves other streams too.
             self.fail(exc)
             return False
         return True
 
     def fail(self, error: Exception) -> None:
-        """What is read next raises it."""
+        """Let the next read in ``deltas`` raise ``error``."""
         self._error = error

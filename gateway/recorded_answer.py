@@ -1,4 +1,4 @@
-"""An HTTP answer as the items of a stream, so that it can be given again byte for byte.
+"""Records an HTTP answer as the items of a stream, so that it can be repeated byte for byte.
 
 head    status and headers, once
 body    a part of the body, as the route sent it
@@ -23,7 +23,7 @@ from gateway.stream_log import StreamReader
 
 _HEAD, _BODY, _END, _BROKEN = b"h", b"b", b"e", b"x"
 _GOOD_ENDS = (b"data: [DONE]\n\n", b"event: response.completed\n", b"event: response.incomplete\n")
-"""The last part of a stream of events that did not fail contains one of these."""
+"""The last part of an event stream contains one of these, unless the stream failed."""
 
 REPLAYED_HEADER = (b"idempotent-replayed", b"true")
 
@@ -37,10 +37,10 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class AnswerWork:
-    """Runs a route without a client of its own, and yields what it answers. A ``streams.Work``.
+    """Runs a route without a connection, and yields its answer. It is a ``streams.Work``.
 
-    Nothing runs before ``start``. If it is closed early, the route is told that its client has
-    left.
+    The route runs from ``start`` on. If this is closed early, the route is told that its client
+    has left.
     """
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
@@ -69,8 +69,8 @@ class AnswerWork:
     async def items(
         self, on_end: Callable[[bool, bool], Awaitable[None]]
     ) -> AsyncGenerator[list[bytes], None]:
-        """on_end: told whether the answer may be replayed, and whether it is whole, before the last
-        item is yielded: whoever reads that finds it done."""
+        """The items of the answer. on_end: called before the last item is yielded, with whether the
+        answer may be replayed, and whether it is whole."""
         await self._may_start.wait()
         if self._left.is_set():
             return
@@ -103,8 +103,8 @@ class AnswerWork:
         try:
             await self._app(self._scope, self._receive, self._messages.put)
         except ClientDisconnect:
-            pass  # it was told so
-        except Exception as exc:  # the edge of a task: ``Errors`` would have made an answer of it
+            pass  # This object was closed.
+        except Exception as exc:  # Outside of a recording, ``middleware.errors`` would answer it.
             error = to_api_error(exc)
             if not self._status:
                 response = Response(error.body(), error.status, error.headers())
@@ -131,8 +131,11 @@ def broken(error: ApiError) -> bytes:
 
 
 async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:
-    """Send a recorded answer. Where it breaks off a stream of events ends with the error; of
-    another kind of answer, and before its head, it is raised as ``ApiError``."""
+    """Send a recorded answer.
+
+    If it breaks off, an event stream ends with an error event. Any other answer, and one that
+    breaks off before its head, raises ``ApiError``.
+    """
     has_begun = has_ended = is_events = False
     error: ApiError = InternalError("The answer broke off.", code="answer_broken")
     try:
@@ -156,8 +159,8 @@ async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:
                 else:
                     has_ended = kind == _END
     except StreamNotFound:
-        pass  # what breaks off is not kept
-    except ApiError as exc:  # its worker is gone
+        pass  # An answer that broke off is not kept.
+    except ApiError as exc:  # The worker that ran it is gone.
         error = exc
     last = b""
     if not (has_begun and has_ended):

@@ -4,9 +4,9 @@
     each output item:  output_item.added, its parts and deltas, output_item.done
     response.completed, or response.incomplete, or response.failed
 
-Pure logic, no I/O, as ``assembler``; framed for server-sent events or WebSockets by whoever sends
-them. A delta of text differs from the one before in a few characters only, so it is spliced from
-prepared pieces; everything else is rare enough to be encoded.
+No I/O, as in ``assembler``. Whoever sends events makes server-sent events or WebSocket messages of
+them. Deltas of text differ in a few characters only, so they are joined from prepared pieces; all
+other events are rare enough to be encoded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEXT_DELTA = "response.output_text.delta"
 
 
 class Event(NamedTuple):
-    """``data`` is JSON and begins with its ``type``."""
+    """An event. ``data`` is JSON, and begins with the ``type``."""
 
     type: str
     data: bytes
@@ -56,16 +56,16 @@ def token_of_response(response_id: str) -> str:
 
 
 class ResponseEvents:
-    """Order: ``opening``, any number of ``delta``, ``closing`` or ``failure``, then ``last``.
+    """Makes the events of a response: ``opening``, any number of ``delta``, ``closing`` or
+    ``failure``, then ``last``.
 
-    ``response`` is the object as it stands: its status, the output items that are done. The events
-    count themselves from 0 without gaps.
+    ``response`` is the response object as it is now: its status, and the output items that are
+    done. Events are numbered from 0 without gaps.
     """
 
     def __init__(self, response: dict[str, Any], *, is_obfuscated: bool = False) -> None:
-        """``response``: the object with all that the request says of it, and no output.
-        ``is_obfuscated``: deltas are padded, so that their size does not give away their text.
-        """
+        """``response``: the object as ``response_object`` makes it. ``is_obfuscated``: pad deltas,
+        so that their size does not reveal their text."""
         self.is_obfuscated = is_obfuscated
         self.response = response
         self._token = token_of_response(response["id"])
@@ -75,7 +75,7 @@ class ResponseEvents:
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
 
     def opening(self) -> list[Event]:
-        """The response is accepted; one of ``background`` may wait for its turn."""
+        """The events of an accepted response; a ``background`` response is queued first."""
         created = self._lifecycle("response.created")
         if self.response["status"] != "queued":
             return [created, self._lifecycle("response.in_progress")]
@@ -84,17 +84,14 @@ class ResponseEvents:
         return [created, queued, self._lifecycle("response.in_progress")]
 
     def heartbeat(self) -> Event | None:
-        """An event that changes nothing.
-
-        None after ``closing`` or ``failure``: their events have their numbers already, though they
-        may be sent later.
-        """
+        """An event that changes nothing; None after ``closing`` or ``failure``, whose events have
+        their numbers already and may be sent later."""
         if self.response["status"] not in ("queued", "in_progress"):
             return None
         return self._lifecycle("response.in_progress")
 
     def delta(self, delta: Delta) -> list[Event]:
-        """What was said: reasoning, text, pieces of calls. The end has its own events."""
+        """The events of a delta's reasoning, text and calls. Its end has events of its own."""
         events: list[Event] = []
         if delta.reasoning:
             events += self._add_text(_Reasoning, delta.reasoning)
@@ -108,15 +105,14 @@ class ResponseEvents:
         return events
 
     def closing(self, finish_reason: str | None, usage: Usage) -> list[Event]:
-        """The end of what was generated; ``cancelled`` and ``length`` are ends too.
+        """The events at the end of the output. From here on the response does not change.
 
-        From here on the response is as it will stay. ``finish_reason`` None: nothing was to be
-        generated.
+        ``finish_reason``: None if nothing was to be generated.
         """
         is_whole = finish_reason in ("stop", "tool_calls", None)
         events = self._close_item("completed" if is_whole else "incomplete")
         if is_whole and finish_reason is not None and not self._has_answer():
-            # Clients rely on a message.
+            # Clients expect a message, even an empty one.
             events += [*self._open_text(_Text), *self._close_item("completed")]
         self.response["usage"] = usage_object(usage)
         status: ResponseStatus = "completed"
@@ -131,29 +127,29 @@ class ResponseEvents:
         return events
 
     def failure(self, error: ApiError) -> list[Event]:
-        """The end of a response that failed; what was said until then stays in it."""
+        """The events of a failure. The output so far remains in the response."""
         events = self._close_item("incomplete")
         self.response["status"] = "failed"
         self.response["error"] = error_object(error)
         return events
 
     def last(self) -> Event:
-        """After ``closing`` or ``failure``: the only event that shows the whole response.
+        """The last event, after ``closing`` or ``failure``, with the whole response.
 
-        ``cancelled`` has no event of its own in the specification: it is incomplete.
+        OpenAI's specification has no event for ``cancelled``, so it is ``response.incomplete``.
         """
         status = self.response["status"]
         name = status if status in ("completed", "failed") else "incomplete"
         return self._lifecycle(f"response.{name}")
 
     def body(self) -> bytes:
-        """The response object as it stands."""
+        """The response object as it is now, as JSON."""
         return _encode(self.response)
 
     def text(self, text: Text) -> bytes | None:
-        """``delta`` of content alone: the data of a ``TEXT_DELTA`` event.
+        """The data of the ``TEXT_DELTA`` event for content alone.
 
-        None, and nothing is said, where ``delta`` tells more: it opens a message, or pads events.
+        None, with nothing changed, if ``delta`` would make more events or pad them.
         """
         message = self._text
         if type(message) is not _Text or self._logprobs or self.is_obfuscated:
@@ -218,7 +214,7 @@ class ResponseEvents:
         return [*events, added]
 
     def _close_item(self, status: str) -> list[Event]:
-        """The item that is being said, if any, is done; it becomes part of the response."""
+        """End the open item, if any, and add it to the response."""
         if self._text is not None:
             text, self._text = self._text, None
             return self._close_text(text, status)
@@ -228,7 +224,7 @@ class ResponseEvents:
         return []
 
     def _close_text(self, text: _Text, status: str) -> list[Event]:
-        if text.has_logprobs:  # those of a last token without text of its own
+        if text.has_logprobs:  # The last token may have had no text of its own.
             text.logprobs += self._logprobs
             self._logprobs = []
         said: str = orjson.loads(b'"%b"' % b"".join(text.said))
@@ -278,7 +274,7 @@ class ResponseEvents:
 
 
 class _Text:
-    """A message that is being said."""
+    """A message that is being generated."""
 
     item_type = "message"
     event = "response.output_text"
@@ -289,7 +285,7 @@ class _Text:
         self.place = place
         self.where = {"item_id": item_id, "output_index": place, "content_index": 0}
         self.said: list[bytes] = []
-        """As it stands within a JSON string."""
+        """The text so far, as the inside of a JSON string."""
         self.logprobs: list[TokenLogprob] = []
         self._type = f"{self.event}.delta"
         self._head = b'{"type":%s,"sequence_number":' % orjson.dumps(self._type)
@@ -306,7 +302,8 @@ class _Text:
         return Event(self._type, b"%b%d%b%b%b" % (self._head, number, self._middle, written, tail))
 
     def text(self, text: bytes, number: int) -> bytes:
-        """The data of ``delta``, of text as it stands within a JSON string."""
+        """The data of ``delta`` without log-probabilities. ``text``: as the inside of a JSON
+        string."""
         self.said.append(text)
         return b"%b%d%b%b%b" % (self._head, number, self._middle, text, self._tail)
 
@@ -324,7 +321,7 @@ class _Text:
 
 
 class _Reasoning(_Text):
-    """What the model thinks before it answers, in full."""
+    """Reasoning that is being generated; it is returned in full."""
 
     item_type = "reasoning"
     event = "response.reasoning_text"
@@ -344,18 +341,18 @@ class _Reasoning(_Text):
 
 
 class _Call:
-    """A function call that is being said."""
+    """A function call that is being generated."""
 
     def __init__(self, item: dict[str, Any], place: int, index: int) -> None:
         self.item = item
         self.place = place
         self.index = index
-        """Among the calls of the answer."""
+        """The call's number among those of the answer."""
         self.arguments: list[str] = []
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Tokens as Responses names them."""
+    """The usage object of Responses."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -371,7 +368,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def error_object(error: ApiError) -> dict[str, Any]:
-    """What ``response.error`` says; its codes are a closed list of OpenAI's."""
+    """The object in ``response.error``, whose codes are a closed list of OpenAI's."""
     code = "server_error"
     if error.status == 429:
         code = "rate_limit_exceeded"

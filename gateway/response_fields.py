@@ -1,6 +1,6 @@
-"""From the fields of a response to those of a chat, and errors the other way round.
+"""Translates the fields of a response into those of a chat, and errors in the other direction.
 
-Nothing is accepted and ignored: a field the server cannot act on is refused with its name.
+No field is accepted and ignored: one that the server cannot act on is refused by name.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ HARMLESS_INCLUDES = frozenset(
         "web_search_call.results",
     }
 )
-"""They add to items of kinds that no response of this server has; and what a model thought is told
-in clear, so that nothing encrypted is needed to send it back.
+"""Values of ``include`` that change nothing: they concern items of kinds that this server does not
+make, or encrypted reasoning, where this server returns reasoning in plain text.
 """
 
 _PARAMS = {
@@ -65,7 +65,7 @@ _PARAMS = {
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
-"""Where a chat's field stands in a response."""
+"""The names that fields of a chat have in a response."""
 
 _tool_decoder = msgspec.json.Decoder(FunctionTool)
 
@@ -78,7 +78,7 @@ _probe = msgspec.json.Decoder(_Probe)
 
 
 def check(fields: ResponseFields) -> None:
-    """Refuse by name what cannot be acted on. Raises ``InvalidRequestError``."""
+    """Raise ``InvalidRequestError`` naming a field that the server cannot act on."""
     unsupported.refuse(fields, UNSUPPORTED)
     for index, name in enumerate(fields.include or ()):
         if name not in HARMLESS_INCLUDES and name != LOGPROBS:
@@ -89,7 +89,7 @@ def check(fields: ResponseFields) -> None:
         raise InvalidRequestError("Must be at least 1.", param="max_tool_calls")
     if fields.reasoning is not None:
         for name in ("summary", "generate_summary"):
-            # "auto" asks for what the model has: it has none.
+            # "auto" asks for the best summary that there is, and there is none.
             if getattr(fields.reasoning, name) not in (None, "auto"):
                 raise UnsupportedParameter(
                     "Reasoning is returned in full, not as a summary; leave this out.",
@@ -98,9 +98,9 @@ def check(fields: ResponseFields) -> None:
 
 
 def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
-    """Raises ``ApiError`` naming the tool; hosted tools are refused by their type."""
+    """Decode tools. Raises ``ApiError`` naming the tool; hosted tools are refused by their type."""
     tools: list[FunctionTool] = []
-    tool_use.check_number(given or ())  # before each is looked at
+    tool_use.check_number(given or ())  # before the work for each
     for index, raw in enumerate(given or ()):
         try:
             kind = bodies.decode(_probe, bytes(raw), what="tool").type
@@ -117,8 +117,8 @@ def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
 
 
 def strict_by_default(tools: Sequence[FunctionTool]) -> list[FunctionTool]:
-    """Functions that do not say are strict in Responses, unless their schema is outside of the
-    strict subset. Whether somebody can enforce it shows later."""
+    """The tools, of which those without ``strict`` are made strict if their schema is within the
+    strict subset, as OpenAI does in Responses. Whether it can be enforced is checked later."""
     return [
         msgspec.structs.replace(tool, strict=True)
         if tool.strict is None and _is_in_strict_subset(tool.parameters)
@@ -140,9 +140,9 @@ def _is_in_strict_subset(schema: dict[str, Any] | None) -> bool:
 def chat_fields(
     fields: ResponseFields, tools: Sequence[FunctionTool], items: Sequence[Item]
 ) -> ChatFields:
-    """The chat that a response asks for; ``items`` are all of it, earlier responses included.
+    """The chat that a response asks for. ``items``: those of earlier responses, then its own.
 
-    Raises ``ApiError`` in the words of Chat Completions: see ``in_our_words``.
+    Raises ``ApiError`` with the names of Chat Completions, which ``in_our_words`` translates.
     """
     if (place := place_of(items)) is not None:
         raise InvalidRequestError(
@@ -184,7 +184,7 @@ _SAME = (
     "prompt_cache_key",
     "chat_template_kwargs",
 )
-"""Fields that a chat has under the same name."""
+"""Fields that have the same name in a chat."""
 _SAMPLING = tuple(name for name in SamplingFields.__struct_fields__ if name != "response_format")
 _chat_decoder = msgspec.json.Decoder(ChatFields)
 
@@ -223,9 +223,9 @@ def _chat_tool_choice(choice: str | FunctionChoice | AllowedTools) -> object:
 
 
 def in_our_words(error: ApiError, *, num_earlier: int) -> ApiError:
-    """An error about a chat's field, with the name that the field has in a response.
+    """Change ``error``, which names a field of a chat, to name the field of the response.
 
-    Changes ``error``. ``num_earlier``: items in front of the request's own.
+    ``num_earlier``: the number of items before the request's own.
     """
     if error.param is None:
         return error
@@ -236,7 +236,7 @@ def in_our_words(error: ApiError, *, num_earlier: int) -> ApiError:
         rest = rest.removeprefix("function").removeprefix(".")
         error.param = f"{head}.{rest}" if rest else head
     elif name == "messages" and bracket:
-        # Messages and items are not numbered alike: the field is as near as one can say.
+        # Messages and items are numbered differently, so only the field can be named.
         error.param = "input"
     elif name == "response_format":
         error.param = "text.format" + error.param.removeprefix("response_format").removeprefix(

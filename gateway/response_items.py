@@ -1,7 +1,7 @@
-"""The items of Responses: decoded one by one, named, and turned into the messages of a chat.
+"""The items of Responses: decodes them one by one, gives them ids, and makes messages of them.
 
-An item's id holds its response's token and its place, so that a reference to an item says which
-response to look for it in: ``msg_<token>_0`` is the first output item of ``resp_<token>``, and
+An item's id contains the token of its response and its place there, so that a reference to an item
+tells which response has it: ``msg_<token>_0`` is the first output item of ``resp_<token>``, and
 ``msg_<token>_i0`` its first input item.
 """
 
@@ -28,7 +28,7 @@ from gateway.schemas.responses import (
 )
 
 MAX_ITEMS = 4096
-"""Of one request."""
+"""The most items of one request."""
 
 _PREFIXES = {
     "message": "msg",
@@ -54,7 +54,8 @@ _probe = msgspec.json.Decoder(_Probe)
 
 
 def decode_input(given: str | Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
-    """Checked items. Raises ``InvalidRequestError``; its ``param`` begins with ``input``."""
+    """Decode a request's input. Raises ``InvalidRequestError``, whose ``param`` begins with
+    ``input``."""
     if isinstance(given, str):
         return [MessageItem(role="user", content=given)]
     if len(given) > MAX_ITEMS:
@@ -63,12 +64,12 @@ def decode_input(given: str | Sequence[msgspec.Raw]) -> list[Item | ItemReferenc
 
 
 def decode_items(given: Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
-    """As ``decode_input``, however many there are."""
+    """As ``decode_input``, for any number of items."""
     return [_decode(raw, f"input[{index}]") for index, raw in enumerate(given)]
 
 
 def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:
-    """Items that were checked before: no references are among them."""
+    """Decode items that this server stored: they are valid, and none is a reference."""
     items: list[Item] = []
     for item in decode_items(raw):
         assert not isinstance(item, ItemReference)
@@ -93,7 +94,8 @@ def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
 
 
 def name_items(items: Iterable[Item], token: str) -> list[Item]:
-    """As they are kept and shown: with an id, and what a message says in parts."""
+    """The items as they are stored and shown: with ids, and with the content of messages as
+    parts."""
     return [
         _named(item if not isinstance(item, MessageItem) else _in_parts(item), token, place)
         for place, item in enumerate(items)
@@ -126,10 +128,10 @@ def token_of(item_id: str) -> str | None:
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The items as messages of Chat Completions, which templates know.
+    """The items as messages of Chat Completions, which chat templates expect.
 
-    Calls that follow one another are calls of one assistant message, and so is the text right
-    before them: that is how the model said it. Raises ``ApiError`` naming the place in ``input``.
+    Consecutive calls, and text directly before them, make one assistant message, as the model
+    generated them. Raises ``ApiError`` naming the place in ``input``.
     """
     messages: list[dict[str, Any]] = []
     if instructions is not None:
@@ -176,7 +178,7 @@ def _add_call(messages: list[dict[str, Any]], item: FunctionCallItem, reasoning:
 
 
 def _text(content: Content, path: str) -> str:
-    """Parts stand on lines of their own, as in Chat Completions."""
+    """The text of an item. Parts are joined by line breaks, as in Chat Completions."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -207,9 +209,9 @@ def place_of(call_outputs: Sequence[Item]) -> int | None:
 
 
 def without_oldest(items: Sequence[Item], number: int) -> list[Item]:
-    """All but the first ``number`` items that are not instructions; none if the last one is hit.
+    """All items except for the first ``number`` that are not instructions.
 
-    Outputs whose calls are left out go with them.
+    Outputs of calls that are left out are left out as well. Empty if the last item would be.
     """
     kept: list[Item] = []
     called: set[str] = set()

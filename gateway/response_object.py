@@ -1,4 +1,4 @@
-"""The response object as it begins: what the request says of it, and nothing said yet."""
+"""The response object at its beginning: the request's fields, and no output yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def response_object(
     model: str,
     is_background: bool,
 ) -> dict[str, Any]:
-    """Every field that clients of OpenAI's rely on, with the values that are in effect."""
+    """All fields that OpenAI's clients rely on, with the values that are in effect."""
     params = None if admitted is None else admitted.params
     return {
         "id": response_id,

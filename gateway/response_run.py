@@ -1,4 +1,4 @@
-"""One response from its admission to its end, whoever reads it."""
+"""One response of the Responses API, from its admission to its end."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NO_USAGE = Usage(
 
 
 class ResponseRun:
-    """A running response; a ``streams.Work``, made by ``Responses.begin``.
+    """A running response, made by ``Responses.begin``. It is a ``streams.Work``.
 
-    Whoever has one reads ``events`` to the end, and calls ``close`` in a ``finally``.
+    Read ``events`` to the end, and call ``close`` in a ``finally``.
     """
 
     def __init__(
@@ -50,14 +50,15 @@ class ResponseRun:
         on_end: Callable[[ResponseRun], Awaitable[None]],
         on_abandon: Callable[[ResponseRun], None],
     ) -> None:
-        """generation: None when nothing is generated, and the response only holds its input.
-        on_end: stores the response, before its last event is sent. on_abandon: has to call
+        """earlier: the items of the responses that it continues. own: its own input items.
+        generation: None if nothing is generated, and the response only stores its input.
+        on_end: stores the response, before its last event is sent. on_abandon: must call
         ``give_up`` in a task of its own."""
         self.generation = generation
         self.tenant_id = tenant_id
         self.is_stored = is_stored
         self.failure: ApiError | None = None
-        """Set when it failed."""
+        """Set if the response has failed."""
         self._events = ResponseEvents(response, is_obfuscated=is_obfuscated)
         self._earlier = earlier
         self._own = own
@@ -73,7 +74,7 @@ class ResponseRun:
         return response_id
 
     def body(self) -> bytes:
-        """The response object as it stands."""
+        """The response object as it is now, as JSON."""
         return self._events.body()
 
     def context(self) -> list[Item]:
@@ -84,25 +85,24 @@ class ResponseRun:
     def heartbeat(self) -> Event | None:
         return self._events.heartbeat()
 
-    def told(self, delta: Delta) -> list[Event]:
-        """The events for a delta that a sink was given."""
+    def delta_events(self, delta: Delta) -> list[Event]:
+        """The events of a delta, for a sink."""
         return self._events.delta(delta)
 
     def text(self, text: Text) -> bytes | None:
-        """The data of the only event of what a sink was given, if it is content alone; None: not of
-        this one."""
+        """The data of the event for content alone, for a ``TextSink``; None if this text needs more
+        than one event."""
         return self._events.text(text)
 
     @property
     def has_plain_text(self) -> bool:
-        """Whether ``text`` is of use: its events are not padded."""
+        """Whether ``text`` can be used, because events are not padded."""
         return not self._events.is_obfuscated
 
     async def events(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
-        """All events, except those for the deltas that ``sink`` took, which gets them from
-        ``told``.
+        """All events, except for the deltas that ``sink`` gets.
 
-        A failure is an event, too; only a failing store raises.
+        The failure of a response is an event as well, and is not raised.
         """
         assert not self._is_read
         self._is_read = True
@@ -116,7 +116,7 @@ class ResponseRun:
                             yield events
                         reason = delta.finish_reason or reason
                 last = self._events.closing(reason, await self._usage())
-            except Gone:  # nobody read it any more
+            except Gone:  # It was aborted because nobody read it.
                 last = self._events.closing("cancelled", await self._usage())
             except ApiError as exc:
                 self.failure = exc
@@ -130,7 +130,7 @@ class ResponseRun:
         return _nothing() if self.generation is None else self.generation.deltas(sink)
 
     async def result(self) -> bytes:
-        """The whole response object. Raises ``ApiError`` when it failed."""
+        """Run to the end, and return the response object. Raises ``ApiError`` if it has failed."""
         async with aclosing(self.events()) as events:
             async for _ in events:
                 pass
@@ -139,7 +139,7 @@ class ResponseRun:
         return self.body()
 
     def cancel(self) -> None:
-        """The client asked to cancel: it ends soon, as ``cancelled``, with the output so far."""
+        """Cancel it because the client asked for it: it ends soon, with the output so far."""
         if self.generation is not None:
             self.generation.cancel()
 
@@ -152,12 +152,12 @@ class ResponseRun:
             self._on_abandon(self)
 
     def refuse(self) -> None:
-        """Drop it: it failed before anybody was told of it, so there is nothing to store."""
+        """Drop it without storing it: it failed before the client was told of it."""
         self.is_stored = False
         self.close()
 
     async def give_up(self) -> None:
-        """Its reader left: cancel it, keeping the output so far."""
+        """End it as cancelled, with the output so far, because its reader has left."""
         self._events.closing("cancelled", await self._usage())
         await self._end()
 
@@ -178,8 +178,8 @@ class ResponseRun:
             created_at=datetime.fromtimestamp(response["created_at"], UTC),
         )
 
-    def unkept(self) -> None:
-        """The store is away: let the last event say that the response cannot be retrieved."""
+    def mark_unstored(self) -> None:
+        """Let the last event say that the response is not stored and cannot be retrieved."""
         self._events.response["store"] = False
 
     async def _usage(self) -> Usage:

@@ -1,4 +1,4 @@
-"""A response as server-sent events: read at once by one client, or recorded to be read again."""
+"""Sends a response as server-sent events, or records these so that they can be read again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gateway.text_events import Text, TextSink
 
 
 class ResponseEventStream(EventResponse):
-    """Streams one response, and closes it. Its ``Sink``, too."""
+    """Streams one response, and closes it. It is the generation's ``Sink``."""
 
     def __init__(self, run: ResponseRun, *, heartbeat_s: float) -> None:
         super().__init__(_body(run, self), heartbeat_s=heartbeat_s, close=run.close)
         self._run = run
 
     def put(self, delta: Delta) -> None:
-        if events := self._run.told(delta):
+        if events := self._run.delta_events(delta):
             self._write(b"".join(map(as_sse, events)))
 
     def text_sink(self, index: int) -> TextSink | None:
@@ -37,7 +37,7 @@ class ResponseEventStream(EventResponse):
 
 
 class _TextSink:
-    """Content alone, past the response that its events belong to."""
+    """Sends content straight to the outlet."""
 
     __slots__ = ("_offer", "_outlet", "_text")
 
@@ -47,20 +47,20 @@ class _TextSink:
         self._offer = outlet.offer
 
     def put(self, text: Text, now: float) -> bool:
-        # An event that is not sent would leave a hole in the numbers.
+        # Asked first, because an event that is made but not sent would leave a gap in the numbers.
         if not self._outlet.is_free or (data := self._text(text)) is None:
             return False
         return self._offer(text_as_sse(data), now)
 
 
 async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Reader:
-    """Record the events under the response's own id: an event's position is its sequence number.
+    """Record the events under the response's id. An event's position is its sequence number.
 
-    ``streams`` owns the run from here on. ``is_detached``: it runs on when nobody reads.
+    ``streams`` owns the run from here on. ``is_detached``: it runs to its end without readers.
     """
     sink = streams.sink(
         run.id,
-        lambda delta: [*map(as_sse, run.told(delta))],
+        lambda delta: [*map(as_sse, run.delta_events(delta))],
         partial(_text_item, run) if run.has_plain_text else None,
     )
     return await streams.open(

@@ -1,13 +1,13 @@
-"""The Responses API's responses: begun, found again, continued, cancelled, deleted.
+"""The responses of the Responses API: begun, retrieved, continued, cancelled and deleted.
 
-    HTTP, WebSocket ──► Responses.begin ──► ResponseRun ──► events to whoever reads
+    HTTP, WebSocket ──► Responses.begin ──► ResponseRun ──► events for its reader
                              │                   │
-              earlier responses from         stored before its last event is told,
+              earlier responses from         stored before its last event is sent,
               the store or the socket        so that the client can continue it at once
 
-A response that runs is known to the worker that runs it; one that has ended is in the store, where
-every worker finds it. One of ``background`` is stored when it begins as well: its client has no
-connection that would tell of a crash.
+Only the worker that runs a response knows it; when it has ended it is in the store, where every
+worker finds it. A ``background`` response is stored when it begins as well, because its client has
+no connection that would break if the worker crashed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 _UNENDED = ("queued", "in_progress")
 MAX_LINEAGE = 1000
-"""Most responses in a chain, from the first to the one that is continued."""
+"""The most responses in a chain, from the first to the one that is continued."""
 
 
 class Earlier(msgspec.Struct, frozen=True):
@@ -105,9 +105,9 @@ class Responses:
     ) -> ResponseRun:
         """Check a request completely, and submit it. The caller closes the run.
 
-        earlier: the responses continued, if they are known, so that the store need not be asked.
-        generate: False only keeps the input, to be continued. Raises ``ApiError`` in the words of
-        Responses.
+        earlier: the responses that it continues, if they are known; otherwise they are read from
+        the store. generate: False only stores the input, to be continued. Raises ``ApiError`` with
+        the names that fields have in Responses.
         """
         response_id = mint("resp", self._peers.worker_id)
         tools, earlier, own = await self._read(fields, principal, response_id, earlier)
@@ -144,8 +144,7 @@ class Responses:
         )
 
     async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
-        """Input tokens that the response would have. Raises ``ApiError`` in the words of
-        Responses."""
+        """The number of input tokens that the response would have. Raises as ``begin`` does."""
         tools, earlier, own = await self._read(fields, principal, "resp_")
         try:
             chat = response_fields.chat_fields(fields, tools, [*earlier.items, *own])
@@ -164,7 +163,8 @@ class Responses:
         response_id: str,
         earlier: Earlier | None = None,
     ) -> tuple[list[FunctionTool], Earlier, list[Item]]:
-        """The tools, what came before, and the request's own items. Raises ``ApiError``."""
+        """The request's tools, the responses that it continues, and its own items. Raises
+        ``ApiError``."""
         response_fields.check(fields)
         tools = response_fields.decode_tools(fields.tools)
         if earlier is None:
@@ -252,7 +252,7 @@ class Responses:
     # -- ending
 
     async def _ended(self, run: ResponseRun) -> None:
-        """Stored by a task of ours, which no cancelled reader can interrupt."""
+        """Store a response that has ended, in a task that a cancelled reader cannot interrupt."""
         if not run.is_stored:
             self._running.pop(run.id, None)
             return
@@ -262,9 +262,9 @@ class Responses:
         try:
             await self.keep(run)
         except TenantsError as error:
-            # The answer exists all the same: its client gets it, and is told.
+            # Its client gets the answer all the same, with ``store`` false.
             logger.error("%s is not stored: %s", run.id, error)
-            run.unkept()
+            run.mark_unstored()
         finally:
             self._running.pop(run.id, None)
 
@@ -274,7 +274,8 @@ class Responses:
         await self._shared.put_response(record, self._retention)
         size = len(record.body) + len(record.input)
         written = self._written[run.tenant_id] = self._written.get(run.tenant_id, 0) + size
-        if written > self._max_bytes // 16:  # to look at each time costs more than some excess
+        # Not each time: that would cost more than a small excess.
+        if written > self._max_bytes // 16:
             del self._written[run.tenant_id]
             await self._shared.trim_responses(run.tenant_id, self._max_bytes)
 
@@ -335,7 +336,7 @@ class Responses:
         return found
 
     async def _fail(self, response: StoredResponse) -> StoredResponse:
-        """Mark a response as failed whose worker died: nobody else will ever end it."""
+        """Mark a response as failed, because the worker that ran it has died."""
         body = msgspec.json.decode(response.body)
         body["status"] = "failed"
         body["error"] = {"code": "server_error", "message": "The server that ran this went away."}
@@ -350,7 +351,7 @@ class Responses:
         """
         wanted = EndResponse(response_id=response_id, tenant_id=tenant_id)
         if not await self._end(wanted):
-            with contextlib.suppress(PeerGone, ResponseNotFound):  # then it has ended
+            with contextlib.suppress(PeerGone, ResponseNotFound):  # It has ended.
                 await self._ask(wanted)
         return await self.body(tenant_id, response_id)
 
@@ -411,10 +412,11 @@ async def _admitted(
     items: Sequence[Item],
     admit: Callable[[ChatFields], Awaitable[Admitted]] | None,
 ) -> Admitted | None:
-    """With ``truncation`` "auto", items that do not fit are left out, the oldest first.
+    """Admit the chat of a response; None if ``admit`` is None, which only checks its fields.
 
-    Twice as many at each try: it is rendered a few times at most, and at most half of what is left
-    out would have fit. Tools that are strict by default only are not, where that is refused.
+    With ``truncation`` "auto", items that do not fit are left out, the oldest first. Each try
+    leaves out twice as many, so there are few tries, and at most half of what is left out would
+    have fit. Tools that are strict only by default become loose if they are refused as strict.
     """
     num_dropped = 0
     held = list(tools)

@@ -47,9 +47,9 @@ from tenants.authenticator import Authenticator
 from tenants.types import Principal
 
 MAX_LANES = 32
-"""Named ones, over the life of a connection."""
+"""The most named lanes of one connection."""
 MAX_REMEMBERED = 16
-"""Responses that can be continued on this connection without being stored."""
+"""The most responses that can be continued on their connection without being stored."""
 MAX_REMEMBERED_BYTES = 4 * 1024 * 1024
 _Waiting = deque[tuple[Create, Principal]]
 _LANE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -57,7 +57,7 @@ _decoder: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessa
 
 
 class ResponsesSession(SocketSession):
-    """Responses in lanes."""
+    """Runs the responses of one WebSocket: those of a lane one after the other, lanes at once."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ResponsesSession(SocketSession):
         )
         self._responses = responses
         self._lanes: dict[str | None, _Waiting] = {}
-        """What waits behind the one that runs; a lane without work is not in it."""
+        """The responses of each lane that has any; the first one runs, the others wait."""
         self._names: set[str] = set()
         self._num_in_flight = 0
         self._running: dict[str, ResponseRun] = {}
@@ -92,7 +92,7 @@ class ResponsesSession(SocketSession):
             await self._end_slowly()
 
     async def _end_slowly(self) -> None:
-        """The connection is old: what runs may end, what comes is refused."""
+        """Let running responses end, and refuse others, because the connection is too old."""
         too_old = InvalidRequestError(
             f"This connection is {self._config.ws_max_connection_s:.0f} seconds old, the most "
             "there may be; open another one.",
@@ -143,6 +143,19 @@ class ResponsesSession(SocketSession):
     # -- lanes
 
     def _enqueue(self, message: Create, principal: Principal) -> None:
+        """Run a response, after those before it in its lane. Raises ``ApiError``."""
+        self._check(message)
+        lane = message.stream_id
+        if lane is not None:
+            self._names.add(lane)
+        self._num_in_flight += 1
+        if lane in self._lanes:
+            self._lanes[lane].append((message, principal))
+            return
+        waiting = self._lanes[lane] = deque([(message, principal)])
+        self._begin_task(self._work_off(lane, waiting), name=f"lane {lane}")
+
+    def _check(self, message: Create) -> None:
         lane = message.stream_id
         if lane is not None and _LANE.fullmatch(lane) is None:
             raise InvalidRequestError(
@@ -166,14 +179,6 @@ class ResponsesSession(SocketSession):
                 )
         if self._draining:
             raise Draining("The server is shutting down.")
-        if lane is not None:
-            self._names.add(lane)
-        self._num_in_flight += 1
-        if lane in self._lanes:
-            self._lanes[lane].append((message, principal))
-            return
-        waiting = self._lanes[lane] = deque([(message, principal)])
-        self._begin_task(self._work_off(lane, waiting), name=f"lane {lane}")
 
     async def _work_off(self, lane: str | None, waiting: _Waiting) -> None:
         while waiting:
@@ -186,7 +191,7 @@ class ResponsesSession(SocketSession):
         lane = message.stream_id
         try:
             run = await self._start(message, principal)
-        except Exception as exc:  # the edge of a task: whatever it is, the client learns of it
+        except Exception as exc:  # Whatever it is, the client must learn of it.
             await self._send_error_to(lane, to_api_error(exc))
             return
         self._running[run.id] = run
@@ -235,10 +240,10 @@ class ResponsesSession(SocketSession):
 
 
 class _LaneSink:
-    """Deltas of a response, as frames that leave at once. A ``Sink``."""
+    """A ``Sink`` that sends the deltas of a response as frames."""
 
     def __init__(self, run: ResponseRun, outbox: Outbox, tail: bytes) -> None:
-        """``tail``: what ends each frame, in place of its last brace."""
+        """``tail``: replaces the last brace of each event, to add the lane's name."""
         self._run = run
         self._outbox = outbox
         self._tail = tail
@@ -248,7 +253,7 @@ class _LaneSink:
         return self._outbox.is_free
 
     def put(self, delta: Delta) -> None:
-        frames = [event.data[:-1] + self._tail for event in self._run.told(delta)]
+        frames = [event.data[:-1] + self._tail for event in self._run.delta_events(delta)]
         self._outbox.put_all_now(self._run.id, frames)
 
     def text_sink(self, index: int) -> TextSink | None:
@@ -258,7 +263,7 @@ class _LaneSink:
 
 
 class _LaneTextSink:
-    """The same of content alone."""
+    """A ``TextSink`` that sends content as frames."""
 
     __slots__ = ("_outbox", "_tail", "_text")
 
@@ -268,14 +273,14 @@ class _LaneTextSink:
         self._tail = tail
 
     def put(self, text: Text, now: float) -> bool:
-        # A frame that is not sent would leave a hole in the numbers.
+        # Asked first, because an event that is made but not sent would leave a gap in the numbers.
         if not self._outbox.is_free or (data := self._text(text)) is None:
             return False
         return self._outbox.offer(data[:-1] + self._tail, now)
 
 
 class _Remembered:
-    """The last responses of a connection, for those that continue them."""
+    """The last responses of a connection, which others can continue."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[Earlier, int]] = OrderedDict()
@@ -289,7 +294,8 @@ class _Remembered:
         return None if found is None else found[0]
 
     def add(self, run: ResponseRun) -> None:
-        """Items are shared by the responses that have them in common: each counts its own."""
+        """Remember a response. Its size is that of its own items, because responses that continue
+        each other share the items that they have in common."""
         record = run.record()
         size = len(record.body) + len(record.input)
         self._known[run.id] = (Earlier(run.id, run.context()), size)
@@ -305,7 +311,7 @@ class _Envelope(msgspec.Struct):
 
 
 def _lane_in(text: str) -> str | None:
-    """The lane that a refused message meant, as far as that can be known."""
+    """The lane of a refused message; None if it has none, or it cannot be known."""
     try:
         return msgspec.json.decode(text, type=_Envelope).stream_id
     except (msgspec.DecodeError, RecursionError):

@@ -1,13 +1,13 @@
-"""What runs under a key ends with the key: its requests, the WebSockets it opened and the streams
-it reads.
+"""Ends what runs under a key that is revoked or expires: its requests, WebSockets and stream
+readers.
 
     ChangeListener ──► on_change ──► suspects ──► run: asks the authenticator ──► fail, close
 
                                     ▲
               time, for keys that expire ┘
 
-A change only says where to look. What a key may do now is the authenticator's to tell, so a lost
-or doubled notification harms nothing.
+A notification only tells which keys to check. The authenticator decides whether a key is valid, so
+that lost and repeated notifications do no harm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ids that say which gateway worker made them, so that any worker finds it without a look-up.
+"""Ids that name the gateway worker that made them, so that any worker finds it without a look-up.
 
     resp_ 3f9c0d1e2b4a 8e1f…   kind, worker, 160 random bits
 
-The random part is what makes an id a tenant's own: the worker's is no secret.
+Only the random part is secret: it keeps tenants from guessing each other's ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a client's sampling fields to the engine's ``SamplingParams``."""
+"""Turns the sampling fields of a request into the engine's ``SamplingParams``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gateway.schemas.sampling import SamplingFields
 
 MAX_STOPS = 4
 MAX_STOP = 1024
-"""Characters of one: at each token it is known how many of them stand at the end."""
+"""Characters of a stop string. The search for it keeps a state for each of them."""
 MAX_TOP_LOGPROBS = 20
 MAX_BAD_WORDS = 64
 MAX_WORD = 128
 MAX_TOKEN_IDS = 1024
-"""Of ``logit_bias``, ``allowed_token_ids`` and ``stop_token_ids`` each."""
+"""In each of ``logit_bias``, ``allowed_token_ids`` and ``stop_token_ids``."""
 MAX_KEPT = 128
-"""Parameters that are made once for all requests that say the same."""
+"""Size of the cache of ``SamplingParams``, which requests with the same fields share."""
 LEAST_TOP_P = 1e-6
-"""In place of 0, which OpenAI allows and the engine does not: less than the likeliest token of any
-vocabulary has, so that it alone is kept."""
+"""Replaces 0, which OpenAI allows and the engine does not. The most likely token of any vocabulary
+has a higher probability, so it alone is kept."""
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     # OpenAI's.
@@ -59,10 +59,10 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
 
 
 class Sampling:
-    """Reads the fields for one model."""
+    """Reads the sampling fields of requests to one model."""
 
     def __init__(self, tokenizer: Tokenizer, defaults: Mapping[str, float | int]) -> None:
-        """``defaults`` apply where a request says nothing."""
+        """``defaults``: the values of fields that a request does not set."""
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._plain = lru_cache(MAX_KEPT)(self._make)
@@ -74,7 +74,8 @@ class Sampling:
         max_tokens: int,
         structured_outputs: StructuredOutputs | None,
     ) -> SamplingParams:
-        """Raises ``InvalidRequestError`` naming the field."""
+        """The parameters that a request asks for. Raises ``InvalidRequestError`` naming the
+        field."""
         _check_ranges(fields)
         given = {
             name: convert(value)
@@ -130,7 +131,7 @@ class Sampling:
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Raises ``InvalidRequestError``."""
+    """The stop strings of a request. Raises ``InvalidRequestError``."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise InvalidRequestError(f"At most {MAX_STOPS} stop strings.", param="stop")
@@ -199,7 +200,7 @@ def _check_logprobs(name: str, number: int) -> None:
 
 
 def _field_error(exc: ValueError, fields: SamplingFields) -> InvalidRequestError:
-    """``SamplingParams`` begins its messages with the field's name."""
+    """Translate an error of ``SamplingParams``, whose messages begin with the field's name."""
     name, _, rule = str(exc).partition(" ")
     if name == "max_tokens" and getattr(fields, "max_tokens", None) is None:
         name = "max_completion_tokens"

@@ -14,7 +14,7 @@ _BYTES = 32
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Neither reveals keys, but without ``key_pepper`` no key can be verified."""
+    """The secrets. They reveal no API keys, but without ``key_pepper`` none can be verified."""
 
     key_pepper: bytes
     cache_salt_root: bytes
@@ -25,7 +25,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(f"{name} must hold at least {_BYTES} bytes")
 
     def __repr__(self) -> str:
-        return "Secrets(...)"  # never into a log
+        return "Secrets(...)"  # They must not get into a log.
 
 
 def generate() -> Secrets:
@@ -49,9 +49,10 @@ def load(path: Path) -> Secrets:
 
 
 def create(path: Path) -> Secrets:
-    """Make new secrets and keep them in ``path`` (mode 0600). Raises ``SecretsError`` if it exists.
+    """Make new secrets, and write them to ``path`` (mode 0600). Raises ``SecretsError`` if that
+    exists.
 
-    The file appears whole or not at all: it is written beside its place and linked there.
+    The file appears whole or not at all: it is written under another name, and linked to its own.
     """
     made = generate()
     path.parent.mkdir(parents=True, exist_ok=True)

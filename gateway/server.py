@@ -1,4 +1,4 @@
-"""Listening: sockets, uvicorn, signals, and the gateway's own shutdown in front of uvicorn's."""
+"""Serves the app: sockets, uvicorn, signals, and the gateway's shutdown before uvicorn's own."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _TAKEN = {errno.EADDRINUSE: "is taken", errno.EADDRNOTAVAIL: "is not an address 
 
 
 def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
-    """The listening socket; ``shared`` with other processes that listen on the same port.
+    """The listening socket. ``shared``: let other processes listen on the same port.
 
-    Raises ``AddressInUse``: one line that names the cause and the mend.
+    Raises ``AddressInUse``, whose message names the cause and what to do.
     """
     listener = bound(config, shared=shared)
     listener.listen(2048)
@@ -44,7 +44,8 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
 
 
 def bound(config: ServerConfig, *, shared: bool) -> socket.socket:
-    """A socket that has the address but takes no connections. Raises as ``bind`` does."""
+    """A socket that is bound to the address, but accepts no connections. Raises as ``bind``
+    does."""
     address = f"{config.host}:{config.port}"
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
@@ -74,7 +75,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with the gateway's stages in front of its own shutdown."""
+    """uvicorn, with the gateway's stages of shutdown before its own."""
 
     def __init__(self, app: Starlette, config: ServerConfig) -> None:
         super().__init__(_uvicorn_config(app, config))
@@ -93,12 +94,13 @@ class Server(uvicorn.Server):
         finally:
             await super().shutdown(sockets)
             if self.force_exit:
-                # uvicorn would leave the lifespan hanging, and its cancellation a traceback.
+                # uvicorn would leave the lifespan's task, whose cancellation logs a traceback.
                 await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """As uvicorn's, but a captured signal is not raised again: ``serve`` still has to close."""
+        """As uvicorn's, but a captured signal is not raised again, because ``serve`` still has to
+        close the other parts."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -128,7 +130,7 @@ def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=config.keep_alive_timeout_s,
-        # After the gateway's own stages only connections without a request are left.
+        # After the gateway's stages only connections without a request are left.
         timeout_graceful_shutdown=int(ABORT_S),
     )
 
@@ -140,15 +142,14 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     transport: MakeTransport = EngineProcess,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then shut down in order; no process is left behind.
+    """Serve until SIGINT, SIGTERM or cancellation, then shut down in order. No process is left.
 
-    Cancelling it is like a signal; a second SIGINT does not wait for running requests.
-
-    Listens before the model is loaded, so that probes are answered meanwhile. ``on_ready`` gets
-    the server's URL once chats are served.
+    A second SIGINT aborts the requests that shutdown waits for. The server listens before the model
+    is loaded, so that probes are answered meanwhile. ``on_ready`` is called with the server's URL
+    when the model is loaded.
 
     Raises:
-        SetupError: the address, the secrets or the settings.
+        SetupError: the address, the secrets or the settings cannot be used.
         tenants.errors.TenantsError: the store cannot be used.
         engine.errors.EngineError: the model cannot be loaded.
     """
@@ -165,8 +166,8 @@ async def serve_on(
     *,
     metrics_folder: Path | None = None,
 ) -> None:
-    """As ``serve``, with an engine not yet started, which it closes, and a listener, which it does
-    not. ``metrics_folder``: as in ``create_app``."""
+    """As ``serve``, with the caller's listener, which stays open, and an engine that has not been
+    started, which is closed. ``metrics_folder``: as for ``create_app``."""
     open_files.allow_connections(config.server.max_connections)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
@@ -199,7 +200,7 @@ async def _serve(
     starting = asyncio.create_task(engine.start(), name="engine start")
     try:
         await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
-        # After a signal the engine is closed, which may fail its start: that is no error.
+        # If a signal has closed the engine, its start may fail, which is no error.
         if starting.done() and not server.should_exit:
             starting.result()
             logger.info("serving on %s", url)
@@ -219,7 +220,7 @@ def run(
     on_progress: Callable[[LoadProgress], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """``serve`` on a uvloop of its own; raises what it raises."""
+    """Run ``serve`` on an event loop of uvloop's. Raises what it raises."""
     import uvloop
 
     def begin(url: str) -> None:

@@ -1,4 +1,4 @@
-"""The parts that serve requests, each made once and handed to those that need it."""
+"""Makes the parts of the gateway, each once, and passes them to those that need them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the routes and the middleware are made of; ``create_services`` builds it."""
+    """All parts that routes and middleware need. ``create_services`` makes it."""
 
     config: Config
     engine: EngineClient
@@ -80,7 +80,7 @@ class Services:
     tickets: Tickets
     answers: Answers
     cork: Cork
-    """Of what the outputs of a step say to clients."""
+    """Holds what the outputs of one step send to clients; see ``cork``."""
 
     def chat_session(self, socket: WebSocket, api_key: str | None) -> ChatSession:
         """A session over a socket not yet accepted."""
@@ -117,21 +117,22 @@ def create_services(
     secrets: Secrets,
     metrics_folder: Path | None = None,
 ) -> Services:
-    """Nothing runs yet: ``lifecycle.start`` begins the background tasks.
+    """Make all parts. Nothing runs yet: ``lifecycle.start`` starts the background tasks.
 
-    Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read,
-    ``ConfigError`` when the folder of the usage journal cannot be used, or the chat template
-    refuses a public system prompt.
+    ``metrics_folder``: as for ``create_app``. Raises ``ModelLoadError`` if the model's tokenizer or
+    chat template cannot be read, and ``ConfigError`` if the folder of the usage journal cannot be
+    used, or the chat template refuses a public system prompt.
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = _chat_template(config)
-    # Two, and each tenant has one turn at a time (``lanes``): a bomb holds up its sender alone.
+    # Each tenant has one grammar checked at a time (``lanes``). So with two workers, a grammar that
+    # is made to be slow holds up only the tenant that sent it.
     compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
     public_prefixes = PublicPrefixes(
         config.models.public_prefixes, template=template, tokenizer=tokenizer
     )
-    # The first part that holds anything: whatever can be refused stands above.
+    # The first part that holds resources. What may raise comes before it.
     accounts = _create_accounts(config.tenants, store, secrets)
     engine.around_outputs = cork = Cork()
     generations = _create_generations(
@@ -192,7 +193,7 @@ def create_services(
 
 
 class _Accounts(NamedTuple):
-    """Who asks, what they may have and what they had."""
+    """The parts for keys, limits and usage."""
 
     journal: Journal
     ledger: Ledger
@@ -224,7 +225,7 @@ def _background_work(
     metrics: Metrics,
     revocations: Revocations,
 ) -> dict[str, Callable[[], Awaitable[None]]]:
-    """What runs beside the requests as long as the gateway does, by the names that logs have."""
+    """What runs beside the requests, as long as the gateway runs, by the name of its task."""
     work: dict[str, Callable[[], Awaitable[None]]] = {
         "quota leases": accounts.quota.run,
         "settlements of the dead": accounts.ledger.run,
@@ -236,7 +237,7 @@ def _background_work(
     }
     if metrics.board is not None:
         work["metrics for other workers"] = metrics.board.run
-    if config.tenants.session_dsn is not None:  # only a database tells of changes elsewhere
+    if config.tenants.session_dsn is not None:  # LISTEN needs a database.
         listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
         metrics.watch_changes(listener)
         work["changes"] = listener.run

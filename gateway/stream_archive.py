@@ -1,6 +1,6 @@
-"""Logs of ended streams, kept in the store, where every worker finds them.
+"""Logs of ended streams in the store, where every worker can read them.
 
-Written once for each stream, whole and packed: the log of a running stream stays with its worker.
+The log of a running stream stays with its worker; it is written here once, whole and compressed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ more."""
 
 
 class _Texts(msgspec.Struct, array_like=True, frozen=True):
-    """Items that differ in nothing but their text, one after the other."""
+    """Consecutive items that differ only in their text."""
 
     head: bytes
     tail: bytes
@@ -34,7 +34,7 @@ class _Texts(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[bytes | _Texts])
-"""Items that are whole, and runs of others."""
+"""Whole items, and runs of items that are stored as texts."""
 
 
 class StreamArchive:
@@ -54,7 +54,7 @@ class StreamArchive:
         *,
         retention_s: float,
     ) -> None:
-        """Raises ``TenantsError``."""
+        """Archive a stream's log for ``retention_s``. Raises ``TenantsError``."""
         packed = await _pack(kept)
         stream = ArchivedStream(
             id=stream_id,
@@ -65,18 +65,20 @@ class StreamArchive:
         )
         await self._shared.put_stream(stream, timedelta(seconds=retention_s))
         written = self._written[tenant_id] = self._written.get(tenant_id, 0) + len(packed)
-        if written > self._max_tenant_bytes // 16:  # to look each time costs more than some excess
+        # Not each time: that would cost more than a small excess.
+        if written > self._max_tenant_bytes // 16:
             del self._written[tenant_id]
             await self._shared.trim_streams(tenant_id, self._max_tenant_bytes)
 
     async def check(self, stream_id: str, tenant_id: UUID) -> None:
-        """Raises ``StreamNotFound``."""
+        """Raise ``StreamNotFound`` unless this is an archived stream of the tenant."""
         await self._find(stream_id, tenant_id)
 
     async def open(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind, after: int
     ) -> ArchivedReader:
-        """Raises as ``StreamLog.check`` does."""
+        """Read an archived stream from position ``after`` on. Raises as ``StreamLog.check`` does,
+        and ``TenantsError``."""
         found = await self._find(stream_id, tenant_id)
         if found.kind != kind:
             raise stream_not_found()
@@ -85,6 +87,7 @@ class StreamArchive:
         return ArchivedReader(stream_id, items, after - found.num_dropped)
 
     async def delete(self, stream_id: str, tenant_id: UUID) -> None:
+        """Delete an archived stream, if it is there. Raises ``TenantsError``."""
         await self._shared.delete_stream(tenant_id, stream_id)
 
     async def _find(self, stream_id: str, tenant_id: UUID) -> ArchivedStream:
@@ -137,7 +140,8 @@ def _entries(kept: Kept) -> Iterator[bytes | _Texts]:
     for kind, items in itertools.groupby(kept.items, type):
         if kind is Text:
             assert kept.around is not None
-            # The encoder takes no subclass; within JSON strings there is no line break.
+            # msgspec does not encode subclasses of bytes. To split at line breaks makes copies of
+            # the right type: within JSON strings there are none.
             yield _Texts(*kept.around, b"\n".join(items).split(b"\n"))
         else:
             yield from items

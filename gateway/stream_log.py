@@ -1,8 +1,8 @@
-"""What a resumable stream has said, kept for whoever comes back for it.
+"""Logs of resumable streams: the items of each, for clients that come back for them.
 
-``StreamLog`` is the port. ``MemoryStreamLog`` is the log of one gateway process, where its streams
-run; ``streams`` leads whoever asks another process there, and ``stream_archive`` keeps the log when
-the stream has ended.
+``StreamLog`` is the interface. ``MemoryStreamLog`` holds the logs of the streams that run in this
+process; ``streams`` connects readers at other processes to it, and ``stream_archive`` keeps logs of
+streams that have ended.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gateway.text_events import Around, Numbered, TextForm, TextSink
 from tenants.shared import StreamKind
 
 SWEEP_S = 0.1
-"""Streams whose time is over are forgotten together, at most so much later."""
+"""How late streams may be forgotten, so that several are forgotten at once."""
 
 
 class StreamReader(Protocol):
-    """Yields a stream's items from a position on, in batches. ``close`` it, in a ``finally``."""
+    """Yields a stream's items from a position on, in batches. ``close`` it in a ``finally``."""
 
     @property
     def stream_id(self) -> str: ...
@@ -42,106 +42,110 @@ class StreamReader(Protocol):
     def __aiter__(self) -> AsyncIterator[Sequence[bytes]]: ...
 
     def divert(self, take: Take) -> None:
-        """``take`` is offered first what comes while the next items are waited for; a reader whose
-        items come from elsewhere may yield them all the same."""
+        """Offer ``take`` the items that come while this reader waits for the next ones. A reader
+        whose items come from another process may yield them all instead."""
 
     async def beat(self) -> None:
-        """Nothing was said for long: make all readers hear that the stream still runs."""
+        """Have a heartbeat sent to all readers, to be called after a long silence."""
 
     def stop(self) -> None:
-        """End the stream's work, as a client's wish."""
+        """End the stream's work because the client asked for it."""
 
     def close(self) -> None:
-        """Idempotent. The stream goes on."""
+        """Stop reading. Idempotent. The stream continues."""
 
 
 class StreamLog(Protocol):
     """An append-only list of items for each stream. A *position* is a number of items."""
 
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
-        """Raises ``RateLimited`` when the tenant's running streams leave no room for another."""
+        """Begin a log. Raises ``RateLimited`` if the tenant's running streams leave no memory for
+        another."""
 
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
-        """Does nothing once the stream has ended."""
+        """Append items. Does nothing if the stream has ended."""
 
     def text_sink(self, stream_id: str, form: TextForm) -> TextSink | None:
-        """Appends an item of this form for each text; the same form for all of the stream's life.
-        None once the stream is forgotten."""
+        """A sink that appends an item for each text. ``form`` must always be the same for a stream.
+        None if the stream is forgotten."""
 
-    def said_at(self, stream_id: str) -> float:
-        """The event loop's time when an item was added last; infinity once it is forgotten."""
+    def appended_at(self, stream_id: str) -> float:
+        """When the last item was appended, by the event loop's clock; infinity if the stream is
+        forgotten."""
 
     async def end(self, stream_id: str) -> None:
-        """No more items; from now on the stream is kept for a limited time."""
+        """Accept no more items. From now on the stream is kept for a limited time."""
 
     def attach(self, stream_id: str) -> None:
-        """Somebody reads it: until as many ``detach``, it does not make room for others when it has
-        ended. One unknown is left so."""
+        """Count a reader. An ended stream that has one is not dropped to make room for others. Does
+        nothing if the stream is unknown."""
 
     def detach(self, stream_id: str) -> None:
         """Undo one ``attach``."""
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
-        """Drop all items at once; a stream that runs takes no more. One unknown is left so."""
+        """Drop all items at once; a running stream accepts no more. Does nothing if the stream is
+        unknown, or another tenant's."""
 
     def kept(self, stream_id: str) -> Kept | None:
-        """None once it is forgotten."""
+        """All items that are kept; None if the stream is forgotten."""
 
     async def check(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
     ) -> None:
-        """Whether ``tenant_id`` may read on after position ``after``.
+        """Check that ``tenant_id`` can read from position ``after`` on.
 
         Raises:
-            StreamNotFound: unknown, forgotten, another tenant's or another kind's: all the same.
+            StreamNotFound: the stream is unknown, forgotten, another tenant's or of another kind,
+                which the client cannot tell apart.
             Gone: the next item is no longer kept.
             InvalidRequestError: the stream has fewer items.
         """
 
     async def read(self, stream_id: str, cursor: Cursor) -> Sequence[bytes]:
-        """The next items, at least one; none once the stream has ended. Moves the cursor.
+        """Wait for the next items and return them, at least one; none if the stream has ended.
 
-        Waits for them; what comes meanwhile is offered to the cursor's ``take`` first. Raises as
-        ``check`` does, also when items are dropped while a slow reader has yet to read them.
+        Moves the cursor. Items that come while it waits are offered to the cursor's ``take`` first.
+        Raises as ``check`` does, also if items are dropped before a slow reader has read them.
         """
 
 
 class Kept(NamedTuple):
-    """Of a stream's log."""
+    """The contents of a stream's log."""
 
     num_dropped: int
-    """Items, before those that are kept."""
+    """The number of items before those that are kept."""
     items: Sequence[bytes]
-    """Each whole, or a ``Text``."""
+    """Each is a whole item, or a ``Text``."""
     around: Around | None
-    """What makes items of the texts; None: there are none."""
+    """What makes items of the texts; None if there are no texts."""
 
 
 class MemoryStreamLog:
     """A ``StreamLog`` in this process's memory, bounded in bytes.
 
     A stream above ``max_stream_bytes`` loses its oldest items. A tenant above ``max_tenant_bytes``
-    loses its oldest ended streams, but none that somebody reads; when there are no others, it may
-    open no more, and the one that grows loses its oldest items. Tenants never take each other's
-    room.
+    loses its oldest ended streams, except for those that have readers. If there are no others, it
+    can open no more streams, and a stream that grows loses its oldest items. Tenants never take
+    each other's memory.
     """
 
     def __init__(self, *, max_stream_bytes: int, max_tenant_bytes: int, retention_s: float) -> None:
-        """``retention_s``: time from a stream's end until it is forgotten."""
+        """``retention_s``: the time from a stream's end until it is forgotten."""
         self.max_stream_bytes = max_stream_bytes
         self.max_tenant_bytes = max_tenant_bytes
         self.stretch_bytes = min(MAX_STRETCH_BYTES, max_stream_bytes // 64)
-        """How much room a stream takes at a time."""
+        """By how much a stream's share of the bounds grows at a time."""
         self._retention_s = retention_s
         self._records: dict[str, Record] = {}
         self._shares: dict[UUID, Share] = {}
         self._ended: dict[str, float] = {}
-        """Until when each is kept, the oldest end first."""
+        """When each ended stream will be forgotten, by the event loop's clock, soonest first."""
         self._timer: asyncio.TimerHandle | None = None
-        """One for all: a timer keeps the context of whoever made it."""
+        """One for all, because a timer keeps the ``contextvars`` of its creator in memory."""
 
     def size_of(self, tenant_id: UUID) -> int:
-        """In bytes."""
+        """The size of a tenant's streams in bytes."""
         share = self._shares.get(tenant_id)
         return 0 if share is None else share.num_bytes
 
@@ -174,9 +178,9 @@ class MemoryStreamLog:
             return NumberedItems(record, form)
         return MadeItems(record, form)
 
-    def said_at(self, stream_id: str) -> float:
+    def appended_at(self, stream_id: str) -> float:
         record = self._records.get(stream_id)
-        return math.inf if record is None else record.said_at
+        return math.inf if record is None else record.appended_at
 
     async def end(self, stream_id: str) -> None:
         record = self._records.get(stream_id)
@@ -248,7 +252,7 @@ class MemoryStreamLog:
         return record
 
     def make_room(self, record: Record) -> None:
-        """For a record that has grown."""
+        """Enforce the bounds for a record that has grown."""
         self._forget_ended(record.share)
         record.drop()
 

@@ -1,8 +1,8 @@
-"""One stream's log, and those who follow it.
+"""One stream's log, and its readers.
 
-Most of what a stream says are events of text alone (``text_events``). Of those the record keeps the
-text, which it shares with all other streams that said the same, and makes an event of it when
-somebody reads: a stream of 400 events takes 3 KB in place of 120.
+Most items of a stream are events of text alone (``text_events``). The record keeps only their text,
+an object that all streams with the same text share, and makes events of it when somebody reads. So
+a stream of 400 events takes 3 KB in place of 120.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from gateway.text_events import Around, Numbered, Text
 from tenants.shared import StreamKind
 
 ITEM_OVERHEAD_BYTES = 48
-"""Of Python's, for each item; it counts towards the bounds."""
+"""Memory that Python needs for an item beside its bytes. It counts towards the bounds."""
 STREAM_OVERHEAD_BYTES = 1024
-"""The same for each stream."""
+"""The same for a stream."""
 MAX_STRETCH_BYTES = 2048
-"""Of room that a stream takes before it is needed."""
+"""The most that a stream's size is increased by before its items need it."""
 MAX_READ_ITEMS = 256
-"""So many items are read at once, so that one read is no long step of the event loop."""
+"""The most items of one read, so that it does not hold up the event loop."""
 
 Take = Callable[[bytes, float], bool]
-"""Given an item in the callback that adds it, and the event loop's time; what it takes (True) is
-read. Must neither block nor raise."""
+"""Called with an item, in the callback that appends it, and with the event loop's time. Returns
+whether it takes the item, which is then read. Must neither block nor raise."""
 
 
 class Cursor:
-    """How far somebody has read."""
+    """The position of a reader, and where to send what comes while it waits."""
 
     __slots__ = ("after", "take")
 
     def __init__(self, after: int, take: Take | None = None) -> None:
         self.after = after
-        """The position."""
+        """How many items of the stream it has read."""
         self.take = take
 
 
 class Bounds(Protocol):
-    """What all records of a log have in common."""
+    """The bounds of a log, which all its records share."""
 
     max_stream_bytes: int
     max_tenant_bytes: int
-    """Of all streams of one tenant."""
+    """For all streams of one tenant together."""
     stretch_bytes: int
-    """How much room a stream takes at a time."""
+    """By how much a stream's size is increased at a time."""
 
     def make_room(self, record: Record) -> None:
-        """For a record that has grown beyond a bound."""
+        """Enforce the bounds, because a record has grown beyond one."""
 
 
 def whole(items: Sequence[bytes], form: Around | Numbered | None, position: int) -> list[bytes]:
-    """As they are sent. ``position``: that of the first."""
+    """The items as they are sent. ``position``: that of the first one."""
     if form is None:
         return list(items)
     if isinstance(form, Numbered):
@@ -65,7 +65,7 @@ def whole(items: Sequence[bytes], form: Around | Numbered | None, position: int)
 
 
 class Waiting:
-    """A reader that has read all there is."""
+    """A reader that has read all items, and waits for the next one."""
 
     __slots__ = ("cursor", "future")
 
@@ -73,9 +73,9 @@ class Waiting:
         self.cursor = cursor
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def hear(self, item: bytes, now: float) -> None:
-        """This one has come."""
-        if self.future.done():  # it will read, or gave up: either way it takes nothing more
+    def offer(self, item: bytes, now: float) -> None:
+        """Send the reader a new item, or wake it."""
+        if self.future.done():  # It will read the item itself, or was cancelled.
             return
         take = self.cursor.take
         if take is not None and take(item, now):
@@ -89,7 +89,7 @@ class Waiting:
 
 
 class Share:
-    """What a tenant's streams take together."""
+    """The size of all streams of one tenant."""
 
     __slots__ = ("idle", "num_bytes", "num_streams", "tenant_id")
 
@@ -98,15 +98,15 @@ class Share:
         self.num_bytes = 0
         self.num_streams = 0
         self.idle: dict[str, Record] = {}
-        """Those that have ended and are not read, the oldest first."""
+        """The streams that have ended and have no readers, the oldest first."""
 
 
 class Record:
-    """One stream's log; a ``TextSink``, once it knows the ``form`` of its texts.
+    """One stream's log. It is a ``TextSink`` itself once ``form`` is an ``Around``.
 
-    Nearly always one reader waits that takes each item at once: the *follower*. Where it stands is
-    not written down for each item, but when it follows no longer. One that is cancelled goes on
-    taking until its task hears of that, and stands behind what it took.
+    Nearly always there is one reader, which takes each item at once: the *follower*. Its cursor is
+    not moved for each item, but when it ceases to follow. A follower whose task is cancelled still
+    takes items until the task has run; its cursor is then behind these.
     """
 
     __slots__ = (
@@ -116,13 +116,13 @@ class Record:
         "_tail",
         "_take",
         "_unused",
+        "appended_at",
         "ended",
         "form",
         "items",
         "kind",
         "num_dropped",
         "num_readers",
-        "said_at",
         "share",
         "size",
         "waiting",
@@ -132,24 +132,24 @@ class Record:
         self.share = share
         self.kind = kind
         self.items: list[bytes] = []
-        """As ``Kept`` has them."""
+        """Whole items and texts, as in ``Kept``."""
         self.form: Around | Numbered | None = None
-        """What makes items of texts."""
+        """What makes items of the texts."""
         self.num_dropped = 0
         self.size = 0
-        """What the items take here; of most texts it is less, as other streams have the same. While
-        the stream runs, a little for items to come."""
+        """Bytes that count towards the bounds: of all items, and ``_unused`` ones for items to
+        come. Most texts take less memory, because streams share them."""
         self.num_readers = 0
         self.ended = False
-        """It takes nothing more."""
-        self.said_at = asyncio.get_running_loop().time()
+        """Whether it accepts no more items."""
+        self.appended_at = asyncio.get_running_loop().time()
         self.waiting: list[Waiting] = []
         self._follower: Waiting | None = None
-        """The only one in ``waiting``, while it has taken all items."""
+        """The reader in ``waiting``, if it is the only one and has taken all items."""
         self._take: Take = _takes_nothing
-        """The follower's."""
+        """The follower's ``Cursor.take``."""
         self._unused = 0
-        """Part of ``size``."""
+        """The part of ``size`` that no item has used."""
         self._log = log
         self._head = self._tail = b""
         share.num_streams += 1
@@ -164,48 +164,48 @@ class Record:
     def put(self, text: Text, now: float) -> bool:
         if self.ended:
             return True
-        # ``say``, written out: for each chunk of each stream, a call is a cost, and so is every
-        # object that is touched.
+        # The same as ``append``, inlined: this runs for each chunk of each stream, where a call
+        # and every object that is accessed matter.
         self.items.append(text)
-        self.said_at = now
+        self.appended_at = now
         self._unused = unused = self._unused - ITEM_OVERHEAD_BYTES - len(text)
         if unused < 0:
-            self._provide()
+            self._take_room()
         take = self._take
         if not take(self._head + text + self._tail, now) and self.waiting:
-            self._tell(self._head + text + self._tail, now)
+            self._notify(self._head + text + self._tail, now)
         return True
 
     def add(self, items: Sequence[bytes]) -> None:
-        """Items that are whole."""
+        """Append whole items."""
         if self.ended:
             return
         now = asyncio.get_running_loop().time()
         for item in items:
-            self.say(item, now)
+            self.append(item, now)
 
-    def say(self, item: bytes, now: float, *, text: Text | None = None) -> None:
-        """``text``: kept in place of the item, which ``form`` makes of it."""
+    def append(self, item: bytes, now: float, *, text: Text | None = None) -> None:
+        """Append an item. ``text``: what to keep in its place, if ``form`` makes the item of it."""
         kept = item if text is None else text
         self.items.append(kept)
-        self.said_at = now
+        self.appended_at = now
         self._unused -= ITEM_OVERHEAD_BYTES + len(kept)
         if self._unused < 0:
-            self._provide()
+            self._take_room()
         take = self._take
         if not take(item, now) and self.waiting:
-            self._tell(item, now)
+            self._notify(item, now)
 
-    def _tell(self, item: bytes, now: float) -> None:
-        """Those who wait, of an item that no follower took."""
+    def _notify(self, item: bytes, now: float) -> None:
+        """Give an item that no follower took to the readers that wait."""
         if self._follower is not None:
             self._unfollow(num_unread=1)
             return
         for waiting in self.waiting:
-            waiting.hear(item, now)
+            waiting.offer(item, now)
 
     def wait(self, waiting: Waiting) -> None:
-        """Somebody has read all there is."""
+        """Add a reader that has read all items."""
         if self._follower is not None:
             self._unfollow(num_unread=0)
         self.waiting.append(waiting)
@@ -213,7 +213,7 @@ class Record:
             self._follower, self._take = waiting, waiting.cursor.take
 
     def leave(self, waiting: Waiting) -> None:
-        """It waits no longer."""
+        """Remove a reader that waits no longer."""
         if self._follower is waiting:
             self._unfollow(num_unread=0)
         self.waiting.remove(waiting)
@@ -228,23 +228,23 @@ class Record:
 
     def end(self) -> None:
         self.ended = True
-        self._save()
+        self._return_unused()
         self.wake()
 
     def read(self, start: int) -> Sequence[bytes]:
-        """Some from there on."""
+        """Some items, from index ``start`` on."""
         some = self.items[start : start + MAX_READ_ITEMS]
         return whole(some, self.form, self.num_dropped + start)
 
-    def _provide(self) -> None:
-        """Room for the items there are, and for some to come: the bounds are not looked at for each
-        of them."""
+    def _take_room(self) -> None:
+        """Increase the size for the items so far, and for some to come, so that the bounds need not
+        be checked for each item."""
         num_bytes = max(-self._unused, self._log.stretch_bytes)
         self._unused += num_bytes
         self._grow(num_bytes)
 
-    def _save(self) -> None:
-        """The room for items to come."""
+    def _return_unused(self) -> None:
+        """Reduce the size by what was meant for items to come."""
         unused, self._unused = self._unused, 0
         self.release(unused)
 
@@ -256,8 +256,8 @@ class Record:
             log.make_room(self)
 
     def drop(self) -> None:
-        """The oldest items, until the bounds hold."""
-        self._save()
+        """Drop the oldest items until the bounds hold."""
+        self._return_unused()
         log, share = self._log, self.share
         excess = max(self.size - log.max_stream_bytes, share.num_bytes - log.max_tenant_bytes)
         num_dropped, freed = 0, 0
@@ -281,12 +281,12 @@ class Record:
 
 
 def _takes_nothing(item: bytes, now: float) -> bool:
-    """Of no follower."""
+    """The ``Take`` of a record without a follower."""
     return False
 
 
 class NumberedItems:
-    """A ``TextSink`` of items that hold their positions."""
+    """A ``TextSink`` for items that contain their positions."""
 
     __slots__ = ("_following", "_record")
 
@@ -298,12 +298,12 @@ class NumberedItems:
     def put(self, text: Text, now: float) -> bool:
         record, following = self._record, self._following
         if not record.ended:
-            record.say(following(text), now, text=text)
+            record.append(following(text), now, text=text)
         return True
 
 
 class MadeItems:
-    """A ``TextSink`` where items are not all alike."""
+    """A ``TextSink`` for items that a function makes, each in its own way."""
 
     __slots__ = ("_make", "_record")
 
@@ -317,12 +317,15 @@ class MadeItems:
         item = self._make(text)
         if item is None:
             return False
-        self._record.say(item, now)
+        self._record.append(item, now)
         return True
 
 
 def check_position(after: int, *, num_dropped: int, num_items: int) -> None:
-    """Raises ``Gone`` or ``InvalidRequestError`` where no item can come next."""
+    """Check that the item after position ``after`` is kept, or can still come.
+
+    Raises ``Gone`` if it was dropped, and ``InvalidRequestError`` if the stream has fewer items.
+    """
     if after < num_dropped:
         raise Gone(
             f"Of this stream only what came after position {num_dropped} is still kept.",

@@ -1,7 +1,8 @@
-"""A generation as server-sent events.
+"""Sends a generation as server-sent events (WHATWG HTML, section 9.2).
 
-Whatever ends a stream, the generation is closed: its end, an error, the client's leaving (one that
-stops reading is dropped by ``protocol``), or the server (``lifecycle``), which ends the generation.
+The generation is closed when its stream ends, for whatever reason: the answer is complete, it
+failed, the client has left (``protocol`` drops clients that stop reading), or the server shuts down
+(``lifecycle``).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from gateway.stream_log import StreamReader
 from gateway.streams import Streams
 from gateway.text_events import Around, Text, TextSink
 
-# The library would cut all streams at the first SIGTERM; ``lifecycle`` lets them end instead.
+# sse-starlette would cut all streams at the first SIGTERM; ``lifecycle`` lets them end instead.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 STREAM_ID_HEADER = "x-sluice-stream-id"
-"""Names a resumable stream to its client."""
+"""Tells the client the id of a resumable stream."""
 _CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
@@ -55,13 +56,15 @@ class Chunks(Protocol):
 
 
 class EventResponse(EventSourceResponse, ABC):
-    """Sends a body of whole events, with a heartbeat whenever it is silent for long.
+    """Sends a body of whole events, and a heartbeat whenever nothing was sent for long.
 
-    Four inner steps of the library are replaced: its loop, for the cost of a chunk (it formats a
-    log record and opens a cancel scope for each); its ping (a comment, which SDKs cannot read; it
-    comes also while the stream flows; and it is a task of its own); its task group, which leaves a
-    hundred objects of each stream to the garbage collector; and the way of its headers from bytes
-    to text and back.
+    It replaces four parts of sse-starlette's response:
+
+    - its loop, which formats a log record and opens a cancel scope for each chunk;
+    - its ping, which is a comment (some SDKs fail on it), comes even while events are sent, and
+      needs a task;
+    - its task group, which leaves a hundred objects of each stream to the garbage collector;
+    - its headers, which it converts from bytes to text and back.
     """
 
     def __init__(
@@ -72,7 +75,8 @@ class EventResponse(EventSourceResponse, ABC):
         close: Callable[[], None],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """``close`` is called once the response is over, however it ends."""
+        """``heartbeat_s``: seconds of silence before a heartbeat. ``close`` is called when the
+        response has ended, for whatever reason."""
         super().__init__(
             body,
             headers={"cache-control": "no-cache", **(headers or {})},
@@ -86,7 +90,8 @@ class EventResponse(EventSourceResponse, ABC):
         self._heartbeat_s = heartbeat_s
         self._silence: asyncio.TimerHandle | None = None
         self._is_sending = False
-        """A chunk of the body waits for the reader: nothing that is made now may pass it."""
+        """Whether a chunk of the body waits for the client: what is made now must not overtake
+        it."""
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         assert isinstance(headers, Headers)
@@ -96,7 +101,7 @@ class EventResponse(EventSourceResponse, ABC):
         known = context.of(scope)
         self._outlet = Outlet(lambda chunk: known.send(_message(chunk)), known.write)
         try:
-            if scope["method"] == "HEAD":  # the head alone
+            if scope["method"] == "HEAD":  # answered with the headers alone
                 await super().__call__(scope, receive, send)
             else:
                 await until_disconnect(receive, self._stream_response(send), known.departure)
@@ -108,11 +113,11 @@ class EventResponse(EventSourceResponse, ABC):
 
     @property
     def is_free(self) -> bool:
-        """As a ``Sink`` says it."""
+        """As ``Sink.is_free``."""
         return self._outlet.is_free and not self._is_sending
 
     def _write(self, chunk: bytes) -> None:
-        """A chunk that leaves in no task; only while this ``is_free``."""
+        """Send a chunk without a task; only while ``is_free``."""
         self._outlet.put(chunk)
         self._outlet.put_at = self._loop.time()
 
@@ -136,11 +141,11 @@ class EventResponse(EventSourceResponse, ABC):
         finally:
             assert self._silence is not None
             self._silence.cancel()
-        await self._outlet.wait()  # for a heartbeat, if anything
+        await self._outlet.wait()  # A heartbeat may still be on its way.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _watch(self) -> None:
-        """A heartbeat whenever nothing was sent for so long."""
+        """Send a heartbeat whenever nothing was sent for ``heartbeat_s``."""
         wait_s = self._outlet.put_at + self._heartbeat_s - self._loop.time()
         if wait_s <= 0:
             wait_s = self._heartbeat_s
@@ -150,11 +155,11 @@ class EventResponse(EventSourceResponse, ABC):
 
     @abstractmethod
     def _beat(self) -> None:
-        """Say something that means nothing."""
+        """Send a heartbeat."""
 
 
 class EventStream(EventResponse):
-    """Streams one generation, and closes it. Its ``Sink``, too."""
+    """Streams one generation, and closes it. It is the generation's ``Sink``."""
 
     def __init__(self, generation: Generation, chunks: Chunks, *, heartbeat_s: float) -> None:
         body = _body(generation, chunks, self)
@@ -169,12 +174,12 @@ class EventStream(EventResponse):
         return None if around is None else _TextSink(self._outlet, around)
 
     def _beat(self) -> None:
-        if self.is_free:  # or a reader that is slow has enough to read
+        if self.is_free:  # If not, the client still has something to read.
             self._write(self._chunks.heartbeat)
 
 
 class _TextSink:
-    """A choice's content as events that are all alike, past the response that they belong to."""
+    """Sends content of one choice straight to the outlet, as events with the same head and tail."""
 
     __slots__ = ("_head", "_offer", "_tail")
 
@@ -188,7 +193,7 @@ class _TextSink:
 
 
 class FollowingEventStream(EventResponse):
-    """Sends what a resumable stream says; its generation does not depend on this response."""
+    """Sends the events of a resumable stream, whose generation continues without this response."""
 
     def __init__(self, reader: StreamReader, *, heartbeat_s: float) -> None:
         super().__init__(
@@ -201,7 +206,7 @@ class FollowingEventStream(EventResponse):
         self._beating: asyncio.Task[None] | None = None
 
     def _beat(self) -> None:
-        """Into the log and from there to the client, so that it can count its events."""
+        """Write the heartbeat to the stream's log, which sends it: clients count it as an event."""
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._reader.beat(), name="heartbeat")
 
@@ -217,7 +222,7 @@ class FollowingEventStream(EventResponse):
 async def open_event_stream(
     streams: Streams, generation: Generation, chunks: Chunks, *, heartbeat_s: float
 ) -> FollowingEventStream:
-    """Like ``EventStream``, but resumable: ``streams`` owns the generation from here on."""
+    """As ``EventStream``, but resumable: ``streams`` owns the generation from here on."""
     stream_id = streams.new_id()
     sink = streams.sink(
         stream_id, lambda delta: _single(chunks.delta(delta)), _around_text(generation, chunks)
@@ -235,7 +240,7 @@ async def open_event_stream(
 
 
 def _around_text(generation: Generation, chunks: Chunks) -> Around | None:
-    """In events of content alone; None where they are not always alike."""
+    """The head and tail of events with content alone; None if they differ from event to event."""
     return None if generation.num_choices > 1 else chunks.around_text(0)
 
 
@@ -252,7 +257,7 @@ async def _body(
         async with aclosing(generation.deltas(sink)) as deltas:
             async for delta in deltas:
                 if delta.finish_reason == "cancelled":
-                    delta.finish_reason = "stop"  # OpenAI's clients know no nearer word
+                    delta.finish_reason = "stop"  # the closest one that OpenAI's clients know
                 yield chunks.delta(delta)
         yield chunks.closing(await generation.usage())
     except ApiError as exc:
@@ -268,7 +273,7 @@ async def _events(
 
 
 def _single(events: bytes) -> list[bytes]:
-    """A blank line stands nowhere else: JSON has no bare line break."""
+    """Split at blank lines. Events contain no others, because JSON escapes line breaks."""
     return [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]
 
 

@@ -1,11 +1,11 @@
-"""Resumable streams: they run on for a while when nobody reads them, and end for all at once.
+"""Resumable streams: they continue for a while without a reader, and any number can read them.
 
     generation ──► recorder ──► StreamLog ──► reader, reader, ... (each may leave and come back)
                                    │    └───► Peers ──► readers at other workers
                                    └──► StreamArchive, once it has ended
 
-Leaving and stopping are different things: a reader that leaves changes nothing, unless it was the
-last one and nobody comes back within the grace time; ``stop`` ends the generation for all.
+A reader that leaves changes nothing, unless it was the last one and none comes back within the
+grace time; then the generation is ended. ``stop`` ends it at once, for all readers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tenants.types import Principal
 logger = logging.getLogger(__name__)
 
 Encode = Callable[[Delta], Sequence[bytes]]
-"""The items that tell of a delta; none where there is nothing to tell."""
+"""Writes a delta as items of a stream; none if there is nothing to write."""
 
 
 class Work(Protocol):
-    """What a stream tells of, and how it is ended: a ``Generation``, say."""
+    """What produces the items of a stream, such as a ``Generation``."""
 
     def cancel(self) -> None:
-        """The client's wish: it ends soon, with what there is until now."""
+        """End it because the client asked for it: it ends soon, with what there is until now."""
 
     def close(self) -> None:
         """Stop it if it still runs. Idempotent."""
@@ -67,7 +67,7 @@ class _Running:
         self.work = work
         self.is_detached = is_detached
         self.is_given_up = False
-        """Nobody came back within the grace time: it ends."""
+        """Whether it is being ended, because nobody came back within the grace time."""
         self.heartbeat = heartbeat
         self.num_readers = 0
         self.grace: asyncio.TimerHandle | None = None
@@ -77,14 +77,14 @@ class _Running:
         self.is_given_up = True
         self.work.close()
 
-    def call_off_grace(self) -> None:
+    def cancel_grace(self) -> None:
         if self.grace is not None:
             self.grace.cancel()
             self.grace = None
 
 
 class Reader:
-    """Yields a stream's items from a position on, in batches. ``close`` it, in a ``finally``."""
+    """Yields a stream's items from a position on, in batches. ``close`` it in a ``finally``."""
 
     __slots__ = ("_closed", "_cursor", "_owner", "stream_id")
 
@@ -105,27 +105,28 @@ class Reader:
         return items
 
     def divert(self, take: Take) -> None:
-        """``take`` is offered first what comes while the next items are waited for."""
+        """Offer ``take`` the items that come while this reader waits for the next ones."""
         self._cursor.take = take
 
     async def beat(self) -> None:
-        """Nothing was said for long: make all readers hear that the stream still runs."""
+        """Have a heartbeat sent to all readers, unless another reader just did."""
         await self._owner._beat(self.stream_id)
 
     def stop(self) -> None:
-        """The same as ``Streams.stop``."""
+        """As ``Streams.stop``."""
         self._owner._cancel(self.stream_id)
 
     def close(self) -> None:
-        """Idempotent. The stream goes on, for the grace time if this was its last reader."""
+        """Stop reading. Idempotent. The stream continues; if this was its last reader, for the
+        grace time."""
         if not self._closed:
             self._closed = True
             self._owner._detach(self.stream_id)
 
 
 class LogSink:
-    """What a stream gains goes straight into its log, in the callback that received it. A
-    ``reading.Sink``, made by ``Streams.sink``."""
+    """A ``reading.Sink`` that appends deltas to a stream's log, in the callback that received them.
+    ``Streams.sink`` makes it."""
 
     def __init__(
         self, log: StreamLog, stream_id: str, encode: Encode, text: TextForm | None
@@ -145,7 +146,7 @@ class LogSink:
 
 
 class Streams:
-    """The resumable streams of this gateway. They own the work they are given."""
+    """The resumable streams of this gateway. It owns the work that it is given."""
 
     def __init__(
         self,
@@ -157,9 +158,9 @@ class Streams:
         heartbeat_s: float,
         retention_s: float,
     ) -> None:
-        """``grace_s``: how long a stream runs without a reader. ``retention_s``: how long it can be
-        read after its end.
-        """
+        """``grace_s``: how long a stream runs without a reader. ``heartbeat_s``: the silence after
+        which readers call ``beat``. ``retention_s``: how long a stream can be read after its
+        end."""
         self._log = log
         self._archive = archive
         self._peers = peers
@@ -168,19 +169,19 @@ class Streams:
         self._retention_s = retention_s
         self._running: dict[str, _Running] = {}
         self.readers: set[KeyedReader] = set()
-        """Those that ``follow_as`` has made, while they are open."""
+        """The open readers that ``follow_as`` has made."""
         self._archiving: set[asyncio.Task[None]] = set()
         peers.follow_here = self._follow_for_peer
         peers.answer(StopStream, self._stop_for_peer)
         peers.answer(ForgetStream, self._forget_for_peer)
 
     def new_id(self) -> str:
-        """160 random bits: whoever has an id was given it."""
+        """An id for a stream of this worker. Its 160 random bits cannot be guessed."""
         return mint("stream", self._peers.worker_id)
 
     def sink(self, stream_id: str, encode: Encode, text: TextForm | None = None) -> LogSink:
-        """For the body of a stream that is opened under this id. ``text``: how a stream with one
-        choice tells of content alone, if there is a shorter way for it than ``encode``."""
+        """A sink for the body of the stream that is opened under this id. ``text``: how events of
+        content alone are made, if the stream has one choice; None makes them by ``encode``."""
         return LogSink(self._log, stream_id, encode, text)
 
     async def open(
@@ -196,12 +197,13 @@ class Streams:
         is_detached: bool = False,
         retention_s: float | None = None,
     ) -> Reader:
-        """Record ``body``, what ``work`` says; returns the first reader.
+        """Record ``body``, the items that ``work`` produces, and return the first reader.
 
-        ``cut`` writes the last item where ``body`` itself breaks. ``heartbeat`` writes the item
-        that ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
-        ``is_detached``: it runs to its end, whether anybody reads or not. ``retention_s``: how long
-        it can be read after its end, where that is longer than for others.
+        ``cut`` writes the last item if ``body`` raises. ``heartbeat`` writes the item that
+        ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
+        ``is_detached``: the work runs to its end even without readers. ``retention_s``: how long
+        the stream can be read after its end, if not as long as others. Raises ``RateLimited`` as
+        ``StreamLog.create`` does; ``work`` is closed then.
         """
         try:
             await self._log.create(stream_id, tenant_id, kind)
@@ -221,7 +223,7 @@ class Streams:
     async def follow(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind, after: int
     ) -> StreamReader:
-        """Read on after so many items, whichever worker has them.
+        """Read a stream from position ``after`` on, whichever worker has it.
 
         Raises as ``StreamLog.check`` does, and ``TenantsError``.
         """
@@ -236,7 +238,7 @@ class Streams:
     async def follow_as(
         self, principal: Principal, stream_id: str, *, kind: StreamKind, after: int
     ) -> KeyedReader:
-        """``follow``, for as long as the principal's key is valid."""
+        """As ``follow``, but only as long as the principal's key is valid."""
         reader = await self.follow(stream_id, principal.tenant.id, kind=kind, after=after)
         return KeyedReader(reader, principal, self.readers)
 
@@ -246,13 +248,15 @@ class Streams:
         await self._log.check(stream_id, tenant_id, kind=kind, after=after)
         running = self._running.get(stream_id)
         if kind == "answer" and running is not None and running.is_given_up:
-            raise stream_not_found()  # it breaks off, and whoever asks again is owed a whole one
+            # It will break off, and a client that repeats its request must get a whole answer.
+            raise stream_not_found()
         return Reader(self, stream_id, after)
 
     async def stop(self, stream_id: str, tenant_id: UUID) -> None:
-        """End the work as a client's wish; a stream that has ended is left as it is.
+        """End a stream because its client asked for it. What was recorded can still be read. Does
+        nothing if the stream has ended.
 
-        What was said until then stays readable. Raises ``StreamNotFound``, ``TenantsError``.
+        Raises ``StreamNotFound`` or ``TenantsError``.
         """
         try:
             if (worker_id := self._worker_elsewhere(stream_id)) is None:
@@ -265,11 +269,12 @@ class Streams:
             await self._archive.check(stream_id, tenant_id)
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
-        """Drop what it said, wherever it is. One unknown, or another tenant's, is left as it is."""
+        """Delete a stream's items, whichever worker has them. Does nothing if the stream is unknown
+        or another tenant's."""
         if (worker_id := self._worker_elsewhere(stream_id)) is None:
             await self._log.forget(stream_id, tenant_id)
         else:
-            with contextlib.suppress(PeerGone, ApiError):  # then it is gone, or will be soon
+            with contextlib.suppress(PeerGone, ApiError):  # The items are gone, or will be soon.
                 wanted = ForgetStream(stream_id=stream_id, tenant_id=tenant_id)
                 await self._peers.ask(worker_id, wanted)
         await self._archive.delete(stream_id, tenant_id)
@@ -293,14 +298,14 @@ class Streams:
         return b""
 
     async def close(self) -> None:
-        """Cut what still runs, and settle it."""
+        """End all running streams, and wait until they are archived."""
         left = list(self._running.values())
         tasks = [running.task for running in left if running.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for running in left:  # a task that is cancelled before its first step runs nothing
-            running.call_off_grace()
+        for running in left:  # A task that was cancelled before its first step has not done this.
+            running.cancel_grace()
             running.work.close()
         self._running.clear()
         await asyncio.sleep(0)  # the callbacks of those tasks
@@ -318,16 +323,16 @@ class Streams:
             async with aclosing(body):
                 async for items in body:
                     self._log.append(stream_id, items)
-        except Exception as exc:  # the edge of a task: its readers must not take it for the end
+        except Exception as exc:  # Readers must not mistake it for the end.
             self._log.append(stream_id, [cut(to_api_error(exc))])
         finally:
             running.work.close()
-            running.call_off_grace()
+            running.cancel_grace()
             self._running.pop(stream_id, None)
             await self._log.end(stream_id)
 
     def _keep(self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float) -> None:
-        """In a task of its own: the last reader need not wait for the store."""
+        """Archive an ended stream in a task of its own, so that readers need not wait for it."""
         task = asyncio.create_task(
             self._put_away(stream_id, tenant_id, kind, retention_s), name=f"archive {stream_id}"
         )
@@ -342,14 +347,14 @@ class Streams:
             return
         try:
             await self._archive.put(stream_id, tenant_id, kind, kept, retention_s=retention_s)
-        except TenantsError as error:  # it stays in memory for a while
+        except TenantsError as error:  # The log stays in memory for a while.
             logger.warning("%s is kept by this worker only: %s", stream_id, error)
 
     def _attach(self, stream_id: str) -> None:
         self._log.attach(stream_id)
         if (running := self._running.get(stream_id)) is not None:
             running.num_readers += 1
-            running.call_off_grace()
+            running.cancel_grace()
 
     def _detach(self, stream_id: str) -> None:
         self._log.detach(stream_id)
@@ -359,7 +364,7 @@ class Streams:
         running.num_readers -= 1
         if not running.num_readers and not running.is_detached:
             loop = asyncio.get_running_loop()
-            # What the recorder reads from a closed generation is why it ended.
+            # The recorder will read from the closed work why it ended, and record that.
             running.grace = loop.call_later(self._grace_s, running.give_up)
 
     def _cancel(self, stream_id: str) -> None:
@@ -370,7 +375,7 @@ class Streams:
         running = self._running.get(stream_id)
         if running is None or running.heartbeat is None:
             return
-        silence_s = asyncio.get_running_loop().time() - self._log.said_at(stream_id)
-        # Several readers of one silence: the first one's beat is everybody's.
+        silence_s = asyncio.get_running_loop().time() - self._log.appended_at(stream_id)
+        # Several readers notice the same silence; the first one's heartbeat is for all.
         if silence_s >= self._heartbeat_s / 2 and (item := running.heartbeat()) is not None:
             self._log.append(stream_id, [item])

@@ -1,9 +1,9 @@
-"""``server.workers`` above one: gateway processes that share a port, and the engine they share.
+"""Runs several gateway processes (``server.workers``) that share a port and an engine.
 
-The kernel spreads connections over the workers (SO_REUSEPORT), PostgreSQL holds what they must
-agree on, the engine serves them all. A worker that dies takes its connections with it and is
-replaced; its neighbours notice nothing. One that hangs would keep its share of the new connections:
-it is killed.
+The kernel spreads connections over the workers (SO_REUSEPORT), PostgreSQL has the state that they
+share, and one engine serves them all. A worker that dies loses its connections and is replaced; the
+others are not affected. A worker that hangs would still get its share of new connections, so it is
+killed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
 STABLE_S = 30.0
 """After serving this long, a worker that dies is replaced with the shortest backoff."""
 START_SILENCE_S = 120.0
-"""Time without a beat that a worker may need until it serves, if that is more than others may: it
-imports its code and reads the tokenizer before its event loop runs evenly."""
+"""The time without a beat that a worker is allowed until it serves, if that is longer than
+``worker_hang_timeout_s``: it imports its code and reads the tokenizer before its event loop
+runs."""
 STOP_MARGIN_S = 10.0
 """Time beyond its own deadlines after which a worker that does not stop is killed."""
 
@@ -54,7 +55,7 @@ class Worker:
         self._process = process
         self._has_beaten = False
         self._start: asyncio.Future[Started | None] = asyncio.get_running_loop().create_future()
-        """What it said of it; None if it ended before."""
+        """The worker's report of its start; None if it ended before."""
         self._hung = False
         self._listening = asyncio.create_task(self._listen(), name=f"beats of worker {self.pid}")
 
@@ -65,10 +66,10 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": import_path()},
-            start_new_session=True,  # Ctrl-C in a terminal is for the supervisor
+            start_new_session=True,  # Ctrl-C in a terminal must reach the supervisor only.
         )
         assert process.stdin is not None
-        # Left open: its end tells the worker that the supervisor died.
+        # The pipe stays open. Its end tells the worker that the supervisor has died.
         process.stdin.write(msgspec.json.encode(launch) + b"\n")
         return cls(process)
 
@@ -77,7 +78,7 @@ class Worker:
         return self._process.pid
 
     async def started(self) -> None:
-        """Return once it serves. Raises ``SetupError`` with its own words if it cannot."""
+        """Wait until the worker serves. Raises ``SetupError`` with its own message if it cannot."""
         started = await asyncio.shield(self._start)
         if started is None:
             code = await self._process.wait()
@@ -92,11 +93,11 @@ class Worker:
         return await self._process.wait()
 
     async def kill_if_it_hangs(self, beat_s: float) -> None:
-        """Kill it once its event loop has been silent for ``BEATS`` times ``beat_s``, or before it
+        """Kill the worker when it has sent no beat for ``BEATS`` times ``beat_s``; before it
         serves, for ``START_SILENCE_S`` if that is longer.
 
-        Silence is counted and not timed: a wait during which this process stood still, too, counts
-        as one.
+        Missed beats are counted, and time is not measured, so that a pause of this process itself
+        (a suspended machine) counts as one beat only.
         """
         num_missed = 0
         while num_missed < (most := self._max_missed(beat_s)):
@@ -118,7 +119,8 @@ class Worker:
         try:
             while not self._start.done() and (line := await stdout.readline()):
                 self._has_beaten = True
-                with contextlib.suppress(msgspec.DecodeError):  # a beat, or a library's words
+                # Other lines are beats, or output of a library.
+                with contextlib.suppress(msgspec.DecodeError):
                     self._start.set_result(msgspec.json.decode(line, type=Started))
             while await stdout.read(4096):
                 self._has_beaten = True
@@ -127,7 +129,7 @@ class Worker:
                 self._start.set_result(None)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask it to shut down; kill it after ``timeout_s``."""
+        """Ask the worker to shut down, and kill it after ``timeout_s``."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(timeout_s):
@@ -145,7 +147,7 @@ class Worker:
 
 
 class Supervisor:
-    """Keeps ``num_workers`` workers alive until told to stop."""
+    """Keeps ``server.workers`` workers running."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -167,7 +169,8 @@ class Supervisor:
             on_ready()
 
     def hurry(self) -> None:
-        """Do not wait for running requests any longer; ``run`` has been cancelled."""
+        """Abort the requests that the workers still wait for. Call it after ``run`` was
+        cancelled."""
         for worker in self._workers:
             worker.signal(signal.SIGINT)
 
@@ -246,7 +249,7 @@ async def serve(
 async def _until_stopped(
     engine: EngineClient, supervisor: Supervisor, on_ready: Callable[[], None]
 ) -> None:
-    """Run both until a signal or a failure; the workers end before the engine does."""
+    """Run the engine and the workers until a signal or a failure. The workers end first."""
     signalled = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
@@ -281,8 +284,8 @@ def _raise_failure(working: asyncio.Task[None]) -> None:
 
 @contextlib.contextmanager
 def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
-    """Holds the port for the workers. Only they share it: a port that another server uses is
-    refused."""
+    """A socket that reserves the port for the workers. Raises ``AddressInUse`` if another server
+    uses the port, even if that shares it."""
     with contextlib.closing(server.bound(config, shared=False)) as probe:
         port = probe.getsockname()[1]
     known = msgspec.structs.replace(config, port=port)
@@ -292,7 +295,7 @@ def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _shared_folder() -> Iterator[tuple[str, Path]]:
-    """A folder for the engine's address and for what the workers count."""
+    """A folder for the engine's socket, and for the metrics of the workers."""
     folder, path = private_socket_path("shared")
     metrics_folder = folder / "metrics"
     metrics_folder.mkdir()
@@ -308,6 +311,6 @@ def run(
     on_progress: Callable[[LoadProgress], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """``serve`` on a loop of its own; raises what it raises."""
+    """Run ``serve`` on an event loop of its own. Raises what it raises."""
     logs.configure(config.server.log_level, config.server.log_format)
     asyncio.run(serve(config, on_progress=on_progress, on_ready=on_ready))

@@ -1,6 +1,7 @@
-"""What goes over the wire for ``POST /v1/completions``. Pure logic, no I/O, as ``assembler``.
+"""Writes deltas as bytes for ``POST /v1/completions``, as ``assembler`` does for chats. No I/O.
 
-Choices are numbered prompt by prompt: ``n`` answers of the first prompt, then of the second.
+Choices are numbered prompt by prompt: first the ``n`` answers to the first prompt, then those to
+the second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TextLogprobs(msgspec.Struct):
-    """The older shape: lists side by side, one entry for each token."""
+    """Log-probabilities in the form of Completions: parallel lists, one entry for each token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -42,7 +43,8 @@ class _Offsets:
         self._num_chars += len(text)
 
     def logprobs(self, tokens: Sequence[TokenLogprob | None], first: str = "") -> TextLogprobs:
-        """``first`` is the text of a token that has none, as a prompt's first."""
+        """Write log-probabilities. ``first``: the text of a token without one, which is a prompt's
+        first."""
         found = TextLogprobs([], [], [], [])
         for token in tokens:
             found.text_offset.append(self._num_chars)
@@ -56,7 +58,8 @@ class _Offsets:
 
 
 def _top(token: TokenLogprob) -> dict[str, float]:
-    """Of tokens that read the same, as parts of characters do, the likeliest."""
+    """Log-probabilities by the token's text. Of tokens with the same text (parts of a character
+    all read as U+FFFD) the most likely one is kept."""
     found: dict[str, float] = {}
     for one in (*token.top_logprobs, token):
         found.setdefault(one.token, one.logprob)
@@ -64,7 +67,7 @@ def _top(token: TokenLogprob) -> dict[str, float]:
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """What stands before a choice's answer."""
+    """The prompt as it is repeated before an answer, if the request sets ``echo``."""
 
     text: str = ""
     first_token: str = ""
@@ -72,7 +75,7 @@ class Echo(msgspec.Struct, frozen=True):
 
 
 class TextChunks(StreamEnds):
-    """The server-sent events of one streamed text completion: whole events, as bytes."""
+    """Writes the server-sent events of one streamed text completion: whole events, as bytes."""
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class TextChunks(StreamEnds):
         has_usage: bool,
         is_obfuscated: bool = False,
     ) -> None:
-        """``echoes``: of each choice."""
+        """``echoes``: one for each choice."""
         self._has_usage = has_usage
         self._is_obfuscated = is_obfuscated
         self._echoes = echoes
@@ -97,10 +100,10 @@ class TextChunks(StreamEnds):
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._heads = [self._head + b'{"index":%d,"text":' % index for index in range(len(echoes))]
         self.heartbeat = self._choice(0, "")
-        """A chunk that adds nothing: SDKs choke on comments, never on this."""
+        """A chunk without content. A comment would not do: some SDKs fail on comments."""
 
     def opening(self) -> bytes:
-        """The prompts, where they are echoed without log-probabilities; else nothing."""
+        """The prompts, if they are echoed without log-probabilities; otherwise nothing."""
         return b"".join(
             self._choice(index, echo.text)
             for index, echo in enumerate(self._echoes)
@@ -123,7 +126,7 @@ class TextChunks(StreamEnds):
         return chunks + (obfuscated(chunk) if self._is_obfuscated else chunk)
 
     def around_text(self, index: int) -> Around | None:
-        """What ``delta`` puts around a choice's content; None where it is not always the same."""
+        """What ``delta`` puts around a choice's content; None if it differs from chunk to chunk."""
         if self._is_obfuscated:
             return None
         head, tail = self._choice(index, "").split(_NO_TEXT)
@@ -147,12 +150,12 @@ class TextChunks(StreamEnds):
 
 
 class TextCompletion:
-    """Collects the deltas of a text completion that is not streamed."""
+    """Collects the deltas of a text completion that is not streamed, and writes its body."""
 
     def __init__(
         self, *, completion_id: str, created: int, model: str, echoes: Sequence[Echo]
     ) -> None:
-        """``echoes``: of each choice."""
+        """``echoes``: one for each choice."""
         self._head: dict[str, Any] = {
             "id": completion_id,
             "object": "text_completion",

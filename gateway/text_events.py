@@ -1,8 +1,8 @@
-"""Events that differ in nothing but a piece of text: most of what a server streams.
+"""Events that differ only in a piece of text, as most events of a stream do.
 
-Such an event is a head, the text and a tail. What a token says is written for JSON once, when it
-comes for the first time, in whichever stream; after that an event costs no encoding, and a log of
-them keeps the text alone.
+Such an event is a head, the text and a tail. A token's text is encoded as JSON once, when it comes
+for the first time in any stream; after that its events cost no encoding. A stream's log keeps only
+the text of such events.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from typing import NamedTuple, Protocol
 
 
 class Text(bytes):
-    """Content as it stands within a JSON string. Its type tells it from a whole event."""
+    """Content as the inside of a JSON string, in UTF-8. Its type tells it from a whole event."""
 
     __slots__ = ()
 
 
 class Around(NamedTuple):
-    """What stands before and behind the text in an event that holds it."""
+    """What precedes and follows the text in each event."""
 
     head: bytes
     tail: bytes
 
     def event(self, text: Text) -> bytes:
-        """With ``text`` between them."""
+        """The event with this text."""
         return self.head + text + self.tail
 
 
 class Numbered(NamedTuple):
-    """Makes events that hold their own position in the stream."""
+    """Makes events that contain their own position in the stream."""
 
     following: Callable[[Text], bytes]
-    """The next one."""
+    """Makes the next event."""
     at: Callable[[Text, int], bytes]
-    """The one at a position, again."""
+    """Makes the event at a position again."""
 
 
 TextForm = Around | Numbered | Callable[[Text], bytes | None]
-"""How an event of text alone is made: from what is always around it, with its number, or by a
-function that is called once for each event, in their order; None where this one takes more than an
-event. Of the first two a log keeps the text alone."""
+"""How an event of text alone is made: with the same head and tail each time, with its number, or by
+a function that is called once for each event, in order, and returns None for a text that needs more
+than one event. With the first two, a stream's log keeps only the text."""
 
 
 class TextSink(Protocol):
     """Takes the text of one choice."""
 
     def put(self, text: Text, now: float) -> bool:
-        """``now``: in seconds of ``time.monotonic``, which event loops go by.
+        """Send a text. False if it cannot be sent now. Must not block.
 
-        False: not now. Must not block.
+        ``now``: in seconds of ``time.monotonic``, the clock of event loops.
         """

@@ -1,4 +1,4 @@
-"""The prompts of a text completion: from their four spellings to token ids."""
+"""Turns the prompts of a text completion, in their four notations, into token ids."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gateway.schemas.completions import Prompt
 
 MAX_PROMPTS = 32
 LONG_PROMPT_CHARS = 4096
-"""From here on prompts are tokenized in a thread: a few milliseconds of event loop."""
+"""Prompts of this length or more are tokenized in a thread; shorter ones take the event loop a few
+milliseconds at most."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
     token_ids: list[int]
     text: str = ""
-    """As it was sent; what the ids stand for when it was sent as ids, if somebody wants to know."""
+    """The prompt as it was sent. If it was sent as ids, their text where it is wanted."""
 
 
 async def read(
@@ -32,10 +33,11 @@ async def read(
     max_model_len: int,
     wants_text: bool,
 ) -> list[TextPrompt]:
-    """At least one. ``wants_text``: that of ids, too.
+    """Tokenize the prompts of a request; there is at least one.
 
-    Raises ``InvalidRequestError`` with the path of the prompt at fault, also for a text that is
-    surely longer than ``max_model_len`` tokens.
+    ``wants_text``: decode prompts that were sent as ids. Raises ``InvalidRequestError`` with the
+    path of the prompt at fault, and ``ContextLengthExceeded`` for a text that is certainly longer
+    than ``max_model_len`` tokens.
     """
     spellings = _spellings(prompt)
     if len(spellings) > MAX_PROMPTS:
@@ -92,7 +94,7 @@ def _encode(
 
 
 def check_ids(token_ids: list[int], vocab_size: int, *, param: str) -> None:
-    """Raises ``InvalidRequestError`` for an id that the model does not have."""
+    """Raise ``InvalidRequestError`` for an id that the model does not have."""
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(

@@ -1,8 +1,8 @@
-"""One-time tickets: how a web page opens a WebSocket without an API key in its URL.
+"""One-time tickets, with which a web page opens a WebSocket without an API key in its URL.
 
-URLs are logged by whatever lies between, so what stands there must be worthless at once: a ticket
-works once, within ``LIFETIME_S``, and only as the key that asked for it. A ticket lives in the
-memory of the worker that issued it, whom the others ask: so it is used once among all of them.
+Proxies log URLs, so what they contain must soon be worthless: a ticket works once, within
+``LIFETIME_S``, and stands for the key that asked for it. It is in the memory of the worker that
+issued it, which the other workers ask. So it works once among all workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.routed_ids import mint, worker_of
 
 LIFETIME_S = 30.0
 MAX_TICKETS_PER_KEY = 100
-"""Unused tickets of one key at a time."""
+"""The most unused tickets of one key."""
 
 
 class _Issued(msgspec.Struct, frozen=True):
@@ -40,7 +40,8 @@ class Tickets:
         self._num_of_key: dict[str, int] = {}
 
     def issue(self, api_key: str) -> str:
-        """A ticket for ``api_key``, which must have been checked. Raises ``RateLimited``."""
+        """A new ticket for ``api_key``, which must have been authenticated. Raises
+        ``RateLimited``."""
         self._expire()
         if self._num_of_key.get(api_key, 0) >= MAX_TICKETS_PER_KEY:
             raise RateLimited(
@@ -54,9 +55,9 @@ class Tickets:
         return ticket
 
     async def redeem(self, ticket: str) -> str:
-        """The API key that ``ticket`` stands for, once.
+        """Use a ticket up, and return the API key that it stands for.
 
-        Raises ``InvalidApiKey`` when it is unknown, used or expired: which one is not told.
+        Raises ``InvalidApiKey`` in the same words whether it is unknown, used or expired.
         """
         worker_id = worker_of(ticket)
         if worker_id in (None, self._peers.worker_id):

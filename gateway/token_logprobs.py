@@ -1,4 +1,4 @@
-"""Log-probabilities as Chat Completions writes them."""
+"""Log-probabilities in the form of Chat Completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.messages import TokenLogprobs
 from engine.tokenizer import Tokenizer
 
 UNLIKELY = -9999.0
-"""OpenAI's stand-in for a probability of nothing, which JSON cannot write."""
+"""What OpenAI writes for the logarithm of 0, which JSON cannot represent."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -24,7 +24,7 @@ class TokenLogprob(TopLogprob, frozen=True, gc=False):
     """A token of the answer."""
 
     top_logprobs: list[TopLogprob]
-    """The likeliest at its place, best first."""
+    """The most likely tokens at this position, best first."""
 
 
 class ChoiceLogprobs(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True):
 
 
 def named(found: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[TokenLogprob]:
-    """The engine's figures with the tokens' texts."""
+    """The engine's log-probabilities, with the tokens' texts."""
     return [
         TokenLogprob(
             *_token(one.token_id, one.logprob, tokenizer),

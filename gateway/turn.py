@@ -1,4 +1,4 @@
-"""One turn of a WebSocket session: its frames in order, and how it is stopped."""
+"""One turn of a WebSocket session: its frames in order, and what cancels it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST = (b'{"type":"done"', b'{"type":"error"')
 
 
 class Turn:
-    """While it runs on this socket."""
+    """A turn that runs on a socket."""
 
     def __init__(self, message: ws.Chat | ws.Resume) -> None:
         self.message = message
@@ -29,24 +29,25 @@ class Turn:
         self._cancelled = False
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
-        """What stops it, from now on; a cancel that came before counts."""
+        """Have ``cancel`` call ``stop``, at once if it was called before."""
         self._stop = stop
         if self._cancelled:
             stop()
 
     def cancel(self) -> None:
+        """Stop the turn because the client asked for it."""
         self._cancelled = True
         if self._stop is not None:
             self._stop()
 
 
 def is_last(frame: bytes) -> bool:
-    """Whether ``frame`` ends its turn: frames begin with their type."""
+    """Whether ``frame`` ends its turn. Frames begin with their type."""
     return frame.startswith(_LAST)
 
 
 class TurnSink:
-    """Deltas of a turn, as frames that leave at once. A ``Sink``."""
+    """A ``Sink`` that sends the deltas of a turn as frames."""
 
     def __init__(self, frames: TurnFrames, outbox: Outbox) -> None:
         self._frames = frames
@@ -64,7 +65,7 @@ class TurnSink:
 
 
 class _TextSink:
-    """The same of content alone."""
+    """A ``TextSink`` that sends content as frames."""
 
     __slots__ = ("_frames", "_outbox")
 
@@ -74,7 +75,7 @@ class _TextSink:
 
     def put(self, text: Text, now: float) -> bool:
         outbox = self._outbox
-        # A frame that is not sent would leave a hole in the numbers.
+        # Asked first, because a frame that is made but not sent would leave a gap in the numbers.
         return outbox.is_free and outbox.offer(self._frames.text(text), now)
 
 
@@ -85,10 +86,8 @@ async def frames_of(
     stream_id: str | None = None,
     sink: Sink | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """All frames of a turn that ends well, but for those that ``sink`` takes.
-
-    Raises ``ApiError`` when it does not end well.
-    """
+    """All frames of a turn, except those that ``sink`` takes. Raises ``ApiError`` if the request
+    fails."""
     admitted = generation.admitted
     yield frames.started(
         request_id=str(admitted.id),
@@ -110,7 +109,7 @@ async def frames_of(
 async def logged_frames_of(
     generation: Generation, frames: TurnFrames, *, stream_id: str, sink: Sink
 ) -> AsyncGenerator[list[bytes], None]:
-    """The same for the log of a resumable stream, which keeps a bad end too."""
+    """As ``frames_of``, for the log of a resumable stream, which records an error as well."""
     try:
         body = frames_of(generation, frames, stream_id=stream_id, sink=sink)
         async with aclosing(body) as running:

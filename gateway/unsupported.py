@@ -1,4 +1,4 @@
-"""The fields that are known and not acted on: refused by name, never ignored."""
+"""Fields of OpenAI's API that this server cannot act on: it refuses them by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _INSTEAD = {
 
 
 def refuse(request: msgspec.Struct, unsupported: Mapping[str, tuple[object, ...]]) -> None:
-    """Raises ``UnsupportedParameter`` for the first field that would have to change something."""
+    """Raise ``UnsupportedParameter`` for the first field that is set to more than a neutral
+    value."""
     for name, neutral in unsupported.items():
         value = getattr(request, name)
         if value is None or any(_same(value, harmless) for harmless in neutral):
@@ -45,5 +46,5 @@ def refuse(request: msgspec.Struct, unsupported: Mapping[str, tuple[object, ...]
 
 
 def _same(value: object, other: object) -> bool:
-    """Equal as JSON values are: false is not 0."""
+    """Whether two values are equal in JSON, where false is not 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)

@@ -1,9 +1,9 @@
-"""One of several gateway processes on one port, over an engine that the supervisor owns.
+"""One of several gateway processes on one port, with an engine that the supervisor owns.
 
-Started by ``gateway.supervisor`` as ``python -m gateway.worker``, told what to do by the first line
-of its stdin; the end of that pipe is the supervisor's end, and a worker's reason to stop. It says
-on stdout how its start went, in one line; before and after that it sends empty lines, *beats*, as
-often as tells the supervisor that its event loop runs.
+``gateway.supervisor`` runs ``python -m gateway.worker``. The first line of its stdin is a
+``Launch``; the end of that pipe means that the supervisor has ended, and stops the worker. It
+writes one line to stdout when it serves or cannot start (``Started``), and periodically empty
+lines, *beats*, which tell the supervisor that its event loop runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.errors import SetupError
 from tenants.errors import TenantsError
 
 BEATS = 10
-"""In the time after which a silent worker counts as hanging."""
+"""Beats in ``worker_hang_timeout_s``."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ async def serve(launch: Launch) -> None:
 async def _beat(beat_s: float) -> None:
     stdout = sys.stdout.fileno()
     while True:
-        # A supervisor that stands still must not stop its workers.
+        # The write must not block: a supervisor that hangs must not stop its workers.
         os.set_blocking(stdout, False)
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(stdout, b"\n")

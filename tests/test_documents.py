@@ -147,3 +147,20 @@ def test_the_engines_map_names_every_module() -> None:
             continue
         if (folder, name) != ("scheduler", "bench.py"):
             assert name in modules[f"{folder}/" if folder else ""], path
+
+
+NAMED_ONE_BY_ONE = {"backends/", "schema/"}
+"""Folders whose modules are all named, because they differ."""
+
+
+@pytest.mark.parametrize("package", ["gateway", "tenants", "grammar"])
+def test_maps_name_every_module(package: str) -> None:
+    """By itself, or by a folder of modules that are alike, such as ``routes/``."""
+    text = (ROOT / package / "README.md").read_text()
+    section = text.partition("## The code\n")[2].partition("\n## ")[0]
+    rows = "".join(line for line in section.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", rows)) - {f"{package}/"}
+    for path in (ROOT / package).rglob("*.py"):
+        folder = f"{path.parent.name}/"
+        if path.name != "__init__.py" and folder not in named - NAMED_ONE_BY_ONE:
+            assert path.name in named, path

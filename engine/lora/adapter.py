@@ -18,7 +18,7 @@ from safetensors.torch import load
 
 from engine.errors import AdapterLoadError
 from engine.lora.config import FILE_NAME, AdapterConfig, read_config
-from engine.lora.places import Place
+from engine.lora.target_modules import TargetModule
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 
@@ -40,7 +40,7 @@ class Adapter:
     """An adapter in host memory, checked against the model."""
 
     pairs: dict[str, LowRankPair]
-    """By the name of the place they belong to."""
+    """By the name of the target module they belong to."""
     rank: int
     digest: str
     """Digest of both files: results computed with one content are never taken for another's."""
@@ -50,7 +50,7 @@ class Adapter:
 
 def load_adapter(
     folder: Path,
-    places: Mapping[str, Place],
+    modules: Mapping[str, TargetModule],
     *,
     max_rank: int,
     dtype: torch.dtype,
@@ -77,9 +77,9 @@ def load_adapter(
     sides: dict[str, dict[str, torch.Tensor]] = {"A": {}, "B": {}}
     for key, tensor in sorted(tensors.items()):
         module, side = _read_key(key, place_of)
-        if module not in places:
+        if module not in modules:
             raise AdapterLoadError(f"tensor {key!r} has no place in this model{_made_for(config)}")
-        _check_shape(key, tensor, _shape(places[module], side, config.r), config)
+        _check_shape(key, tensor, _shape(modules[module], side, config.r), config)
         sides[side][module] = tensor
     _check_complete(path, config, sides["A"], sides["B"])
     pairs = {}
@@ -97,12 +97,12 @@ def _read_key(key: str, place_of: Callable[[str], str | None]) -> tuple[str, str
             f"tensor {key!r} is not supported: only base_model.model.*.lora_A.weight and "
             "lora_B.weight are"
         )
-    place = place_of(match["module"] + ".weight") or ""
-    return place.removesuffix(".weight"), match["side"]
+    name = place_of(match["module"] + ".weight") or ""
+    return name.removesuffix(".weight"), match["side"]
 
 
-def _shape(place: Place, side: str, rank: int) -> list[int]:
-    return [rank, place.in_features] if side == "A" else [place.out_features, rank]
+def _shape(module: TargetModule, side: str, rank: int) -> list[int]:
+    return [rank, module.in_features] if side == "A" else [module.out_features, rank]
 
 
 def _check_shape(key: str, tensor: torch.Tensor, shape: list[int], config: AdapterConfig) -> None:

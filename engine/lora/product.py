@@ -41,7 +41,7 @@ class LowRankAddition:
     def __init__(
         self, matrices: LowRankMatrices, names: Mapping[str, slice], step: StepAdapters
     ) -> None:
-        """names: the places (``find_places``) that are fused in the layer, in order, with their
+        """names: the target modules that are fused in the layer, in order, with their
         output features. step: shared by all layers."""
         self._matrices = matrices
         self._names = names
@@ -104,7 +104,7 @@ class LowRankAddition:
         return out
 
     def fill(self, slot: int, pairs: Mapping[str, LowRankPair]) -> list[int]:
-        """Copy an adapter's matrices, keyed by place, into a slot.
+        """Copy an adapter's matrices, by the name of their target module, into a slot.
 
         Returns the rank of each part, 0 where the adapter has no matrices; the caller puts them
         into the slot's ``ranks``.

@@ -16,9 +16,9 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.lora.adapter import Adapter, load_adapter
-from engine.lora.places import find_places
 from engine.lora.product import LowRankAddition, Product, StepAdapters
 from engine.lora.static_tiles import StaticTiles
+from engine.lora.target_modules import find_target_modules
 from engine.models.base import Model
 from kernels import cuda_low_rank, ops, reference
 from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices, padded_rank
@@ -48,7 +48,7 @@ class AdapterSlots:
         self._max_rank = max_lora_rank
         self._dtype, self._device = dtype, device
         self._place_of = model.place_of
-        self._places = find_places(model)
+        self._modules = find_target_modules(model)
         self._adapters: dict[str, Adapter] = {}
         self._slots: OrderedDict[str, int] = OrderedDict()
         """Slot by digest of the adapters on the device, the most recently used last."""
@@ -58,7 +58,7 @@ class AdapterSlots:
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
         self._static = StaticTiles(max_graph_tokens, max_loras, device)
-        num_parts = len(self._places)
+        num_parts = len(self._modules)
         self._ranks = torch.zeros(max_loras, num_parts, dtype=torch.int32, device=device)
         """[max_loras, num_parts]: the ranks for all parts of all layers, in one tensor, so that one
         copy sets those of a slot."""
@@ -66,8 +66,8 @@ class AdapterSlots:
 
     def _add_to_layers(self) -> list[LowRankAddition]:
         of_layer: dict[Linear, dict[str, slice]] = {}
-        for name, place in self._places.items():
-            of_layer.setdefault(place.linear, {})[name] = place.columns
+        for name, module in self._modules.items():
+            of_layer.setdefault(module.linear, {})[name] = module.columns
         additions, first = [], 0
         for linear, names in of_layer.items():
             matrices = LowRankMatrices.empty(
@@ -109,7 +109,7 @@ class AdapterSlots:
         """
         return load_adapter(
             folder,
-            self._places,
+            self._modules,
             max_rank=self._max_rank,
             dtype=self._dtype,
             place_of=self._place_of,
@@ -136,7 +136,7 @@ class AdapterSlots:
     def step_bytes(self, num_tokens: int) -> int:
         """The most bytes that adapters need beside the model's own activations, for a step of
         ``num_tokens``."""
-        widest = max(place.out_features for place in self._places.values())
+        widest = max(module.out_features for module in self._modules.values())
         # A product in the model's dtype, and float32 sums over slices of the inputs.
         sums = cuda_low_rank.SLICES * 3 * padded_rank(self._max_rank) * 4
         return num_tokens * (widest * self._dtype.itemsize + sums)

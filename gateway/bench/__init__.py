@@ -1,4 +1,4 @@
-"""``sluice bench``: many clients stream chats over HTTP, and a clock watches them.
+"""``sluice bench``: measures how a server streams chats to many clients at once.
 
     sluice bench --replay 20 -c 1000 --requests 2000 --max-tokens 400
     sluice bench --replay 20 -c 1000 --max-tokens 400 --duration 600 --stalled 0.05 --leaving 0.02
@@ -6,28 +6,30 @@
     sluice bench --replay 20 -c 100 --max-tokens 400 --duration 30 --large-bodies 1
     sluice bench --replay 20 -c 1000 --requests 1000 --max-tokens 400 --limits --resumable --floor
 
-A key without limits is not asked about, and a stream that cannot be resumed is not logged:
-``--limits`` and ``--resumable`` measure both.
+By default the key has no limits, so that quota costs nothing, and streams are not logged.
+``--limits`` and ``--resumable`` include the costs of both.
 
-What is counted as a chunk's CPU time is all that the server's process does: authentication,
-admission, rendering and settling, spread over the chunks. So answers should be long where the
-chunks are of interest. What other processes do for it (the engine, PostgreSQL) is told beside it,
-and what this one does, which shares the machine with them.
+The CPU time of a chunk is that of all work of the server's process, divided by the chunks:
+authentication, admission, rendering and settlement included. So answers should be long if the cost
+of chunks is of interest. The CPU time of other processes that work for the server (the engine,
+PostgreSQL), and of this one, which shares the machine with them, is reported beside it.
 
-**Windows.** Where the engine's pace is known, the streams are set apart by a first answer of
-another length for each. From then on the load is even, and is measured in windows of 3 seconds:
-the figure is their median, and the least and the most tell how steady the machine was.
+**Windows.** If the engine's rate is known, each stream begins with an answer of another length, so
+that they do not end together. From then on the load is even, and is measured in windows of 3
+seconds. The figure is the median of the windows; the least and the most show how steady the machine
+was.
 
-**The floor.** Times are a machine's, and a busy machine's are longer. ``--floor`` measures the same
-load on a bare ASGI application that sends such chunks out of its memory (``bench.floor``), before
-the server and after it: what a chunk costs here over what it costs there holds anywhere.
+**The floor.** Times depend on the machine, and on its other work. ``--floor`` measures the same
+load on a bare ASGI application that sends such chunks from memory (``bench.floor``), before and
+after the server. The ratio of the two costs can be compared between machines.
 
-**Failures** are counted by reason, with the words of the first one. A reader that stalls
-(``--stalled``) is meant to lose its connection, and that is none; one that reads must get all.
+**Failures** are counted by reason, with the message of the first one. A reader that stalls
+(``--stalled``) is expected to lose its connection, which is no failure; one that reads must get
+everything.
 
-**Another proxy beside it.** ``--through URL`` measures the same load once more through any
-OpenAI-compatible proxy that has the same server behind it. LiteLLM's, for one, with this
-``litellm.yaml`` and ``litellm --config litellm.yaml --port 4000 --num_workers 1``::
+**Comparison with a proxy.** ``--through URL`` measures the same load once more through any
+OpenAI-compatible proxy before the same server; for example LiteLLM's, with this ``litellm.yaml``
+and ``litellm --config litellm.yaml --port 4000 --num_workers 1``::
 
     model_list:
       - model_name: demo
@@ -64,15 +66,16 @@ __all__ = ["Manner", "Target", "run"]
 
 WARMUP_REQUESTS = 2
 MAX_ADDED_GAP_MS = 25.0
-"""What a stream may lose to the server at the 99th percentile, to count as served well."""
+"""The most that the server may add to a stream's gaps at the 99th percentile, for the stream to
+count as served well."""
 FLOOR = "floor"
-"""What the names of its figures begin with."""
+"""What the names of the floor's figures begin with."""
 SEARCH_PRECISION = 8
-"""The search for the most streams ends within one part in so many."""
+"""The search for the most streams is exact to one part in this number."""
 
 
 class _Figures(msgspec.Struct):
-    """Of one address."""
+    """The figures of one address."""
 
     name: str
     url: str
@@ -82,7 +85,7 @@ class _Figures(msgspec.Struct):
 
 
 class _Run(NamedTuple):
-    """What is done at each level."""
+    """What is measured at each level."""
 
     manner: Manner
     num_requests: int | None
@@ -136,7 +139,7 @@ def run(
             )
     if output is not None:
         _write(output, model, manner, found)
-    # Beyond its most streams a server may well refuse some.
+    # A server that has more than its most streams may refuse some.
     failed = sum(level.errors for one in found for level in one.levels)
     if failed and not most:
         raise ClientError(f"{failed} requests failed: the figures above are of the others")
@@ -168,8 +171,8 @@ def _measure_all(
 
 
 def _floor_figures(name: str, levels: Sequence[int], task: _Run) -> list[_Figures]:
-    """Over SSE and with readers that read, whatever is asked of the server: at each level long
-    enough for figures, on a process of its own."""
+    """Measure the floor, over SSE and with clients that read all, whatever is measured of the
+    server; at each level in a new process, and long enough for figures."""
     pace = task.manner.replay_tokens_per_s
     assert pace is not None
     manner = Manner(max_tokens=task.manner.max_tokens, replay_tokens_per_s=pace)
@@ -180,7 +183,7 @@ def _floor_figures(name: str, levels: Sequence[int], task: _Run) -> list[_Figure
             task.console.status(f"{name}: {level} streams"),
         ):
             load = Load(server.address, FLOOR, manner, pids=server.pids)
-            # Until the answers that began when all streams ran have ended.
+            # Until the answers that began while all streams ran have ended.
             duration_s = load.cycle_s(level) + (MIN_WINDOWS + 1) * WINDOW_S
             found = uvloop.run(load.level(level, 0, duration_s=duration_s, is_cut=True))
             figures.levels.append(found)
@@ -214,7 +217,7 @@ def search(
 
 
 def _allow_many_files() -> None:
-    """A socket for each stream, here and in a demo that is started for the purpose."""
+    """Raise the limit on open files: here and in a demo, each stream has a socket."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -1,4 +1,4 @@
-"""From a client's leaving to the engine's hearing of it, by the clock that both processes share."""
+"""Measures the time from a client's leaving to the abort in the engine. Both use the same clock."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from gateway.bench.stream import Sample
 
 WAIT_S = 2.0
-"""For the last aborts to arrive."""
+"""Time for the last aborts to arrive."""
 
 
 class Aborts:
-    """What a replaying engine noted in a file (``engine.transport.ABORTS_ENV``)."""
+    """The aborts that a replaying engine writes to a file (``engine.transport.ABORTS_ENV``)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def latencies_s(self, samples: Sequence[Sample]) -> list[float]:
-        """Of the requests that were left; infinite for those of which the engine did not hear."""
+        """The latencies for requests whose clients left; infinite if the engine was not told."""
         left = [one for one in samples if one.left_at_s == one.left_at_s and one.error is None]
         deadline = time.monotonic() + WAIT_S
         while True:

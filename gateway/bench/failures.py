@@ -1,4 +1,4 @@
-"""Why requests failed: counted by reason, with what the first of each was told."""
+"""Counts failed requests by reason, with the first message of each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import msgspec
 
 MAX_MESSAGE = 300
-"""Characters of a server's words that are kept."""
+"""Characters of a message that are kept."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What OpenAI's errors hold, as far as it is reported."""
+    """The fields of OpenAI's error object that are reported."""
 
     message: str = ""
     code: str | int | None = None
@@ -23,15 +23,15 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Of one request."""
+    """The failure of one request."""
 
     reason: str
-    """The same for all that failed in the same way."""
+    """The reason, which is the same for all requests that failed in the same way."""
     message: str = ""
 
     @classmethod
     def of_status(cls, status: int, body: bytes) -> Failure:
-        """An answer that was no stream."""
+        """The failure of a request whose answer was not a stream."""
         error = _error_in(body)
         if error is None:
             return cls(f"HTTP {status}", body.decode(errors="replace")[:MAX_MESSAGE])
@@ -39,21 +39,21 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_event(cls, error: ErrorBody) -> Failure:
-        """An error in the middle of a stream."""
+        """The failure of a stream with an error event."""
         return cls(f"error event {error.name}", error.message[:MAX_MESSAGE])
 
 
 class FailureCount(msgspec.Struct, frozen=True):
-    """Of one reason."""
+    """The number of failures with one reason."""
 
     reason: str
     count: int
     message: str
-    """Of the first."""
+    """The message of the first one."""
 
 
 def by_reason(failures: Iterable[Failure]) -> list[FailureCount]:
-    """The most frequent first."""
+    """Count failures by reason, the most frequent first."""
     found: dict[str, list[Failure]] = {}
     for failure in failures:
         found.setdefault(failure.reason, []).append(failure)

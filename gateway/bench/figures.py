@@ -1,4 +1,4 @@
-"""What the clocks of many streams saw, in a few figures."""
+"""Summarizes the times of many streams in a few figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gateway.bench.process import SERVER, Memory, Window
 from gateway.bench.stream import Reader, Sample
 
 MIN_WINDOWS = 3
-"""Below, their median says less than the whole time."""
+"""With fewer windows, the whole time is used in place of their median."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one number of concurrent streams.
+    """The figures for one number of concurrent streams.
 
     Times are of requests that were read whole, and not among those that only set the streams apart
     in the beginning. What is said per chunk or second of chunks is the median over ``windows``,
@@ -37,11 +37,11 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     latency_p50_ms: float
     latency_p99_ms: float
     gap_p50_ms: float
-    """From a chunk with text to the next one of its stream."""
+    """Time from a chunk with text to the next one of its stream."""
     gap_p99_ms: float
     chunks_per_s: float
     cpu_us_per_chunk: float | None
-    """CPU time of the server's processes, all that they did included; None if unknown."""
+    """CPU time of the server's processes for each chunk, with all their work; None if unknown."""
     cpu_us_by_process: Mapping[str, float] = {}
     """The same of all that is known: the server, what works for it, and this benchmark."""
     windows: Sequence[Window] = ()

@@ -1,4 +1,4 @@
-"""What streaming costs at least: the same chunks at the same pace, and nothing else.
+"""A minimal server, to measure what streaming costs at least: the same chunks at the same rate.
 
 No keys, no limits, no engine, no log: an ASGI application of a page on the same server. What a
 gateway adds to it is the gateway's own. Started by ``bench.target`` as ``python -m
@@ -43,7 +43,7 @@ WORDS = [
 
 
 class Floor:
-    """As much of a chat completion as a client of the benchmark looks at."""
+    """An ASGI app that sends the parts of a chat completion that the benchmark's clients read."""
 
     def __init__(self, tokens_per_s: float) -> None:
         self._interval_s = 1 / tokens_per_s

@@ -1,4 +1,4 @@
-"""Requests that are as large as a body may be, sent beside the streams that are measured."""
+"""Sends requests with bodies of the largest size, beside the streams that are measured."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MESSAGE = '{"role":"user","content":"hello"},'
 
 
 def largest(model: str) -> bytes:
-    """A chat of nearly as many messages as there may be, the last of them as long as there is room
-    for: a model with room for fewer tokens refuses it, after it was decoded."""
+    """A chat with nearly as many messages as are allowed, and a last message that fills the body.
+    Most models refuse it as too long, but only after it was decoded."""
     messages = _MESSAGE * (MAX_CONTAINERS - 8)
     text = "word " * ((BODY_BYTES - len(messages)) // 5)
     name = msgspec.json.encode(model).decode()
@@ -29,7 +29,7 @@ def largest(model: str) -> bytes:
 
 
 class LargeBodies:
-    """Sends ``per_s`` of them a second to an address, until cancelled."""
+    """Sends ``per_s`` such requests a second to an address, until cancelled."""
 
     def __init__(self, address: Address, model: str, per_s: float) -> None:
         self._address = address
@@ -38,11 +38,11 @@ class LargeBodies:
         self.num_answered = 0
 
     async def run(self) -> None:
-        """Raises ``ClientError`` where the server fails to answer."""
+        """Send requests for ever. Raises ``ClientError`` if the server does not answer one."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         for number in itertools.count(1):
-            # In a thread: so much to send would be taken for a pause of the server's.
+            # In a thread, because sending so much here would look like a pause of the server.
             await asyncio.to_thread(self._send)
             self.num_answered += 1
             await asyncio.sleep(began + number * self._period_s - loop.time())

@@ -39,15 +39,14 @@ from gateway.commands.database import Address
 STALL_S = 120.0
 """Longer than a server should wait for a reader."""
 SMALL_BUFFER = 4096
-"""Bytes that the system keeps for a reader that stalls: its server's turn to hold back comes soon.
-"""
+"""The receive buffer of a stalled reader in bytes: small, so that the server must soon wait."""
 STARTS_PER_S = 250.0
-"""So many streams begin in a second, where their answers set them apart."""
+"""Streams that begin in a second, if they begin one after the other."""
 RETRY_S = 0.2
-"""Between two attempts to connect to a server that does not answer any more."""
+"""Time between two attempts to connect to a server that has stopped answering."""
 WARM_UP_TOKENS = 32
 THIS = "benchmark"
-"""This process, among those that are watched."""
+"""The name of this process among those that are watched."""
 _NAMES = ("Ada", "Bo", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal", "Ida", "Jo", "Kit", "Lou")
 _ANIMALS = ("fox", "owl", "cat", "bear", "duck", "frog", "horse", "mouse", "rabbit", "wolf")
 
@@ -60,15 +59,15 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     """As in ``Target``."""
     uses_websocket: bool = False
     uses_responses: bool = False
-    """Asks ``/v1/responses``, not ``/v1/chat/completions``."""
+    """Whether to use ``/v1/responses`` in place of ``/v1/chat/completions``."""
     resumable: bool = False
-    """Streams are logged, to be read on after a broken connection."""
+    """Whether streams are resumable."""
     stalled: float = 0.0
-    """Share of the streams whose readers stall."""
+    """The share of the streams whose readers stall."""
     leaving: float = 0.0
-    """Share of the requests whose readers leave."""
+    """The share of the requests whose readers leave."""
     large_bodies: float = 0.0
-    """As large as they may be, sent so many times a second beside the streams."""
+    """The number of bodies of the largest size that are sent in a second beside the streams."""
 
 
 class Load:
@@ -84,8 +83,8 @@ class Load:
         others: Mapping[str, int] = NO_OTHERS,
         aborts: Aborts | None = None,
     ) -> None:
-        """``pids``: the server's processes. ``others``: what works for it, as ``Processes`` takes
-        it. ``aborts``: what its engine notes."""
+        """``pids``: the server's processes. ``others``: as for ``Processes``. ``aborts``: those
+        that its engine records."""
         self._address = address
         self._model = model
         self._manner = manner
@@ -103,11 +102,11 @@ class Load:
         self._steady_until = math.inf
 
     def ramp_s(self, concurrency: int) -> float:
-        """Until so many streams run."""
+        """The time until ``concurrency`` streams run."""
         return min(self._answer_s, concurrency / STARTS_PER_S)
 
     def cycle_s(self, concurrency: int) -> float:
-        """Until each of so many streams has begun and ended once."""
+        """The time until each of ``concurrency`` streams has begun and ended once."""
         return self.ramp_s(concurrency) + self._answer_s
 
     async def level(
@@ -181,7 +180,7 @@ class Load:
             sending.result()  # it failed
 
     async def warm_up(self, num_requests: int) -> None:
-        """Some short requests at once, which are not measured."""
+        """Send some short requests at once, which are not measured."""
         short = min(self._manner.max_tokens, WARM_UP_TOKENS)
         nothing: list[Sample] = []
         async with asyncio.TaskGroup() as group:
@@ -189,7 +188,8 @@ class Load:
                 group.create_task(self._worker(0.0, short, iter(()), nothing, stalls=False))
 
     def _first_tokens(self, phase: float) -> int | None:
-        """Of the answer that sets a stream apart; ``phase``: its place among all, from 0 to 1."""
+        """The length of a stream's first answer, chosen so that streams do not end together.
+        ``phase``: the stream's place among all, from 0 to 1."""
         return math.ceil((1 - phase) * self._manner.max_tokens) if self._answer_s else None
 
     def _abort_figures(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -211,8 +211,8 @@ class Load:
         *,
         stalls: bool,
     ) -> None:
-        """One stream after the other. ``first_tokens``: of an answer that comes before all those
-        of ``remaining``."""
+        """Run one stream after the other. ``first_tokens``: the length of an answer before those of
+        ``remaining``."""
         await asyncio.sleep(delay_s)
         stream: Stream | None = None
         try:
@@ -253,7 +253,7 @@ class Load:
         with contextlib.ExitStack() as undo:
             connection = undo.enter_context(socket.socket(family, kind, proto))
             connection.setblocking(False)
-            if stalls:  # before it connects: the window is agreed on then
+            if stalls:  # before it connects, which is when the TCP window is negotiated
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
             await loop.sock_connect(connection, place)
             undo.pop_all()
@@ -268,7 +268,7 @@ class Load:
         return stream
 
     def _next(self, *, stalls: bool) -> Prompt:
-        """One that no other one of this run equals for a long while."""
+        """A prompt that does not repeat for a long time."""
         number, self._num_sent = self._num_sent, self._num_sent + 1
         name, animal = _NAMES[number % len(_NAMES)], _ANIMALS[number % len(_ANIMALS)]
         max_tokens, reader = self._manner.max_tokens, Reader.WHOLE
@@ -288,5 +288,5 @@ class Load:
 
 
 def _is_one_of(number: int, share: float) -> bool:
-    """Whether the ``number``-th is among that ``share`` of all, evenly spread."""
+    """Whether the ``number``-th of all belongs to an evenly spread ``share`` of them."""
     return math.floor((number + 1) * share) > math.floor(number * share)

@@ -1,4 +1,4 @@
-"""The server's processes while they are measured: CPU time and memory."""
+"""CPU time and memory of the server's processes while it is measured."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.errors import ClientError
 
 INTERVAL_S = 1.0
 WARM_UP = 0.25
-"""Share of the time whose memory says nothing about growth."""
+"""Share of the time at the beginning that is left out of the growth of memory."""
 MIN_SAMPLES = 8
-"""Below, a slope would be noise."""
+"""For a shorter time, the slope of memory would be noise."""
 WINDOW_S = 3.0
-"""The system counts CPU time in hundredths of a second: shorter windows would differ by those."""
+"""Linux counts CPU time in hundredths of a second, which matter in shorter windows."""
 SERVER = "server"
-"""The processes whose CPU time a chunk is said to cost."""
+"""The name of the processes whose CPU time is reported for each chunk."""
 NO_OTHERS: Mapping[str, int] = MappingProxyType({})
 _MIB = 2**20
 
@@ -34,11 +34,11 @@ class Memory(NamedTuple):
     begin: float
     end: float
     slope_per_min: float | None
-    """Least squares over the time after the warm-up; None where that was too short."""
+    """By least squares over the time after the warm-up; None if that was too short."""
 
 
 class Reading(NamedTuple):
-    """What was so far, at a moment of ``time.monotonic``."""
+    """Counts up to a moment of ``time.monotonic``."""
 
     at_s: float
     memory_mib: float
@@ -63,7 +63,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Processes:
-    """None at all, or several whose figures add up: the gateway's workers."""
+    """The processes of a server: the gateway's workers, whose figures are added up. May be none."""
 
     def __init__(self, pids: Sequence[int], others: Mapping[str, int] = NO_OTHERS) -> None:
         """``others``: what works for the server, each with its descendants. Raises ``ClientError``
@@ -76,7 +76,7 @@ class Processes:
         self._readings: list[Reading] = []
 
     def read(self, num_chunks: int) -> Reading:
-        """Now. ``num_chunks``: how many there were until now."""
+        """Read the counts. ``num_chunks``: the number of chunks so far."""
         cpu_s = {}
         if self._processes:
             cpu_s[SERVER] = sum(map(_own_cpu_s, self._processes))
@@ -85,25 +85,26 @@ class Processes:
         return Reading(time.monotonic(), rss / _MIB, cpu_s, num_chunks)
 
     async def watch(self, count: Callable[[], int]) -> None:
-        """Note a reading each second, until cancelled. ``count``: chunks until now."""
+        """Take a reading each second, until cancelled. ``count``: returns the number of chunks so
+        far."""
         self._readings.clear()
         while True:
             self._readings.append(self.read(count()))
             await asyncio.sleep(INTERVAL_S)
 
     def memory(self) -> Memory | None:
-        """Of the last watch; None if no process is known."""
+        """The memory during the last ``watch``; None if no process is known."""
         if not self._processes:
             return None
         return summary([(one.at_s, one.memory_mib) for one in self._readings])
 
     def windows(self, begin_s: float, end_s: float) -> list[Window]:
-        """Of the last watch, all that lie between those times."""
+        """The windows of the last ``watch`` that lie between these times."""
         return windows([one for one in self._readings if begin_s <= one.at_s <= end_s])
 
 
 def windows(readings: Sequence[Reading]) -> list[Window]:
-    """Side by side, each at least ``WINDOW_S`` long."""
+    """Consecutive windows, each at least ``WINDOW_S`` long."""
     edges: list[Reading] = []
     for reading in readings:
         if not edges or reading.at_s - edges[-1].at_s >= WINDOW_S:
@@ -112,7 +113,7 @@ def windows(readings: Sequence[Reading]) -> list[Window]:
 
 
 def between(before: Reading, after: Reading) -> Window:
-    """What came from one to the other."""
+    """The window between two readings."""
     return Window(
         after.at_s - before.at_s,
         after.num_chunks - before.num_chunks,
@@ -138,12 +139,12 @@ def _own_cpu_s(process: psutil.Process) -> float:
 
 
 def _family_cpu_s(process: psutil.Process) -> float:
-    """With the children: those that run, and those that have ended."""
+    """The CPU time of a process and its children, including those that have ended."""
     times = process.cpu_times()
     total = _own_cpu_s(process) + times.children_user + times.children_system
     for child in process.children(recursive=True):
         try:
             total += _own_cpu_s(child)
-        except psutil.NoSuchProcess:  # it has ended meanwhile
+        except psutil.NoSuchProcess:  # It has ended in between.
             continue
     return float(total)

@@ -26,7 +26,7 @@ REQUEST_TIMEOUT_S = 300.0
 
 
 class Reader(Enum):
-    """What a client does with its answer."""
+    """How a client reads its answer."""
 
     WHOLE = auto()  #: Reads all of it.
     STALLED = auto()  #: Takes the first text, then nothing for ``Prompt.stall_s``, then goes.
@@ -42,17 +42,17 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     resumable: bool = False
     reader: Reader = Reader.WHOLE
     is_warm_up: bool = False
-    """Not to be measured: it only sets the streams apart."""
+    """Whether the answer is not measured: it only lets streams end at different times."""
     stall_s: float = 0.0
     leave_after: int = 1
 
     def fields(self) -> dict[str, object]:
-        """Of the request, whichever way it is sent."""
+        """The fields of the request that all APIs share."""
         return {
             "model": self.model,
             "messages": [{"role": "user", "content": self.content}],
             "max_tokens": self.max_tokens,
-            "ignore_eos": True,  # every answer is as long as the others
+            "ignore_eos": True,  # so that all answers have the same length
             **({"resumable": True} if self.resumable else {}),
         }
 
@@ -64,20 +64,20 @@ class Sample(msgspec.Struct):
     total_s: float = math.nan
     tokens: int = 0
     num_chunks: int = 0
-    """Chunks with text."""
+    """The number of chunks with text."""
     gaps_s: list[float] = []
-    """From each of them to the next."""
+    """Times from each chunk with text to the next."""
     error: Failure | None = None
     reader: Reader = Reader.WHOLE
     is_warm_up: bool = False
     request_id: str | None = None
-    """32 hexadecimal digits, by which the engine knows it too."""
+    """32 hexadecimal digits, which the engine's ids begin with."""
     left_at_s: float = math.nan
     """``time.monotonic()`` when a leaving reader closed its connection."""
 
 
 class Tally:
-    """Of all streams together."""
+    """Counts the chunks of all streams."""
 
     __slots__ = ("num_chunks",)
 
@@ -90,7 +90,7 @@ class Stream(asyncio.Protocol, ABC):
 
     def __init__(self) -> None:
         self.tally = Tally()
-        """Counts what comes; may be shared."""
+        """Counts the chunks; may be shared by streams."""
         self._transport: asyncio.Transport | None = None
         self._prompt = Prompt(model="", content="", max_tokens=0)
         self._sample = Sample()
@@ -99,14 +99,14 @@ class Stream(asyncio.Protocol, ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Whatever comes before the first request. Raises ``OSError`` if the server does not."""
+        """Do what must precede the first request. Raises ``OSError`` if the server refuses."""
 
     @abstractmethod
     def _ask(self, prompt: Prompt) -> bytes:
-        """What a request is on the wire."""
+        """The bytes of a request."""
 
     async def request(self, prompt: Prompt) -> Sample:
-        """Send one request; its sample when the answer has ended, or the reader is done with it."""
+        """Send one request. Returns its sample when the answer has ended, or its reader leaves."""
         assert self._transport is not None
         self._prompt, self._sample = prompt, Sample()
         self._sample.reader, self._sample.is_warm_up = prompt.reader, prompt.is_warm_up
@@ -147,7 +147,7 @@ class Stream(asyncio.Protocol, ABC):
     # -- what was read
 
     def _on_text(self) -> None:
-        """A chunk with text has come."""
+        """Record a chunk with text."""
         now = time.perf_counter()
         sample = self._sample
         if sample.num_chunks == 0:
@@ -164,11 +164,11 @@ class Stream(asyncio.Protocol, ABC):
             self._end()
 
     def _leave(self) -> None:
-        """At once: ``close`` alone says so only when the event loop comes round again."""
+        """Close the connection at once; ``close`` would do so in the event loop's next turn."""
         assert self._transport is not None
         self._sample.left_at_s = time.monotonic()
         if self._transport.get_extra_info("sslcontext") is None:
-            # A descriptor of its own: not every event loop's socket has ``shutdown``.
+            # On a duplicate, because not every event loop's socket has ``shutdown``.
             descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
             with socket.socket(fileno=descriptor) as twin, contextlib.suppress(OSError):
                 twin.shutdown(socket.SHUT_RDWR)
@@ -208,7 +208,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    """As much of a chunk as is measured."""
+    """The fields of a chunk that are measured."""
 
     id: str = ""
     choices: list[_Choice] = []
@@ -227,7 +227,7 @@ class _Response(msgspec.Struct, frozen=True):
 
 
 class _Event(msgspec.Struct, frozen=True):
-    """As much of an event of a response as is measured."""
+    """The fields of a response's event that are measured."""
 
     type: str = ""
     response: _Response | None = None
@@ -251,10 +251,10 @@ class HttpStream(Stream):
         self._parser: httptools.HttpResponseParser | None = None
         self._buffer = b""
         self._is_whole = False
-        """Its end was announced: not merely the connection's."""
+        """Whether the stream had its last event, and not only the end of the connection."""
 
     async def open(self) -> None:
-        """There is no handshake."""
+        """Nothing to do: there is no handshake."""
 
     def _ask(self, prompt: Prompt) -> bytes:
         self._parser, self._buffer = httptools.HttpResponseParser(self), b""
@@ -329,7 +329,7 @@ class ResponsesStream(HttpStream):
             self._on_response(event.response)
 
     def _on_response(self, response: _Response) -> None:
-        """As it stands."""
+        """Record the response object of an event."""
         self._sample.request_id = response.id.partition("_")[2]
         if response.usage is not None:
             self._sample.tokens = response.usage.output_tokens

@@ -43,10 +43,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured."""
 
     url: str | None = None
-    """None: a demo is started for it."""
+    """None to start a demo for it."""
     key: str | None = None
     replay_tokens_per_s: float | None = None
-    """The pace at which the engine behind the server sends each stream; None: its own."""
+    """The rate at which the engine sends each stream; None for its own rate."""
     pids: Sequence[int] = ()
     """The server's processes, if ``url`` is set and their CPU time is wanted."""
     through: str | None = None
@@ -54,19 +54,19 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     through_key: str | None = None
     through_pids: Sequence[int] = ()
     has_floor: bool = False
-    """Measure ``bench.floor`` beside it."""
+    """Whether to measure ``bench.floor`` as well."""
     has_limits: bool = False
-    """Give the demo's tenant limits of all kinds, which nothing reaches."""
+    """Whether to give the demo's tenant limits of all kinds, which are never reached."""
 
 
 class Measured(NamedTuple):
-    """A server that answers."""
+    """A running server that is measured."""
 
     name: str
     address: Address
     pids: Sequence[int]
     others: Mapping[str, int] = NO_OTHERS
-    """What works for it, as ``Processes`` takes it."""
+    """The ``others`` for ``Processes``."""
     aborts: Aborts | None = None
 
 
@@ -104,7 +104,7 @@ def opened(target: Target, console: Console) -> Iterator[list[Measured]]:
 
 
 def _others(pid: int, folder: DataDir) -> Mapping[str, int]:
-    """What works for a demo of our own."""
+    """The other processes of a demo that this benchmark has started."""
     modules = ("engine.process", "engine.replay")
     children = psutil.Process(pid).children()
     engines = [one.pid for one in children if any(name in one.cmdline() for name in modules)]
@@ -114,7 +114,7 @@ def _others(pid: int, folder: DataDir) -> Mapping[str, int]:
 
 @contextmanager
 def floor(tokens_per_s: float) -> Iterator[Measured]:
-    """Raises ``ClientError`` if it does not start."""
+    """A running ``bench.floor``. Raises ``ClientError`` if it does not start."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.bench.floor", repr(tokens_per_s)],
         stdin=subprocess.PIPE,
@@ -150,7 +150,7 @@ def _address(option: str, url: str, key: str | None) -> Address:
 
 
 def _set_limits(admin: Address) -> None:
-    """Of the only tenant."""
+    """Set limits of all kinds for the demo's tenant."""
     (tenant,) = ask(admin, "GET", "/admin/v1/tenants")["data"]
     ask(admin, "PUT", f"/admin/v1/tenants/{tenant['id']}/limits", FAR_LIMITS)
 

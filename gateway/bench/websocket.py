@@ -22,7 +22,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Message(msgspec.Struct, frozen=True):
-    """As much of a message as is measured."""
+    """The fields of a message that are measured."""
 
     type: str
     content: str | None = None
@@ -32,7 +32,7 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 class SocketStream(Stream):
-    """websockets' own protocol without I/O under an asyncio transport."""
+    """A stream over websockets' sans-I/O protocol and an asyncio transport."""
 
     def __init__(self, address: Address) -> None:
         super().__init__()

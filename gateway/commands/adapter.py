@@ -1,6 +1,6 @@
-"""``sluice adapter``: what tenants have of the model for themselves.
+"""``sluice adapter``: the LoRA adapters of tenants.
 
-Through the admin API of a running server: only its engine can tell whether an adapter fits.
+Uses the admin API of a running server, because only its engine can check whether an adapter fits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 from gateway.commands.database import DATA_DIR, Address, address
 
 LOAD_TIMEOUT_S = 300
-"""An adapter is read from a disk that may be slow."""
+"""Time for the engine to read an adapter, perhaps from a slow disk."""
 
 app = typer.Typer(
     help="Load, list and unload a tenant's LoRA adapters on a running server.",

@@ -1,6 +1,7 @@
-"""Which database, secrets and keys a command works on, and ``sluice migrate``.
+"""The database, secrets and key that a command uses, and ``sluice migrate``.
 
-In a folder with a ``sluice.toml`` it is the one that file names; else the demo's, in ``.sluice``.
+In a folder with a ``sluice.toml`` they are those of that file; otherwise the demo's, in
+``.sluice``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Database:
-    """A database that answers, and where the secrets that belong to it are kept."""
+    """A database that is running, and the file of its secrets."""
 
     dsn: str
     secrets_file: Path
@@ -54,7 +55,7 @@ class Address(NamedTuple):
 
 @contextmanager
 def opened(config: Path | None, data_dir: Path | None) -> Iterator[Database]:
-    """The database of a settings file or of a demo, whose PostgreSQL runs meanwhile.
+    """The database of a settings file, or of a demo, whose PostgreSQL runs until the block ends.
 
     Raises ``SetupError``, ``TenantsError``.
     """
@@ -141,8 +142,8 @@ def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None
 
 
 def address(url: str | None, key: str | None, data_dir: Path, *, is_admin: bool = False) -> Address:
-    """Where a client connects: what was given, and for what was not, what a running demo says, or
-    else the settings file of this folder.
+    """The server for a client. What the arguments leave open is taken from a running demo, or else
+    from this folder's settings file.
 
     Raises ``ConfigError``.
     """

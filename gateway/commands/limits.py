@@ -25,7 +25,7 @@ COLUMNS = (
     ("weight", "weight"),
     ("max_cached_blocks", "cached blocks"),
 )
-"""Fields of ``tenants.limits.Limits`` and what they are called in the table."""
+"""Fields of ``tenants.limits.Limits``, and their names in the table."""
 NONE = "none"
 
 

@@ -1,4 +1,4 @@
-"""``sluice models``: which architectures can be served."""
+"""``sluice models``: lists the architectures that can be served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators look at and do: ``sluice bootstrap``, ``usage``, ``audit`` and ``stream``."""
+"""Commands for operators: ``sluice bootstrap``, ``usage``, ``audit`` and ``stream``."""
 
 from __future__ import annotations
 
@@ -185,14 +185,14 @@ def _check(option: str, values: Sequence[str], known: Sequence[str]) -> None:
 async def _tenants(
     store: Store, sums: Iterable[UsageSum], tenant_id: UUID | None
 ) -> Sequence[Tenant]:
-    """Those whose names are needed."""
+    """The ids of the tenants whose names a table needs."""
     wanted = {row.tenant_id for row in sums} | {tenant_id}
     everybody = {row.project_id or row.key_id for row in sums} != {None} and tenant_id is None
     return [one for one in await store.list_tenants() if everybody or one.id in wanted]
 
 
 async def _names(store: Store, tenants: Sequence[Tenant]) -> dict[UUID, str]:
-    """What tenants, projects and keys are called in a table."""
+    """The names of tenants, projects and keys in a table."""
     names: dict[UUID, str] = {}
     for tenant in tenants:
         names[tenant.id] = tenant.name

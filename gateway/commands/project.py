@@ -1,4 +1,4 @@
-"""``sluice project``: the parts of a tenant that keys belong to."""
+"""``sluice project``: the projects of a tenant, which its keys belong to."""
 
 from __future__ import annotations
 

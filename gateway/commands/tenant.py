@@ -1,4 +1,4 @@
-"""``sluice tenant``: who may use the server."""
+"""``sluice tenant``: creates, lists and changes tenants."""
 
 from __future__ import annotations
 

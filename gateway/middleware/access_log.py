@@ -1,4 +1,4 @@
-"""One line for each finished request, and its count in the metrics."""
+"""Logs and counts each finished request."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gateway.metrics import Metrics
 logger = logging.getLogger("gateway.access")
 
 CLIENT_LEFT = 499
-"""Logged when the client was gone before an answer began (nginx's code)."""
+"""The status in the log if the client left before an answer began (nginx's code)."""
 MAX_PATH_CHARS = 256
-"""More than any route of ours has; a client may send as many as a whole head may have."""
+"""Characters of a path that are logged. No route has as many; a client may send far more."""
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
-"""Asked every few seconds, for ever: those that succeed are worth a line only when debugging."""
+"""Paths that are requested every few seconds: successful requests are logged at ``debug`` only."""
 
 
 class AccessLog:
-    """Says who asked for what and what came of it; never a prompt, a key or a query string."""
+    """Logs who asked for what, with which result; never a prompt, a key or a query string."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Deny by default: only public paths are served without a key."""
+"""Authenticates requests by API key. Only listed paths are served without one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def bearer_token(headers: Headers) -> str | None:
 
 
 class Auth:
-    """Decides on ``scope["path"]`` alone: a URL built from it also holds the client's Host header.
+    """Sets the principal of a request, or raises ``ApiError``.
 
+    It looks at ``scope["path"]`` only, never at a URL, which the client's Host header can change.
     WebSockets at the paths of ``sockets`` authenticate themselves, after the handshake.
     """
 
@@ -41,9 +42,9 @@ class Auth:
         scopes: Mapping[str, KeyScope],
         default_scope: KeyScope = "chat",
     ) -> None:
-        """``scopes``: paths that need another scope than ``default_scope``, or the beginnings of
-        paths where they end with a slash. The routes there may ask for more.
-        """
+        """``public``: the paths that need no key. ``scopes``: the scope that a path needs, if not
+        ``default_scope``; a path with a slash at its end stands for all below it. Routes may
+        require more."""
         self._app = app
         self._authenticator = authenticator
         self._public = {"http": public, "websocket": public | sockets}

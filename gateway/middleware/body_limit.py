@@ -1,4 +1,4 @@
-"""Bounds a request's body in size, in time and in how many values it has, while it is read."""
+"""Limits a request's body while it is read: its size, its time, and the number of its values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from gateway.errors import InvalidRequestError, PayloadTooLarge, RequestTimeout
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_S = 5.0
+"""How much of a refused body is read at most, and for how long."""
 MAX_DIGITS = 100
+"""Digits of a content-length that are read as a number."""
 
 
 class BodyLimit:
-    """Refuses as soon as the limit is passed, by the announced length before a byte is kept.
+    """Refuses a body as soon as it exceeds a limit; by its content-length, before it is read.
 
-    What the client still sends is read and thrown away, within ``DRAIN_BYTES`` and ``DRAIN_S``:
-    many read no answer before they have sent all, and find the connection reset instead.
+    The rest of a refused body is read and dropped, within ``DRAIN_BYTES`` and ``DRAIN_S``, because
+    many clients read no answer before they have sent everything. If the connection were closed
+    before, they would see a reset in place of the answer.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
@@ -35,7 +38,8 @@ class BodyLimit:
         try:
             self._check(_announced(scope))
         except PayloadTooLarge:
-            if "expect" not in Headers(scope=scope):  # such a client waits to be asked
+            # With ``Expect: 100-continue`` (RFC 9110, section 10.1.1) the client waits.
+            if "expect" not in Headers(scope=scope):
                 await _drain(receive)
             raise
         loop = asyncio.get_running_loop()
@@ -44,7 +48,7 @@ class BodyLimit:
 
         async def receive_limited() -> Message:
             nonlocal size, whole
-            if whole:  # from now on this waits for the client to leave
+            if whole:  # From now on, ``receive`` waits for the client to leave.
                 return await receive()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -80,7 +84,7 @@ class BodyLimit:
 
 def _announced(scope: Scope) -> int:
     text = Headers(scope=scope).get("content-length", "0")
-    # Python reads no number of thousands of digits.
+    # ``int`` raises ValueError for a number of thousands of digits.
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         raise InvalidRequestError("The content-length header is not a number.")
     return int(text)

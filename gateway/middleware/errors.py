@@ -1,4 +1,4 @@
-"""Every failure becomes an answer that OpenAI's clients understand."""
+"""Answers every failure in a form that OpenAI's clients understand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Errors:
-    """Turns what is raised below it into an error object, or closes what has begun already."""
+    """Answers exceptions with an error object, or closes the connection if an answer has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,17 +29,17 @@ class Errors:
             began = True
             try:
                 await send(message)
-            except OSError as exc:  # how a server says that the client is gone
+            except OSError as exc:  # as of ASGI: the client has left
                 unsent = exc
                 raise
 
         try:
             await self._app(scope, receive, send_watched)
         except (ClientDisconnect, WebSocketDisconnect):
-            return  # nobody is there to be told
+            return  # The client has left.
         except Exception as exc:
             if exc is unsent:
-                raise  # the server knows
+                raise  # The server raised it, and expects it.
             error = to_api_error(exc)
             if not began:
                 response = Response(error.body(), error.status, error.headers())
@@ -47,4 +47,4 @@ class Errors:
             elif scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": error.close_code})
             else:
-                raise  # the server tears the connection: never a clean end
+                raise  # The server closes the connection in the middle of the answer.

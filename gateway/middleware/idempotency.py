@@ -1,12 +1,12 @@
-"""``Idempotency-Key``: one request, however often it is sent, runs once and is billed once.
+"""``Idempotency-Key``: a request that is sent several times runs once and is billed once.
 
-The first request with a key runs for all: its answer is recorded as the items of a stream, and all
-requests with the key read that stream, the first one too, at whichever worker they arrive. So they
-attach to an answer that is under way, and get one that has ended byte for byte.
+The answer to the first request with a key is recorded as the items of a stream. All requests with
+the key, the first one included, read that stream, whichever worker they reach. So they follow an
+answer that is under way, and get an ended one byte for byte.
 
-A key stands for its answer for ``retention_s``, within its tenant. It is let go at once when the
-answer is a failure or was given up because nobody waited for it: then trying again is what the
-client wants. A key that comes with another body is refused.
+A key stands for its answer for ``retention_s``, within its tenant. It is released at once if the
+answer is an error, or was given up because no client waited for it, so that the client can try
+again. A key that comes with another body is refused.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ logger = logging.getLogger(__name__)
 HEADER = "idempotency-key"
 MAX_KEY_CHARS = 255
 MAX_KEYS = 10_000
-"""Of one tenant; the oldest go first."""
+"""The most keys of one tenant; the oldest are dropped."""
 _MAX_ATTEMPTS = 5
 
 
 class Idempotency:
-    """Only requests with the header, to the paths that generate, are treated at all."""
+    """Handles requests with the header, to ``paths``; all others pass through."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Idempotency:
             )
         body = await Request(scope, receive).body()
         known = context.of(scope)
-        known.route = scope["path"]  # of those that generate, none of which has a parameter
+        known.route = scope["path"]  # None of ``paths`` has a parameter.
         reader, is_replay = await self._reader(scope, key, body)
         try:
             if is_replay:
@@ -95,7 +95,7 @@ class Idempotency:
             reader.close()
 
     async def _reader(self, scope: Scope, key: str, body: bytes) -> tuple[StreamReader, bool]:
-        """Of the answer, and whether somebody else's request runs or ran for it."""
+        """A reader of the answer, and whether another request with the key runs or ran for it."""
         principal = context.principal_of(scope)
         tenant_id = principal.tenant.id
         key_hash = hashlib.sha256(key.encode()).digest()
@@ -104,7 +104,7 @@ class Idempotency:
             answer_id = mint("answer", self._peers.worker_id)
             work = AnswerWork(self._app, scope, body)
             ended = partial(self._ended, tenant_id, key_hash, answer_id)
-            # Recorded before it is claimed: who finds the claim finds the stream.
+            # The stream is opened before the key is claimed: whoever finds the claim can read it.
             reader: StreamReader = await self._streams.open(
                 answer_id,
                 work,
@@ -151,14 +151,15 @@ class Idempotency:
             return
         try:
             await self._shared.release_claim(tenant_id, key_hash, answer_id)
-            if not is_whole:  # nor found by who has just read the claim
+            if not is_whole:  # Another request may have just read the claim.
                 await self._streams.forget(answer_id, tenant_id)
         except TenantsError as error:
             logger.warning("an idempotency key keeps an answer that failed: %s", error)
 
     async def _trim(self, tenant_id: UUID) -> None:
         num_claimed = self._claimed[tenant_id] = self._claimed.get(tenant_id, 0) + 1
-        if num_claimed > MAX_KEYS // 16:  # to look each time costs more than some excess
+        # Not each time: that would cost more than a small excess.
+        if num_claimed > MAX_KEYS // 16:
             del self._claimed[tenant_id]
             try:
                 await self._shared.trim_claims(tenant_id, MAX_KEYS)

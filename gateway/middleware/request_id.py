@@ -1,4 +1,4 @@
-"""Gives every request an id and tells it to the client."""
+"""Gives every request an id, which the client gets in ``x-request-id``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ _STARTS = {"http.response.start", "websocket.http.response.start", "websocket.ac
 
 
 class RequestId:
-    """Outermost: makes the ``RequestContext`` and adds ``x-request-id`` to every answer,
-    and what admission notes of the limits.
-    """
+    """The outermost middleware: makes the ``RequestContext``, and adds ``x-request-id`` and the
+    rate-limit headers of admission to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -26,7 +25,7 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in _STARTS:
-                own = {"x-request-id": request_id, **attached.rate_limits}  # nobody else's names
+                own = {"x-request-id": request_id, **attached.rate_limits}  # set nowhere else
                 message["headers"] = [
                     *message.get("headers", ()),
                     *((name.encode(), value.encode()) for name, value in own.items()),

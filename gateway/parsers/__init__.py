@@ -1,1 +1,1 @@
-"""Find tool calls in a model's text while it streams. Pure logic, no I/O."""
+"""Parsers that find reasoning and tool calls in a model's text while it streams. No I/O."""

@@ -1,4 +1,4 @@
-"""Splits a model's text into what a client sees: reasoning, answer, calls."""
+"""Splits a model's text into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Piece(NamedTuple):
 
 
 class AnswerParser:
-    """Incremental, one per choice."""
+    """Parses the text of one choice, as it comes."""
 
     def __init__(
         self,
@@ -25,7 +25,8 @@ class AnswerParser:
         tools: ToolParser | None = None,
         max_calls: int | None = None,
     ) -> None:
-        """Calls beyond ``max_calls`` are dropped, and ``is_full`` from then on."""
+        """``hides_reasoning``: drop the reasoning. ``max_calls``: drop calls beyond this number;
+        ``is_full`` is true from then on. None for no limit."""
         self._reasoning = reasoning
         self._hides_reasoning = hides_reasoning
         self._tools = tools
@@ -41,7 +42,7 @@ class AnswerParser:
 
     @property
     def is_full(self) -> bool:
-        """Whether there was one call too many: nothing after it matters."""
+        """Whether there was a call beyond ``max_calls``, so that the answer can be ended."""
         return (
             self._max_calls is not None
             and self._tools is not None
@@ -55,7 +56,7 @@ class AnswerParser:
         return self._piece(reasoning, text)
 
     def finish(self) -> Piece:
-        """The model has ended: what was held back."""
+        """Return what was held back, at the end of the model's text."""
         reasoning, text = "", ""
         if self._reasoning is not None:
             reasoning, text = self._reasoning.finish()

@@ -1,4 +1,4 @@
-"""The interface of tool-call parsers, and what they share."""
+"""The interface of tool-call parsers, and what they have in common."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of one call, shaped as Chat Completions streams it.
+    """A piece of one call, in the form of Chat Completions' chunks.
 
-    ``id``, ``type`` and the name come once, in the call's first piece; then fragments of
-    ``arguments`` under the same ``index``. Indices are dense, from 0.
+    The first piece of a call has its ``id``, ``type`` and name; further ones have fragments of
+    ``arguments``, with the same ``index``. Calls are numbered from 0 without gaps.
     """
 
     index: int
@@ -34,23 +34,23 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 Parsed = tuple[str, list[ToolCallDelta]]
-"""Text for the reader, and pieces of calls."""
+"""Content, and pieces of calls."""
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's arguments, by name."""
 
 
 class ToolParser(Protocol):
-    """Incremental, one per answer: the result does not depend on how the text was split."""
+    """Parses the text of one answer as it comes. The result does not depend on how it is split."""
 
     num_calls: int
-    """Calls begun so far."""
+    """The number of calls that have begun."""
 
     def push(self, text: str) -> Parsed:
-        """Take more of the model's text."""
+        """Parse more of the model's text."""
 
     def finish(self) -> Parsed:
-        """The model has ended: what was held back."""
+        """Return what was held back, at the end of the model's text."""
 
 
 def as_json(schema: Schema) -> Format:
@@ -73,7 +73,7 @@ class ToolFormat:
     """What begins one or more calls anywhere in the text; empty where a call has to be the whole
     answer."""
     begin: str
-    """What stands before a call's arguments, ``%s`` being the name of its function."""
+    """What precedes a call's arguments, with ``%s`` for the name of its function."""
     end: str
     """What follows the arguments."""
     separator: str
@@ -93,17 +93,17 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """A call begins."""
+    """The beginning of a call to this function."""
 
     name: str
 
 
 Event = CallName | str
-"""What is found in a region: the beginning of a call, or more of the last call's arguments."""
+"""What a region contains: the beginning of a call, or more of the last call's arguments."""
 
 
 class Region(Protocol):
-    """The part of an answer that holds one call or several."""
+    """The part of an answer that contains one call or several."""
 
     @property
     def closed(self) -> bool:
@@ -114,20 +114,20 @@ class Region(Protocol):
         """Everything read so far."""
 
     def feed(self, text: str) -> int:
-        """Read up to the region's end at most; returns how much was read."""
+        """Read up to the region's end at most, and return the number of characters read."""
 
     def end(self) -> None:
-        """The model has ended within the region."""
+        """End the region, because the model's text has ended within it."""
 
     def take(self) -> list[Event]:
         """Remove and return what was found since the last call."""
 
 
 class MarkedParser(ABC):
-    """A ``ToolParser`` for calls in regions that begin with a mark; outside is text for the reader.
+    """A ``ToolParser`` for calls in regions that begin with a mark. All other text is content.
 
-    White space around a region is layout and is dropped. A region in which no call began is given
-    back as text, so that nothing the model said is lost.
+    White space around a region is layout, and is dropped. A region without a call becomes content,
+    so that no text of the model is lost.
     """
 
     opens: ClassVar[tuple[str, ...]]
@@ -140,13 +140,13 @@ class MarkedParser(ABC):
         self._held = ""  # text that may turn out to be layout, or the beginning of a mark
         self._region: Region | None = None
         self._mark = ""  # the one that opened the region
-        self._calls_before = 0  # the region
-        self._after_call = False  # nothing but layout since the last call
-        self._has_spoken = False
+        self._calls_before = 0  # calls before the region
+        self._after_call = False  # only layout since the last call
+        self._has_content = False
 
     @abstractmethod
     def _open(self, mark: str) -> Region:
-        """A region begins, after ``mark``."""
+        """The region that begins after ``mark``."""
 
     def push(self, text: str) -> Parsed:
         if self._is_plain(text):
@@ -171,9 +171,9 @@ class MarkedParser(ABC):
         return "".join(said), calls
 
     def _is_plain(self, text: str) -> bool:
-        """Whether ``text`` contains nothing to look at: the usual case, and the fast one."""
+        """Whether ``text`` is content and nothing else: the usual case, which is fast."""
         return (
-            self._has_spoken
+            self._has_content
             and self._region is None
             and not self._held
             and not self._after_call
@@ -183,12 +183,13 @@ class MarkedParser(ABC):
         )
 
     def _find(self, text: str) -> tuple[int, str] | None:
-        """Where the next region's mark begins, and which it is."""
+        """The position of the next region's mark, and the mark."""
         found = [(start, mark) for mark in self.opens if (start := text.find(mark)) >= 0]
         return min(found, default=None)
 
     def _num_certain(self, text: str) -> int:
-        """How much of ``text``, which contains no mark, cannot be the beginning of one."""
+        """How many characters of ``text``, which contains no mark, cannot be the beginning of
+        one."""
         return len(text) - max(overlap(text, mark) for mark in self.opens)
 
     def _read_text(self, text: str, said: list[str]) -> str:
@@ -209,11 +210,11 @@ class MarkedParser(ABC):
 
     def _say(self, text: str, said: list[str]) -> None:
         """Pass on ``text``, which does not end in white space."""
-        if self._after_call and not self._has_spoken:
+        if self._after_call and not self._has_content:
             text = text.lstrip(self.layout)
         if text:
             self._after_call = False
-            self._has_spoken = True
+            self._has_content = True
             said.append(text)
 
     def _read_region(
@@ -241,7 +242,7 @@ class MarkedParser(ABC):
         if self.num_calls > self._calls_before:
             self._after_call = True
         else:
-            self._has_spoken = True
+            self._has_content = True
             said.append(f"{self._mark}{region.raw}")
 
 
@@ -259,13 +260,13 @@ def call_goes_on(index: int, arguments: str) -> ToolCallDelta:
 
 
 def encodable(text: str) -> str:
-    """``text``, decoded from JSON, with lone surrogates as JSON writes them: no UTF-8 can hold
-    them."""
+    """``text``, which was decoded from JSON, with lone surrogates escaped as in JSON: UTF-8 cannot
+    encode them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest proper prefix of ``mark`` that ``text`` ends with."""
+    """The length of the longest proper prefix of ``mark`` that ``text`` ends with."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -1,4 +1,4 @@
-"""Regions that are parsed block by block, from one mark to the next."""
+"""A region that is parsed in blocks, from one mark to the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.parsers.base import Event
 
 
 class BlockRegion(ABC):
-    """A ``Region`` that keeps what it cannot parse yet.
+    """A ``Region`` that keeps the text that it cannot parse yet.
 
     Subclasses implement ``_step``, which parses one block off ``_rest``, with the help of
     ``_before``. Every character is searched once for each mark, however the text is split.
@@ -23,7 +23,7 @@ class BlockRegion(ABC):
 
     @abstractmethod
     def _step(self) -> bool:
-        """Read one block; False when more text is needed first."""
+        """Parse one block; False if that needs more text."""
 
     def feed(self, text: str) -> int:
         self._rest += text
@@ -35,8 +35,8 @@ class BlockRegion(ABC):
         self.raw += text[:used]
         return used
 
-    def end(self) -> None:  # noqa: B027 (nothing to do, for most)
-        """The model has ended: what has come is all there is."""
+    def end(self) -> None:  # noqa: B027 (most regions have nothing to do)
+        """End the region, because the model's text has ended within it."""
 
     def take(self) -> list[Event]:
         found, self._found = self._found, []

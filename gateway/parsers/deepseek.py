@@ -1,11 +1,11 @@
-"""Calls as DeepSeek's models write them.
+"""Calls of DeepSeek's models.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
     ```json
     {"city": "Oslo"}
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-Since V3.1 there is ``get_weather<｜tool▁sep｜>{"city": "Oslo"}`` between the tags of a call.
+Since V3.1 the text between the tags of a call is ``get_weather<｜tool▁sep｜>{"city": "Oslo"}``.
 """
 
 from __future__ import annotations

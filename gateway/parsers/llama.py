@@ -36,7 +36,7 @@ class LlamaParser(MarkedParser):
 
     @property
     def _may_begin(self) -> bool:
-        return self._after_call or not self._has_spoken
+        return self._after_call or not self._has_content
 
 
 _BLANK = "[ \\t\\r\\n;]*"

@@ -1,4 +1,4 @@
-"""Calls as Mistral's models write them: an array after a tag, or, since 2025, one by one.
+"""Calls of Mistral's models: an array after a tag, or, since 2025, one by one.
 
 [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo"}}, ...]
 [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]...
@@ -25,7 +25,7 @@ class MistralParser(MarkedParser):
 
 
 class _Calls:
-    """A ``Region``: decides by its first character which of the two spellings follows."""
+    """A ``Region`` that decides by its first character which of the two notations follows."""
 
     def __init__(self) -> None:
         self._blanks = ""
@@ -86,7 +86,7 @@ class _Array:
             self._call = JsonCall()
             return False
         if not char.isspace() and char not in "[,":
-            self.closed = True  # by "]", or before what belongs to no call
+            self.closed = True  # by "]", or before text that belongs to no call
             return char == "]"
         return True
 
@@ -137,7 +137,7 @@ class _Single:
             self.closed = True
 
     def end(self) -> None:
-        """What has come is all there is."""
+        """Nothing to do: arguments that are cut off were reported as they came."""
 
     def take(self) -> list[Event]:
         found, self._found = self._found, []

@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder writes them: one tag for each argument.
+"""Calls of Qwen3-Coder, with one tag for each argument.
 
     <tool_call>
     <function=get_weather>
@@ -8,7 +8,8 @@
     </function>
     </tool_call>
 
-A value is text where the function's schema says string, and JSON where it is JSON.
+A value is text if the function's schema says that it is a string. Otherwise it is JSON, or text if
+it is not valid JSON.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _Call(BlockRegion):
         self._schemas = schemas
         self._types: dict[str, Any] = {}
         self._key = ""
-        self._begun = ""  # a value that holds the closing tag
+        self._begun = ""  # a JSON value so far, in which the closing tag is data
         self._comma = ""
         self._read: Callable[[], bool] = self._outside
 
@@ -101,7 +102,7 @@ class _Call(BlockRegion):
         else:
             self._found.append("}")
             self._read = self._outside
-            self.closed = found[1] == CLOSE  # the function's own end may be missing
+            self.closed = found[1] == CLOSE  # ``_END_FUNCTION`` may be missing.
         return True
 
     def _parameter(self) -> bool:
@@ -115,7 +116,7 @@ class _Call(BlockRegion):
         if (found := self._before(_END_PARAMETER)) is None:
             return False
         if self._is_json() and _is_open(self._begun + found[0]):
-            self._begun += found[0] + _END_PARAMETER  # which is data there
+            self._begun += found[0] + _END_PARAMETER  # inside of a JSON string
             return True
         text = (self._begun + found[0]).removeprefix("\n").removesuffix("\n")
         self._begun = ""
@@ -126,7 +127,7 @@ class _Call(BlockRegion):
         return True
 
     def _is_json(self) -> bool:
-        """Whether a schema says so."""
+        """Whether the schema says that the value is JSON."""
         return self._key in self._types and not _is_text(self._types[self._key])
 
     def _json(self, text: str) -> str:
@@ -140,19 +141,19 @@ class _Call(BlockRegion):
 
 
 def _is_text(schema: object) -> bool:
-    """Whether a value is written as it is, and not as JSON."""
+    """Whether values of this schema are written as plain text, and not as JSON."""
     return isinstance(schema, dict) and schema.get("type") == "string"
 
 
 def _is_open(text: str) -> bool:
-    """Whether this is the beginning of a JSON value, up to within a string."""
+    """Whether ``text`` is the beginning of a JSON value, and ends within a string."""
     if text.lstrip()[:1] not in ("[", "{", '"'):
         return False
     return len(re.sub(r"\\.", "", text).split('"')) % 2 == 0
 
 
 def spell(schema: Schema) -> Format:
-    """One tag for each property, in the schema's order."""
+    """The format of arguments: one tag for each property, in the schema's order."""
     assert isinstance(schema, dict)
     properties: dict[str, Any] = schema["properties"]
     if not properties:
@@ -193,12 +194,13 @@ def _text(schema: dict[str, Any], path: str) -> Format:
 
 
 def _is_plain(value: str) -> bool:
-    """Whether the parser reads it back as it is."""
+    """Whether the parser reads the value back unchanged."""
     return _END_PARAMETER not in value and not value.startswith("\n") and not value.endswith("\n")
 
 
 def _check_references(schema: Any, path: str) -> None:
-    """A property stands alone here: the root is not within its reach."""
+    """Raise ``UnsupportedKeyword`` for references other than to definitions: each property has a
+    grammar of its own, which contains nothing else of the schema."""
     match schema:
         case {"$ref": str(target)} if not target.startswith(("#/$defs/", "#/definitions/")):
             reason = "arguments of this model can refer to definitions only"

@@ -1,6 +1,6 @@
-"""What a model thinks before it answers: ``<think>...</think>``, as DeepSeek, Qwen and others do.
+"""Finds the reasoning before an answer: ``<think>...</think>``, as of DeepSeek, Qwen and others.
 
-White space around the tags is layout and is dropped.
+White space around the tags is layout, and is dropped.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class Said(NamedTuple):
 
 
 class _At(Enum):
-    START = auto()  # nothing but blanks so far, and perhaps a part of the opening tag
+    START = auto()  # only white space so far, and perhaps a part of the opening tag
     THINKING = auto()
-    BEFORE_ANSWER = auto()  # nothing but blanks since the closing tag
+    BEFORE_ANSWER = auto()  # only white space since the closing tag
     ANSWER = auto()
 
 
 class ReasoningParser:
-    """Incremental, one per answer: the result does not depend on how the text was split."""
+    """Parses the text of one answer as it comes. The result does not depend on how it is split."""
 
     def __init__(self, *, has_begun: bool) -> None:
-        """``has_begun``: the prompt has said the opening tag already."""
+        """``has_begun``: whether the prompt ends with the opening tag."""
         self._at = _At.THINKING if has_begun else _At.START
         self._held = ""
         self._has_thought = False
@@ -55,12 +55,13 @@ class ReasoningParser:
         return Said(reasoning, text)
 
     def finish(self) -> Said:
-        """The model has ended: what was held back."""
+        """Return what was held back, at the end of the model's text."""
         held, self._held = self._held, ""
         return Said(held.rstrip(), "") if self.is_thinking else Said("", held)
 
     def _start(self, text: str) -> str | None:
-        """What follows the opening tag, or all where there is none; None while that is open."""
+        """The text after the opening tag, or all of it if there is no tag; None while that is not
+        known."""
         solid = text.lstrip()
         if solid.startswith(OPEN):
             self._at = _At.THINKING
@@ -72,7 +73,7 @@ class ReasoningParser:
         return text
 
     def _think(self, text: str) -> tuple[str, str]:
-        """The reasoning that is certain, and what follows the closing tag."""
+        """The text that is certainly reasoning, and the text after the closing tag."""
         if not self._has_thought:
             text = text.lstrip()
         thought, close, rest = text.partition(CLOSE)

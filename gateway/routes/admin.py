@@ -46,8 +46,8 @@ def admin_route(
 ) -> Route:
     """A route below ``/admin/v1`` for keys with ``scope``.
 
-    ``query``: the parameters that it reads. Any other is refused: who misspells ``tenant_id`` would
-    take everybody's sums for a tenant's.
+    ``query``: the parameters that it reads. All others are refused: a misspelt ``tenant_id`` would
+    show the sums of all tenants as one tenant's.
     """
 
     async def guarded(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""``/admin/v1/streams`` and ``/admin/v1/engine``: what runs now, and how to end it."""
+"""``/admin/v1/streams`` and ``/admin/v1/engine``: lists running requests, and ends them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tenants.types import RunningRequest, Tenant
 
 def live_routes(store: Store, generations: Generations, engine: EngineClient) -> list[Route]:
     async def list_streams(request: Request) -> Response:
-        """This worker's requests as of now, those of others as the database knows them."""
+        """All running requests: this worker's as they are now, and those of others as of their last
+        heartbeat in the database."""
         tenant_id = await query_tenant(request, store)
         here = {
             generation.admitted.id: _here(generation)

@@ -1,4 +1,4 @@
-"""``/admin/v1/usage`` and ``/admin/v1/audit_log``: what was used, and what was changed by whom."""
+"""``/admin/v1/usage`` and ``/admin/v1/audit_log``: sums of usage, and who changed what."""
 
 from __future__ import annotations
 

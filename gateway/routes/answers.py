@@ -1,4 +1,4 @@
-"""From an admitted request to its HTTP answer: what Chat Completions and Completions share."""
+"""HTTP answers to admitted requests: what Chat Completions and Completions have in common."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gateway.schemas.common import Usage
 from gateway.streaming import Chunks, EventStream, open_event_stream
 from gateway.streams import Streams
 
-FIRST_WORD_S = 0.1
-"""A refusal of the engine within this time is a real status; later ones are an event of the stream.
-"""
+FIRST_OUTPUT_S = 0.1
+"""An error of the engine within this time is answered with its HTTP status; a later one is an event
+of the stream."""
 RESUMABLE_HEADER = "x-sluice-resumable"
 
 
 class Completion(Protocol):
-    """Collects what is not streamed."""
+    """Collects an answer that is not streamed."""
 
     def add(self, delta: Delta) -> None: ...
 
@@ -33,7 +33,7 @@ class Completion(Protocol):
 
 
 class Answers:
-    """How generations are sent; one for all routes."""
+    """Sends generations as event streams; one for all routes."""
 
     def __init__(self, streams: Streams, *, heartbeat_s: float) -> None:
         self._streams = streams
@@ -42,8 +42,9 @@ class Answers:
     async def stream(
         self, request: Request, generation: Generation, chunks: Chunks, *, resumable: bool
     ) -> Response:
-        """The generation as server-sent events. Closes it, or ``Streams`` does if resumable."""
-        await heard(request, generation)
+        """The generation as server-sent events. It is closed by the response, or by ``Streams`` if
+        it is resumable."""
+        await wait_for_refusal(request, generation)
         if not resumable:
             return EventStream(generation, chunks, heartbeat_s=self._heartbeat_s)
         return await open_event_stream(
@@ -52,7 +53,8 @@ class Answers:
 
 
 def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -> bool:
-    """Asked for by the body's ``resumable`` or by the header, which SDKs can send as easily."""
+    """Whether a stream is to be resumable, by the body's ``field`` or by a header. Raises
+    ``InvalidRequestError``."""
     header = request.headers.get(RESUMABLE_HEADER, "0")
     if header not in ("0", "1"):
         raise InvalidRequestError("Must be 0 or 1.", param=RESUMABLE_HEADER)
@@ -65,11 +67,12 @@ def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -
     return True
 
 
-async def heard(request: Request, generation: Generation) -> None:
-    """Let the engine refuse while that can still be a status. Whatever is raised, it is closed."""
+async def wait_for_refusal(request: Request, generation: Generation) -> None:
+    """Wait a moment for an error of the engine, which can still be answered with its HTTP status.
+    Closes the generation if it raises."""
     departure = context.of(request.scope).departure
     try:
-        await until_disconnect(request.receive, generation.first_word(FIRST_WORD_S), departure)
+        await until_disconnect(request.receive, generation.first_output(FIRST_OUTPUT_S), departure)
     except BaseException:
         generation.close()
         raise
@@ -80,7 +83,7 @@ async def collect(request: Request, generation: Generation, completion: Completi
     departure = context.of(request.scope).departure
     try:
         return await until_disconnect(request.receive, _collect(generation, completion), departure)
-    finally:  # out here: for a client that has left already nothing of it runs
+    finally:  # Not in ``_collect``, which does not run if the client has already left.
         generation.close()
 
 
@@ -109,9 +112,10 @@ def error_response(error: Exception, *, began: bool = False) -> Response:
 
 
 def check_media_type(request: Request) -> None:
-    """Raises ``UnsupportedMediaType``; a body without a type is taken for JSON.
+    """Raise ``UnsupportedMediaType`` unless the body is JSON. A body without a type is taken for
+    JSON.
 
-    Compressed bodies are refused: their limits would be those of what they unpack to.
+    Compressed bodies are refused, because limits are checked before a body is decompressed.
     """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":

@@ -59,11 +59,12 @@ def ws_route(
 
 
 async def credential(socket: WebSocket, tickets: Tickets) -> str | None:
-    """The API key that came with the handshake: in a header, a ticket or a subprotocol.
+    """The API key in the handshake: in a header, by a ticket or in a subprotocol.
 
-    None when there is none: then the first message must hold it. Raises ``InvalidApiKey`` for a
-    bad ticket, ``InvalidRequestError`` for more than one way at once or for a key among the
-    subprotocols without ``SUBPROTOCOL``: browsers fail a handshake that echoes none of theirs.
+    None if there is none, so that the first message must contain it. Raises ``InvalidApiKey`` for a
+    bad ticket. Raises ``InvalidRequestError`` if there is more than one, or if there is a key among
+    the subprotocols but not ``SUBPROTOCOL``: a browser fails a handshake that selects none of its
+    subprotocols, and the one with the key must not be echoed.
     """
     offered: list[str] = socket.scope["subprotocols"]
     keys = [name.removeprefix(KEY_SUBPROTOCOL) for name in offered if _holds_key(name)]
@@ -90,7 +91,7 @@ def _holds_key(subprotocol: str) -> bool:
 
 
 def unknown_ws_route() -> WebSocketRoute:
-    """Last of the WebSocket routes: a real 404 before the upgrade."""
+    """The last of the WebSocket routes: answers 404 before the upgrade."""
 
     async def refuse(socket: WebSocket) -> None:
         raise NotFound("There is no WebSocket at this path.")
@@ -99,7 +100,8 @@ def unknown_ws_route() -> WebSocketRoute:
 
 
 def check_origin(headers: Headers, allowed: Sequence[str]) -> None:
-    """Browsers always send Origin; other clients need none. Raises ``PermissionDenied``."""
+    """Raise ``PermissionDenied`` for web pages of other origins. Browsers always send the header
+    (RFC 6455, section 10.2); other clients need not."""
     origin = headers.get("origin")
     if origin is None or origin in allowed:
         return

@@ -35,11 +35,8 @@ def health_routes(
         return Response(b'{"status":"alive"}', media_type="application/json")
 
     async def readyz(request: Request) -> Response:
-        """200 while requests are served.
-
-        A store that is away does not count: known keys keep working, and taking every gateway out
-        of rotation at once would turn that into an outage.
-        """
+        """200 while requests are served, even if the database is away: known keys keep working, and
+        taking every gateway out of rotation at once would make an outage of it."""
         ready = engine.ready and not lifecycle.draining
         body = Readiness(
             status="ready" if ready else "not ready",

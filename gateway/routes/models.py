@@ -1,5 +1,5 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``: what the key may use, adapters of
-its tenant and aliases included."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: the models that a key may use, including its
+tenant's adapters and its own aliases."""
 
 from __future__ import annotations
 

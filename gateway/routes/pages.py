@@ -1,4 +1,5 @@
-"""The chat page and the admin page: static files of ``gateway/web``, under a strict policy."""
+"""The chat page and the admin page: static files of ``gateway/web``, with a strict
+content-security policy."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    # Files carry no version in their names: ask each time, usually answered 304.
+    # File names have no version, so browsers must ask each time, and usually get a 304.
     "cache-control": "no-cache",
 }
 
 
 class Pages(StaticFiles):
-    """Static files with our headers, also on a 304."""
+    """Static files with ``SECURITY_HEADERS``, also on a 304."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -49,7 +50,8 @@ def _pages(folder: Path) -> list[str]:
 
 
 def page_routes(folder: Path = WEB) -> list[Route]:
-    """One route for each file: a mounted folder would take every path, and hide wrong methods."""
+    """One route for each file. A mounted folder would match every path, and so hide the 405 of
+    other routes."""
     if not folder.is_dir():
         return []
     pages = Pages(directory=folder, html=True)
@@ -62,6 +64,6 @@ def page_routes(folder: Path = WEB) -> list[Route]:
 
 
 async def _add_slash(request: Request) -> Response:
-    """Redirect to the folder's URL, which a page's relative links need. Only the path is given: the
-    host is the client's to know."""
+    """Redirect to the folder's URL, which a page's relative links need. The location is a path
+    only, so that it does not echo the client's Host header."""
     return RedirectResponse(f"{request.scope['path']}/", 308)

@@ -1,6 +1,6 @@
 """``/v1/responses``: create, retrieve, cancel, delete, and the input items of a response.
 
-An id is known to its tenant only: anybody else gets 404, as for an id that never was.
+Another tenant's response is a 404, as is an unknown one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gateway.streams import Streams
 
 PATH = "/v1/responses"
 MAX_LIMIT = 100
-"""Input items of one page."""
+"""The most input items of one page."""
 
 _decoder = msgspec.json.Decoder(ResponseRequest)
 _fields_decoder = msgspec.json.Decoder(ResponseFields)
@@ -97,7 +97,7 @@ class ResponseRoutes:
         )
         assert run.generation is not None
         known.rate_limits.update(rate_limits.headers(run.generation.admitted.hold.answer))
-        await self._heard(request, run)
+        await self._wait_for_refusal(request, run)
         if body.background:
             return await self._in_background(run, stream=bool(body.stream))
         if body.stream and resumable:
@@ -132,7 +132,7 @@ class ResponseRoutes:
                     "Only allowed when stream is true.", param="starting_after"
                 )
             return _json(await self._responses.body(tenant_id, response_id))
-        await self._responses.body(tenant_id, response_id)  # a 404 says what was not found
+        await self._responses.body(tenant_id, response_id)  # raises a 404 that names the response
         after = _number(request, "starting_after", default=-1)
         try:
             reader = await self._streams.follow_as(
@@ -185,11 +185,11 @@ class ResponseRoutes:
         reader.close()
         return _json(body)
 
-    async def _heard(self, request: Request, run: ResponseRun) -> None:
+    async def _wait_for_refusal(self, request: Request, run: ResponseRun) -> None:
         """Let the engine refuse while that can still be a status."""
         assert run.generation is not None
         try:
-            await answers.heard(request, run.generation)
+            await answers.wait_for_refusal(request, run.generation)
         except BaseException:
             run.refuse()
             raise

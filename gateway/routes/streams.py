@@ -1,12 +1,11 @@
-"""``GET /v1/streams/{id}?from=N`` reads a resumable stream on; ``DELETE`` stops it.
+"""``GET /v1/streams/{id}?from=N`` continues a resumable stream; ``DELETE`` stops it.
 
-N is the number of events that the client has read, whole ones, heartbeats included. The answer
-continues with event N + 1 byte for byte, while the stream runs and for
-``server.stream_retention_s`` after its end. Ids are known to their tenant only: anybody else gets
-404, as for an id that never was.
+N is the number of events that the client has read completely, heartbeats included. The answer
+continues with the next event, byte for byte, while the stream runs and for
+``server.stream_retention_s`` after its end. Another tenant's stream is a 404, as is an unknown one.
 
-Whoever reads a stream that was stopped sees it end with ``finish_reason: "stop"``, the nearest word
-that OpenAI's clients know.
+A stream that was stopped ends with ``finish_reason: "stop"``, the closest reason that OpenAI's
+clients know.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``POST /v1/tokenize`` and ``POST /v1/detokenize``: what a prompt costs, before it is sent."""
+"""``POST /v1/tokenize`` and ``POST /v1/detokenize``: the tokens of a prompt, and their text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tokenize_routes(
     threads = admission.prompt_threads
 
     def tenant_of(request: Request, model: str) -> UUID:
-        """Whose request it is, if that may ask ``model``."""
+        """The tenant of the request. Raises unless its key may use ``model``."""
         principal = context.principal_of(request.scope)
         require_scope(principal.key, "chat")
         admission.models.find(principal, model)

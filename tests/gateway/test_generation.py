@@ -337,33 +337,33 @@ async def test_one_failed_choice_fails_the_request(model_dir: Path) -> None:
         assert not here.double.running
 
 
-async def test_the_first_word_is_not_lost(model_dir: Path) -> None:
+async def test_the_first_output_is_not_lost(model_dir: Path) -> None:
     async with bench(model_dir) as here:
         for num_choices in (1, 2):
             generation = here.begin(num_choices=num_choices)
-            await generation.first_word(1)
+            await generation.first_output(1)
             deltas = await read(generation)
             generation.close()
             joined = "".join(delta.content for delta in deltas if delta.index == 0)
             assert joined == "hello"
 
 
-async def test_a_late_first_word_is_not_waited_for(model_dir: Path) -> None:
+async def test_a_late_first_output_is_not_waited_for(model_dir: Path) -> None:
     async with bench(model_dir) as here:
         here.double.script = lambda prompt: Play(text="hello", queued_s=0.1)
         generation = here.begin()
-        await generation.first_word(0.01)
+        await generation.first_output(0.01)
         assert "".join(delta.content for delta in await read(generation)) == "hello"
         generation.close()
 
 
-async def test_a_crash_before_the_first_word(model_dir: Path) -> None:
+async def test_a_crash_before_the_first_output(model_dir: Path) -> None:
     async with bench(model_dir) as here:
         here.double.script = lambda prompt: Play(text="hello", queued_s=60)
         generation = here.begin()
         asyncio.get_running_loop().call_later(0.02, here.double.crash)
         with pytest.raises(EngineUnavailable):
-            await generation.first_word(5)
+            await generation.first_output(5)
         generation.close()
         assert (await here.event()).status == "error"
 

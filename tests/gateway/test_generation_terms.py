@@ -197,12 +197,12 @@ async def test_a_settlement_is_counted_in_the_metrics(model_dir: Path) -> None:
         assert value("sluice_e2e_request_latency_seconds_count") == 1
 
 
-async def test_a_refusal_as_the_first_word_costs_nothing(model_dir: Path) -> None:
+async def test_a_refusal_as_the_first_output_costs_nothing(model_dir: Path) -> None:
     async with bench(model_dir) as here:
         here.double.script = lambda prompt: Play(error="broken")
         generation = here.begin()
         with pytest.raises(ApiError, match="broken"):
-            await generation.first_word(5)
+            await generation.first_output(5)
         generation.close()
         event = await here.event()
         assert (event.status, event.prompt_tokens) == ("error", 0)

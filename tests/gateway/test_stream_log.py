@@ -187,9 +187,9 @@ async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
     said = Text(b"said")
     before = log.size_of(ACME)
     assert texts.put(said, 7.0)
-    assert log.said_at("s") == 7.0
+    assert log.appended_at("s") == 7.0
     log.append("s", [b"whole"])
-    assert log.said_at("s") > 7.0
+    assert log.appended_at("s") > 7.0
     kept = log.kept("s")
     assert kept is not None
     assert kept.items[0] is said, "not a copy"
@@ -203,7 +203,7 @@ async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
     assert await read_all(log, "s") == [b'{"text":"said"}', b"whole"], "nothing after the end"
     await log.forget("s", ACME)
     assert log.text_sink("s", Around(b"", b"")) is None
-    assert log.said_at("s") == math.inf
+    assert log.appended_at("s") == math.inf
 
 
 @pytest.mark.asyncio

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from engine.errors import AdapterLoadError
 from engine.lora.adapter import Adapter, load_adapter
 from engine.lora.config import AdapterConfig
-from engine.lora.places import find_places
+from engine.lora.target_modules import find_target_modules
 from engine.models.base import Model
 from engine.models.registry import create_model, read_config
 from tests.engine.lora.making import write_adapter, write_files
@@ -36,10 +36,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(model_dir: Path) -> Callable[..., Adapter]:
-    places = find_places(make_model(model_dir))
+    modules = find_target_modules(make_model(model_dir))
 
     def load(folder: Path, max_rank: int = 64) -> Adapter:
-        return load_adapter(folder, places, max_rank=max_rank, dtype=torch.float32)
+        return load_adapter(folder, modules, max_rank=max_rank, dtype=torch.float32)
 
     return load
 
@@ -48,12 +48,12 @@ Load = Callable[..., Adapter]
 
 
 def test_every_linear_layer_of_the_checkpoint_is_a_place(model_dir: Path) -> None:
-    places = find_places(make_model(model_dir))
-    assert len(places) == 3 * 7
-    place = places["model.layers.1.self_attn.v_proj"]
-    assert (place.columns, place.in_features, place.out_features) == (slice(64, 80), 48, 16)
-    assert places["model.layers.2.mlp.up_proj"].columns == slice(80, 160)
-    assert "lm_head" not in places
+    modules = find_target_modules(make_model(model_dir))
+    assert len(modules) == 3 * 7
+    module = modules["model.layers.1.self_attn.v_proj"]
+    assert (module.columns, module.in_features, module.out_features) == (slice(64, 80), 48, 16)
+    assert modules["model.layers.2.mlp.up_proj"].columns == slice(80, 160)
+    assert "lm_head" not in modules
 
 
 @pytest.mark.parametrize(("use_rslora", "scaling"), [(False, 2.0), (True, 8.0)])

@@ -58,11 +58,11 @@ def slots(model: Model, folder: Path) -> AdapterSlots:
     return slots
 
 
-def expected(slots: AdapterSlots, place: str, adapter: str, x: torch.Tensor) -> torch.Tensor:
-    """What the adapter adds at the place, from its matrices in host memory."""
-    pair = slots._adapters[adapter].pairs.get(place)
+def expected(slots: AdapterSlots, name: str, adapter: str, x: torch.Tensor) -> torch.Tensor:
+    """What the adapter adds to the target module, from its matrices in host memory."""
+    pair = slots._adapters[adapter].pairs.get(name)
     if pair is None:
-        return torch.zeros(len(x), slots._places[place].out_features)
+        return torch.zeros(len(x), slots._modules[name].out_features)
     return x @ pair.down.T @ pair.up.T
 
 
@@ -191,7 +191,7 @@ def test_warming_up_computes_each_kind_of_layer_and_leaves_nothing(
         lambda out, low, *_: shapes.add((len(out), out.shape[1], *low.shape)),
     )
     slots.warm_up()
-    linears = {place.linear for place in slots._places.values()}
+    linears = {module.linear for module in slots._modules.values()}
     kinds = {(sum(linear.parts.values()), linear.in_features) for linear in linears}
     nums = (1, FEW_TOKENS + 1)
     assert shapes == {(num, out, num, inner) for num in nums for out, inner in kinds}

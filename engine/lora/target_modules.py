@@ -1,4 +1,4 @@
-"""Which matrices of a model an adapter can change: PEFT's target modules."""
+"""The matrices of a model that an adapter can change: PEFT's target modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WITHOUT = ("lm_head",)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TargetModule:
     """One matrix of the checkpoint. Several of them may be fused in one ``Linear``."""
 
     linear: Linear
@@ -29,8 +29,8 @@ class Place:
         return int(self.columns.stop - self.columns.start)
 
 
-def find_places(model: Module) -> dict[str, Place]:
-    """All places of a model, by the checkpoint's names, such as
+def find_target_modules(model: Module) -> dict[str, TargetModule]:
+    """All target modules of a model, by the checkpoint's names, such as
     ``model.layers.0.self_attn.q_proj``.
 
     The head, experts of a mixture, and matrices that latent attention has absorbed are not among
@@ -39,15 +39,15 @@ def find_places(model: Module) -> dict[str, Place]:
     return dict(_below(model, ""))
 
 
-def _below(module: Module, prefix: str) -> Mapping[str, Place]:
-    found: dict[str, Place] = {}
+def _below(module: Module, prefix: str) -> Mapping[str, TargetModule]:
+    found: dict[str, TargetModule] = {}
     for name, child in module.children():
         if isinstance(child, Weight) or name in _WITHOUT:
             continue
         if isinstance(child, Linear):
             start = 0
             for part, rows in child.parts.items():
-                found[prefix + (part or name)] = Place(child, slice(start, start + rows))
+                found[prefix + (part or name)] = TargetModule(child, slice(start, start + rows))
                 start += rows
         else:
             found |= _below(child, f"{prefix}{name}.")
