@@ -116,8 +116,6 @@ class Detokenizer:
         """The rest, when generation ended by itself."""
         if self._stops is None:
             return self._decoder.finish()
-        if self._stops.stopped is not None:
-            return ""
         return self._stops.push(self._decoder.finish()) + self._stops.finish()
 
 

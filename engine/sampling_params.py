@@ -174,10 +174,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check("min_tokens", is_reachable, "must not exceed max_tokens")
         self._check("stop", all(self.stop), "must not hold an empty string")
 
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
     def branch(self, index: int) -> SamplingParams:
         """For the completion at ``index`` of ``n``: a seed of its own, and what concerns the prompt
         only with the first."""

@@ -138,6 +138,7 @@ def synthetic(options: argparse.Namespace) -> None:
             }
 
         def load(**speculative: Any) -> LLM:
+            gc.unfreeze()  # settle_down has frozen the engine before, whose memory is needed now
             gc.collect()
             if speculative:
                 how["speculative_config"] = speculative

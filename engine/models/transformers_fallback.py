@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.architectures import FALLBACK_TESTED
@@ -187,7 +188,7 @@ def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
 
 def _probe_without_weights(config: Any, trust_remote_code: bool) -> Calls:
     """Run the model on torch's meta device, to record its calls. A model that inspects its own
-    results runs on the CPU, with uninitialized weights, which take no memory."""
+    results runs on the CPU, with weights of zeros that take no memory."""
     from transformers.initialization import no_init_weights
 
     _refuse(config)
@@ -199,7 +200,16 @@ def _probe_without_weights(config: Any, trust_remote_code: bool) -> Calls:
     except TrialFailed:
         with no_init_weights():
             model = _from_config(config, dtype, trust_remote_code)
+        for parameter in model.parameters():
+            parameter.data = _unwritten_zeros(parameter)
         return probe(model, torch.device("cpu"))
+
+
+def _unwritten_zeros(like: torch.Tensor) -> torch.Tensor:
+    """Zeros on the CPU, from NumPy, whose pages the system provides when they are written. (Torch
+    would write them, and without zeros a model might find NaN in its results.)"""
+    num_bytes = like.numel() * like.element_size()
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(like.shape)
 
 
 def _from_config(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:

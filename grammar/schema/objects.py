@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from grammar.schema import ecma
@@ -25,6 +25,7 @@ KEYWORDS = (
     "dependentRequired",
     "dependentSchemas",
 )
+_UNSPEAKABLE_NAME = "a control character without a short escape in a name"
 # Each dependency doubles the alternatives that the engine must keep apart.
 _MAX_DEPENDENCIES = 4
 
@@ -82,7 +83,7 @@ class _Members:
         if all(map(is_plain, scope.schema["required"])):
             scope.keep("required", scope.schema["required"])
         else:
-            scope.drop("required", "a control character without a short escape in a name")
+            scope.drop("required", _UNSPEAKABLE_NAME)
 
     def _lower_rest(self) -> None:
         scope, schema = self._scope, self._scope.schema
@@ -178,7 +179,7 @@ def _pattern_problem(sources: dict[str, Any], *, closed: bool) -> str | None:
             "which names match depends on the dialect; anchor only the start, or close the object"
         )
     prefixes = sorted(pattern.prefix for pattern in patterns)
-    if len(prefixes) > 1 and any(b.startswith(a) for a, b in pairwise(prefixes)):
+    if any(b.startswith(a) for a, b in pairwise(prefixes)):
         return "several patterns must begin differently"
     return None
 
@@ -231,9 +232,13 @@ def _lower_counts(scope: Scope) -> None:
 
 def _lower_dependencies(scope: Scope) -> None:
     for keyword in scope.present(("dependentRequired", "dependentSchemas")):
-        dependencies = scope.schema[keyword]
-        if len(dependencies) > _MAX_DEPENDENCIES or not all(map(is_plain, dependencies)):
+        # On a name that an engine never writes nothing depends.
+        dependencies = {k: v for k, v in scope.schema[keyword].items() if is_plain(k)}
+        if len(dependencies) > _MAX_DEPENDENCIES:
             scope.drop(keyword, f"more than {_MAX_DEPENDENCIES} dependencies")
+            continue
+        if keyword == "dependentRequired" and not all(map(is_plain, chain(*dependencies.values()))):
+            scope.drop(keyword, _UNSPEAKABLE_NAME)
             continue
         for name, needs in dependencies.items():
             if keyword == "dependentRequired":

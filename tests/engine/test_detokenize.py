@@ -81,6 +81,15 @@ def test_the_first_to_end_wins_wherever_it_stands_in_a_piece() -> None:
     assert (found.push("-wxyza"), found.stopped) == ("-w", "xy")
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_of_those_that_end_together_the_longest_wins(split: bool) -> None:
+    stops = ["b" * n + "a" for n in range(9)]
+    found = StopStrings(stops)
+    text = "-" + stops[5]
+    assert "".join([found.push(piece) for piece in (text if split else [text])]) == "-"
+    assert found.stopped == stops[5]
+
+
 @given(text=st.text("ab", max_size=20), stops=st.lists(st.text("ab", min_size=1, max_size=6)))
 def test_no_more_is_held_back_than_must_be(text: str, stops: list[str]) -> None:
     detokenizer = Detokenizer(TOKENIZER, stop=stops)
@@ -134,15 +143,15 @@ class TestPushOutput:
         detokenizer = Detokenizer(TOKENIZER, include_stop_str_in_output=include)
         (dot,) = ids(".")
         assert detokenizer.push_output(RequestOutput("r", ids("hi"))) == "hi"
-        text = detokenizer.push_output(RequestOutput("r", [*ids("!"), dot], "stop", dot))
-        assert text == ("!." if include else "!")
+        text = detokenizer.push_output(RequestOutput("r", [*ids("!?!"), dot], "stop", dot))
+        assert text == ("!?!." if include else "!?!")
 
     def test_eos_is_no_text(self, include: bool) -> None:
         detokenizer = Detokenizer(
             TOKENIZER, include_stop_str_in_output=include, skip_special_tokens=False
         )
-        text = detokenizer.push_output(RequestOutput("r", [*ids("a"), 2], "stop"))
-        assert text == ("a</s>" if include else "a")
+        text = detokenizer.push_output(RequestOutput("r", [*ids("abc"), 2], "stop"))
+        assert text == ("abc</s>" if include else "abc")
 
     def test_an_end_without_a_stop_token_keeps_its_last_token(self, include: bool) -> None:
         """A grammar that is complete ends a request on an ordinary token."""

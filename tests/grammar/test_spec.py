@@ -39,7 +39,9 @@ def test_an_unknown_kind_is_refused_by_name() -> None:
         ("choice", r'["a", "\ud800"]', "surrogate"),
         ("json_schema", r'{"properties": {"\uDFFF": true}}', "surrogate"),
         ("structural_tag", r'{"type": "const_string", "value": "\ud800"}', "surrogate"),
-        ("ebnf", "start: a\na[temperature=2]: /x/", "line 2"),
+        ("ebnf", "start: a\na[temperature=2]: /x/", "line 2: the attribute 'temperature'"),
+        ("ebnf", "\na[capture]: /x/", "line 2: the attribute 'capture'"),
+        ("ebnf", "\n\n%llguidance {}\nx-guidance", "line 4: 'x-guidance'"),
     ],
 )
 def test_malformed_sources_are_refused(kind: Any, source: str, message: str) -> None:
@@ -50,6 +52,42 @@ def test_malformed_sources_are_refused(kind: Any, source: str, message: str) -> 
 def test_escapes_of_whole_characters_are_fine() -> None:
     GrammarSpec("choice", r'["\ud83d\ude00", "\\ud800"]').validate()
     GrammarSpec("ebnf", 'start: "[temperature]"').validate()
+
+
+@pytest.mark.parametrize("kind", ["regex", "choice", "ebnf"])
+def test_blanks_can_be_left_out_of_json_only(kind: Any) -> None:
+    with pytest.raises(InvalidGrammar, match="of JSON only"):
+        GrammarSpec(kind, '["a"]', any_whitespace=False)
+
+
+def test_older_words_are_read_in_schemas_only() -> None:
+    old = '{"items": [{"type": "null"}]}'
+    assert GrammarSpec("json_schema", old).document() == {"prefixItems": [{"type": "null"}]}
+    assert GrammarSpec("structural_tag", old).document() == {"items": [{"type": "null"}]}
+    now = '{"const": {"items": "["}, "items": {}}'
+    assert GrammarSpec("json_schema", now).document() == json.loads(now)
+
+
+REGEX_TAG = '{"type": "structural_tag", "format": {"type": "regex", "pattern": "%s"}}'
+
+
+@pytest.mark.parametrize(("kind", "form"), [("regex", "%s"), ("structural_tag", REGEX_TAG)])
+def test_a_regex_has_a_size(kind: Any, form: str) -> None:
+    limits = Limits(max_regex_size=20)
+    GrammarSpec(kind, form % "(ab){10}").validate(limits)
+    with pytest.raises(GrammarTooLarge, match="expand to 22, over 20 items") as caught:
+        GrammarSpec(kind, form % "(ab){11}").validate(limits)
+    assert caught.value.path == ("$" if kind == "regex" else "$.format.pattern")
+
+
+def test_choices_have_a_number_and_sources_a_size() -> None:
+    limits = Limits(max_enum_values=3, max_source_bytes=20)
+    GrammarSpec.from_choices(["a", "b", "c"]).validate(limits)
+    with pytest.raises(GrammarTooLarge, match="4 choices, over 3"):
+        GrammarSpec.from_choices(["a", "b", "c", "d"]).validate(limits)
+    GrammarSpec("regex", "é" * 10).validate(limits)
+    with pytest.raises(GrammarTooLarge, match="21 bytes, over the limit of 20"):
+        GrammarSpec("regex", "é" * 10 + "a").validate(limits)
 
 
 def test_a_choice_has_a_length() -> None:

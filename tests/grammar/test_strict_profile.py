@@ -104,5 +104,34 @@ def test_limits() -> None:
     check(closed(a={"enum": ["x" * 59 + str(i) for i in range(250)]}))
     with pytest.raises(GrammarTooLarge, match="15000 characters"):
         check(closed(a={"enum": ["x" * 60 + str(i) for i in range(251)]}))
+
+
+def text_of(place: str, length: int) -> dict[str, Any]:
+    """A schema with a text of this length there, among 10 characters of other names."""
+    text = "x" * (length - 10)
+    match place:
+        case "enum":
+            return closed(**{"name" + "_" * 6: {"enum": [text[:5], text[5:]]}})
+        case "const":
+            return closed(**{"name" + "_" * 6: {"const": text}})
+        case "properties":
+            return closed(**{text: STRING, "name" + "_" * 6: STRING})
+    return closed(**{"name" + "_" * 6: STRING}) | {place: {text: STRING}}
+
+
+@pytest.mark.parametrize("place", ["properties", "$defs", "definitions", "enum", "const"])
+def test_all_names_and_values_count_together(place: str) -> None:
+    check(text_of(place, 120_000))
     with pytest.raises(GrammarTooLarge, match="120000 characters"):
-        check(closed(**{"n" * 60_000: STRING, "m" * 60_001: STRING}))
+        check(text_of(place, 120_001))
+
+
+def test_a_large_enum_may_have_short_strings_and_numbers_do_not_count() -> None:
+    strings = ["x" * 59 + chr(0x4E00 + i) for i in range(249)]
+    exactly = [*strings, "y" * 59, "z"]
+    assert (len(exactly), sum(map(len, exactly))) == (251, 15_000)
+    check(closed(a={"enum": exactly}))
+    check(closed(a={"enum": [*strings, "y" * 1_000, 10**70, None]}))
+    with pytest.raises(GrammarTooLarge, match="15000 characters") as caught:
+        check(closed(a={"enum": [*strings, "y" * 59, "zz"]}))
+    assert caught.value.path == "$.properties.a.enum"

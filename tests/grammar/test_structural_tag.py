@@ -8,9 +8,19 @@ import pytest
 
 from grammar import structural_tag
 from grammar.compiler import GrammarCompiler
-from grammar.errors import InvalidGrammar
+from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.spec import GrammarSpec
-from grammar.structural_tag import JsonSchema, Tag, TriggeredTags, parse
+from grammar.structural_tag import (
+    AnyText,
+    ConstString,
+    JsonSchema,
+    Or,
+    Tag,
+    TagsWithSeparator,
+    Token,
+    TriggeredTags,
+    parse,
+)
 from grammar.vocabulary import Vocabulary
 from tests.grammar.walks import accepts, allowed_ids
 
@@ -293,10 +303,73 @@ def test_the_first_form_is_the_second_in_short() -> None:
     )
 
 
+def test_the_first_form_may_say_its_type() -> None:
+    assert parse({"type": "structural_tag"} | CASES[1][0]) == parse(CASES[1][0])
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (schema(True), JsonSchema(True, "$.format.json_schema")),
+        (token(0), Token(0)),
+        (TEXT | {"excludes": []}, AnyText()),
+        (TEXT | {"excludes": ["a", "bc"]}, AnyText(("a", "bc"))),
+        (tag("<", TEXT, [">", "!"]), Tag("<", AnyText(), (">", "!"))),
+        # Of alternatives each may run to the end of the output.
+        (
+            {"type": "or", "elements": [TEXT, const("a")]},
+            Or((AnyText(), ConstString("a"))),
+        ),
+        (
+            {
+                "type": "triggered_tags",
+                "triggers": ["<a", "<b"],
+                "tags": [tag("<a>", TEXT, ">"), tag("<b>", TEXT, ">")],
+            },
+            TriggeredTags(
+                ("<a", "<b"),
+                (Tag("<a>", AnyText(), (">",)), Tag("<b>", AnyText(), (">",))),
+                at_least_one=False,
+                stop_after_first=False,
+            ),
+        ),
+        (
+            {"type": "tags_with_separator", "tags": [tag("<", TEXT, ">")], "separator": ""},
+            TagsWithSeparator((Tag("<", AnyText(), (">",)),), "", False, False),
+        ),
+    ],
+)
+def test_what_is_left_out_and_where_free_text_may_stand(
+    found: dict[str, Any], expected: structural_tag.Format
+) -> None:
+    assert parse(document(found)) == expected
+
+
+def test_a_tag_nested_too_deeply_is_too_large() -> None:
+    found = const("a")
+    for _ in range(5_000):
+        found = {"type": "sequence", "elements": [found]}
+    with pytest.raises(GrammarTooLarge, match="nested too deeply"):
+        parse(document(found))
+
+
 @pytest.mark.parametrize(
     ("source", "path", "message"),
     [
         ([], "$", "an object"),
+        (document(TEXT) | {"extra": 1}, "$.extra", "not supported"),
+        ({"structures": []}, "$.triggers", "an array"),
+        ({"triggers": ["a"]}, "$.structures", "an array"),
+        (CASES[1][0] | {"type": 5}, "$.type", "a string"),
+        (CASES[1][0] | {"extra": 1}, "$.extra", "not supported"),
+        (
+            {
+                "structures": [{"begin": "<f>", "schema": INT, "end": "</f>", "extra": 1}],
+                "triggers": ["<f"],
+            },
+            "$.structures[0].extra",
+            "not supported",
+        ),
         ({"type": "tags"}, "$.type", "structural_tag"),
         ({"type": "structural_tag"}, "$.format", "an object"),
         (document({"type": "xml"}), "$.format.type", "unknown format 'xml'"),
@@ -311,6 +384,22 @@ def test_the_first_form_is_the_second_in_short() -> None:
             "come last",
         ),
         (document(tag("<", TEXT, "")), "$.format.content", "come last"),
+        # Only free text that fills its tag ends with it.
+        (
+            document(tag("<", {"type": "sequence", "elements": [const("a"), TEXT]}, ">")),
+            "$.format.content.elements[1]",
+            "come last",
+        ),
+        (
+            document(
+                {
+                    "type": "sequence",
+                    "elements": [{"type": "or", "elements": [TEXT, const("a")]}, const("b")],
+                }
+            ),
+            "$.format.elements[0].elements[0]",
+            "come last",
+        ),
         (
             document(TOOLS | {"triggers": ["<call"]}),
             "$.format.tags[0].begin",
@@ -318,6 +407,19 @@ def test_the_first_form_is_the_second_in_short() -> None:
         ),
         (document(TOOLS | {"triggers": ["<tool=", "<x"]}), "$.format.tags", "trigger '<x'"),
         (document(TOOLS | {"triggers": []}), "$.format.triggers", "non-empty"),
+        (document(TOOLS | {"triggers": ["<tool=", ""]}), "$.format.triggers", "non-empty"),
+        (document(TOOLS | {"triggers": ["<tool=", 5]}), "$.format.triggers", "non-empty"),
+        (document(TOOLS | {"tags": []}), "$.format.tags", "empty"),
+        (
+            document(TOOLS | {"tags": [{"begin": token(OPEN), "content": TEXT, "end": ">"}]}),
+            "$.format.tags[0].begin",
+            "token 275 begins with none",
+        ),
+        (
+            document(by_token(tags=[tag("<", TEXT, ">")])),
+            "$.format.tags[0].begin",
+            "'<' begins with none",
+        ),
         (document(TOOLS | {"tags": [const("a")]}), "$.format.tags[0]", "a tag"),
         (
             document({"type": "sequence", "elements": [TOOLS, const("a")]}),
@@ -330,6 +432,11 @@ def test_the_first_form_is_the_second_in_short() -> None:
         (document(token(True)), "$.format.token", "by its id"),
         (document(token(-1)), "$.format.token", "by its id"),
         (document(tag("<", INT, ">") | {"begin": INT}), "$.format.begin.type", "text or a token"),
+        (
+            document(tag("<", INT, ">") | {"begin": token(1) | {"extra": 1}}),
+            "$.format.begin.extra",
+            "not supported",
+        ),
         (document(by_token(trigger_tokens=[])), "$.format.trigger_tokens", "empty"),
         (document(by_token(trigger_tokens=[OPEN, "x"])), "$.format.trigger_tokens[1]", "by its id"),
         (document(by_token(trigger_tokens=[OPEN, 1])), "$.format.tags", "the token 1"),

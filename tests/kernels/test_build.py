@@ -28,24 +28,34 @@ def fast_compile_flags() -> tuple[str, ...]:
     return ("--Ofast-compile", "max") if "--Ofast-compile" in usage else ()
 
 
+def has_warpgroups(source: Path) -> bool:
+    """Whether a kernel multiplies by warpgroups, or moves registers between them."""
+    text = source.read_text()
+    headers = [build.SOURCES / name for name in re.findall('#include "(.*)"', text)]
+    return re.search("wgmma|give_up_registers<", text) is not None or any(
+        map(has_warpgroups, headers)
+    )
+
+
 def compile_kernel(source: Path, arch: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """Optimized for Hopper alone, as built there. What only the front end and the assembler can
-    find wrong with an older architecture, they find in code that is not optimized as well."""
+    """Optimized only where the optimizer can find something wrong: it serializes products of
+    warpgroups that it does not understand. All else is found by the front end and the assembler, in
+    code that is not optimized as well, and in a third of the time."""
     command = build.nvcc_command(source, tmp_path / "out.o", arch, build.find_nvcc())
-    if arch == "80":
+    if arch == "80" or not has_warpgroups(source):
         command += fast_compile_flags()
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # half a minute of a core, which other work may share
+@pytest.mark.timeout(900)  # up to half a minute of a core, which other work may share
 @pytest.mark.parametrize("arch", build.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_kernel_compiles_without_warnings(source: Path, arch: str, tmp_path: Path) -> None:
     result = compile_kernel(source, arch, tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "warning" not in result.stderr, result.stderr
+    assert not re.search("warning|Performance Loss", result.stderr), result.stderr
 
 
 KERNEL = "__global__ void kernel(int* out) {{ {body} out[threadIdx.x] = 1; }}\n"

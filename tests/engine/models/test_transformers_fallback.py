@@ -165,15 +165,10 @@ def test_graphs_change_no_token(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert outputs(graphs=True) == outputs(graphs=False)
 
 
-@pytest.mark.gpu
-def test_a_model_that_looks_at_its_results_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _let_it_look_at_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As code does that refuses to go on with NaN."""
     from transformers import Olmo2Model
 
-    folder = write(case_of("olmo2"), tmp_path)
-    on_gpu = EngineConfig(model=str(folder), device="cuda", num_gpu_blocks_override=50)
-    assert load_runner(on_gpu)._model.is_capturable
     compute = Olmo2Model.forward
 
     @functools.wraps(compute)  # whose parameters are looked at
@@ -183,9 +178,30 @@ def test_a_model_that_looks_at_its_results_is_noticed(
         return found
 
     monkeypatch.setattr(Olmo2Model, "forward", looking)
+
+
+@pytest.mark.gpu
+def test_a_model_that_looks_at_its_results_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(case_of("olmo2"), tmp_path)
+    on_gpu = EngineConfig(model=str(folder), device="cuda", num_gpu_blocks_override=50)
+    assert load_runner(on_gpu)._model.is_capturable
+    _let_it_look_at_its_results(monkeypatch)
     runner = load_runner(on_gpu)
     assert not runner._model.is_capturable
     assert runner._graphs is None
+
+
+def test_a_model_that_looks_at_its_results_finds_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _let_it_look_at_its_results(monkeypatch)
+    torch.use_deterministic_algorithms(True)  # memory that was never written is NaN
+    try:
+        assert read_facts(config(write(case_of("olmo2"), tmp_path))).max_position_embeddings > 0
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_model_without_a_length_takes_the_one_asked_for() -> None:

@@ -37,6 +37,23 @@ class TestBudget:
         harness.step()
         assert chunks(harness) == [("a", 0, 6, False), ("b", 0, 5, True)]
 
+    def test_drafts_leave_a_token_to_each_request_behind(self) -> None:
+        harness = Harness(draft_hits=1.0, max_num_batched_tokens=6, max_num_seqs=3)
+        for name in "abc":
+            harness.add(name, 2, max_tokens=12, ignore_eos=True)
+        harness.step()
+        sizes = set()
+        while True:
+            harness.step()
+            if harness.finished:
+                break
+            plan = harness.runner.plans[-1]
+            assert [chunk.request_id for chunk in plan.chunks] == ["a", "b", "c"]
+            sizes.add(plan.num_tokens)
+        assert max(sizes) == 6
+        harness.run()
+        harness.check_outputs()
+
     def test_decodes_and_prefill_chunks_share_a_step(self) -> None:
         harness = Harness(max_num_batched_tokens=8)
         harness.add("a", 3, max_tokens=5, ignore_eos=True)

@@ -173,7 +173,8 @@ def test_a_step_may_do_nothing_but_copy() -> None:
     assert any(plan.swap_outs and not plan.chunks for plan in harness.runner.plans)
 
 
-def test_a_displaced_request_is_swapped_too() -> None:
+@pytest.mark.parametrize("num_prompt_tokens", [1, 9], ids=["one block", "three blocks"])
+def test_a_displaced_request_is_swapped_too(num_prompt_tokens: int) -> None:
     ticks = itertools.count()
     harness = Harness(
         policy="priority",
@@ -182,7 +183,7 @@ def test_a_displaced_request_is_swapped_too() -> None:
         priority_aging_s=1e9,
         clock=lambda: float(next(ticks)),
     )
-    harness.add("low", 9, max_tokens=9, ignore_eos=True, priority=5)
+    harness.add("low", num_prompt_tokens, max_tokens=9, ignore_eos=True, priority=5)
     harness.step(3)
     harness.add("high", 9, max_tokens=3, ignore_eos=True, priority=0)
     until(harness, RequestState.SWAPPED, "low")

@@ -41,6 +41,12 @@ DISJOINT: list[tuple[Any, Any]] = [
     ({"anyOf": [INT, {"type": "null"}]}, STR),
     (STR, {"oneOf": [INT, {"type": "null"}]}),
     ({"anyOf": [{"const": "a"}, {"const": "b"}]}, {"anyOf": [{"const": "c"}, INT]}),
+    ({"type": "number", "exclusiveMaximum": 2}, {"type": "number", "exclusiveMinimum": 2}),
+    ({"type": "null"}, {"not": {"type": "null"}}),
+    ({"type": ["null", "boolean"]}, {"not": {"type": ["null", "boolean"]}}),
+    # Of several bounds the tightest counts.
+    ({"allOf": [{"minimum": 1}, {"minimum": 5}], **INT}, {"maximum": 3, **INT}),
+    ({"allOf": [{"maximum": 5}, {"maximum": 1}], **INT}, {"minimum": 3, **INT}),
 ]
 NOT_DISJOINT: list[tuple[Any, Any]] = [
     (INT, {"type": "number"}),
@@ -56,8 +62,25 @@ NOT_DISJOINT: list[tuple[Any, Any]] = [
     (obj({"const": "a"}), {"type": "object", "patternProperties": {"^k": {}}}),
     ({"anyOf": [INT, STR]}, STR),
     ({"enum": ["a"]}, {"not": {"const": "b"}}),
+    ({"enum": ["a", "b"]}, {"enum": ["b", "c"]}),
+    ({"type": "null"}, {"type": ["null", "string"]}),
+    ({"type": "boolean"}, {"const": False}),
+    ({"type": "boolean"}, {"const": True}),
+    ({"type": "string", "maxLength": 2}, {"type": "string", "minLength": 2}),
+    ({"type": "array", "maxItems": 2}, {"type": "array", "minItems": 2}),
+    (obj(STR), {"type": "object"}),
+    (
+        obj({"const": "a"}),
+        {"type": "object", "patternProperties": {"^k": {}}, "additionalProperties": False},
+    ),
+    ({"$ref": "#/$defs/endless"}, {"$ref": "#/$defs/other"}),
 ]
-DEFS = {"a": obj({"const": "a"}), "b": obj({"const": "b"})}
+DEFS = {
+    "a": obj({"const": "a"}),
+    "b": obj({"const": "b"}),
+    "endless": obj({"$ref": "#/$defs/endless"}),
+    "other": obj({"$ref": "#/$defs/other"}),
+}
 
 
 def check(first: Any, second: Any) -> bool:
@@ -82,6 +105,16 @@ def test_every_pair_counts() -> None:
     assert all_disjoint([INT, STR, {"type": "null"}], document)
     assert not all_disjoint([INT, STR, {"const": "a"}], document)
     assert all_disjoint([INT], document)
+
+
+def test_proofs_of_many_steps_are_given_up() -> None:
+    def ranges(count: int) -> list[Any]:
+        low: Any = {"anyOf": [{"type": "integer", "maximum": -i} for i in range(count)]}
+        high: Any = {"anyOf": [{"type": "integer", "minimum": i + 1} for i in range(count)]}
+        return [low, high]
+
+    assert all_disjoint(ranges(40), Document(True))
+    assert not all_disjoint(ranges(50), Document(True))
 
 
 def test_effort_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

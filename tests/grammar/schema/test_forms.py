@@ -48,6 +48,8 @@ def check(schema: Any, **limits: Any) -> None:
         ({"multipleOf": 0}, "$.multipleOf", "above 0"),
         ({"$defs": {"x": {"not": 3}}}, "$.$defs.x.not", "a schema"),
         ({"description": "x" * 200, "title": 5}, "$.title", "a string"),
+        ({"$anchor": "1a"}, "$.$anchor", "a name"),
+        ({"$dynamicAnchor": 5}, "$.$dynamicAnchor", "a name"),
         ([], "$", "a schema"),
     ],
 )
@@ -56,6 +58,15 @@ def test_the_first_wrong_form_is_named(schema: Any, path: str, message: str) -> 
         check(schema)
     assert caught.value.path == path
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("num_digits", "shown"), [(80, "1" * 80), (81, "1" * 77 + "...")], ids=["whole", "cut"]
+)
+def test_a_long_value_is_shown_in_part(num_digits: int, shown: str) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        check({"title": int("1" * num_digits)})
+    assert caught.value.message == f"title must be a string, got {shown}"
 
 
 def test_limits() -> None:
@@ -69,6 +80,7 @@ def test_limits() -> None:
     check(wide)
     with pytest.raises(GrammarTooLarge, match="more than 49 properties"):
         check(wide, max_properties=49)
+    check({"enum": [1, 2], "properties": {"a": True}}, max_enum_values=2)
     with pytest.raises(GrammarTooLarge, match=r"more than 2 values \(at \$\.enum"):
         check({"enum": [1, 2, 3]}, max_enum_values=2)
     forty_one: Any = {"properties": {str(i): {} for i in range(41)}}
@@ -78,6 +90,10 @@ def test_limits() -> None:
     check({"maxLength": 1000, "minItems": 1000.0})
     with pytest.raises(GrammarTooLarge, match=r"more than 1000 \(at \$\.items\.maxItems"):
         check({"items": {"maxItems": 1001}})
+
+
+def test_an_anchor_is_a_name() -> None:
+    check({"$anchor": "a-b.C_1", "$dynamicAnchor": "_"})
 
 
 def test_depth_counts_schemas_not_data() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from fractions import Fraction
 from typing import Any
@@ -54,6 +55,7 @@ def constraints(schema: Any) -> set[str]:
             {"enum": [0.0, -0.5, 2**63 - 1, {"a": [1.0]}]},
             {"enum": [0, -0.5, 2**63 - 1, {"a": [1]}]},
         ),
+        ({"enum": [1e-5, 999999999999999.5]}, {"enum": [1e-5, 999999999999999.5]}),
         ({"enum": ["a"], "type": "integer"}, False),
         # Open bounds of numbers become closed ones that are surely another double.
         ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "minimum": 1e-09}),
@@ -61,6 +63,15 @@ def constraints(schema: Any) -> set[str]:
         (
             {"type": "number", "exclusiveMaximum": 10**12, "maximum": 5},
             {"type": "number", "maximum": 5},
+        ),
+        ({"type": "number", "exclusiveMinimum": 1, "minimum": 5}, {"type": "number", "minimum": 5}),
+        (
+            {"type": "number", "minimum": 1, "exclusiveMinimum": 5},
+            {"type": "number", "minimum": 5.000000001},
+        ),
+        (
+            {"type": "integer", "allOf": [{"multipleOf": 16}, {"multipleOf": 625}]},
+            {"type": "integer", "allOf": [{"multipleOf": 16}, {"multipleOf": 625}]},
         ),
         ({"type": "number", "exclusiveMinimum": 10**15}, {"type": "number", "minimum": 10**15 + 1}),
         (
@@ -76,6 +87,11 @@ def constraints(schema: Any) -> set[str]:
             {"type": "array", "prefixItems": [True], "unevaluatedItems": False},
             {"type": "array", "prefixItems": [{}], "items": False},
         ),
+        (
+            {"type": "array", "items": {"type": "null"}, "unevaluatedItems": False},
+            {"type": "array", "items": {"type": "null"}},
+        ),
+        ({"anyOf": [{"type": "array"}], "unevaluatedItems": True}, {"anyOf": [{"type": "array"}]}),
         (
             {"type": "object", "unevaluatedProperties": {"type": "null"}},
             {"type": "object", "additionalProperties": {"type": "null"}},
@@ -112,6 +128,43 @@ def constraints(schema: Any) -> set[str]:
             {"properties": {"a": {}}, "additionalProperties": False},
         ),
         (
+            {"propertyNames": {"enum": ["a", 1, "\x01"]}, "properties": {"a": {}}},
+            {"properties": {"a": {}}, "additionalProperties": False},
+        ),
+        # A closed object has no other names, whatever the rule.
+        (
+            {
+                "propertyNames": {"minLength": 1},
+                "properties": {"": {}, "a": {"type": "null"}},
+                "additionalProperties": False,
+            },
+            {
+                "properties": {"": False, "a": {"type": "null"}},
+                "additionalProperties": False,
+            },
+        ),
+        # What a rule leaves over keeps the schema of the rest,
+        (
+            {"propertyNames": {"minLength": 1}, "additionalProperties": {"type": "null"}},
+            {
+                "patternProperties": {r"^(?:[\s\S]{1,})$": {"type": "null"}},
+                "additionalProperties": False,
+            },
+        ),
+        # and a rule that all names follow is none for those that have a schema.
+        (
+            {"propertyNames": True, "properties": {"a": {"type": "null"}}},
+            {
+                "properties": {"a": {"type": "null"}},
+                "patternProperties": {r"^(?:[\s\S]*)$": {}},
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {"anyOf": [{"type": "null"}], "unevaluatedProperties": True},
+            {"anyOf": [{"type": "null"}]},
+        ),
+        (
             {"patternProperties": {"^x": {"type": "null"}}, "properties": {"xy": True, "y": True}},
             {
                 "properties": {"xy": {"allOf": [{}, {"type": "null"}]}, "y": {}},
@@ -121,6 +174,13 @@ def constraints(schema: Any) -> set[str]:
         (
             {"patternProperties": {"^x": False}, "properties": {"xy": {"type": "null"}}},
             {"properties": {"xy": False}, "patternProperties": {r"^(?:x[\s\S]*)$": False}},
+        ),
+        (
+            {"patternProperties": {"^x": {"type": "null"}}, "properties": {"xy": False}},
+            {
+                "properties": {"xy": False},
+                "patternProperties": {r"^(?:x[\s\S]*)$": {"type": "null"}},
+            },
         ),
         # Members are counted where no name is optional, unless their number follows from the names.
         ({"minProperties": 1}, {"minProperties": 1}),
@@ -142,6 +202,11 @@ def constraints(schema: Any) -> set[str]:
             {"dependentRequired": {"a": ["b"]}},
             {"allOf": [{"anyOf": [{"properties": {"a": False}}, {"required": ["b"]}]}]},
         ),
+        # Nobody could write the name on which the other depends.
+        (
+            {"dependentRequired": {"\x01": ["b"], "a": ["b"]}},
+            {"allOf": [{"anyOf": [{"properties": {"a": False}}, {"required": ["b"]}]}]},
+        ),
         # Proven apart, oneOf is anyOf.
         (
             {"oneOf": [{"type": "null"}, {"type": "string"}]},
@@ -152,6 +217,10 @@ def constraints(schema: Any) -> set[str]:
             {"anyOf": [{"type": "null"}], "allOf": [{"anyOf": [{"enum": [1]}, {"enum": [2]}]}]},
         ),
         ({"anyOf": [False, {"type": "null"}]}, {"anyOf": [{"type": "null"}]}),
+        ({"anyOf": [False, False]}, {"anyOf": [False]}),
+        # Nothing is said by a branch without its condition, and by the name of the whole.
+        ({"type": "null", "then": False, "else": False}, {"type": "null"}),
+        ({"$id": "https://example.com/x", "type": "null"}, {"type": "null"}),
         (
             {"definitions": {"a b": {"$ref": "#"}}, "items": {"$ref": "#/definitions/a%20b"}},
             {
@@ -163,6 +232,8 @@ def constraints(schema: Any) -> set[str]:
 )
 def test_exact_forms(schema: Any, expected: Any) -> None:
     assert lowered(schema) == expected
+    # and in the same words: 2, not 2.0
+    assert json.dumps(lowered(schema), sort_keys=True) == json.dumps(expected, sort_keys=True)
     assert reasons(schema) == {}
     assert constraints(schema) <= told(schema)
 
@@ -173,11 +244,13 @@ def test_exact_forms(schema: Any, expected: Any) -> None:
         (True, r"[\s\S]*"),
         ({"type": "string", "title": "any"}, r"[\s\S]*"),
         ({"const": "a.b"}, r"a\.b"),
-        ({"enum": ["a", 1, "b"]}, "a|b"),
+        ({"enum": ["a", 1, "\x01", "b"]}, "a|b"),
         ({"pattern": "^ab$"}, "ab"),
         ({"minLength": 2}, r"[\s\S]{2,}"),
         ({"maxLength": 3}, r"[\s\S]{0,3}"),
         ({"minLength": 1, "maxLength": 3.0}, r"[\s\S]{1,3}"),
+        ({"minLength": 1000}, r"[\s\S]{1000,}"),
+        ({"maxLength": 1000}, r"[\s\S]{0,1000}"),
     ],
 )
 def test_a_simple_rule_of_names_is_an_expression(names: Any, expression: str) -> None:
@@ -194,11 +267,14 @@ def test_a_simple_rule_of_names_is_an_expression(names: Any, expression: str) ->
         {"type": ["string", "null"]},
         {"const": 1},
         {"const": "\x01"},
+        {"const": "a", "maxLength": 3},
         {"enum": [1]},
+        {"enum": ["a", "abcd"], "maxLength": 3},
         {"pattern": "(?=a)"},
         {"pattern": "a", "maxLength": 3},
         {"minLength": 1001},
         {"maxLength": 1001},
+        {"minLength": 1, "not": {"const": "a"}},
         {"not": {"const": "a"}},
     ],
 )
@@ -211,8 +287,26 @@ def test_other_rules_of_names_are_dropped(names: Any) -> None:
 def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
     date = lowered({"type": "string", "format": "date"})
     assert set(date) == {"type", "pattern"}
-    both = lowered({"type": "string", "format": "email", "pattern": "a"})
-    assert both["allOf"][0]["maxLength"] == 254
+    email = lowered({"type": "string", "format": "email"})
+    assert set(email["allOf"][0]) == {"pattern", "maxLength"}
+    assert email["allOf"][0]["maxLength"] == 254
+
+
+@pytest.mark.parametrize(("name", "max_length"), [("date", None), ("email", 254)])
+def test_a_format_beside_a_pattern_holds_as_well(name: str, max_length: int | None) -> None:
+    schema = {"type": "string", "format": name, "pattern": "^a$"}
+    alone = lowered({"type": "string", "format": name})
+    found = lowered(schema)
+    assert found["pattern"] == "^(?:a)$"
+    assert found["allOf"] == alone.get("allOf", [{"pattern": alone.get("pattern")}])
+    assert found["allOf"][0].get("maxLength") == max_length
+    assert "$.format" in told(schema)
+    assert reasons(schema) == {}
+
+
+def test_what_the_list_cannot_say_the_type_still_does() -> None:
+    assert lowered({"type": "number", "enum": [1e300]}) == {"type": "number"}
+    assert lowered({"enum": [1e300]}) == {}
 
 
 @pytest.mark.parametrize(
@@ -223,16 +317,44 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "$.allOf[1].multipleOf", "common"),
         ({"minimum": 2**53}, "$.minimum", "a bound beyond 9007199254740991"),
         ({"maximum": 9e-10}, "$.maximum", "too close to 0"),
+        ({"anyOf": [{}], "unevaluatedItems": False}, "$.unevaluatedItems", "cannot be followed"),
+        (
+            {"type": "array", "uniqueItems": True, "maxItems": 2},
+            "$.uniqueItems",
+            "the items before",
+        ),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
+        (
+            {"patternProperties": {"(?=a)": {}}, "additionalProperties": True},
+            "$.patternProperties",
+            "look-around",
+        ),
+        (
+            {"patternProperties": {"^ab": {}, "^c": {}, "^a": {}}},
+            "$.patternProperties",
+            "must begin differently",
+        ),
+        (
+            {"patternProperties": {"^a": {}}, "propertyNames": {"minLength": 1}},
+            "$.propertyNames",
+            "only one plain pattern",
+        ),
         ({"required": ["a", "\x01"]}, "$.required", "a control character"),
         ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
         ({"enum": [1e15 + 0.5]}, "$.enum", "an exponent"),
+        ({"enum": [9e-6]}, "$.enum", "an exponent"),
         ({"const": [{"a": 2**63}]}, "$.const", "beyond 64 bits"),
         ({"const": {"a": ["\x01"]}}, "$.const", "a control character"),
         ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
         ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties", "optional properties"),
         ({"properties": {"a": {}}, "maxProperties": 1}, "$.maxProperties", "optional properties"),
+        (
+            {"properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 1},
+            "$.maxProperties",
+            "optional properties",
+        ),
+        ({"dependentRequired": {"a": ["b", "\x01"]}}, "$.dependentRequired", "a control character"),
     ],
 )
 def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> None:
@@ -253,6 +375,20 @@ def test_divisors_are_counted_in_units_of_their_last_digit(
 def test_divisors_that_never_meet_need_no_common_multiple() -> None:
     schema = {"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}}
     assert reasons(schema) == {}
+
+
+@pytest.mark.parametrize(
+    ("schema", "merges"),
+    [
+        ({"properties": {"a": {"minimum": 1}}}, False),
+        ({"anyOf": [{"type": "null"}]}, False),
+        ({"allOf": [{"type": "null"}]}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}, "minimum": 3}, True),
+        ({"dependentRequired": {"a": ["b"]}}, True),
+    ],
+)
+def test_it_is_known_whether_one_schema_is_made_of_several(schema: Any, merges: bool) -> None:
+    assert lower(Document(schema), LLGUIDANCE).merges == merges
 
 
 def test_dropping_a_pattern_frees_the_names_it_might_have_matched() -> None:
@@ -282,8 +418,35 @@ def test_an_object_that_cannot_be_is_ruled_out_for_them() -> None:
     assert lowered(schema | {"type": "object"}, XGRAMMAR) is False
 
 
-def test_outlines_spells_out_what_anything_is() -> None:
-    array = lowered({"type": "array", "items": True}, OUTLINES)
+def test_it_is_ruled_out_by_any_name_that_cannot_be() -> None:
+    schema = {
+        "type": ["object", "null"],
+        "properties": {"a": {}, "b": False},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    assert lowered(schema, XGRAMMAR)["type"] == ["null"]
+
+
+@pytest.mark.parametrize("keyword", ["dependentRequired", "dependentSchemas"])
+def test_four_dependencies_are_enforced_and_five_dropped(keyword: str) -> None:
+    needs: Any = ["x"] if keyword == "dependentRequired" else {"required": ["x"]}
+    schemas = [{keyword: dict.fromkeys("abcde"[:count], needs)} for count in (4, 5)]
+    four, five = (lowered(schema) for schema in schemas)
+    assert [part["anyOf"][0]["properties"] for part in four["allOf"]] == [
+        {name: False} for name in "abcd"
+    ]
+    assert all(part["anyOf"][1] == {"required": ["x"]} for part in four["allOf"])
+    assert five == {}
+    assert [reasons(schema) for schema in schemas] == [
+        {},
+        {f"$.{keyword}": "more than 4 dependencies"},
+    ]
+
+
+@pytest.mark.parametrize("anything", [True, {}, {"title": "T"}])
+def test_outlines_spells_out_what_anything_is(anything: Any) -> None:
+    array = lowered({"type": "array", "items": anything}, OUTLINES)
     assert array["items"]["type"] == ["array", "boolean", "null", "number", "object", "string"]
 
 
