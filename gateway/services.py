@@ -125,8 +125,7 @@ def create_services(
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = _chat_template(config)
-    # Each tenant has one grammar checked at a time (``lanes``). So with two workers, a grammar that
-    # is made to be slow holds up only the tenant that sent it.
+    # Each tenant has one grammar checked at a time (``lanes``): a slow one holds up its owner only.
     compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
     public_prefixes = PublicPrefixes(
