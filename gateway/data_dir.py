@@ -1,4 +1,4 @@
-"""The folder of a demo: what is kept between runs, and how other commands find a running one.
+"""The folder of a demo: its data between runs, and the file by which commands find a running one.
 
 .sluice/  postgres/      the database
           secrets.json   pepper and salts of the server            mode 0600

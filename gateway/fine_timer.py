@@ -1,4 +1,4 @@
-"""A timer for an event loop that is late by a fraction of a millisecond only.
+"""A timer for event loops that is at most a fraction of a millisecond late.
 
 Event loops wait for whole milliseconds, so their own timers are up to a millisecond late or early:
 too much for what happens every few milliseconds. Timer descriptors of the kernel are exact.

@@ -1,4 +1,4 @@
-"""One question to a running server, as commands ask it."""
+"""Sends a request to a running server, for commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gateway.errors import ClientError
 def ask(
     address: Address, method: str, path: str, body: object = None, *, timeout_s: float = 10
 ) -> Any:
-    """The decoded answer. Raises ``ClientError``, in the server's own words where it has any."""
+    """The decoded answer to a request. Raises ``ClientError``, with the server's message if there
+    is one."""
     request = Request(
         address.url + path,
         method=method,

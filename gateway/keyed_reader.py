@@ -1,4 +1,5 @@
-"""A reader of a stream that ends when its own key is revoked: the stream may be another key's."""
+"""A reader of a stream that ends when the reader's key is revoked. The stream may be of another
+key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files this process may have open: a connection takes one."""
+"""Raises the limit on open files of this process, because each connection needs one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import logging
 import resource
 
 RESERVED = 256
-"""For what is open besides connections of clients: of the database, libraries, logs."""
+"""Open files besides connections of clients: connections to the database, libraries, logs."""
 
 logger = logging.getLogger(__name__)
 
 
 def allow_connections(max_connections: int) -> None:
-    """Raise the soft limit as far as they need, and warn if the hard one is below that.
+    """Raise the soft limit to what the connections need, and warn if the hard limit is below that.
 
-    Linux starts a process with a soft limit of 1024 for the sake of ``select``, which nothing here
-    uses. At the limit a server does not refuse: connections that it cannot open are left waiting.
+    Linux starts processes with a soft limit of 1024 because of ``select``, which nothing here uses.
+    At the limit, connections are not refused, but wait without an answer.
     """
     needed = max_connections + RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""What an answer must look like: ``response_format`` and its kin, as a grammar.
+"""Turns ``response_format`` and similar fields into a grammar for the answer.
 
 ``strict: true`` means OpenAI's strict subset, and no document outside the schema ever. Without it a
 schema may say anything that JSON Schema knows: what cannot be enforced while the answer is

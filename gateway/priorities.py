@@ -1,4 +1,4 @@
-"""How a request stands among others: its ``service_tier`` and ``priority``."""
+"""The priority of a request, from its fields ``service_tier`` and ``priority``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making tenants' keys: mint, store the hash, hand out the text once."""
+"""Creates and replaces tenants' keys: stores their hashes, and returns their texts once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""System prompts that are no secret, whose place in the prefix cache tenants may share.
+"""System prompts that are not secret, whose entries in the prefix cache tenants may share.
 
-What one tenant computes is invisible to all others, down to the time it takes. For a text that
-everybody knows that costs memory and time, and hides only who used it when. So the operator may
-name system prompts, each with the tenants that chose to share it. Those can tell from the time a
-request takes whether one of them used the prompt lately; nobody learns anything else.
+Normally no tenant can observe what another one computes, not even by time. For a text that
+everybody knows, that costs memory and time, and hides only who has used it when. So the operator
+may name system prompts, each with the tenants that chose to share it. These tenants can tell from
+the time of a request whether one of them has used the prompt recently; nobody learns anything else.
 """
 
 from __future__ import annotations

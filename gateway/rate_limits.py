@@ -1,4 +1,4 @@
-"""What is left of a client's limits, in the headers that OpenAI's clients know."""
+"""The ``x-ratelimit-*`` headers, as in OpenAI's API: what is left of a client's limits."""
 
 from __future__ import annotations
 

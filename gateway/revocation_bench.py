@@ -1,9 +1,9 @@
-"""How soon a change is everywhere: ``python -m gateway.revocation_bench`` prints it.
+"""``python -m gateway.revocation_bench``: measures how soon all workers know of a change.
 
-A site of its own: PostgreSQL, several workers on one port, one engine with the bundled model. Each
-round makes a key, opens streams and WebSockets under it, on whichever workers the kernel chooses,
-asks with it again and again, and revokes it through the admin API. The clock runs from the sending
-of the revocation until the last byte under that key. A change of limits is timed likewise.
+It starts PostgreSQL, several workers on one port, and one engine with the bundled model. Each round
+creates a key, opens streams and WebSockets with it on any workers, sends requests with it all the
+time, and revokes it through the admin API. The time is that from sending the revocation to the last
+byte under the key. A change of limits is measured in the same way.
 """
 
 from __future__ import annotations

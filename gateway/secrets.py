@@ -1,4 +1,4 @@
-"""The server's own secrets: one to hash keys with, one to derive cache salts from."""
+"""The server's secrets: the pepper for hashes of keys, and the root of cache salts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which model a name in a request stands for: the served one, or an adapter of the tenant's own."""
+"""Finds the model that a name in a request stands for: the served one, or an adapter of the
+tenant."""
 
 from __future__ import annotations
 

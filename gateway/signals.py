@@ -1,4 +1,4 @@
-"""The signals that end a process, for whoever runs an event loop in it."""
+"""Handles the signals that end a process, in an event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def ending_signals_sent_to(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Within the block, SIGINT and SIGTERM call ``on_signal``. Use it in a task of the main thread.
+    """A block in which SIGINT and SIGTERM call ``on_signal``. Use it in a task of the main thread.
 
-    Afterwards Ctrl-C raises ``KeyboardInterrupt`` again: otherwise a closed uvloop would keep
-    receiving it, and whatever runs next in the process never would.
+    Afterwards Ctrl-C raises ``KeyboardInterrupt`` again. Without this, a closed uvloop would still
+    take the signal, and code that runs later in the process would not get it.
     """
     loop = asyncio.get_running_loop()
     for number in ENDING:

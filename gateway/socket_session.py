@@ -1,4 +1,4 @@
-"""One WebSocket after its handshake, whatever is spoken on it.
+"""One WebSocket after its handshake, with any protocol.
 
 reader ──► work ──┐
      └───► work ──┼──► outbox ──► writer

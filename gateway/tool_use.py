@@ -1,4 +1,4 @@
-"""A request's tools: what the model is shown, what it may write, and how that is parsed."""
+"""A request's tools: those that the model is shown, the grammar for its calls, and their parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connection strings of PostgreSQL, described without their password."""
+"""Checks connection strings of PostgreSQL, and describes them without their password."""
 
 from __future__ import annotations
 

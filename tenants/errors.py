@@ -1,4 +1,4 @@
-"""All errors of tenants. The docstring says what happened; the message says how to mend it.
+"""All errors of the package. The docstrings say what happened, the messages how to correct it.
 
 TenantsError
 ├── InvalidValue             a field that can never be stored: names the field

@@ -1,4 +1,4 @@
-"""From rows of the database to the records of ``tenants.types`` and ``tenants.limits``."""
+"""Turns rows of the database into the records of ``tenants.types`` and ``tenants.limits``."""
 
 from __future__ import annotations
 

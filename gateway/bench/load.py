@@ -1,8 +1,8 @@
-"""Many streams at once.
+"""Runs many streams at once, and measures them.
 
-Streams that begin together would burst together, at every token and again at their ends. Where an
-engine's pace is known, each stream's first answer has a length of its own, so that from then on
-they end one after the other: the load is the same at all times, and can be measured in windows.
+Streams that begin together would get their tokens together, and end together. If the engine's rate
+is known, each stream's first answer has another length, so that they end one after the other from
+then on. So the load is the same at all times, and can be measured in windows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``sluice bench``: what streaming costs. ``gateway.bench`` says how it is measured."""
+"""``sluice bench``: measures streaming. ``gateway.bench`` describes how."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What happens around every request: pure ASGI, one class each."""
+"""The middleware, through which every request passes: one pure ASGI class in each module."""

@@ -1,4 +1,4 @@
-"""Calls as Hermes, Qwen and the demo model write them.
+"""Calls of Hermes, Qwen and the demo model.
 
 <tool_call>
 {"name": "get_weather", "arguments": {"city": "Oslo"}}

@@ -1,4 +1,4 @@
-"""A call written as one JSON object, ``{"name": ..., "arguments": {...}}``, read as it comes.
+"""Parses a call that is one JSON object, ``{"name": ..., "arguments": {...}}``, as it comes.
 
 The name is passed on as soon as it is complete, the arguments character by character.
 """

@@ -1,4 +1,4 @@
-"""Calls as Llama 3.1 and later write them: nothing but the object, perhaps after a tag.
+"""Calls of Llama 3.1 and later: the object alone, perhaps after a tag.
 
 {"name": "get_weather", "parameters": {"city": "Oslo"}}
 <|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}

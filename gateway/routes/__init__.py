@@ -1,1 +1,1 @@
-"""What is served at which path. Each module makes its routes from what it is given."""
+"""The routes. Each module makes those of one part of the API, from the parts that they need."""

@@ -1,1 +1,1 @@
-"""The shapes on the wire, as msgspec structs. No behaviour lives here."""
+"""The messages of the API as msgspec structs, without behaviour."""

@@ -1,4 +1,4 @@
-"""Shapes shared by every surface: the error object and the usage object of OpenAI's API."""
+"""Structs that all APIs share: the error object and the usage object of OpenAI's API."""
 
 from __future__ import annotations
 

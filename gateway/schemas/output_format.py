@@ -1,4 +1,5 @@
-"""What an answer must look like: OpenAI's ``response_format``, vLLM's ``structured_outputs``."""
+"""The fields for the format of an answer: OpenAI's ``response_format``, vLLM's
+``structured_outputs``."""
 
 from __future__ import annotations
 

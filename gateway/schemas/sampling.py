@@ -1,4 +1,4 @@
-"""How an answer is sampled: the fields that Chat Completions and Completions share."""
+"""The sampling fields, which Chat Completions and Completions have in common."""
 
 from __future__ import annotations
 

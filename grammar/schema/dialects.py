@@ -1,5 +1,5 @@
-"""What each backend makes of a JSON schema. Established by differential tests, not by its manual:
-``tests/grammar/test_differential.py`` holds every line of this file against ``jsonschema``.
+"""The keywords that each backend enforces, and in which form. This was found by differential tests:
+``tests/grammar/test_differential.py`` compares each line of this file with ``jsonschema``.
 """
 
 from __future__ import annotations
