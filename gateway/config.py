@@ -360,7 +360,7 @@ def _refuse_unknown(document: Mapping[str, Any], *, where: str) -> None:
 
 
 def _elsewhere(key: str) -> str:
-    """To append to an error about a key: the section that has it, if any."""
+    """The end of an error about an unknown key: the section that has this key, if any."""
     homes = [section for section, kind in _SECTIONS.items() if key in kind.__struct_fields__]
     return f"; it belongs into [{homes[0]}]" if homes else ""
 

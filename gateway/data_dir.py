@@ -62,7 +62,7 @@ class DataDir:
         self._keys_file = root / "keys.json"
 
     def create(self) -> None:
-        """Raises ``SetupError`` when the folder cannot be made or written to."""
+        """Create the folder. Raises ``SetupError`` if it cannot be created or written to."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -88,7 +88,7 @@ class DataDir:
             os.close(descriptor)
 
     def load_or_create_secrets(self) -> Secrets:
-        """Raises ``SecretsError``."""
+        """The server's secrets, created if there are none. Raises ``SecretsError``."""
         from gateway import secrets
 
         if self.secrets_file.exists():

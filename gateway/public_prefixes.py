@@ -28,7 +28,7 @@ class PublicPrefixes:
         template: ChatTemplate,
         tokenizer: Tokenizer,
     ) -> None:
-        """Raises ``ConfigError`` for one that the model's chat template refuses."""
+        """Tokenize the prefixes. Raises ``ConfigError`` if the chat template refuses one."""
         self._by_tenant: dict[str, list[list[int]]] = {}
         for name, prefix in prefixes.items():
             try:

@@ -59,7 +59,7 @@ class Revocations:
         self._outage = OutageLog(logger)
 
     def on_change(self, change: Change) -> None:
-        """For a ``ChangeListener``; does not block."""
+        """The callback for a ``ChangeListener``. Does not block."""
         if change.request_id is not None:
             self._generations.fail_request(change.request_id, killed())
             return

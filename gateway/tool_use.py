@@ -281,7 +281,7 @@ def _place(path: str, tools: Sequence[FunctionTool]) -> tuple[FunctionDefinition
 
 
 def check_number(tools: Sequence[object]) -> None:
-    """Raises ``InvalidRequestError`` for more than a request may have."""
+    """Raise ``InvalidRequestError`` if there are more tools than a request may have."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"At most {MAX_TOOLS} tools.", param="tools")
 

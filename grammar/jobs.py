@@ -130,7 +130,7 @@ class Backends:
         return name in self._loaded
 
     def load(self, name: str) -> Backend:
-        """Raises ``CompilerUnavailable``."""
+        """A loaded backend. Raises ``CompilerUnavailable``."""
         if name not in self._loaded:
             self._loaded[name] = libraries.adapter(name)(self._vocabulary)
         return self._loaded[name]
@@ -259,7 +259,7 @@ class Compiler:
 
 
 def run(job: Job, compiler: Compiler | None) -> Result:
-    """Raises ``GrammarError``."""
+    """Do a job. Raises ``GrammarError``."""
     if isinstance(job, ValidateJob):
         return Validated(validate(job.spec, job.text))
     if compiler is None:

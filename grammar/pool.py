@@ -106,8 +106,8 @@ class WorkerPool:
         self._release(self._lease())
 
     def compile(self, spec: GrammarSpec, *, leave_light: bool = False) -> Compiled:
-        """Raises ``GrammarError``. With ``leave_light`` a light grammar comes back as planned, for
-        this process to compile."""
+        """Compile a spec. With ``leave_light``, a light grammar is returned as planned, for this
+        process to compile. Raises ``GrammarError``."""
         result = self._run(CompileJob(spec, leave_light))
         assert isinstance(result, Compiled)
         return result

@@ -86,7 +86,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidValue("cached", "must not be above the price of a prompt token")
 
     def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """In millionths of the currency, rounded up once."""
+        """The cost of a request in millionths of the currency, rounded up once."""
         total = (
             (prompt_tokens - cached_tokens) * self.prompt
             + cached_tokens * self.cached

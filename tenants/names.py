@@ -44,21 +44,22 @@ def normalize_name(field: str, text: str) -> str:
 
 
 def check_weight(weight: float) -> float:
-    """A weight is finite and greater than zero. Raises ``InvalidValue``."""
+    """Return a weight. Raises ``InvalidValue`` unless it is finite and greater than zero."""
     if not (math.isfinite(weight) and weight > 0):
         raise InvalidValue("weight", f"must be a finite number greater than 0, is {weight}")
     return float(weight)
 
 
 def check_priority(priority: int) -> int:
-    """A priority fits in 16 bits with its sign. Raises ``InvalidValue``."""
+    """Return a priority. Raises ``InvalidValue`` unless it fits in 16 bits."""
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidValue("priority", f"must be within ±{MAX_PRIORITY}, is {priority}")
     return priority
 
 
 def check_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
-    """At least one scope, each known, each once. Raises ``InvalidValue``."""
+    """The scopes without repetitions. Raises ``InvalidValue`` if there is none, or an unknown
+    one."""
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
         given = f"{unknown[0]!r} is no scope" if unknown else "none given"
@@ -77,7 +78,7 @@ def check_key(public_id: str, key_hash: bytes, expires_at: datetime | None) -> N
 
 
 def check_models(models: Sequence[str]) -> tuple[str, ...]:
-    """Names of models, each once. Raises ``InvalidValue``."""
+    """The names of models, normalized and without repetitions. Raises ``InvalidValue``."""
     if len(models) > MAX_KEY_MODELS:
         raise InvalidValue("allowed_models", f"has {len(models)}, {MAX_KEY_MODELS} is the most")
     return tuple(dict.fromkeys(normalize_name("allowed_models", model) for model in models))
@@ -95,14 +96,15 @@ def check_aliases(aliases: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_grace(grace: timedelta) -> timedelta:
-    """How long a replaced key goes on working: 0 to 366 days. Raises ``InvalidValue``."""
+    """Return the time for which a replaced key keeps working. Raises ``InvalidValue`` unless it is
+    within 0 and 366 days."""
     if not timedelta() <= grace <= timedelta(days=366):
         raise InvalidValue("grace", f"must be within 0 and 366 days, is {grace}")
     return grace
 
 
 def check_groups(groups: Sequence[UsageGroup]) -> tuple[UsageGroup, ...]:
-    """What usage is summed by. Raises ``InvalidValue``."""
+    """Return what usage is summed by. Raises ``InvalidValue`` for an unknown group."""
     for group in groups:
         if group not in USAGE_GROUPS:
             known = ", ".join(USAGE_GROUPS)
@@ -111,14 +113,15 @@ def check_groups(groups: Sequence[UsageGroup]) -> tuple[UsageGroup, ...]:
 
 
 def check_bucket(bucket: UsageBucket) -> UsageBucket:
-    """The length of time that usage is summed over. Raises ``InvalidValue``."""
+    """Return the length of time that usage is summed over. Raises ``InvalidValue`` if unknown."""
     if bucket not in USAGE_BUCKETS:
         raise InvalidValue("bucket", f"{bucket!r} is none of {', '.join(USAGE_BUCKETS)}")
     return bucket
 
 
 def check_range(start: datetime, end: datetime) -> None:
-    """A time span with time zones, whose end is not before its start. Raises ``InvalidValue``."""
+    """Raise ``InvalidValue`` unless both times have a time zone, and the end is not before the
+    start."""
     for field, moment in (("start", start), ("end", end)):
         if moment.tzinfo is None:
             raise InvalidValue(field, "needs a time zone")

@@ -69,7 +69,7 @@ class Progress:
     """This process's file in a folder. The caller locks it through ``file``."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``OSError``."""
+        """Create a file in ``folder``. Raises ``OSError``."""
         self.path = folder / f"{uuid4().hex}{SUFFIX}"
         self.file: IO[bytes] = self.path.open("x+b")
         self._free: list[int] = []

@@ -33,7 +33,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """Priority class; lower goes first."""
     created_at: datetime
     disabled_at: datetime | None = None
-    """Since when all its keys are refused."""
+    """When the tenant was disabled: since then all its keys are refused."""
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,13 +43,14 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us_per_chunk: float | None
     """CPU time of the server's processes for each chunk, with all their work; None if unknown."""
     cpu_us_by_process: Mapping[str, float] = {}
-    """The same of all that is known: the server, what works for it, and this benchmark."""
+    """CPU time for each chunk, by name, of all processes that are known: the server's, those that
+    work for it, and this benchmark's."""
     windows: Sequence[Window] = ()
     """While all streams ran."""
     aborts: int = 0
     """Streams whose readers left, where the engine says when it heard of it."""
     abort_p50_ms: float | None = None
-    """From the close of the client's connection."""
+    """The time from the closing of the client's connection to the abort in the engine."""
     abort_p99_ms: float | None = None
     memory: Memory | None = None
 
@@ -93,7 +94,7 @@ def summarize(
 
 
 def _medians(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each name alone."""
+    """The median for each name."""
     return {name: median([one[name] for one in costs]) for name in (costs[0] if costs else ())}
 
 

@@ -241,7 +241,7 @@ class Load:
             yield self._next(stalls=stalls)
 
     async def _connect(self, *, stalls: bool = False) -> Stream:
-        """Raises ``OSError``."""
+        """Open a stream's connection. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         make: Callable[[Address], Stream] = HttpStream
         if self._manner.uses_websocket:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def time_of(moment: datetime | None) -> str:
-    """For a cell; empty when there is none."""
+    """The text of a cell; empty for None."""
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
 
 

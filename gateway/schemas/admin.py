@@ -35,7 +35,7 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str = "default"
     scopes: tuple[Scope, ...] = ("chat",)
     project_id: str | None = None
-    """By default the tenant's default project."""
+    """None for the tenant's default project."""
     allowed_models: tuple[str, ...] = ()
     model_aliases: dict[str, str] = {}
     expires_at: int | None = None
@@ -214,7 +214,7 @@ class StreamObject(msgspec.Struct, frozen=True, kw_only=True):
     """A request that runs, or waits for its turn."""
 
     id: str
-    """To kill it by."""
+    """The request's id, by which it can be ended."""
     tenant_id: str
     key_id: str
     model: str

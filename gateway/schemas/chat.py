@@ -19,7 +19,7 @@ class TextPart(
 ):
     text: str
     cache_control: Any = None
-    """Of no use here: every prefix of a tenant's prompts is cached without a hint."""
+    """Changes nothing: every prefix of a tenant's prompts is cached anyway."""
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
@@ -172,7 +172,7 @@ class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NamedFunction(
     msgspec.Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True
 ):
-    """Also how ``allowed_tools`` names each of its tools."""
+    """Names a function; ``allowed_tools`` names each of its tools in this form."""
 
     function: FunctionName
 

@@ -23,7 +23,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class UnenforcedKeyword(msgspec.Struct, frozen=True, kw_only=True):
     keyword: str
     path: str
-    """In the schema."""
+    """The keyword's path in the schema."""
     function: str | msgspec.UnsetType = msgspec.UNSET
     """Whose ``parameters`` it stands in, where it is about a call. The keyword ``parameters`` at
     ``$`` is all of them: the arguments were written freely."""
@@ -31,7 +31,7 @@ class UnenforcedKeyword(msgspec.Struct, frozen=True, kw_only=True):
 
 class SchemaViolation(msgspec.Struct, frozen=True, kw_only=True):
     path: str
-    """In the answer's document, or in the call's arguments."""
+    """The path in the answer's document, or in the call's arguments."""
     message: str
     call_id: str | msgspec.UnsetType = msgspec.UNSET
     """The call's, where it is about one."""
@@ -57,7 +57,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
-    """Of the completion's tokens, those that speculative decoding had drafted."""
+    """The completion's tokens that speculative decoding had drafted."""
     rejected_prediction_tokens: int = 0
     """Drafted in vain: part of no count above, and billed to nobody."""
 

@@ -27,7 +27,8 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     echo: bool | None = None
     """Put the prompt before the answer."""
     logprobs: int | None = None
-    """Of each token, and so many of the likeliest at its place."""
+    """Return the log-probability of each token, and of this many most likely ones at its
+    position."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     resumable: bool | None = None

@@ -11,7 +11,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str
     parent: str | None = None
-    """Of an adapter: the model that it changes (vLLM's field)."""
+    """For an adapter, the model that it changes (a field of vLLM's)."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together (vLLM's field); None while the engine loads."""
 

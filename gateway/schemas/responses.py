@@ -26,7 +26,7 @@ class InputText(
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
-    """Of an earlier answer, sent back as it came; its annotations say nothing to the model."""
+    """A part of an earlier answer, sent back as it came. The model does not see its annotations."""
 
     text: str
     annotations: list[Any] = []
@@ -213,14 +213,14 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    """Of tools that the server runs itself: it has none, so any bound holds."""
+    """The most calls of hosted tools. This server has none, so it changes nothing."""
     include: list[str] | None = None
     top_logprobs: int | None = None
     reasoning: Reasoning | None = None
     service_tier: ServiceTier | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    """Of no use here: every prefix of a tenant's prompts is cached without a hint."""
+    """Changes nothing: every prefix of a tenant's prompts is cached anyway."""
     truncation: Literal["auto", "disabled"] | None = None
     """Whether the oldest items are left out where they do not fit; else that is an error."""
     stream_options: StreamOptions | None = None

@@ -7,7 +7,7 @@ import msgspec
 
 class WsTicket(msgspec.Struct, frozen=True, kw_only=True):
     ticket: str
-    """For the query parameter ``ticket`` of the WebSocket's URL."""
+    """The value for the query parameter ``ticket`` of the WebSocket's URL."""
     expires_at: int
     """Unix time, in seconds."""
     object: str = "ws_ticket"

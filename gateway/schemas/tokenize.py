@@ -15,11 +15,12 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model: str
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    """Of a prompt: true by default. A chat template writes its own."""
+    """For ``prompt`` only; true by default. A chat template writes its own special tokens."""
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
-    """Of messages: whether the beginning of the answer is part of it; true by default."""
+    """For ``messages`` only: whether the prompt ends with the beginning of the answer; true by
+    default."""
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -32,7 +33,7 @@ class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """None while the engine loads."""
     tokens: list[int]
     token_strs: list[str] | None
-    """With ``return_token_strs``; what is no UTF-8 by itself is U+FFFD."""
+    """The text of each token, with ``return_token_strs``; bytes that are not UTF-8 are U+FFFD."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

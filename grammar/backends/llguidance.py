@@ -92,7 +92,8 @@ class LLGuidanceBackend:
         )
 
     def _check_regexes(self, spec: GrammarSpec) -> None:
-        """Raises ``InvalidGrammar`` at the first bad one of a structural tag."""
+        """Raise ``InvalidGrammar`` for the first regex of a structural tag that cannot be
+        compiled."""
         if spec.kind != "structural_tag":
             return
         for part in structural_tag.walk(structural_tag.parse(spec.document())):

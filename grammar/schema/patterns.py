@@ -76,7 +76,7 @@ class Pattern:
 
     @classmethod
     def parse(cls, source: str) -> Pattern:
-        """Raises ``PatternError``."""
+        """Parse a pattern. Raises ``PatternError``."""
         try:
             ecma.check(source)
             node = _Parser(source).parse()
