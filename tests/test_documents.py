@@ -164,3 +164,15 @@ def test_maps_name_every_module(package: str) -> None:
         folder = f"{path.parent.name}/"
         if path.name != "__init__.py" and folder not in named - NAMED_ONE_BY_ONE:
             assert path.name in named, path
+
+
+def test_calls_of_a_streamed_token_exist() -> None:
+    """The call stack in the gateway's README, line by line: class, method and file."""
+    text = (ROOT / "gateway/README.md").read_text()
+    calls = re.findall(r"^[│├└ ]*(\w+)\.(\w+) {2,}([\w/]+\.py)", text, re.MULTILINE)
+    assert len(calls) > 5
+    for class_name, method, name in calls:
+        path = ROOT / name if "/" in name else ROOT / "gateway" / name
+        found = re.search(rf"^class {class_name}\b.*?(?=^\S|\Z)", path.read_text(), re.M | re.S)
+        assert found is not None, f"{class_name} in {name}"
+        assert re.search(rf"^    (async )?def {method}\b", found[0], re.M), f"{method} in {name}"
