@@ -52,6 +52,10 @@ def test_impossible_limits_are_refused_by_name(field: str, value: float) -> None
     assert caught.value.field == field
 
 
+def test_any_weight_above_nothing_is_one() -> None:
+    assert Limits(weight=1e-6).weight == 1e-6
+
+
 def test_every_whole_number_has_a_range() -> None:
     fields = {field for field, _, _ in RANGES} | {"weight"}
     assert fields == set(Limits.__struct_fields__)
