@@ -33,7 +33,7 @@ RANGES = [
 @pytest.mark.parametrize(("field", "least", "most"), RANGES)
 def test_the_ends_of_a_range_belong_to_it(field: str, least: int, most: int) -> None:
     for value in (least, most, None):
-        assert getattr(Limits(**{field: value}), field) == value  # type: ignore[arg-type]
+        assert getattr(Limits(**{field: value}), field) == value
 
 
 @pytest.mark.parametrize(
