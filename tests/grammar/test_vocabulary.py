@@ -33,7 +33,8 @@ def test_a_mask_allows_the_ids_it_was_made_of(size: int) -> None:
     assert vocabulary.mask_words * 32 - 32 < size <= vocabulary.mask_words * 32
     for ids in ([], [0], [size - 1], [*range(0, size, 3)], [*range(size)]):
         mask = vocabulary.mask(ids)
-        assert (mask.dtype, mask.shape) == (np.int32, (vocabulary.mask_words,))
+        assert mask.dtype == np.int32
+        assert mask.shape == (vocabulary.mask_words,)
         assert [i for i in range(size) if vocabulary.allows(mask, i)] == ids == ids_of(mask)
 
 
