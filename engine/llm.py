@@ -20,6 +20,7 @@ from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest, QueueFull
 from engine.field_hints import explain
+from engine.garbage import collected_rarely
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
 from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, RequestOutput, Stats
@@ -272,7 +273,8 @@ class LLM:
         self, jobs: list[GenerationProgress], on_output: Callable[[GenerationOutput], None] | None
     ) -> list[GenerationOutput]:
         finals: dict[str, GenerationOutput] = {}
-        with closing(self._stream(jobs, RequestOutputKind.FINAL_ONLY)) as results:
+        results = self._stream(jobs, RequestOutputKind.FINAL_ONLY)
+        with closing(results), collected_rarely():
             for result in results:
                 finals[result.request_id] = result
                 if on_output is not None:

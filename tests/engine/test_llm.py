@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import shutil
 import signal
@@ -15,6 +16,7 @@ import tokenizers
 import torch
 from transformers import LlamaForCausalLM
 
+from engine import garbage
 from engine.errors import ConfigError, EngineError, InvalidRequest, ModelLoadError, QueueFull
 from engine.llm import (
     LLM,
@@ -108,6 +110,13 @@ class TestGenerate:
 
     def test_no_prompts(self, llm: LLM) -> None:
         assert llm.generate([], GREEDY) == []
+
+    def test_looks_for_garbage_rarely(self, llm: LLM) -> None:
+        before = gc.get_threshold()
+        meanwhile = []
+        llm.generate("a", GREEDY, on_output=lambda _: meanwhile.append(gc.get_threshold()))
+        assert meanwhile == [garbage.THRESHOLDS]
+        assert gc.get_threshold() == before
 
 
 class TestStopping:
