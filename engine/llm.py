@@ -5,10 +5,11 @@ The same core, scheduler and runner as behind the gateway, stepped by the callin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
@@ -72,6 +73,7 @@ class LLM:
         self.config = _config(str(model), options)
         engine = build_engine(self.config, on_progress or (lambda _: None))
         self._core = engine.core
+        self._max_tokens_launched = engine.max_tokens_launched
         self.info: Ready = engine.ready
         self._ids = count()
         self._adapters: dict[str, AdapterRef] = {}
@@ -289,13 +291,16 @@ class LLM:
             raise EngineError(self._obstacle)
         self._obstacle = _STREAM_OPEN
         live: dict[str, tuple[GenerationProgress, int]] = {}
+        num_first = self._num_first(jobs)
         try:
             with interrupts_held_back():
-                for job in jobs:
-                    self._submit(job, live)
+                self._submit(jobs[:num_first], live)
+            rest = jobs[num_first:]
             while live:
                 with interrupts_held_back():
                     self._outputs += self._core.step()
+                    self._submit(rest, live)  # while the device computes the first step
+                rest = []
                 outputs, self._outputs = self._outputs, []
                 for output in outputs:
                     if output.request_id not in live:
@@ -325,21 +330,31 @@ class LLM:
             self._outputs.clear()
             self._obstacle = None
 
+    def _num_first(self, jobs: list[GenerationProgress]) -> int:
+        """How many jobs to submit before the first step: those that fill it. To submit the others
+        takes no time of the device, if that computes meanwhile."""
+        most = self._max_tokens_launched
+        if most is None:
+            return len(jobs)
+        ends = list(accumulate(len(job.prompt_token_ids) for job in jobs))
+        return bisect_left(ends, most) + 1
+
     def _submit(
-        self, job: GenerationProgress, live: dict[str, tuple[GenerationProgress, int]]
+        self, jobs: list[GenerationProgress], live: dict[str, tuple[GenerationProgress, int]]
     ) -> None:
-        for index in range(job.params.n):
-            request_id = f"{job.request_id}-{index}" if index else job.request_id
-            self._core.add_request(
-                GenerateRequest(
-                    request_id=request_id,
-                    prompt_token_ids=job.prompt_token_ids,
-                    params=job.params.branch(index),
-                    adapter=job.adapter,
-                    group=job.request_id if job.params.n > 1 else "",
+        for job in jobs:
+            for index in range(job.params.n):
+                request_id = f"{job.request_id}-{index}" if index else job.request_id
+                self._core.add_request(
+                    GenerateRequest(
+                        request_id=request_id,
+                        prompt_token_ids=job.prompt_token_ids,
+                        params=job.params.branch(index),
+                        adapter=job.adapter,
+                        group=job.request_id if job.params.n > 1 else "",
+                    )
                 )
-            )
-            live[request_id] = job, index
+                live[request_id] = job, index
 
 
 def _raise_error(job: GenerationProgress, output: RequestOutput) -> None:
