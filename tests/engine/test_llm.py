@@ -157,7 +157,10 @@ class TestHeadStart:
         early.generate(prompts[2:], GREEDY)
         assert known[0] == 2, "all, where none fill a step"
 
-    def test_without_overlap_all_go_first(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_overlap_all_go_first(
+        self, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        llm = LLM(model_dir, max_num_batched_tokens=16, async_scheduling=False, num_threads=1)
         known: list[int] = []
         step = llm._core.step
 
@@ -166,7 +169,7 @@ class TestHeadStart:
             return step()
 
         monkeypatch.setattr(llm._core, "step", watched)
-        llm.generate(self.prompts(*[200] * 12), SamplingParams(max_tokens=1))
+        llm.generate(self.prompts(*[9] * 12), SamplingParams(max_tokens=1))
         assert known[0] == 12
 
     def test_branches_of_a_prompt_are_not_parted(self, early: LLM) -> None:
