@@ -63,6 +63,8 @@ def test_a_value_out_of_range_is_named(options: dict[str, Any], message: str) ->
         ("bad_words_token_ids", [5]),
         ("bad_words_token_ids", "word"),
         ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("logit_bias", {"a": 1.0}),
         ("min_tokens", None),
         ("stop", 5),
         ("stop", b"x"),
