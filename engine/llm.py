@@ -224,23 +224,26 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = _broadcast(sampling_params, len(many))
         adapters = self._adapter_refs(lora_request, len(many))
-        return [
-            self._read(prompt, p, add_special_tokens, adapter)
-            for prompt, p, adapter in zip(many, params, adapters, strict=True)
-        ]
+        ids = self._encode(many, add_special_tokens=add_special_tokens)
+        return list(map(self._read, many, ids, params, adapters))
+
+    def _encode(self, prompts: list[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded: list[list[int]] = []
+        if texts:
+            encoded = self.get_tokenizer().encode_batch(
+                texts, add_special_tokens=add_special_tokens
+            )
+        of_text = iter(encoded)
+        return [next(of_text) if isinstance(p, str) else _token_ids(p) for p in prompts]
 
     def _read(
         self,
         prompt: Prompt,
+        ids: list[int],
         params: SamplingParams,
-        add_special_tokens: bool,
         adapter: AdapterRef | None,
     ) -> GenerationProgress:
-        text = prompt if isinstance(prompt, str) else None
-        if isinstance(prompt, str):
-            ids = self.get_tokenizer().encode(prompt, add_special_tokens=add_special_tokens)
-        else:
-            ids = _token_ids(prompt)
         request_id = str(next(self._ids))
         if not ids:
             raise InvalidRequest(f"prompt {request_id} is empty: give at least one token")
@@ -249,6 +252,7 @@ class LLM:
                 f"prompt {request_id} has {len(ids)} tokens, which leaves no room in "
                 f"max_model_len = {self.info.max_model_len}"
             )
+        text = prompt if isinstance(prompt, str) else None
         return GenerationProgress(
             request_id, text, ids, self._in_tokens(params), self._tokenizer, adapter
         )

@@ -102,6 +102,13 @@ class TestGenerate:
         assert 1 <= len(result.outputs[0].token_ids) <= 16
         assert len(llm.generate("the cat")) == 1
 
+    def test_texts_and_token_ids_in_one_call(self, llm: LLM) -> None:
+        texts = ["the cat", "你好"]
+        first, second = map(llm.get_tokenizer().encode, texts)
+        results = llm.generate([texts[0], {"prompt_token_ids": [7, 8]}, texts[1]], GREEDY)
+        assert [r.prompt for r in results] == [texts[0], None, texts[1]]
+        assert [r.prompt_token_ids for r in results] == [first, [7, 8], second]
+
     def test_params_per_prompt_and_callbacks(self, llm: LLM) -> None:
         done: list[str] = []
         params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (9, 3, 6)]
