@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (50_000, 20, 50)
+FULL_THRESHOLD = 1000
+"""Collections of the two younger generations for each full one: several million objects."""
 
 
 def tune_collector() -> None:
@@ -21,15 +23,15 @@ def tune_collector() -> None:
 
 
 @contextmanager
-def collected_rarely() -> Iterator[None]:
-    """As rarely as ``tune_collector`` says, in a process that is not ours: nothing is frozen, and
-    afterwards the thresholds are what they were.
+def full_collections_held_back() -> Iterator[None]:
+    """For a process that is not ours: nothing is frozen, and afterwards all is as it was.
 
-    With Python's own thresholds the objects of a few hundred requests bring about a full
-    collection, a tenth of a second in which no step is launched.
+    By Python's own rule the objects of a few hundred requests bring about a full collection: with
+    torch loaded that is a tenth of a second and more in which no step is launched. Young objects
+    are looked through as always: each time takes less than a step.
     """
     before = gc.get_threshold()
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(*before[:2], FULL_THRESHOLD)
     try:
         yield
     finally:

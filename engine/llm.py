@@ -21,7 +21,7 @@ from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest, QueueFull
 from engine.field_hints import explain
-from engine.garbage import collected_rarely
+from engine.garbage import full_collections_held_back
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
 from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, RequestOutput, Stats
@@ -280,7 +280,7 @@ class LLM:
     ) -> list[GenerationOutput]:
         finals: dict[str, GenerationOutput] = {}
         results = self._stream(jobs, RequestOutputKind.FINAL_ONLY)
-        with closing(results), collected_rarely():
+        with closing(results), full_collections_held_back():
             for result in results:
                 finals[result.request_id] = result
                 if on_output is not None:

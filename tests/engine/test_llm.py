@@ -130,11 +130,11 @@ class TestGenerate:
     def test_no_prompts(self, llm: LLM) -> None:
         assert llm.generate([], GREEDY) == []
 
-    def test_looks_for_garbage_rarely(self, llm: LLM) -> None:
+    def test_holds_full_collections_back(self, llm: LLM) -> None:
         before = gc.get_threshold()
         meanwhile = []
         llm.generate("a", GREEDY, on_output=lambda _: meanwhile.append(gc.get_threshold()))
-        assert meanwhile == [garbage.THRESHOLDS]
+        assert meanwhile == [(*before[:2], garbage.FULL_THRESHOLD)]
         assert gc.get_threshold() == before
 
 
