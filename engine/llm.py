@@ -120,8 +120,9 @@ class LLM:
         is generated then. ``lora_request``: the adapter of all prompts, or of each; needs
         ``enable_lora``. ``AdapterLoadError`` says what ails an adapter.
         """
-        jobs = self._begin(prompts, sampling_params, lora_request)
-        return self._complete(jobs, on_output)
+        with full_collections_held_back():
+            jobs = self._begin(prompts, sampling_params, lora_request)
+            return self._complete(jobs, on_output)
 
     def stream(
         self,
@@ -161,8 +162,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        jobs = self._begin(texts, sampling_params, lora_request, add_special_tokens=False)
-        return self._complete(jobs, None)
+        with full_collections_held_back():
+            jobs = self._begin(texts, sampling_params, lora_request, add_special_tokens=False)
+            return self._complete(jobs, None)
 
     def load_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before its first use. ``AdapterLoadError`` says what does not fit."""
@@ -279,8 +281,7 @@ class LLM:
         self, jobs: list[GenerationProgress], on_output: Callable[[GenerationOutput], None] | None
     ) -> list[GenerationOutput]:
         finals: dict[str, GenerationOutput] = {}
-        results = self._stream(jobs, RequestOutputKind.FINAL_ONLY)
-        with closing(results), full_collections_held_back():
+        with closing(self._stream(jobs, RequestOutputKind.FINAL_ONLY)) as results:
             for result in results:
                 finals[result.request_id] = result
                 if on_output is not None:
