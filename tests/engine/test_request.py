@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import AdapterRef, GenerateRequest
+from engine.messages import AdapterRef, GenerateRequest, Grant
 from engine.request import Request, RequestState
 from engine.sampling_params import SamplingParams, StructuredOutputs
 
@@ -135,6 +135,59 @@ def test_planned_tokens_include_those_in_flight() -> None:
     request = make()
     request.num_pending = 1
     assert (request.num_tokens, request.num_planned_tokens) == (3, 4)
+
+
+def test_drafts_need_a_request_that_has_only_its_last_token_to_compute() -> None:
+    request = make(max_total_tokens=8)
+    request.num_computed_tokens = 2
+    assert request.draft_room == 4, "and the token after the drafts has a place, too"
+    for num_computed_tokens in (1, 3):
+        request.num_computed_tokens = num_computed_tokens
+        assert request.draft_room == 0
+    request.num_computed_tokens, request.num_pending = 2, 1
+    assert request.draft_room == 0, "it is not known what follows"
+    full = make(max_total_tokens=3)
+    full.num_computed_tokens = 2
+    assert full.draft_room == 0
+
+
+@pytest.mark.parametrize(("num_granted", "limit"), [(None, 10), (0, 3), (5, 8), (7, 10), (9, 10)])
+def test_a_grant_bounds_it_for_now_and_the_last_for_good(
+    num_granted: int | None, limit: int
+) -> None:
+    message = GenerateRequest(
+        request_id="r",
+        prompt_token_ids=[1, 2, 3],
+        params=SamplingParams(),
+        num_granted_tokens=num_granted,
+    )
+    request = Request(
+        message, arrival=0, arrival_s=0.0, max_total_tokens=10, eos_token_ids=frozenset()
+    )
+    assert (request.token_limit, request.max_total_tokens) == (limit, 10)
+    assert request.awaits_grant == (limit == 3)
+    request.grant(Grant("r", 6))
+    assert (request.token_limit, request.max_total_tokens) == (max(limit, 9), 10)
+    assert not request.awaits_grant
+    request.grant(Grant("r", 2, is_last=True))
+    assert (request.token_limit, request.max_total_tokens) == (max(limit, 9),) * 2
+
+
+def test_what_was_asked_for_is_the_requests() -> None:
+    message = GenerateRequest(
+        request_id="r",
+        prompt_token_ids=[1],
+        params=SamplingParams(),
+        fair_key="acme",
+        weight=2.5,
+        priority=-3,
+        adapter=AdapterRef(name="mine", path="/mine"),
+    )
+    request = Request(
+        message, arrival=0, arrival_s=0.0, max_total_tokens=10, eos_token_ids=frozenset()
+    )
+    found = (request.fair_key, request.weight, request.priority, request.adapter)
+    assert found == ("acme", 2.5, -3, "mine")
 
 
 def test_an_adapter_keeps_its_cached_prefixes_apart() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grammar.audit import BACKENDS, audit, schemas_of
-from grammar.errors import InvalidGrammar
+from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.spec import GrammarSpec
 
 
@@ -49,8 +49,22 @@ def test_reasons_are_given_per_backend() -> None:
     (item,) = [k for k in audit({"type": "number", "multipleOf": 0.5}).keywords if k.reasons]
     assert item.keyword == "multipleOf"
     assert item.enforced_by == ("llguidance",)
-    assert set(item.reasons) == {"xgrammar", "outlines"}
-    assert all(item.reasons.values())
+    assert item.reasons == {
+        "xgrammar": "xgrammar ignores it for numbers",
+        "outlines": "outlines ignores it",
+    }
+
+
+def test_what_is_inside_of_what_was_dropped_says_so() -> None:
+    """Outlines is told no properties here, and so nothing about the value of one."""
+    schema = {
+        "type": ["object", "null"],
+        "properties": {"a": {"type": "null"}},
+        "additionalProperties": False,
+    }
+    inner = next(item for item in audit(schema).keywords if item.path == "$.properties.a.type")
+    assert inner.enforced_by == ("llguidance", "xgrammar")
+    assert inner.reasons == {"outlines": "what it stands in is not enforced"}
 
 
 ENFORCED_BY_LLGUIDANCE: list[Any] = [
@@ -155,3 +169,13 @@ def test_the_schemas_of_a_structural_tag_are_found_with_their_paths() -> None:
     found = audit(part.schema, path=part.path)
     assert found.unenforced("llguidance")[0].path == "$.structures[0].schema.not"
     assert schemas_of(GrammarSpec("regex", "a")) == []
+    (whole,) = schemas_of(GrammarSpec("json_schema", '{"not": {}}'))
+    assert (whole.schema, whole.path) == ({"not": {}}, "$")
+
+
+def test_a_schema_nested_too_deeply_is_too_large() -> None:
+    schema: Any = {}
+    for _ in range(5_000):
+        schema = {"items": schema}
+    with pytest.raises(GrammarTooLarge, match="nested too deeply"):
+        audit(schema)

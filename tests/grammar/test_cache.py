@@ -41,6 +41,15 @@ def test_a_value_over_the_limit_is_not_kept_and_pushes_out_nothing_else() -> Non
     assert cache.get("a") == 1
 
 
+def test_what_fits_exactly_is_kept() -> None:
+    cache: ByteLRU[str, int] = ByteLRU(100)
+    cache.put("a", 1, 100)
+    assert cache.get("a") == 1
+    cache.put("b", 2, 60)
+    cache.put("c", 3, 40)
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (None, 2, 3)
+
+
 def test_replacing_counts_once() -> None:
     cache: ByteLRU[str, int] = ByteLRU(100)
     cache.put("a", 1, 60)

@@ -50,6 +50,21 @@ def test_what_has_no_value_but_is_not_needed_is_nobodys_fault() -> None:
     assert tried == []
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": NONE}, "required": ["b"]},
+        {"prefixItems": [SOME], "items": NONE, "minItems": 1},
+        {"prefixItems": [SOME], "minItems": 2},
+    ],
+)
+def test_what_is_needed_need_not_be_described(schema: dict[str, Any]) -> None:
+    tried: list[Any] = []
+    found = Unsatisfiable("$", "why")
+    assert contradiction.locate(schema, found, tried.append) is found
+    assert tried == [SOME] * ("prefixItems" in schema)
+
+
 def test_the_search_is_bounded() -> None:
     tried: list[Any] = []
     found = Unsatisfiable("$", "why")

@@ -79,6 +79,30 @@ def test_schemas_inside_structural_tags_are_planned_too() -> None:
     assert "uniqueItems" not in candidates[0].spec.source
 
 
+def test_tags_that_name_tokens_go_to_the_one_that_can_write_them() -> None:
+    def backends_of(part: dict[str, Any], order: tuple[str, ...]) -> list[str]:
+        source = json.dumps({"type": "structural_tag", "format": part})
+        return [
+            candidate.backend for candidate in plan(GrammarSpec("structural_tag", source), order)
+        ]
+
+    token, text = {"type": "token", "token": 5}, {"type": "const_string", "value": "a"}
+    assert backends_of(text, ("xgrammar", "llguidance")) == ["xgrammar", "llguidance"]
+    assert backends_of(token, ("xgrammar", "llguidance")) == ["llguidance"]
+    with pytest.raises(InvalidGrammar, match="xgrammar cannot be told") as caught:
+        backends_of(token, ("outlines", "xgrammar"))
+    assert caught.value.path == "$.format.token"
+
+
+def test_one_part_of_a_tag_may_make_it_heavy() -> None:
+    light = {"type": "json_schema", "json_schema": {"type": "integer"}}
+    merged = {"type": "json_schema", "json_schema": {"allOf": [{"type": "integer"}]}}
+    for part in (merged, {"type": "regex", "pattern": "a"}):
+        tag = {"type": "sequence", "elements": [light, part]}
+        source = json.dumps({"type": "structural_tag", "format": tag})
+        assert not next(plan(GrammarSpec("structural_tag", source), ALL)).is_light
+
+
 def is_light(schema: Any, backend: str = "llguidance") -> bool:
     return next(plan(GrammarSpec.from_schema(schema), (backend,))).is_light
 

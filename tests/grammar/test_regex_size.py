@@ -28,6 +28,10 @@ from grammar.regex_size import expanded_size
         ("(?P<x>a){4}", 4),
         ("([a-z]{1,100}){1,100}", 10_000),
         (")){2}((", 3),
+        ("a{0}b{1}c", 3),
+        ("a{2}{3}", 6),
+        ("{3}a", 1),
+        ("b({3}a)", 2),
     ],
 )
 def test_repetitions_multiply(source: str, size: int) -> None:

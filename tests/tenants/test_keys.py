@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tenants.errors import InvalidValue, MalformedKey
-from tenants.keys import hash_key, is_public_id, mint, parse
+from tenants.keys import KEY_LENGTH, hash_key, is_public_id, mint, parse
 
 PEPPER = b"a pepper for the tests"
 BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -21,6 +21,7 @@ positions = st.integers(0, len(KEY) - 1)
 
 def test_minted_key_has_the_documented_form() -> None:
     assert re.fullmatch(r"sk-slc-[0-9A-Za-z]{12}-[0-9A-Za-z]{40}-[0-9A-Za-z]{6}", KEY)
+    assert len(KEY) == KEY_LENGTH
 
 
 def test_minted_key_parses_and_hashes_to_what_is_stored() -> None:

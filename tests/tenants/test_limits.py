@@ -17,20 +17,30 @@ from tests.tenants.samples import make_key
 MILLION = 1_000_000
 
 
+INT32, MONTHLY = 2**31 - 1, 10**15
+RANGES = [
+    ("requests_per_minute", 1, INT32),
+    ("tokens_per_minute", 1, INT32),
+    ("max_concurrent", 1, INT32),
+    ("max_queued", 0, INT32),
+    ("monthly_tokens", 0, MONTHLY),
+    ("monthly_cost_micro", 0, MONTHLY),
+    ("max_cached_blocks", 0, INT32),
+    ("priority", -(2**15) + 1, 2**15 - 1),
+]
+
+
+@pytest.mark.parametrize(("field", "least", "most"), RANGES)
+def test_the_ends_of_a_range_belong_to_it(field: str, least: int, most: int) -> None:
+    for value in (least, most, None):
+        assert getattr(Limits(**{field: value}), field) == value
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("requests_per_minute", 0),
-        ("requests_per_minute", 2**31),
-        ("tokens_per_minute", 0),
-        ("tokens_per_minute", -5),
-        ("max_concurrent", 0),
-        ("max_queued", -1),
-        ("monthly_tokens", -1),
-        ("monthly_cost_micro", 10**15 + 1),
-        ("max_cached_blocks", -1),
-        ("max_cached_blocks", 2**31),
-        ("priority", 2**15),
+        *((field, least - 1) for field, least, _ in RANGES),
+        *((field, most + 1) for field, _, most in RANGES),
         ("weight", 0.0),
         ("weight", float("nan")),
         ("weight", float("inf")),
@@ -40,6 +50,15 @@ def test_impossible_limits_are_refused_by_name(field: str, value: float) -> None
     with pytest.raises(InvalidValue) as caught:
         Limits(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+def test_any_weight_above_nothing_is_one() -> None:
+    assert Limits(weight=1e-6).weight == 1e-6
+
+
+def test_every_whole_number_has_a_range() -> None:
+    fields = {field for field, _, _ in RANGES} | {"weight"}
+    assert fields == set(Limits.__struct_fields__)
 
 
 def test_misspelt_limit_is_refused() -> None:
@@ -62,10 +81,19 @@ def test_cost_is_the_exact_sum_rounded_up_once(
     assert prices.cost(prompt, cached, completion) <= prices.cost(prompt, 0, completion + 1)
 
 
+def test_a_price_may_be_nothing_and_all_tokens_may_cost_the_same() -> None:
+    assert Price().cost(10**6, 10**6, 10**6) == 0
+    dear = Price(prompt=10**9, cached=10**9, completion=10**9)
+    assert dear.cost(10, 4, 1) == 11 * 1_000
+
+
 @pytest.mark.parametrize(
     ("field", "prices"),
     [
         ("prompt", {"prompt": -1}),
+        ("prompt", {"prompt": 10**9 + 1}),
+        ("cached", {"cached": -1}),
+        ("completion", {"completion": -1}),
         ("completion", {"completion": 10**9 + 1}),
         ("cached", {"cached": 2, "prompt": 1}),
     ],

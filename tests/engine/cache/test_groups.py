@@ -56,6 +56,12 @@ class TestGroupLayers:
     def test_groups_that_save_little_are_not_made(self) -> None:
         assert group_layers([None, 4000], 4096) == single_group(2)
 
+    def test_there_are_eight_groups_at_most(self) -> None:
+        assert len(group_layers([None] + [64] * 7, 100_000).windows) == 8
+        more = group_layers([None] + [64] * 20, 100_000)
+        assert more.windows == (None, *[64] * 7)
+        assert more.num_layers_each == 3
+
     @given(
         windows=st.lists(st.sampled_from([None, 4, 64, 1000]), min_size=1, max_size=40),
         max_model_len=st.integers(1, 4096),

@@ -32,6 +32,9 @@ class TestRoom:
         assert len(new.block_ids) == 2
         assert manager.num_blocks_to_grow(new, 3) == 1
         assert manager.grow(new, 3) == [new.block_ids[2:]]
+        manager.check_table(new)
+        assert manager.num_blocks_to_grow(new, 4) == 1
+        assert manager.num_logical_blocks_within(new, 1) == 4
 
     def test_the_blocks_an_admission_lacks(self) -> None:
         manager = CacheManager(4, 4)
@@ -279,6 +282,13 @@ class TestRegions:
         for other in ("two", ""):
             assert manager.lookup(grouped(other), [*TOKENS, 7]) == PrefixHit()
             assert manager.num_matching_tokens(grouped(other), [*TOKENS, 7]) == 0
+
+    def test_with_prefix_caching_groups_share_with_everybody(self) -> None:
+        manager = CacheManager(16, 2)
+        written(manager, TOKENS)
+        for group in ("one", "two"):
+            found = manager.lookup(BlockTable({"salt": ""}, group=group), [*TOKENS, 7])
+            assert found.num_tokens == 6
 
 
 class TestShares:

@@ -29,6 +29,46 @@ def test_each_place_is_judged_under_the_condition_that_it_was_reached() -> None:
     assert (first, second, third) == pytest.approx((0.8, 0.4, 0.36), abs=0.06)
 
 
+OUTCOMES = [("all but the last", 3, 2), ("all", 2, 2), ("none", 1, 0)]
+
+
+def test_a_step_counts_for_the_places_that_it_reached() -> None:
+    """As if four drafts at the rate of the place before had been judged, at 0.6 for the first."""
+    acceptance = Acceptance(4)
+    acceptance.observe(OUTCOMES)
+    first = (2 + 4 * 0.6) / (3 + 4)
+    second = (2 + 4 * first) / (2 + 4)
+    third = (0 + 4 * second) / (1 + 4)
+    assert acceptance.rates == pytest.approx([first, second, third, third])
+    assert acceptance.of_each([name for name, _, _ in OUTCOMES]) == [
+        pytest.approx(((1 + 4 * first) / 5, (1 + 4 * second) / 6)),
+        pytest.approx(((1 + 4 * first) / 5, (1 + 4 * second) / 5)),
+        pytest.approx(((0 + 4 * first) / 5, second)),
+    ]
+
+
+def test_all_requests_are_alike_where_that_is_asked_for() -> None:
+    acceptance = Acceptance(4, by_request=False)
+    acceptance.observe(OUTCOMES)
+    assert acceptance.of_each(["all", "none"]) == [tuple(acceptance.rates[:2])] * 2
+
+
+@pytest.mark.parametrize("num_steps", [1, 15, 16, 400])
+def test_steps_without_drafts_age_alike_one_by_one_or_together(num_steps: int) -> None:
+    together, one_by_one, fresh = Acceptance(4), Acceptance(4), Acceptance(4)
+    for acceptance in (together, one_by_one, fresh):
+        acceptance.observe(OUTCOMES[1:2])
+    together.rest(num_steps)
+    for _ in range(num_steps):
+        one_by_one.observe([])
+    assert together.rates == one_by_one.rates
+    assert (together.rates == fresh.rates) == (num_steps < 16), "at times, many at once"
+    for acceptance in (together, one_by_one, fresh):
+        acceptance.observe(OUTCOMES[:1])
+    assert together.rates == one_by_one.rates
+    assert together.rates != fresh.rates
+
+
 def test_more_drafts_than_are_tried_say_nothing_of_the_rest() -> None:
     acceptance = Acceptance(3)
     for _ in range(100):

@@ -25,7 +25,7 @@ def test_patterns_that_the_library_cannot_read() -> None:
 @pytest.mark.parametrize(
     ("rest", "value", "message"),
     [
-        (False, {"é": 1, "N": 2}, None),
+        (False, {"é": 1, "N": 2, "-": "x"}, None),
         (False, {"é": "x"}, "'x' is not of type 'integer'"),
         (False, {"1": 1}, "'1' does not match any of the regexes"),
         ({"type": "null"}, {"é": 1, "1": None, "N": "x"}, None),
@@ -35,7 +35,7 @@ def test_patterns_that_the_library_cannot_read() -> None:
 def test_names(rest: Any, value: Any, message: str | None) -> None:
     schema = {
         "properties": {"N": {}},
-        "patternProperties": {r"^\p{Ll}$": {"type": "integer"}},
+        "patternProperties": {r"^\p{Ll}$": {"type": "integer"}, "^-$": {}},
         "additionalProperties": rest,
     }
     found = messages(schema, value)

@@ -64,6 +64,28 @@ def test_references_in_a_circle_are_refused(definition: Any, path: str) -> None:
         Document(schema)
 
 
+def test_the_root_may_be_the_circle() -> None:
+    with pytest.raises(InvalidGrammar, match="back to itself"):
+        Document({"$ref": "#"})
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        {},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
+    ],
+    ids=["none", "2020-12", "7"],
+)
+def test_behind_a_reference_patterns_are_read_alike_whatever_the_draft(draft: Any) -> None:
+    """The library would go on with a class of its own, which reads Python's expressions."""
+    next_letter = {"pattern": r"^\p{L}$", "properties": {"next": {"$ref": "#"}}}
+    document = Document(draft | next_letter)
+    assert document.is_valid({"next": "a"}, document.root)
+    assert not document.is_valid({"next": "1"}, document.root)
+
+
 def test_recursion_through_a_member_is_no_circle() -> None:
     Document({"properties": {"next": {"$ref": "#"}}, "items": {"anyOf": [{"$ref": "#"}, True]}})
 

@@ -54,7 +54,8 @@ def test_what_was_spelled_otherwise(old: Any, new: Any) -> None:
             "enum": [None],
             "properties": {"const": {"default": None}},
         },
-        {"properties": 3, "anyOf": {}, "items": 5},
+        {"const": {"x": PAIR}, "default": {"x": {"type": None}}, "x-note": {"x": PAIR}},
+        {"properties": 3, "anyOf": {}, "items": 5, "$ref": 5},
     ],
 )
 def test_all_else_is_left_alone(schema: Any) -> None:
@@ -69,8 +70,11 @@ def test_all_else_is_left_alone(schema: Any) -> None:
         ("#/properties/pair/additionalItems", "#/properties/pair/items"),
         ("#/properties/items/items", "#/properties/items/items"),
         ("#/$defs/a~1b%25/items/0", "#/$defs/a~1b%25/prefixItems/0"),
+        ("#/$defs/nested/items/0/items/1", "#/$defs/nested/prefixItems/0/prefixItems/1"),
+        ("#/$defs/nested/items/1/items/0", "#/$defs/nested/prefixItems/1/items/0"),
         ("#", "#"),
         ("#pair", "#pair"),
+        ("other/properties/pair/items/0", "other/properties/pair/items/0"),
         ("#/properties/pair/items/two/items", "#/properties/pair/prefixItems/two/items"),
         ("https://example.com/#/items/0", "https://example.com/#/items/0"),
     ],
@@ -80,7 +84,7 @@ def test_references_into_tuples_lead_to_the_same_schema(old: str, new: str) -> N
     pair = {"items": [{"type": "string"}, {"items": {}}], "additionalItems": {}}
     schema = {
         "properties": {"pair": pair, "items": {"items": {}}, "again": {"$ref": old}},
-        "$defs": {"a/b%": pair},
+        "$defs": {"a/b%": pair, "nested": {"items": [{"items": [{}, {}]}]}},
     }
     assert modern(schema)["properties"]["again"] == {"$ref": new}
 

@@ -102,6 +102,14 @@ def test_every_ipv6_address_is_accepted(address: object) -> None:
     assert accepts("ipv6", str(address))
 
 
+def test_an_ipv6_address_leaves_out_groups_in_one_place_or_none() -> None:
+    for left in range(9):
+        assert accepts("ipv6", ":".join(["1"] * left)) == (left == 8)
+        for right in range(9):
+            text = f"{':'.join(['1'] * left)}::{':'.join(['f'] * right)}"
+            assert accepts("ipv6", text) == CHECKER.conforms(text, "ipv6") == (left + right < 8)
+
+
 @pytest.mark.parametrize("name", ["iri", "regex", "idn-email", "uri-template", "int32", ""])
 def test_other_formats_are_not_enforced(name: str) -> None:
     assert formats.lookup(name) is None
@@ -114,3 +122,8 @@ def test_lengths_are_part_of_two_formats() -> None:
     assert re.search(found.pattern.full, host)
     assert not accepts("hostname", host)
     assert not CHECKER.conforms(host, "hostname")
+    longest = host[:253]
+    assert accepts("hostname", longest)
+    assert not accepts("hostname", longest + "a")
+    assert accepts("email", "a@" + host[:252])
+    assert not accepts("email", "a@" + host[:253])

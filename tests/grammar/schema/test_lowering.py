@@ -380,7 +380,7 @@ def test_divisors_that_never_meet_need_no_common_multiple() -> None:
 @pytest.mark.parametrize(
     ("schema", "merges"),
     [
-        ({"properties": {"a": {"minimum": 1}}}, False),
+        ({"properties": {"a": {"minimum": 1, "maximum": 3}}}, False),
         ({"anyOf": [{"type": "null"}]}, False),
         ({"allOf": [{"type": "null"}]}, True),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}, "minimum": 3}, True),
