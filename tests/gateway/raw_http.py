@@ -43,7 +43,8 @@ class RawClient:
         return cls(*await asyncio.open_connection(gateway.host, gateway.port))
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data)
+        if not self.writer.is_closing():  # uvloop's transports refuse what asyncio's ignore
+            self.writer.write(data)
 
     async def head(self) -> Answer:
         """The status line and the headers."""
@@ -73,10 +74,10 @@ class RawClient:
         return answer
 
     async def _chunks(self) -> bytes:
-        body = b""
+        chunks = []
         while chunk := await self.chunk():
-            body += chunk
-        return body
+            chunks.append(chunk)
+        return b"".join(chunks)
 
     async def close(self) -> None:
         self.writer.close()

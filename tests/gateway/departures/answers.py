@@ -40,7 +40,7 @@ class Heard:
             return self.headers[STREAM_ID]
         if self.visit.way != "responses" or self.status != 200:
             return None
-        if self.is_events and self.whole_events:
+        if self.is_events and self.whole_events.startswith(b"event: response."):
             found: str = events_of(self.whole_events)[0]["response"]["id"]
             return found
         return json.loads(self.body)["id"] if self.is_whole and not self.is_events else None
