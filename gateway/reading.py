@@ -258,6 +258,12 @@ class Reader:
             return False
         return True
 
+    def drop_sink(self) -> None:
+        """From here on everything is yielded."""
+        for line in self._lines:
+            line.stream.divert = None
+        self._sink = None
+
     def fail(self, error: Exception) -> None:
         """What is read next raises it."""
         self._error = error

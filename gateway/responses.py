@@ -372,8 +372,8 @@ class Responses:
             return False
         if wanted.is_deleted:
             run.is_stored = False
-        run.cancel()
-        await run.wait_ended()
+        # By a task of ours: whoever asked may leave.
+        await asyncio.shield(self._own(run.end(), name=f"end {run.id}"))
         return True
 
     # -- other workers
