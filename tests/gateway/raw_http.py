@@ -54,8 +54,8 @@ class RawClient:
         return Answer(int(lines[0].split()[1]), headers, b"")
 
     async def chunk(self) -> bytes:
-        """One chunk of a body; empty at its end."""
-        size = int((await self.reader.readline()).strip(), 16)
+        """One chunk of a body; empty at its end. Raises ``IncompleteReadError`` where it breaks."""
+        size = int((await self.reader.readuntil(b"\r\n")).strip(), 16)
         data = await self.reader.readexactly(size)
         await self.reader.readexactly(2)
         return data
