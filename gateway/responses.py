@@ -50,6 +50,7 @@ from gateway.routed_ids import mint, worker_of
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
 from tenants.errors import TenantsError
+from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState, StoredResponse
 from tenants.types import Principal
 
@@ -88,6 +89,7 @@ class Responses:
         self._written: dict[UUID, int] = {}
         self._running: dict[str, ResponseRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unstored = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)
         peers.answer(RunningResponse, self._part_for_peer)
         peers.answer(EndResponse, self._end_for_peer)
 
@@ -263,8 +265,10 @@ class Responses:
             await self.keep(run)
         except TenantsError as error:
             # The answer exists all the same: its client gets it, and is told.
-            logger.error("%s is not stored: %s", run.id, error)
+            self._unstored.failed("%s is not stored: %s", run.id, error)
             run.unkept()
+        else:
+            self._unstored.succeeded("Responses are stored again")
         finally:
             self._running.pop(run.id, None)
 
