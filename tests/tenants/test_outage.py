@@ -78,7 +78,7 @@ def test_requests_that_fail_are_counted_and_each_is_there_at_debug_level(
     now = 31.0
     log.failed("Request 31 is lost: %s", "full")
     caplog.clear()
-    for second in (33.0, 35.9, 36.0, 37.0):
-        now = second
+    for moment in (33.0, 35.9, 36.0, 37.0):
+        now = moment
         log.succeeded("Requests are kept")
     assert lines(caplog) == ["Requests are kept, 1 more, after 36.0 s"]
