@@ -296,10 +296,11 @@ class Responses:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
-    async def close(self) -> None:
-        """Wait until all ended responses are stored."""
+    async def close(self, within_s: float) -> None:
+        """Wait until all ended responses are stored; those that a hanging engine keeps waiting end
+        once it is closed."""
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=within_s)
 
     # -- finding again
 
