@@ -43,8 +43,9 @@ _TRANSIENT = (
     asyncpg.TransactionRollbackError,
     asyncpg.LockNotAvailableError,
     asyncpg.ReadOnlySQLTransactionError,
-    # Its disk, say.
+    # Its disk, or what it keeps in mind of functions that a dump has replaced.
     asyncpg.PostgresSystemError,
+    asyncpg.InternalServerError,
     # What the connection knew of tables has changed. It asks anew the next time.
     asyncpg.InvalidCachedStatementError,
 )

@@ -32,6 +32,11 @@ def failure(kind: type[asyncpg.PostgresError], **fields: str) -> asyncpg.Postgre
             'lacks what we need: relation "usage_event" does not exist; run `sluice migrate`',
         ),
         (asyncpg.PostgresIOError("no disk"), StoreUnavailable, "does not answer: no disk"),
+        (
+            asyncpg.InternalServerError("cache lookup failed for function 24623"),
+            StoreUnavailable,
+            "does not answer: cache lookup failed",
+        ),
         (asyncpg.InvalidCachedStatementError("plan"), StoreUnavailable, "does not answer: plan"),
         (
             asyncpg.InvalidParameterValueError('role "sluice_app" does not exist'),
