@@ -173,6 +173,8 @@ def test_calls_of_a_streamed_token_exist() -> None:
     assert len(calls) > 5
     for class_name, method, name in calls:
         path = ROOT / name if "/" in name else ROOT / "gateway" / name
-        found = re.search(rf"^class {class_name}\b.*?(?=^\S|\Z)", path.read_text(), re.M | re.S)
-        assert found is not None, f"{class_name} in {name}"
-        assert re.search(rf"^    (async )?def {method}\b", found[0], re.M), f"{method} in {name}"
+        _, _, after = path.read_text().partition(f"\nclass {class_name}")
+        body = re.split(r"^(?=\S)", after.partition("\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+        assert re.search(rf"^    (async )?def {method}\(", body, re.MULTILINE), (
+            f"{method} in {name}"
+        )
