@@ -1,7 +1,7 @@
 """Where the core gets drafts from: tokens that grammars force, and the configured proposer.
 
-For each step the core calls ``begin``; then ``rests`` and, unless that says so, ``foresees_drafts``
-(if a step is in flight) and ``propose``; ``planned`` after the step was planned, ``collected`` when
+For each step the core calls ``rests`` and, unless that says so, ``foresees_drafts`` (if a step is
+in flight) and ``propose``; ``planned`` after the step was planned, ``collected`` when
 it is over, and ``learn`` at a time when the device is busy. How many drafts are worth while is
 decided by ``AdaptiveLength``."""
 
@@ -47,8 +47,8 @@ MAX_FORCED_BATCH = 4
 """The largest batch for which that is done: its steps are bound by memory bandwidth, so that
 verifying a few more tokens costs little."""
 
-_UNTIMED = -1
-"""Stands in ``_planned`` for a step of a rest that is not timed."""
+_MAX_PROMPTLESS = 64
+"""Steps of a rest in which a probe that is due waits for a prompt."""
 
 _MAX_SKIPPED = 3
 """Of similar steps with drafts, this many are skipped between two that are learned from: learning
@@ -76,7 +76,7 @@ class Speculator:
         self._began_s = self._collected_s = 0.0
         self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
         """The steps in flight: (step, plan, ids of requests whose drafts a grammar forced). For a
-        step of a rest, what ``Rest.plan`` returned or ``_UNTIMED``; None for a skipped step."""
+        step of a rest, what ``Rest.plan`` returned; None for a step that is not looked at."""
         self._last: PlannedStep | None = None
         """The last step that was planned to be learned from."""
         self._num_skipped = 0
@@ -111,24 +111,19 @@ class Speculator:
             by_request = self._proposer is not None and self._proposer.is_free
             self._adaptive = AdaptiveLength(runner.step_costs, by_request=by_request)
 
-    def begin(self, *, goes_on: bool) -> None:
-        """The planning of a step begins. goes_on: the engine was not idle before, so the step's
-        time counts from the last result: without overlap, the host's work is a part of what drafts
-        cost."""
+    def rests(self, batch: int, *, goes_on: bool) -> bool:
+        """The planning of a step of ``batch`` requests begins. Returns whether it belongs to a
+        rest: then it runs as if there were no speculation.
+
+        goes_on: the engine was not idle before, so the step's time counts from the last result:
+        without overlap, the host's work is a part of what drafts cost."""
+        rest = self._rest
         if not goes_on:
             self._began_s = self._clock()
-            self._rest.pause()
+            rest.pause()
         self._waited = False
-
-    def rests(self, batch: int) -> bool:
-        """Whether the next step, of ``batch`` requests, belongs to a rest: then it runs as if there
-        were no speculation."""
-        rest = self._rest
-        if rest.num_steps and rest.batch != batch:
-            if self._adaptive.is_hopeless(batch):
-                rest.batch = batch
-            else:
-                rest.end()
+        if rest.num_steps and not rest.least <= batch <= rest.most:
+            rest.go_on(batch, 0 if rest.is_of_batch else self._adaptive.hopeless_length(batch))
         return rest.num_steps > 0
 
     def _begin_rest(
@@ -144,14 +139,23 @@ class Speculator:
         proposer took to find no drafts, if it was asked."""
         if len(requests) == batch and not any(request.constrained for request in requests):
             self._observe_rest()
-            num_steps = self._adaptive.rest_length(batch, asked_s, overlaps=overlaps)
-            is_hopeless = self._adaptive.is_hopeless(batch)
+            adaptive = self._adaptive
+            num_steps = adaptive.rest_length(batch, asked_s, overlaps=overlaps)
+            is_hopeless = adaptive.hopeless_length(batch) > 0
             self._rest.begin(
                 num_steps,
                 batch,
-                overlaps=self._adaptive.overlaps if is_hopeless else overlaps,
+                overlaps=adaptive.overlaps if is_hopeless else overlaps,
                 is_of_batch=not is_hopeless,
             )
+            if is_hopeless:
+                self._expect_probe(batch)
+
+    def _expect_probe(self, batch: int) -> None:
+        """Tell the rest when a probe is due. It is best begun behind a prompt: all features of that
+        are kept, and the network must catch up with it anyway. So the rest goes on for a while."""
+        num_steps = self._adaptive.num_steps_to_probe(batch, self._max_tokens)
+        self._rest.expect_probe(num_steps, _MAX_PROMPTLESS)
 
     def _observe_rest(self) -> None:
         """Learn from the steps of rests that are over."""
@@ -251,8 +255,8 @@ class Speculator:
         overlaps: another step is in flight."""
         if self._proposer is None:
             return
-        if not plan.admissions and self._rest.passes():
-            self._planned.append(_UNTIMED)  # What most steps of a rest come to: no further calls.
+        if not plan.admissions and self._rest.passes(len(plan.chunks)):
+            self._planned.append(None)  # What most steps of a rest come to: no further calls.
             return
         if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
             return
@@ -293,10 +297,12 @@ class Speculator:
         if planned is None:
             return False
         self._planned.append(planned)
-        if plan.admissions and self._probe_length(batch, self._max_tokens):
-            # A good time for a probe: all features of a prompt are kept, and the network must
-            # catch up with prompts anyway.
-            self._rest.end()
+        if plan.admissions and self._rest.num_steps <= self._rest.num_steps_at_probe:
+            self._observe_rest()
+            if self._probe_length(batch, self._max_tokens):
+                self._rest.end()
+            else:
+                self._expect_probe(batch)
         if not is_plain and any(chunk.constrained for chunk in plan.chunks):
             self._rest.end()  # Forced tokens are nearly free: look for them in each step.
         return True
@@ -323,9 +329,6 @@ class Speculator:
         planned = self._planned.popleft()
         if planned is None:
             return
-        if planned == _UNTIMED:
-            self._rest.passed(len(moved))
-            return
         if isinstance(planned, int):
             seconds, follower = now - before_s, self._batch_in_flight()
             self._rest.collect(planned, seconds, len(moved), follower=follower)
@@ -341,12 +344,12 @@ class Speculator:
     def _batch_in_flight(self) -> int | None:
         """The batch of the oldest step in flight; 0 if it is not known to decode only; None if
         there is no step."""
-        planned = self._planned[0] if self._planned else None
-        if planned == _UNTIMED:
-            return 0
+        if not self._planned:
+            return None
+        planned = self._planned[0]
         if isinstance(planned, tuple):
             return planned[0].batch * planned[0].only_decodes
-        return planned
+        return planned or 0
 
     def learn(self, unfinished: Container[str]) -> None:
         """Learn from the steps that are over; called while the device is busy. unfinished: ids of
