@@ -292,11 +292,13 @@ class AdaptiveLength:
         plain_s = self._costs.uniform(batch, 0)
         return min(self._experience.probes.num_steps_to(lost_s, plain_s), LONGEST)
 
-    def is_steady(self, step: PlannedStep) -> bool:
-        """Whether enough steps like this one, with drafts, were measured that it is enough to look
-        at some of those that follow."""
-        num_seen = self._costs.num_seen(step.batch, step.length, step.num_drafts)
-        return not self._by_request and self._hysteresis.is_drafting and num_seen >= _NUM_STEADY
+    def steady_length(self, batch: int, most: int) -> int:
+        """As ``uniform_length``, if so many steps with as many drafts were measured that it is
+        enough to look at some of those that follow; else 0."""
+        if self._by_request:
+            return 0
+        length = self.uniform_length(batch, most)
+        return length if self._costs.num_seen(batch, length, batch * length) >= _NUM_STEADY else 0
 
     @property
     def overlaps(self) -> bool:

@@ -39,7 +39,7 @@ class DraftLength(Protocol):
 
     def num_steps_to_probe(self, batch: int, most: int) -> int: ...
 
-    def is_steady(self, step: PlannedStep) -> bool: ...
+    def steady_length(self, batch: int, most: int) -> int: ...
 
     @property
     def overlaps(self) -> bool: ...
@@ -92,8 +92,8 @@ class FixedLength:
     def num_steps_to_probe(self, batch: int, most: int) -> int:
         return LONGEST
 
-    def is_steady(self, step: PlannedStep) -> bool:
-        return True
+    def steady_length(self, batch: int, most: int) -> int:
+        return most
 
     @property
     def overlaps(self) -> bool:

@@ -18,6 +18,7 @@ from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.planned_step import PlannedStep
 from engine.spec.rest import Rest
+from engine.spec.streak import Streak
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -50,10 +51,6 @@ verifying a few more tokens costs little."""
 _MAX_PROMPTLESS = 64
 """Steps of a rest in which a probe that is due waits for a prompt."""
 
-_MAX_SKIPPED = 3
-"""Of similar steps with drafts, this many are skipped between two that are learned from: learning
-takes the host longer than a step of a small model takes."""
-
 
 class Speculator:
     """Sets the ``draft_token_ids`` of running requests. This never changes their output."""
@@ -77,10 +74,6 @@ class Speculator:
         self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
         """The steps in flight: (step, plan, ids of requests whose drafts a grammar forced). For a
         step of a rest, what ``Rest.plan`` returned; None for a step that is not looked at."""
-        self._last: PlannedStep | None = None
-        """The last step that was planned to be learned from."""
-        self._num_skipped = 0
-        """Similar steps since ``_last``, which were skipped."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, with the seconds of each, to be learned from."""
         self._drafting_s = 0.0
@@ -99,7 +92,7 @@ class Speculator:
         self.keeps_features = True
         """Whether the next step keeps features for the draft network: only if it has drafts, or the
         step after it will."""
-        self._rest = Rest()
+        self._rest, self._streak = Rest(), Streak()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
@@ -197,8 +190,8 @@ class Speculator:
     def _ask_network(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """Draft with a network. Its drafts cost time, so their number is decided first."""
         most = max(asked.values())
-        probe_length = self._probe_length(batch, most)
-        length = self._adaptive.uniform_length(batch, most)
+        length = self._uniform_length(batch, most)
+        probe_length = 0 if length else self._probe_length(batch, most)
         has_features, self.keeps_features = self.keeps_features, length > 0 or probe_length > 0
         if not self.keeps_features:
             self._begin_rest(asked, batch, overlaps=False)
@@ -207,6 +200,16 @@ class Speculator:
                 self._is_probe = True
                 length, asked = probe_length, self._adaptive.probed(asked)
             self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
+
+    def _uniform_length(self, batch: int, most: int) -> int:
+        """Drafts of each request, at most ``most``: those of the streak, if there is one."""
+        streak = self._streak
+        if not streak.num_steps:
+            return self._adaptive.uniform_length(batch, most)
+        if batch and not streak.least <= batch <= streak.most:
+            streak.go_on(self._adaptive.steady_length(batch, self._max_tokens), batch)
+            return self._uniform_length(batch, most)
+        return min(streak.length, most)
 
     def _probe_length(self, batch: int, most: int) -> int:
         """Drafts of each request of a probe, if one may take place now; else 0."""
@@ -260,11 +263,17 @@ class Speculator:
             return
         if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
             return
-        batch = len(plan.chunks)
-        if self._drafted and self._is_like_the_last(plan, num_tokens):
-            self._num_skipped += 1
-            self._planned.append(None)
-            return
+        batch, streak = len(plan.chunks), self._streak
+        if streak.num_steps or streak.follows_others:
+            has_drafts, has_newcomers = bool(self._drafted), bool(plan.admissions)
+            if streak.passes(
+                batch,
+                is_usual=has_drafts and not has_newcomers and num_tokens <= batch * streak.tokens,
+                has_drafts=has_drafts,
+                has_newcomers=has_newcomers,
+            ):
+                self._planned.append(None)
+                return
         num_drafts = longest = 0
         if self._drafted:
             lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
@@ -281,13 +290,17 @@ class Speculator:
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
             drafting_s=self._drafting_s,
-            num_like=1 + (self._num_skipped if num_drafts else 0),
+            follows_others=streak.follows_others,
         )
-        self._num_skipped, self._last = 0, step
+        step.num_like, step.like = streak.looks(has_drafts=num_drafts > 0)
         if step.is_probe and not self._proposer.is_free:
             self._num_probes += 1
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
+        if streak.may_begin and num_drafts and step.only_decodes:
+            length = self._adaptive.steady_length(batch, self._max_tokens)
+            if length:
+                streak.begin(length, batch)
 
     def _planned_in_rest(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> bool:
         """As ``planned``, in a rest of which the step may be timed; False if it ends the rest."""
@@ -306,19 +319,6 @@ class Speculator:
         if not is_plain and any(chunk.constrained for chunk in plan.chunks):
             self._rest.end()  # Forced tokens are nearly free: look for them in each step.
         return True
-
-    def _is_like_the_last(self, plan: StepPlan, num_tokens: int) -> bool:
-        """Whether a step with drafts can be skipped: it is like the last one, of whose kind enough
-        were learned from."""
-        last, batch = self._last, len(plan.chunks)
-        if last is None or not last.num_drafts or self._num_skipped == _MAX_SKIPPED:
-            return False
-        if plan.admissions or self._is_probe or self._waited or self._forced:
-            return False
-        is_alike = (batch - 1).bit_length() == (last.batch - 1).bit_length() and (
-            batch * last.length < num_tokens <= batch * (1 + last.length)
-        )
-        return is_alike and self._adaptive.is_steady(last)
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
         """The oldest step in flight is over. moved: the new tokens of each request."""
@@ -377,10 +377,10 @@ class Speculator:
         """
         if self._proposer is None:
             return False
-        adaptive, batch = self._adaptive, len(running)
-        is_probe = self._probe_length(batch, self._max_tokens) > 0
+        adaptive, batch, most = self._adaptive, len(running), self._max_tokens
         if not self._proposer.is_free:
-            wants_drafts = is_probe or adaptive.uniform_length(batch, self._max_tokens) > 0
+            length = self._uniform_length(batch, most) or self._probe_length(batch, most)
+            wants_drafts = length > 0
             has_features, self.keeps_features = self.keeps_features, wants_drafts
             if not wants_drafts:
                 self._begin_rest(running, batch, overlaps=True)
@@ -388,6 +388,7 @@ class Speculator:
         able = [request for request in running if _may_go_on(request)]
         if not able:
             return False
+        is_probe = self._probe_length(batch, most) > 0
         if not (is_probe or adaptive.may_pay(able, batch)):
             self._begin_rest(running, batch, overlaps=True)
             return False
