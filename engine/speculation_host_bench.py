@@ -1,9 +1,10 @@
 """``python -m engine.speculation_host_bench``: what speculation costs the host, step by step.
 
-The real core, scheduler and speculator, over a device that takes no time: microseconds of CPU time
-that a step takes beyond one of an engine without speculation (``plain``). ``control`` is a second
-one of these: what differs by less is noise. ``rest``: a draft network whose drafts do not pay;
-``fixed``: three drafts in every step; ``adaptive``: the same, as long as they pay, which they do.
+The real core, scheduler and speculator, over a device that takes no time but on their clock:
+microseconds of CPU time that a step takes beyond one of an engine without speculation (``plain``).
+``control`` is a second one of these: what differs by less is noise. ``rest``: a draft network whose
+drafts do not pay; ``fixed``: three drafts in every step; ``adaptive``: the same, as long as they
+pay, which they do; ``learning``: what the latter takes beyond ``fixed``.
 
 One JSON line for each number of requests at once. Engines take turns in short rounds of the same
 answers; a figure is the median of the rounds' differences, and where that lies with a confidence of
@@ -40,18 +41,22 @@ _NUM_WARM_UP = 6
 
 
 class InstantRunner(ModelledRunner):
-    """Takes no time for steps nor for drafts."""
+    """Takes no time for steps nor for drafts; ``now`` moves by what they are said to take."""
 
     step_costs: StepCosts | None  # type: ignore[assignment]
 
-    def __init__(self, costs: StepCosts | None, right: float) -> None:
-        """costs: what a start-up would have measured; right: the chance of a draft."""
+    def __init__(self, costs: StepCosts, right: float, *, adaptive: bool) -> None:
+        """costs: of its steps; right: the chance of a draft; adaptive: whether the costs are
+        known, as after a start-up that measured them."""
         super().__init__(8192)
-        self.step_costs = costs
+        self.step_costs = costs if adaptive else None
+        self._costs = costs
         self._right = right
         self._rng = random.Random(0)
 
     def forward(self, plan: StepPlan) -> None:
+        longest = max(chunk.num_draft_tokens for chunk in plan.chunks)
+        self.now += self._costs.taken_s[longest][0]
         tokens = [
             [1] * self._num_sampled(chunk.num_draft_tokens) if chunk.samples else []
             for chunk in plan.chunks
@@ -71,19 +76,21 @@ class InstantRunner(ModelledRunner):
 
 
 def _costs(draft_s: float) -> StepCosts:
-    """A table in which a step takes 0.1 ms, and each draft so much more."""
+    """A step of any batch takes 0.2 ms, and each draft so much more."""
     lengths = range(NUM_DRAFTS + 1)
     return StepCosts(
-        (1, _MAX_BATCH), lengths, [[0.0001 + n * draft_s] * 2 for n in lengths], is_padded=True
+        (1, _MAX_BATCH), lengths, [[0.0002 + n * draft_s] * 2 for n in lengths], is_padded=True
     )
 
 
 class Engine:
     """Answers what comes in turns."""
 
-    def __init__(self, costs: StepCosts | None, *, num_drafts: int, right: float = 0.0) -> None:
-        """costs: None for a fixed number of drafts; num_drafts: 0 for an engine without any."""
-        runner = InstantRunner(costs, right)
+    def __init__(
+        self, *, num_drafts: int, right: float = 0.0, draft_s: float = 1e-5, adaptive: bool = False
+    ) -> None:
+        """num_drafts: 0 for an engine without speculation."""
+        runner = InstantRunner(_costs(draft_s), right, adaptive=adaptive)
         speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=max(1, num_drafts))
         self._core = EngineCore(
             EngineConfig(
@@ -95,6 +102,7 @@ class Engine:
             max_model_len=1024,
             overlap=True,
             proposer=NetworkProposer(runner) if num_drafts else None,
+            clock=lambda: runner.now,
         )
         self._num_come = 0
 
@@ -124,11 +132,11 @@ class Engine:
 
 def _engines() -> dict[str, Engine]:
     return {
-        "plain": Engine(None, num_drafts=0),
-        "control": Engine(None, num_drafts=0),
-        "rest": Engine(_costs(0.01), num_drafts=NUM_DRAFTS),
-        "fixed": Engine(None, num_drafts=NUM_DRAFTS, right=RIGHT),
-        "adaptive": Engine(_costs(1e-6), num_drafts=NUM_DRAFTS, right=RIGHT),
+        "plain": Engine(num_drafts=0),
+        "control": Engine(num_drafts=0),
+        "rest": Engine(num_drafts=NUM_DRAFTS, draft_s=0.01, adaptive=True),
+        "fixed": Engine(num_drafts=NUM_DRAFTS, right=RIGHT),
+        "adaptive": Engine(num_drafts=NUM_DRAFTS, right=RIGHT, adaptive=True),
     }
 
 
@@ -156,18 +164,22 @@ def measure(batch: int, max_s: float) -> dict[str, object]:
             if number >= 0:
                 taken[name].append(found)
         number += 1
-    plain = taken.pop("plain")
     line: dict[str, object] = {
         "batch": batch,
         "num_rounds": number,
-        "plain": round(statistics.median(plain), 2),
+        "plain": round(statistics.median(taken["plain"]), 2),
     }
-    for name, found_s in taken.items():
-        more = sorted(us - without for us, without in zip(found_s, plain, strict=True))
-        middle = statistics.median(more), *median_interval(more)
-        line[name] = [round(us, 2) for us in middle]
-    line["drafts_a_step"] = {name: round(engines[name].mean_drafts, 2) for name in taken}
+    for name in ("control", "rest", "fixed", "adaptive"):
+        line[name] = _more(taken[name], taken["plain"])
+    line["learning"] = _more(taken["adaptive"], taken["fixed"])
+    line["drafts_a_step"] = {name: round(each.mean_drafts, 2) for name, each in engines.items()}
     return line
+
+
+def _more(found: Sequence[float], usual: Sequence[float]) -> list[float]:
+    """The median of the rounds' differences, and where it lies."""
+    more = sorted(us - without for us, without in zip(found, usual, strict=True))
+    return [round(us, 2) for us in (statistics.median(more), *median_interval(more))]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

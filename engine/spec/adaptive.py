@@ -6,18 +6,17 @@ accepted. It takes longer than a step without drafts. The k_i are chosen for the
 second (the goodput of Liu et al., "Optimizing Speculative Decoding for Serving LLMs Using Goodput",
 arXiv 2406.14066).
 
-Around that formula there are four mechanisms, each in a module of its own:
+Around that formula there are five mechanisms, each in a module of its own:
 
 * **Probes** (``probes``): without drafts, nothing is learned about drafts. So a few requests draft
   now and then even where that does not pay, within a budget of time.
 * **Hysteresis** (``hysteresis``): a draft network that has not drafted for a while must catch up
   first. So drafting starts and stops only once the expected loss of *not* doing so adds up.
 * **Rests** (``rest``): where drafts do not pay, even the question whether they do costs host time.
-So
-  it is asked once for a number of steps.
+  So it is asked once for a number of steps.
+* **Streaks** (``streak``): where they are known to pay, few steps are looked at.
 * **Remeasurement** (``remeasurement``): while drafts pay, steps without drafts are measured anew
-from
-  time to time, because the comparison needs both.
+  from time to time, because the comparison needs both.
 """
 
 from __future__ import annotations

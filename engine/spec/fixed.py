@@ -93,7 +93,7 @@ class FixedLength:
         return LONGEST
 
     def steady_length(self, batch: int, most: int) -> int:
-        return most
+        return self.uniform_length(batch, most)
 
     @property
     def overlaps(self) -> bool:

@@ -27,5 +27,6 @@ def test_nothing_is_tried_and_nobody_rests() -> None:
     assert length.probed({make_request(1): 3}) == {}
     assert length.rest_length(2, overlaps=True) == 0
     assert length.hopeless_length(2) == 0
+    assert length.steady_length(2, 3) == 3
     assert length.num_steps_to_probe(2, 3) == LONGEST
     assert not length.overlaps
