@@ -444,6 +444,12 @@ def test_four_dependencies_are_enforced_and_five_dropped(keyword: str) -> None:
     ]
 
 
+def test_dependencies_are_told_whole_or_not_at_all() -> None:
+    assert lowered({"dependentRequired": {"a": ["b"], "c": ["\x01"]}}) == {}
+    anything: dict[str, Any] = {"anyOf": [{"properties": {"a": False}}, {}]}
+    assert lowered({"dependentSchemas": {"a": True}}) == {"allOf": [anything]}
+
+
 @pytest.mark.parametrize("anything", [True, {}, {"title": "T"}])
 def test_outlines_spells_out_what_anything_is(anything: Any) -> None:
     array = lowered({"type": "array", "items": anything}, OUTLINES)
