@@ -51,8 +51,8 @@ def constraints(schema: Any) -> set[str]:
         ({"enum": [1, 2, 3], "not": {"const": 2}}, {"enum": [1, 3]}),
         ({"const": 2.0}, {"enum": [2]}),
         (
-            {"enum": [0.0, -0.5, 2**63 - 1, {"a": [1.0]}]},
-            {"enum": [0, -0.5, 2**63 - 1, {"a": [1]}]},
+            {"enum": [0.0, -0.5, 2**53 - 1, {"a": [1.0]}]},
+            {"enum": [0, -0.5, 2**53 - 1, {"a": [1]}]},
         ),
         ({"enum": ["a"], "type": "integer"}, False),
         # Open bounds of numbers become closed ones that are surely another double.
@@ -228,8 +228,11 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"required": ["a", "\x01"]}, "$.required", "a control character"),
         ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
         ({"enum": [1e15 + 0.5]}, "$.enum", "an exponent"),
-        ({"const": [{"a": 2**63}]}, "$.const", "beyond 64 bits"),
+        ({"const": [{"a": 2**53}]}, "$.const", "an integer beyond 9007199254740991"),
         ({"const": {"a": ["\x01"]}}, "$.const", "a control character"),
+        ({"enum": ["a", "\x01"]}, "$.enum", "a control character"),
+        ({"enum": [1], "dependencies": {"a": ["b"]}}, "$.dependencies", "not supported"),
+        ({"items": {"$id": "a", "enum": [1]}}, "$.items.$id", "below the root"),
         ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
         ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties", "optional properties"),
         ({"properties": {"a": {}}, "maxProperties": 1}, "$.maxProperties", "optional properties"),
@@ -280,6 +283,23 @@ def test_an_object_that_cannot_be_is_ruled_out_for_them() -> None:
     others = {"properties": {"a": False, "b": {"type": "null"}}, "required": ["b"]}
     assert lowered(schema | others, XGRAMMAR)["properties"] == {"b": {"type": "null"}}
     assert lowered(schema | {"type": "object"}, XGRAMMAR) is False
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_of_integers_that_are_no_doubles_not_every_backend_makes_others(sign: int) -> None:
+    value = sign * (2**63 - 1)
+    assert lowered({"enum": [value]}, XGRAMMAR) == {"enum": [value]}
+    assert list(reasons({"enum": [value - sign, value + sign]}, XGRAMMAR)) == ["$.enum"]
+    assert list(reasons({"enum": [value]}, LLGUIDANCE)) == ["$.enum"]
+
+
+def test_references_to_identifiers_lead_to_schemas_of_their_own() -> None:
+    schema = {
+        "properties": {"a": {"$ref": "x"}, "b": {"$ref": "y"}},
+        "$defs": {"x": {"$id": "x", "type": "null"}, "y": {"$id": "y", "type": "integer"}},
+    }
+    assert lowered(schema)["$defs"] == {"d0": {"type": "null"}, "d1": {"type": "integer"}}
+    assert set(reasons(schema)) == {"$.$defs.x.$id", "$.$defs.y.$id"}
 
 
 def test_outlines_spells_out_what_anything_is() -> None:
