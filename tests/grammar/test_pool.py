@@ -26,6 +26,7 @@ from grammar.errors import (
     InvalidGrammar,
     UnsupportedKeyword,
 )
+from grammar.jobs import Backends
 from grammar.pool import WorkerPool
 from grammar.spec import GrammarSpec, Limits
 from grammar.vocabulary import Vocabulary
@@ -76,6 +77,28 @@ def test_too_large_a_job_fails_and_the_next_is_served(vocabulary: Vocabulary) ->
         with pytest.raises(CompileMemory, match="64 MiB"):
             pool.compile(BOMB)
         assert pool.compile(INTEGER).backend == "outlines"
+
+
+def chain(depth: int) -> GrammarSpec:
+    """Rules so deep that a backend recurses through all of them."""
+    rules = "\n".join(f"r{i}: r{i + 1}" for i in range(depth))
+    return GrammarSpec("ebnf", f'start: r0\n{rules}\nr{depth}: "a"')
+
+
+def test_too_deep_a_grammar_ends_a_worker_well_before_an_engine(
+    pool: WorkerPool, vocabulary: Vocabulary
+) -> None:
+    assert pool.compile(chain(400)).backend == "llguidance"
+    deep = chain(1_300)
+    with pytest.raises(CompilerCrashed):
+        pool.compile(deep)
+    engine = Backends(vocabulary).load("llguidance")
+    before = threading.stack_size(8 << 20)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(engine.compile, deep).result()
+    finally:
+        threading.stack_size(before)
 
 
 def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
