@@ -31,38 +31,15 @@ class PromptThreads:
         self._lanes = Lanes()
 
     async def run(self, work: Callable[[], T], *, tenant: UUID, size: int) -> T:
-        """What ``work`` on ``size`` characters, or as many tokens, returns or raises.
-
-        A long one's turn lasts until the thread is free, even if nobody waits any more: else
-        whoever leaves and comes back would have all threads.
-        """
+        """What ``work`` on ``size`` characters, or as many tokens, returns or raises."""
         loop = asyncio.get_running_loop()
         if size < LONG_CHARS:
             return await loop.run_in_executor(self._short, work)
-        is_wanted = True
-
-        async def in_turn() -> T:
-            async with self._lanes.turn(tenant):
-                if not is_wanted:
-                    raise asyncio.CancelledError
-                return await loop.run_in_executor(self._long, work)
-
-        job = loop.create_task(in_turn(), name="long prompt")
-        job.add_done_callback(_heard)
-        try:
-            return await asyncio.shield(job)
-        finally:
-            is_wanted = False
+        return await self._lanes.run(tenant, lambda: loop.run_in_executor(self._long, work))
 
     def close(self) -> None:
         self._short.shutdown(wait=False)
         self._long.shutdown(wait=False)
-
-
-def _heard(job: asyncio.Task[T]) -> None:
-    """What it raises is its caller's, and nobody's if that has left: nothing to log."""
-    if not job.cancelled():
-        job.exception()
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, *, param: str) -> None:
