@@ -113,7 +113,7 @@ class Constraints:
                 "structured_outputs needs a tokenizer, but the engine runs without one"
             )
         try:
-            future = self._compiler.submit(grammar_spec(outputs))
+            future = self._compiler.submit(grammar_spec(outputs), lane=request.fair_key)
         except GrammarError as error:
             raise InvalidRequest(f"structured_outputs: {error}") from error
         self._compiling[request] = future

@@ -46,9 +46,10 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
-def make(regex: str = "[ab]+", **params: Any) -> Request:
+def make(regex: str = "[ab]+", *, fair_key: str = "", **params: Any) -> Request:
     message = GenerateRequest(
         request_id="r",
+        fair_key=fair_key,
         prompt_token_ids=[5],
         params=SamplingParams(structured_outputs=StructuredOutputs(regex=regex), **params),
     )
@@ -248,6 +249,14 @@ class TestCompiling:
         with pytest.raises(InvalidRequest, match="without one"):
             Constraints(None, 10).begin(make())
 
+    def test_each_tenants_grammars_wait_in_its_own_lane(self, compiler: GrammarCompiler) -> None:
+        slow = SlowCompiler(compiler)
+        constraints = Constraints(slow, len(VOCAB))  # type: ignore[arg-type]
+        requests = [make(regex, fair_key=key) for regex, key in (("a", "x"), ("b", "y"))]
+        for request in requests:
+            constraints.begin(request)
+        assert slow.lanes == ["x", "y"]
+
     def test_dropping_while_compiling_leaves_nothing(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make()
         constraints.begin(request)
@@ -335,8 +344,10 @@ class SlowCompiler:
         self.vocabulary = compiler.vocabulary
         self._compiler = compiler
         self.futures: list[tuple[Future[CompiledGrammar], GrammarSpec]] = []
+        self.lanes: list[str] = []
 
-    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+    def submit(self, spec: GrammarSpec, *, lane: str) -> Future[CompiledGrammar]:
+        self.lanes.append(lane)
         future: Future[CompiledGrammar] = Future()
         self.futures.append((future, spec))
         return future
