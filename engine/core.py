@@ -331,10 +331,9 @@ class EngineCore:
     def _prepare_drafts(self) -> None:
         """Draft for the next step. Where drafts are likely, this first waits for the step in
         flight."""
-        running = self.scheduler.running.values()
-        self._speculator.begin(goes_on=self._goes_on)
-        if self._speculator.rests(len(running)):
+        if self._speculator.rests(len(self.scheduler.running), goes_on=self._goes_on):
             return
+        running = self.scheduler.running.values()
         if self.scheduler.num_in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):

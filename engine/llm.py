@@ -5,10 +5,11 @@ The same core, scheduler and runner as behind the gateway, stepped by the callin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
@@ -20,6 +21,7 @@ from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest, QueueFull
 from engine.field_hints import explain
+from engine.garbage import full_collections_held_back
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
 from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, RequestOutput, Stats
@@ -71,6 +73,7 @@ class LLM:
         self.config = _config(str(model), options)
         engine = build_engine(self.config, on_progress or (lambda _: None))
         self._core = engine.core
+        self._max_tokens_launched = engine.max_tokens_launched
         self.info: Ready = engine.ready
         self._ids = count()
         self._adapters: dict[str, AdapterRef] = {}
@@ -117,8 +120,9 @@ class LLM:
         is generated then. ``lora_request``: the adapter of all prompts, or of each; needs
         ``enable_lora``. ``AdapterLoadError`` says what ails an adapter.
         """
-        jobs = self._begin(prompts, sampling_params, lora_request)
-        return self._complete(jobs, on_output)
+        with full_collections_held_back():
+            jobs = self._begin(prompts, sampling_params, lora_request)
+            return self._complete(jobs, on_output)
 
     def stream(
         self,
@@ -158,8 +162,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        jobs = self._begin(texts, sampling_params, lora_request, add_special_tokens=False)
-        return self._complete(jobs, None)
+        with full_collections_held_back():
+            jobs = self._begin(texts, sampling_params, lora_request, add_special_tokens=False)
+            return self._complete(jobs, None)
 
     def load_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before its first use. ``AdapterLoadError`` says what does not fit."""
@@ -221,23 +226,26 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = _broadcast(sampling_params, len(many))
         adapters = self._adapter_refs(lora_request, len(many))
-        return [
-            self._read(prompt, p, add_special_tokens, adapter)
-            for prompt, p, adapter in zip(many, params, adapters, strict=True)
-        ]
+        ids = self._encode(many, add_special_tokens=add_special_tokens)
+        return list(map(self._read, many, ids, params, adapters))
+
+    def _encode(self, prompts: list[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded: list[list[int]] = []
+        if texts:
+            encoded = self.get_tokenizer().encode_batch(
+                texts, add_special_tokens=add_special_tokens
+            )
+        of_text = iter(encoded)
+        return [next(of_text) if isinstance(p, str) else _token_ids(p) for p in prompts]
 
     def _read(
         self,
         prompt: Prompt,
+        ids: list[int],
         params: SamplingParams,
-        add_special_tokens: bool,
         adapter: AdapterRef | None,
     ) -> GenerationProgress:
-        text = prompt if isinstance(prompt, str) else None
-        if isinstance(prompt, str):
-            ids = self.get_tokenizer().encode(prompt, add_special_tokens=add_special_tokens)
-        else:
-            ids = _token_ids(prompt)
         request_id = str(next(self._ids))
         if not ids:
             raise InvalidRequest(f"prompt {request_id} is empty: give at least one token")
@@ -246,6 +254,7 @@ class LLM:
                 f"prompt {request_id} has {len(ids)} tokens, which leaves no room in "
                 f"max_model_len = {self.info.max_model_len}"
             )
+        text = prompt if isinstance(prompt, str) else None
         return GenerationProgress(
             request_id, text, ids, self._in_tokens(params), self._tokenizer, adapter
         )
@@ -287,13 +296,16 @@ class LLM:
             raise EngineError(self._obstacle)
         self._obstacle = _STREAM_OPEN
         live: dict[str, tuple[GenerationProgress, int]] = {}
+        num_first = self._num_first(jobs)
         try:
             with interrupts_held_back():
-                for job in jobs:
-                    self._submit(job, live)
+                self._submit(jobs[:num_first], live)
+            rest = jobs[num_first:]
             while live:
                 with interrupts_held_back():
                     self._outputs += self._core.step()
+                    self._submit(rest, live)  # while the device computes the first step
+                rest = []
                 outputs, self._outputs = self._outputs, []
                 for output in outputs:
                     if output.request_id not in live:
@@ -323,21 +335,31 @@ class LLM:
             self._outputs.clear()
             self._obstacle = None
 
+    def _num_first(self, jobs: list[GenerationProgress]) -> int:
+        """How many jobs to submit before the first step: those that fill it. To submit the others
+        takes no time of the device, if that computes meanwhile."""
+        most = self._max_tokens_launched
+        if most is None:
+            return len(jobs)
+        ends = list(accumulate(len(job.prompt_token_ids) for job in jobs))
+        return bisect_left(ends, most) + 1
+
     def _submit(
-        self, job: GenerationProgress, live: dict[str, tuple[GenerationProgress, int]]
+        self, jobs: list[GenerationProgress], live: dict[str, tuple[GenerationProgress, int]]
     ) -> None:
-        for index in range(job.params.n):
-            request_id = f"{job.request_id}-{index}" if index else job.request_id
-            self._core.add_request(
-                GenerateRequest(
-                    request_id=request_id,
-                    prompt_token_ids=job.prompt_token_ids,
-                    params=job.params.branch(index),
-                    adapter=job.adapter,
-                    group=job.request_id if job.params.n > 1 else "",
+        for job in jobs:
+            for index in range(job.params.n):
+                request_id = f"{job.request_id}-{index}" if index else job.request_id
+                self._core.add_request(
+                    GenerateRequest(
+                        request_id=request_id,
+                        prompt_token_ids=job.prompt_token_ids,
+                        params=job.params.branch(index),
+                        adapter=job.adapter,
+                        group=job.request_id if job.params.n > 1 else "",
+                    )
                 )
-            )
-            live[request_id] = job, index
+                live[request_id] = job, index
 
 
 def _raise_error(job: GenerationProgress, output: RequestOutput) -> None:

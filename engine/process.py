@@ -96,6 +96,9 @@ class Engine(msgspec.Struct, frozen=True):
 
     core: Core
     ready: Ready
+    max_tokens_launched: int | None = None
+    """The most tokens of a step, if ``core.step`` returns while the device still computes them;
+    None if it returns with what they led to."""
     warm_up: Callable[[], object] = _nothing
     """Starts, in the background, what the first request with a grammar would otherwise wait for."""
     close: Callable[[], object] = _nothing
@@ -116,6 +119,9 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
     if tokenizer is not None:
         eos_token_ids |= tokenizer.eos_token_ids
     grammar = _grammar_compiler(tokenizer, eos_token_ids, runner.vocab_size)
+    overlap = config.async_scheduling
+    if overlap is None:
+        overlap = runner.device.type == "cuda"
     core = EngineCore(
         config,
         runner,
@@ -127,7 +133,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
             if runner.adapters is None
             else Adapters(runner.adapters, max_cpu_loras=config.max_cpu_loras)
         ),
-        overlap=runner.device.type == "cuda" if config.async_scheduling is None else None,
+        overlap=overlap,
     )
     ready = Ready(
         model=config.model,
@@ -138,9 +144,10 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         device=str(runner.device),
         pid=os.getpid(),
     )
+    launched = config.step_tokens if overlap else None
     if grammar is None:
-        return Engine(core, ready)
-    return Engine(core, ready, warm_up=grammar.start, close=grammar.close)
+        return Engine(core, ready, launched)
+    return Engine(core, ready, launched, warm_up=grammar.start, close=grammar.close)
 
 
 def _grammar_compiler(

@@ -6,6 +6,8 @@ import enum
 import math
 from collections.abc import Iterable
 from functools import cache
+from types import UnionType
+from typing import get_args, get_origin
 
 import msgspec
 
@@ -185,19 +187,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def _tuple(value: object) -> object:
     """Whatever holds items as a tuple; the rest, and text, as it is."""
+    if value is None or type(value) is tuple:  # nearly always
+        return value
     is_text = isinstance(value, str | bytes)
     return tuple(value) if isinstance(value, Iterable) and not is_text else value
 
 
-# It evaluates every annotation anew, and there is one of these for every completion.
-_fields = cache(msgspec.structs.fields)
+# To evaluate the annotations takes longer than all else here, and there is one of these for every
+# completion.
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[msgspec.structs.FieldInfo, tuple[type, ...]]]:
+    """The fields, each with the classes whose own instances need no closer look."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        choices = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+        # Of a tuple or a dictionary the items are to be checked, too.
+        found.append((field, tuple(each for each in choices if get_origin(each) is None)))
+    return found
 
 
 def _check_types(struct: msgspec.Struct) -> None:
     """What crosses a socket was checked there; what a caller writes only here."""
-    for field in _fields(type(struct)):
+    for field, plain_types in _fields(type(struct)):
         value = getattr(struct, field.name)
-        if value is field.default or type(value) is field.type:
+        if value is field.default or type(value) in plain_types:
             continue
         # Numbers of NumPy and torch, but no lists of them.
         plain = value.item() if hasattr(value, "item") else value

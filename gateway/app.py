@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Match, Route
 from engine.client import EngineClient
 from gateway import rate_limits
 from gateway.config import Config
+from gateway.lifecycle import ABORT_S
 from gateway.middleware.access_log import AccessLog
 from gateway.middleware.auth import Auth
 from gateway.middleware.body_limit import BodyLimit
@@ -202,5 +203,5 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     await services.lifecycle.drain()
     await services.streams.close()
-    await services.responses.close()
+    await services.responses.close(ABORT_S)
     await services.lifecycle.close()

@@ -18,6 +18,7 @@ from grammar.schema.paths import ROOT
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.validation import Report
+from tenants.outage import CALM_S, OutageLog
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class ComplianceChecks:
     ) -> None:
         self._validate = validate
         self._lanes = lanes
+        self._unchecked = OutageLog(logger, calm_s=CALM_S)
 
     async def of_document(self, unenforced: Unenforced, text: str, *, tenant: UUID) -> Compliance:
         """Check a document. tenant: the owner; one document of each tenant is checked at a time."""
@@ -112,10 +114,12 @@ class ComplianceChecks:
         """Check a text against a schema; None if that takes too long."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                return await self._lanes.run(tenant, lambda: self._validate(spec, text))
+                report = await self._lanes.run(tenant, lambda: self._validate(spec, text))
         except (GrammarError, TimeoutError) as error:
-            logger.warning("an answer could not be checked: %s", error)
+            self._unchecked.failed("an answer could not be checked: %r", error)
             return None
+        self._unchecked.succeeded("answers are checked again")
+        return report
 
 
 def _violations(report: Report, call_id: str | None = None) -> list[SchemaViolation]:

@@ -94,6 +94,8 @@ class Generation:
         self._cancelled = False
         self._failure: ApiError | None = None
         self._closed = False
+        self._settlement: asyncio.Task[None] | None = None
+        self._reader: Reader | None = None
         self._meter: Meter | None = None
 
     @property
@@ -148,13 +150,17 @@ class Generation:
 
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         first_output, self._first_output = self._first_output, None
-        reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
-        return reader.deltas(first_output)
+        sink = None if self._cancelled else sink
+        self._reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
+        return self._reader.deltas(first_output)
 
     def cancel(self) -> None:
         """Stop because the client asked for it: ``deltas`` ends soon, with what was generated until
-        now."""
+        now. It yields all of that: the sink gets nothing more.
+        """
         self._cancelled = True
+        if self._reader is not None:
+            self._reader.drop_sink()
         self._abort()
 
     def fail(self, error: ApiError) -> None:
@@ -198,7 +204,13 @@ class Generation:
         status = self._status()
         self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
-        self._owner.settle(self, status)
+        self._settlement = self._owner.settle(self, status)
+
+    async def settled(self) -> None:
+        """After ``close``: wait until the usage is in the ledger, or kept for it, and what was
+        reserved is given back."""
+        assert self._settlement is not None
+        await asyncio.wait((self._settlement,))
 
     def count_in(self, ledger: Ledger) -> None:
         """Start to count tokens in ``ledger``'s file, from which they are charged even if this
@@ -346,13 +358,13 @@ class Generations:
         self._live.add(generation)
         return generation
 
-    def settle(self, generation: Generation, status: UsageStatus) -> None:
+    def settle(self, generation: Generation, status: UsageStatus) -> asyncio.Task[None]:
         """For ``Generation.close`` only. Settles in a task of its own, which a cancelled caller
         cannot interrupt."""
         self._live.discard(generation)
         if not self._live:
             self._idle.set()
-        self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
+        return self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):
@@ -441,11 +453,12 @@ class Generations:
     def _release(self, hold: Hold) -> None:
         self._own(self._quota.release(hold), name=f"release {hold.request_id}")
 
-    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task that ``drain`` waits for."""
         task = asyncio.create_task(work, name=name)
         self._settlements.add(task)
         task.add_done_callback(self._settled)
+        return task
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settlements.discard(task)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from engine.client import EngineClient
@@ -86,6 +87,11 @@ class Lifecycle:
     @property
     def draining(self) -> bool:
         return self._admission.draining
+
+    @property
+    def failing(self) -> Sequence[str]:
+        """The work beside the requests that is down for long, by name."""
+        return self._background.down
 
     def start(self) -> None:
         """Start the background work. The event loop must be running."""

@@ -13,10 +13,15 @@ from typing import Any, Literal
 
 
 class JsonFormatter(logging.Formatter):
+    def __init__(self, *, has_pid: bool = False) -> None:
+        super().__init__()
+        self._has_pid = has_pid
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
+            **({"pid": record.process} if self._has_pid else {}),
             "logger": record.name,
             "message": record.getMessage(),
             **_fields(record),
@@ -27,18 +32,21 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+    def __init__(self, *, has_pid: bool = False) -> None:
+        pid = "[%(process)d] " if has_pid else ""
+        super().__init__(f"%(asctime)s %(levelname)-7s {pid}%(name)s: %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{key}={_word(value)}" for key, value in _fields(record).items())
         return f"{super().formatMessage(record)} {fields}".rstrip()
 
 
-def configure(level: str, form: Literal["json", "text"]) -> None:
-    """Replace the root logger's handlers with one on stderr."""
+def configure(level: str, form: Literal["json", "text"], *, has_pid: bool = False) -> None:
+    """Replace the root logger's handlers with one on stderr. has_pid: each line names its process,
+    where several have one log."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    formatter = JsonFormatter if form == "json" else TextFormatter
+    handler.setFormatter(formatter(has_pid=has_pid))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

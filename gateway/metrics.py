@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -83,6 +83,10 @@ class Metrics:
         """Read ``listener`` whenever the metrics are scraped."""
         self._registry.register(_ChangesCollector(listener))
 
+    def watch_background(self, num_deaths: Callable[[], Mapping[str, int]]) -> None:
+        """Likewise."""
+        self._registry.register(_BackgroundCollector(num_deaths))
+
     def count_response(self, route: str, status: int) -> None:
         self._responses(route, str(status)).inc()
 
@@ -123,6 +127,21 @@ class _RunningCollector(Collector):
         yield GaugeMetricFamily(
             "sluice_generations_running", "Requests that are not settled yet.", self._running()
         )
+
+
+class _BackgroundCollector(Collector):
+    def __init__(self, num_deaths: Callable[[], Mapping[str, int]]) -> None:
+        self._num_deaths = num_deaths
+
+    def collect(self) -> Iterable[Metric]:
+        deaths = CounterMetricFamily(
+            "sluice_background_deaths",
+            "How often work beside the requests ended by itself, and was started again.",
+            labels=["work"],
+        )
+        for name, count in self._num_deaths().items():
+            deaths.add_metric([name], count)
+        yield deaths
 
 
 class _ChangesCollector(Collector):

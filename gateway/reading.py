@@ -267,6 +267,12 @@ class Reader:
             return False
         return True
 
+    def drop_sink(self) -> None:
+        """Let ``deltas`` yield everything from here on."""
+        for reading in self._readings:
+            reading.stream.divert = None
+        self._sink = None
+
     def fail(self, error: Exception) -> None:
         """Let the next read in ``deltas`` raise ``error``."""
         self._error = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -67,6 +68,12 @@ class ResponseRun:
         self._is_read = False
         self._has_ended = False
         self._stored = asyncio.Event()
+        self._told: AsyncGenerator[list[Event], None] | None = None
+        """All events, once somebody asked for one; whoever asks has the turn."""
+        self._turn = asyncio.Lock()
+        self._ahead: deque[list[Event]] = deque()
+        """What ``end`` took from there before the reader did."""
+        self._is_ending = False
 
     @property
     def id(self) -> str:
@@ -83,7 +90,8 @@ class ResponseRun:
         return [*self._earlier, *self._own, *plain_items(said)]
 
     def heartbeat(self) -> Event | None:
-        return self._events.heartbeat()
+        # Once others wait to be read that have their numbers already, it would come too early.
+        return None if self._is_ending else self._events.heartbeat()
 
     def delta_events(self, delta: Delta) -> list[Event]:
         """The events of a delta, for a sink."""
@@ -106,25 +114,41 @@ class ResponseRun:
         """
         assert not self._is_read
         self._is_read = True
+        told = self._telling(sink)
         try:
-            yield self._events.opening()
-            reason = None
-            try:
-                async with aclosing(self._deltas(sink)) as deltas:
-                    async for delta in deltas:
-                        if events := self._events.delta(delta):
-                            yield events
-                        reason = delta.finish_reason or reason
-                last = self._events.closing(reason, await self._usage())
-            except Gone:  # It was aborted because nobody read it.
-                last = self._events.closing("cancelled", await self._usage())
-            except ApiError as exc:
-                self.failure = exc
-                last = self._events.failure(exc)
-            await self._end()
-            yield [*last, self._events.last()]
+            while (events := await self._next(told)) is not None:
+                yield events
         finally:
             self._is_read = False
+            async with self._turn:
+                await told.aclose()
+
+    def _telling(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
+        if self._told is None:
+            self._told = self._tell(sink)
+        return self._told
+
+    async def _next(self, told: AsyncGenerator[list[Event], None]) -> list[Event] | None:
+        async with self._turn:
+            return self._ahead.popleft() if self._ahead else await anext(told, None)
+
+    async def _tell(self, sink: Sink | None) -> AsyncGenerator[list[Event], None]:
+        yield self._events.opening()
+        reason = None
+        try:
+            async with aclosing(self._deltas(sink)) as deltas:
+                async for delta in deltas:
+                    if events := self._events.delta(delta):
+                        yield events
+                    reason = delta.finish_reason or reason
+            last = self._events.closing(reason, await self._usage())
+        except Gone:  # nobody read it any more
+            last = self._events.closing("cancelled", await self._usage())
+        except ApiError as exc:
+            self.failure = exc
+            last = self._events.failure(exc)
+        await self._end()
+        yield [*last, self._events.last()]
 
     def _deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         return _nothing() if self.generation is None else self.generation.deltas(sink)
@@ -143,11 +167,29 @@ class ResponseRun:
         if self.generation is not None:
             self.generation.cancel()
 
+    async def end(self) -> None:
+        """``cancel`` it; returns when it is stored and settled, whatever its reader does.
+
+        A reader that stands still would keep its slot until it is dropped. What it has not read
+        waits for it here: no more than a reader leaves unread before its request is parked.
+        """
+        self._is_ending = True
+        self.cancel()
+        async with self._turn:
+            async for events in self._telling():
+                self._ahead.append(events)
+            if not self._has_ended:  # its reader left just now
+                await self.give_up()
+        await self._stored.wait()
+        if self.generation is not None:
+            self.generation.close()
+            await self.generation.settled()
+
     def close(self) -> None:
         """Stop it if it still runs. Idempotent."""
         if self.generation is not None:
             self.generation.close()
-        if not self._has_ended and not self._is_read:
+        if not self._has_ended and not self._is_read and not self._is_ending:
             self._has_ended = True
             self._on_abandon(self)
 
@@ -160,10 +202,6 @@ class ResponseRun:
         """End it as cancelled, with the output so far, because its reader has left."""
         self._events.closing("cancelled", await self._usage())
         await self._end()
-
-    async def wait_ended(self) -> None:
-        """Wait until it has ended and is stored."""
-        await self._stored.wait()
 
     def record(self) -> StoredResponse:
         """The record to store."""

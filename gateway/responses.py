@@ -50,6 +50,7 @@ from gateway.routed_ids import mint, worker_of
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
 from tenants.errors import TenantsError
+from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState, StoredResponse
 from tenants.types import Principal
 
@@ -88,6 +89,7 @@ class Responses:
         self._written: dict[UUID, int] = {}
         self._running: dict[str, ResponseRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unstored = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)
         peers.answer(RunningResponse, self._part_for_peer)
         peers.answer(EndResponse, self._end_for_peer)
 
@@ -263,8 +265,10 @@ class Responses:
             await self.keep(run)
         except TenantsError as error:
             # Its client gets the answer all the same, with ``store`` false.
-            logger.error("%s is not stored: %s", run.id, error)
+            self._unstored.failed("%s is not stored: %s", run.id, error)
             run.mark_unstored()
+        else:
+            self._unstored.succeeded("Responses are stored again")
         finally:
             self._running.pop(run.id, None)
 
@@ -293,10 +297,11 @@ class Responses:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
-    async def close(self) -> None:
-        """Wait until all ended responses are stored."""
+    async def close(self, within_s: float) -> None:
+        """Wait until all ended responses are stored; those that a hanging engine keeps waiting end
+        once it is closed."""
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=within_s)
 
     # -- finding again
 
@@ -373,8 +378,8 @@ class Responses:
             return False
         if wanted.is_deleted:
             run.is_stored = False
-        run.cancel()
-        await run.wait_ended()
+        # By a task of ours: whoever asked may leave.
+        await asyncio.shield(self._own(run.end(), name=f"end {run.id}"))
         return True
 
     # -- other workers

@@ -171,13 +171,15 @@ def create_services(
     )
     work = _background_work(config, store, accounts, peers, adapters, metrics, revocations)
     engine.on_tokens = metrics.observe_inter_token
+    background = Background(work)
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
+    metrics.watch_background(lambda: background.num_deaths)
     lifecycle = Lifecycle(
         engine=engine,
         store=store,
         ledger=accounts.ledger,
         journal=accounts.journal,
-        background=Background(work),
+        background=background,
         sessions=sessions,
         admission=admission,
         generations=generations,

@@ -29,6 +29,7 @@ from gateway.stream_log import StreamLog, StreamReader, stream_not_found
 from gateway.stream_record import Cursor, Take
 from gateway.text_events import TextForm, TextSink
 from tenants.errors import TenantsError
+from tenants.outage import CALM_S, OutageLog
 from tenants.shared import StreamKind
 from tenants.types import Principal
 
@@ -171,6 +172,7 @@ class Streams:
         self.readers: set[KeyedReader] = set()
         """The open readers that ``follow_as`` has made."""
         self._archiving: set[asyncio.Task[None]] = set()
+        self._unkept = OutageLog(logger, calm_s=CALM_S)
         peers.follow_here = self._follow_for_peer
         peers.answer(StopStream, self._stop_for_peer)
         peers.answer(ForgetStream, self._forget_for_peer)
@@ -348,7 +350,9 @@ class Streams:
         try:
             await self._archive.put(stream_id, tenant_id, kind, kept, retention_s=retention_s)
         except TenantsError as error:  # The log stays in memory for a while.
-            logger.warning("%s is kept by this worker only: %s", stream_id, error)
+            self._unkept.failed("%s is kept by this worker only: %s", stream_id, error)
+        else:
+            self._unkept.succeeded("Streams are kept again")
 
     def _attach(self, stream_id: str) -> None:
         self._log.attach(stream_id)

@@ -312,5 +312,5 @@ def run(
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Run ``serve`` on an event loop of its own. Raises what it raises."""
-    logs.configure(config.server.log_level, config.server.log_format)
+    logs.configure(config.server.log_level, config.server.log_format, has_pid=True)
     asyncio.run(serve(config, on_progress=on_progress, on_ready=on_ready))

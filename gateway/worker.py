@@ -106,7 +106,7 @@ def main() -> int:
 
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     _stop_with_the_supervisor()
-    logs.configure(launch.config.server.log_level, launch.config.server.log_format)
+    logs.configure(launch.config.server.log_level, launch.config.server.log_format, has_pid=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(launch))

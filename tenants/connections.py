@@ -43,6 +43,17 @@ _TRANSIENT = (
     asyncpg.TransactionRollbackError,
     asyncpg.LockNotAvailableError,
     asyncpg.ReadOnlySQLTransactionError,
+    # Its disk, or what it keeps in mind of functions that a dump has replaced.
+    asyncpg.PostgresSystemError,
+    asyncpg.InternalServerError,
+    # What the connection knew of tables has changed. It asks anew the next time.
+    asyncpg.InvalidCachedStatementError,
+)
+# While a dump is restored.
+_MISSING = (
+    asyncpg.InvalidSchemaNameError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.UndefinedTableError,
 )
 # Configuration errors: wrong password, database or rights.
 _REFUSED = (
@@ -176,6 +187,10 @@ def translated(where: str, violations: Violations = NO_VIOLATIONS) -> Iterator[N
         raise StoreUnavailable(f"{where} does not answer: {_reason(error)}") from error
     except _REFUSED as error:
         raise StoreUnavailable(f"{where} refuses us: {_reason(error)}") from error
+    except _MISSING as error:
+        raise StoreUnavailable(
+            f"{where} lacks what we need: {_reason(error)}; run `sluice migrate`"
+        ) from error
 
 
 def _protocol_reason(message: str) -> str:

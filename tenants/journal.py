@@ -38,7 +38,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         """Create this process's file in ``folder``. Raises ``OSError`` if that cannot be used."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # end users are named in it
         self._folder = folder
         self._size = 0
         self._file: IO[bytes] | None = None

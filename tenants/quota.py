@@ -24,11 +24,13 @@ import msgspec
 
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import Price, QuotaAnswer, QuotaRequest
-from tenants.outage import OutageLog
+from tenants.outage import CALM_S, OutageLog
 from tenants.store import Store
 from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
+
+_WITHOUT_QUOTA = "Request %s goes on with %d tokens without quota: %s"
 
 SLICE_TOKENS = 256
 OVERDRAFT_TOKENS = 20_000
@@ -128,13 +130,14 @@ class Hold:
             granted = await self._quota.extend(
                 self, self._request, wanted, patience_s=patience_s / 2
             )
+        except StoreUnavailable as error:
+            granted = self._quota.overdraw(self._request.tenant_id, wanted)
+            self._quota.unasked.failed(_WITHOUT_QUOTA, self.request_id, granted, error)
         except Exception as error:  # Without an answer the request would wait for ever.
             granted = self._quota.overdraw(self._request.tenant_id, wanted)
-            logger.warning(
-                "Request %s goes on with %d tokens without quota: %s",
-                *(self.request_id, granted, error),
-                exc_info=None if isinstance(error, StoreUnavailable) else error,
-            )
+            logger.warning(_WITHOUT_QUOTA, self.request_id, granted, error, exc_info=error)
+        else:
+            self._quota.unasked.succeeded("Requests are given quota again")
         self._allowed += granted
         self._ended = granted < wanted
         self._extending = None
@@ -217,6 +220,10 @@ class Quota:
         """When each is to be listed, by the event loop's clock, the oldest first."""
         self._show_timer: asyncio.TimerHandle | None = None
         self._undoing: set[asyncio.Task[None]] = set()
+        self.unasked = OutageLog(logger, calm_s=CALM_S)
+        """Requests that cannot ask for more quota."""
+        self._unlisted = OutageLog(logger, calm_s=CALM_S)
+        self._unreleased = OutageLog(logger, calm_s=CALM_S)
 
     @property
     def num_held(self) -> int:
@@ -315,8 +322,9 @@ class Quota:
         try:
             answer = await self._store.reserve(request)
         except StoreUnavailable as error:
-            logger.warning("Request %s runs unlisted: %s", request.request_id, error)
+            self._unlisted.failed("Request %s runs unlisted: %s", request.request_id, error)
             return
+        self._unlisted.succeeded("Requests are listed again")
         if answer.state == "running":
             self._holds[request.request_id] = hold
         else:
@@ -434,7 +442,11 @@ class Quota:
         try:
             await self._store.release(request.tenant_id, request.request_id)
         except StoreUnavailable as error:
-            logger.warning("Request %s stays reserved for a while: %s", request.request_id, error)
+            self._unreleased.failed(
+                "Request %s stays reserved for a while: %s", request.request_id, error
+            )
+        else:
+            self._unreleased.succeeded("Requests are released again")
 
     def overdraw(self, tenant_id: UUID, tokens: int) -> int:
         """How many of ``tokens`` the tenant gets while the store is away."""

@@ -25,7 +25,7 @@ import msgspec
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.limits import Price
-from tenants.outage import OutageLog
+from tenants.outage import CALM_S, OutageLog
 from tenants.progress import Running
 from tenants.store import Store
 from tenants.types import UsageEvent
@@ -73,6 +73,7 @@ class Ledger:
         self._writers: set[asyncio.Task[None]] = set()
         self._num_failures = 0  # in a row; while above 0, only one writer tries the store
         self._outage = OutageLog(logger)
+        self._unjournaled = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)
         self._crowded_out: dict[UUID, UsageEvent] = {}
         """Events that wait because ``max_pending`` is reached."""
         self._hurry = asyncio.Event()
@@ -259,10 +260,11 @@ class Ledger:
             try:
                 self._journal.append([pending.event for pending in new])
             except OSError as error:
-                logger.error(
+                self._unjournaled.failed(
                     "The journal fails, %d settlements only in memory: %s", len(new), error
                 )
             else:
+                self._unjournaled.succeeded("The journal takes settlements again")
                 self._num_journaled += len(new)
                 for pending in new:
                     pending.is_journaled = True

@@ -24,7 +24,7 @@ class DraftedSlots:
         """Block ids of each row."""
         self._starts = [0] * max_num_rows
         """Leading tokens of each row that have keys: drafting starts behind them."""
-        self._changed: set[int] = set()
+        self.changed: set[int] = set()
         """Rows whose start was set since their last chunk, see ``apply``."""
         self._new: list[tuple[int, list[int]]] = []
         """``new_blocks`` of plans that are not added to ``_blocks`` yet: that is done only when the
@@ -33,17 +33,24 @@ class DraftedSlots:
     def apply(self, plan: StepPlan) -> None:
         """Follow a plan's changes to rows and blocks. The slots that its chunks write have no keys
         of the network yet."""
+        changed = self.changed
+        if changed:
+            changed.difference_update(plan.released_rows)
         if plan.admissions:
             self._grow()
             self._admit(plan)
-        self._new += plan.new_blocks
-        if not self._changed:
+        self.add(plan.new_blocks)
+        if not changed:
             return
         for chunk in plan.chunks:
-            if chunk.row in self._changed:
+            if chunk.row in changed:
                 # Keys made for drafts are wrong where another token was sampled instead.
                 self._cut(chunk.row, chunk.num_computed_tokens + 1)
-                self._changed.remove(chunk.row)
+                changed.remove(chunk.row)
+
+    def add(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
+        """As ``apply`` for a plan with nothing else, while no row has ``changed``."""
+        self._new += new_blocks
 
     def _grow(self) -> None:
         """Add the new blocks of past plans to their rows; they have no keys."""
@@ -66,7 +73,7 @@ class DraftedSlots:
                     self._filled[block_id] = copied.get(block_id, 0)
             self._blocks[admission.row] = blocks
             self._starts[admission.row] = self._leading(blocks)
-            self._changed.add(admission.row)
+            self.changed.add(admission.row)
 
     def _leading(self, blocks: Sequence[int]) -> int:
         """How many leading tokens in these blocks have keys."""
@@ -95,7 +102,7 @@ class DraftedSlots:
         """Keys of the tokens up to ``ends`` of each row are in the cache now."""
         if self._new:
             self._grow()
-        self._changed.update(rows.tolist())
+        self.changed.update(rows.tolist())
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
             size = self._block_size
             for index in range(self._starts[row] // size, -(-end // size)):

@@ -49,7 +49,7 @@ class Drafting(ABC):
     def apply(self, plan: StepPlan) -> None:
         """Follow a plan's changes to rows and blocks, before its forward pass. (The runner itself
         copies the contents of blocks.)"""
-        if self._features is not None:
+        if self._features is not None and not self._holes.is_open_for(plan):
             self._holes.apply(plan)
 
     def _fill_holes(self, asked: Sequence[tuple[int, int]]) -> None:
@@ -157,6 +157,9 @@ class ChainDrafting(Drafting):
         self._drafted = DraftedSlots(cache.num_blocks, block_size, len(table.tokens))
 
     def apply(self, plan: StepPlan) -> None:
+        if self._holes.is_open_for(plan) and not self._drafted.changed:
+            self._drafted.add(plan.new_blocks)  # What most steps without drafts come to.
+            return
         super().apply(plan)
         self._drafted.apply(plan)
 

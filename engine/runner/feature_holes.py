@@ -25,6 +25,12 @@ class FeatureHoles:
         self._holes: dict[int, list[tuple[int, int]]] = {}
         """The closed ranges [start, end) of each row, in ascending order."""
 
+    def is_open_for(self, plan: StepPlan) -> bool:
+        """Whether ``apply`` has nothing to do: ranges are open, and this plan closes none."""
+        return self._is_growing and not (
+            plan.keeps_features or plan.admissions or plan.released_rows
+        )
+
     def apply(self, plan: StepPlan) -> None:
         """Follow a plan, before its forward pass."""
         for row in plan.released_rows:

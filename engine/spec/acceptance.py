@@ -26,6 +26,9 @@ _SURPRISING, _SURPRISING_STEP, _ENOUGH = 4.0, 5.5, 8.0
 # What is left of the counts after a step without drafts, and of those of a position after a step
 # whose drafts did not reach it.
 _AGEING, _AGEING_BEHIND = 0.999, 0.99
+# So many drafts are remembered however long none are made: else the prior alone would take drafts
+# up again, where a probe tells more for less.
+_LASTING = 24.0
 # Steps without drafts are accounted for this many at a time.
 _IDLE_STEPS = 16
 
@@ -51,6 +54,11 @@ class _Counts:
         self.hits *= share
         self.tries *= share
 
+    def fade(self, share: float) -> None:
+        """As ``scale``, but the last ``_LASTING`` drafts stay."""
+        if self.tries > _LASTING:
+            self.scale(max(share, _LASTING / self.tries))
+
     def rate(self, prior: float) -> float:
         return (self.hits + _PRIOR_WEIGHT * prior) / (self.tries + _PRIOR_WEIGHT)
 
@@ -67,6 +75,10 @@ class _PositionRate:
     def scale(self, share: float) -> None:
         self.long.scale(share)
         self.short.scale(share)
+
+    def fade(self, share: float) -> None:
+        self.long.fade(share)
+        self.short.fade(share)
 
     def add(self, hits: int, tries: int) -> None:
         usual, short = self.long.rate(_PRIOR_CHANCE), self.short
@@ -144,7 +156,7 @@ class Acceptance:
         """Age the counts for the steps without drafts since the last call."""
         if self._num_idle_steps:
             for position in self._positions:
-                position.scale(_AGEING**self._num_idle_steps)
+                position.fade(_AGEING**self._num_idle_steps)
             self._num_idle_steps = 0
             self._rates = None
 

@@ -6,18 +6,17 @@ accepted. It takes longer than a step without drafts. The k_i are chosen for the
 second (the goodput of Liu et al., "Optimizing Speculative Decoding for Serving LLMs Using Goodput",
 arXiv 2406.14066).
 
-Around that formula there are four mechanisms, each in a module of its own:
+Around that formula there are five mechanisms, each in a module of its own:
 
 * **Probes** (``probes``): without drafts, nothing is learned about drafts. So a few requests draft
   now and then even where that does not pay, within a budget of time.
 * **Hysteresis** (``hysteresis``): a draft network that has not drafted for a while must catch up
   first. So drafting starts and stops only once the expected loss of *not* doing so adds up.
 * **Rests** (``rest``): where drafts do not pay, even the question whether they do costs host time.
-So
-  it is asked once for a number of steps.
+  So it is asked once for a number of steps.
+* **Streaks** (``streak``): where they are known to pay, few steps are looked at.
 * **Remeasurement** (``remeasurement``): while drafts pay, steps without drafts are measured anew
-from
-  time to time, because the comparison needs both.
+  from time to time, because the comparison needs both.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 from engine.spec.experience import STEPS_PER_UPDATE, Experience
 from engine.spec.hysteresis import MARGIN, Hysteresis
 from engine.spec.probes import Probe
+from engine.spec.rest import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -49,8 +49,9 @@ _PROBE_REQUESTS = 8
 _HOPE = 0.9
 # While no drafts are made, but would gain more than this factor, every step is looked at ...
 _TEMPTING = 1.1
-# ... except for up to this many steps in which the hysteresis would not begin to draft anyway.
-_MAX_WAIT = 32
+# ... except for up to this many steps in which the hysteresis would not begin to draft anyway. If
+# they would gain anything, or each request may have its own number, this many are not looked at.
+_MAX_WAIT, _SOME = 32, 128
 # After this many measured steps without drafts, and with drafts, their times count as known.
 _NUM_KNOWN, _NUM_STEADY = 4, 32
 # Steps with drafts that are slower than this factor have none, even while the hysteresis drafts.
@@ -239,7 +240,8 @@ class AdaptiveLength:
         return _Uniform(best, best_speed * plain_s, plain_s, could_pay)
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
-        """For how many steps of ``batch`` requests, one token each, not to ask for drafts again.
+        """For how many steps of ``batch`` requests, one token each, not to ask for drafts again, at
+        most.
 
         overlaps: whether these steps are planned while another is in flight. asked_s: the seconds
         that a proposer took to find no drafts; None if drafts were found not to pay.
@@ -248,13 +250,13 @@ class AdaptiveLength:
         if not self._experience.remeasurement.is_idle:
             return 0
         if not self._by_request:
-            return STEPS_PER_UPDATE if self.is_hopeless(batch) else self._num_waiting(batch)
+            return self.hopeless_length(batch) or self._num_waiting(batch)
         if before is None or before.num_drafts or not before.is_typical:
             return 0
         if (before.batch, before.overlaps) != (batch, overlaps):
             return 0
         if asked_s is None:
-            return STEPS_PER_UPDATE
+            return _SOME
         return min(_MAX_REST, int(asked_s / (_ASKING_SHARE * self._costs.uniform(batch, 0))))
 
     def _num_waiting(self, batch: int) -> int:
@@ -265,21 +267,37 @@ class AdaptiveLength:
         num_steps = min(self._hysteresis.num_steps_left(self._gain(batch)), _MAX_WAIT)
         return num_steps if num_steps > STEPS_PER_UPDATE else 0
 
-    def is_hopeless(self, batch: int) -> bool:
-        """Whether a batch of this size gets no drafts for some steps to come, whichever requests it
-        has: it is known that drafts would gain too little to look at every step."""
+    def hopeless_length(self, batch: int) -> int:
+        """For how many steps a batch of this size gets no drafts, whichever requests it has: it is
+        known that drafts would gain too little to look at every step. 0 if it is not."""
         if self._by_request or self._hysteresis.is_drafting:
-            return False
+            return 0
         if batch == 0:
-            return True
-        is_known = self._costs.num_seen(batch, 0, 0) >= _NUM_KNOWN
-        return is_known and self._gain(batch) <= _TEMPTING
+            return LONGEST
+        if (
+            self._costs.num_seen(batch, 0, 0) < _NUM_KNOWN
+            or (gain := self._gain(batch)) > _TEMPTING
+        ):
+            return 0
+        return _SOME if gain > 1 else LONGEST
 
-    def is_steady(self, step: PlannedStep) -> bool:
-        """Whether enough steps like this one, with drafts, were measured that it is enough to look
-        at some of those that follow."""
-        num_seen = self._costs.num_seen(step.batch, step.length, step.num_drafts)
-        return not self._by_request and self._hysteresis.is_drafting and num_seen >= _NUM_STEADY
+    def num_steps_to_probe(self, batch: int, most: int) -> int:
+        """Steps without drafts after which a probe is due, at most ``LONGEST``."""
+        if batch == 0:
+            return LONGEST
+        length, lost_s = self._cheapest_probe(batch, most)
+        if length == 0:
+            return LONGEST
+        plain_s = self._costs.uniform(batch, 0)
+        return min(self._experience.probes.num_steps_to(lost_s, plain_s), LONGEST)
+
+    def steady_length(self, batch: int, most: int) -> int:
+        """As ``uniform_length``, if so many steps with as many drafts were measured that it is
+        enough to look at some of those that follow; else 0."""
+        if self._by_request:
+            return 0
+        length = self.uniform_length(batch, most)
+        return length if self._costs.num_seen(batch, length, batch * length) >= _NUM_STEADY else 0
 
     @property
     def overlaps(self) -> bool:
@@ -302,16 +320,20 @@ class AdaptiveLength:
             return 0
         if self.is_probing:
             return min(self._probe.length, most)
-        self._forget_outdated()
-        cheapest = self._probes.get((batch, most))
-        if cheapest is None:
-            cheapest = self._probes[batch, most] = self._cheapest_probe(batch, most)
-        length, lost_s = cheapest
+        length, lost_s = self._cheapest_probe(batch, most)
         return length if lost_s <= self._experience.probes.saved_s else 0
 
     def _cheapest_probe(self, batch: int, most: int) -> tuple[int, float]:
-        """The length of the cheapest probe, and the seconds that it is expected to lose. These are
-        limited to [``_MIN_LOSS``, 1] steps, because the estimates may be far off."""
+        """The length of the cheapest probe, and the seconds that it is expected to lose."""
+        self._forget_outdated()
+        found = self._probes.get((batch, most))
+        if found is None:
+            found = self._probes[batch, most] = self._find_probe(batch, most)
+        return found
+
+    def _find_probe(self, batch: int, most: int) -> tuple[int, float]:
+        """As ``_cheapest_probe``. The seconds are limited to [``_MIN_LOSS``, 1] steps, because the
+        estimates may be far off."""
         size, plain_s = min(batch, _PROBE_REQUESTS), self._costs.uniform(batch, 0)
         found, found_s = 0, float("inf")
         gain = 0.0

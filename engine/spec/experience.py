@@ -94,6 +94,8 @@ class Experience:
         """A step was planned; fills in what it has to do with the step before. ``observe`` follows
         once it is over; other steps may be planned in between."""
         before, self.before = self.before, step if step.only_decodes else None
+        if step.follows_others:
+            before = None
         if before is not None and step.overlaps and not step.only_decodes:
             before.is_typical = False  # Its time includes the host's work for this step's prompts.
         self.overlaps |= step.overlaps
@@ -219,7 +221,7 @@ class Experience:
         is_drafting: bool,
     ) -> None:
         self.newcomers.come(step.num_new, drafting=is_drafting)
-        self.newcomers.go_on(step.batch, step.num_like * _num_tokens(step, outcomes))
+        self._go_on(step, outcomes)
         plain_s = self.costs.uniform(step.batch, 0)
         if not step.only_decodes:
             if is_drafting:
@@ -232,6 +234,13 @@ class Experience:
                 self.newcomers.lose(max(0.0, seconds - usual_s), plain_s)
             else:
                 self._exposure.observe(step)
+
+    def _go_on(self, step: PlannedStep, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        """Count the tokens of a step, and of those it stands for."""
+        num_tokens = _num_tokens(step, outcomes)
+        for size, num_requests in step.like.items():
+            self.newcomers.go_on(size, num_requests * num_tokens / step.batch)
+        self.newcomers.go_on(step.batch, num_tokens)
 
     def _has_learned(self, num_steps: int, *, much: bool = False) -> None:
         """Count steps that were learned from. much: each of them alone may change a decision."""
@@ -264,8 +273,8 @@ class Experience:
         self._drafted = _Drafted()
         step = drafted.steps[-1]
         num_tokens = sum(map(_num_tokens, drafted.steps, drafted.outcomes))
-        num_like = sum(each.num_like for each in drafted.steps) / num_steps
-        self.newcomers.go_on(step.batch, num_like * num_tokens)
+        for each, outcomes in zip(drafted.steps, drafted.outcomes, strict=True):
+            self._go_on(each, outcomes)
         self._exposure.observe(step, num_steps)
         self.acceptance.observe([one for outcomes in drafted.outcomes for one in outcomes])
         seconds = _mean(drafted.seconds)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from engine.spec.rest import LONGEST
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -33,9 +35,11 @@ class DraftLength(Protocol):
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int: ...
 
-    def is_hopeless(self, batch: int) -> bool: ...
+    def hopeless_length(self, batch: int) -> int: ...
 
-    def is_steady(self, step: PlannedStep) -> bool: ...
+    def num_steps_to_probe(self, batch: int, most: int) -> int: ...
+
+    def steady_length(self, batch: int, most: int) -> int: ...
 
     @property
     def overlaps(self) -> bool: ...
@@ -82,11 +86,14 @@ class FixedLength:
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
         return 0
 
-    def is_hopeless(self, batch: int) -> bool:
-        return False
+    def hopeless_length(self, batch: int) -> int:
+        return 0
 
-    def is_steady(self, step: PlannedStep) -> bool:
-        return True
+    def num_steps_to_probe(self, batch: int, most: int) -> int:
+        return LONGEST
+
+    def steady_length(self, batch: int, most: int) -> int:
+        return self.uniform_length(batch, most)
 
     @property
     def overlaps(self) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(slots=True)
@@ -47,6 +51,9 @@ class PlannedStep:
     """The part of ``exposed_s`` in which its drafts were made."""
     num_like: int = 1
     """Steps that it stands for: itself, and similar ones before it that were not looked at."""
+    like: Mapping[int, int] = field(default_factory=dict)
+    """Requests of these others, summed up by the size of the batch, rounded up to a power of
+    two."""
     follows_others: bool = False
     """The step before did more than decode."""
 

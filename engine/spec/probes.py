@@ -5,6 +5,8 @@ They have a budget: a small share of the time that passes without drafts.
 
 from __future__ import annotations
 
+import math
+
 # Probes may take this share of the time without drafts; up to this many steps' time is saved up.
 PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # A probe with an acceptance rate below ``_HARDLY`` halves the share, down to ``_LEAST_PART`` of it;
@@ -68,6 +70,10 @@ class ProbeBudget:
     def rest(self, seconds: float, plain_s: float) -> None:
         """No drafts were made for so many seconds."""
         self.save(self._part * PROBE_SHARE * seconds, plain_s)
+
+    def num_steps_to(self, lost_s: float, plain_s: float) -> int:
+        """After how many steps without drafts the budget allows for a loss."""
+        return math.ceil(max(0.0, lost_s - self.saved_s) / (self._part * PROBE_SHARE * plain_s))
 
     def judge(self, num_hits: int, num_tries: int) -> None:
         """A step of a probe is over. num_hits, num_tries: drafts that were accepted, of those that

@@ -1,7 +1,7 @@
 """Where the core gets drafts from: tokens that grammars force, and the configured proposer.
 
-For each step the core calls ``begin``; then ``rests`` and, unless that says so, ``foresees_drafts``
-(if a step is in flight) and ``propose``; ``planned`` after the step was planned, ``collected`` when
+For each step the core calls ``rests`` and, unless that says so, ``foresees_drafts`` (if a step is
+in flight) and ``propose``; ``planned`` after the step was planned, ``collected`` when
 it is over, and ``learn`` at a time when the device is busy. How many drafts are worth while is
 decided by ``AdaptiveLength``."""
 
@@ -18,6 +18,7 @@ from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.planned_step import PlannedStep
 from engine.spec.rest import Rest
+from engine.spec.streak import Streak
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -47,12 +48,8 @@ MAX_FORCED_BATCH = 4
 """The largest batch for which that is done: its steps are bound by memory bandwidth, so that
 verifying a few more tokens costs little."""
 
-_UNTIMED = -1
-"""Stands in ``_planned`` for a step of a rest that is not timed."""
-
-_MAX_SKIPPED = 3
-"""Of similar steps with drafts, this many are skipped between two that are learned from: learning
-takes the host longer than a step of a small model takes."""
+_MAX_PROMPTLESS = 64
+"""Steps of a rest in which a probe that is due waits for a prompt."""
 
 
 class Speculator:
@@ -76,11 +73,7 @@ class Speculator:
         self._began_s = self._collected_s = 0.0
         self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
         """The steps in flight: (step, plan, ids of requests whose drafts a grammar forced). For a
-        step of a rest, what ``Rest.plan`` returned or ``_UNTIMED``; None for a skipped step."""
-        self._last: PlannedStep | None = None
-        """The last step that was planned to be learned from."""
-        self._num_skipped = 0
-        """Similar steps since ``_last``, which were skipped."""
+        step of a rest, what ``Rest.plan`` returned; None for a step that is not looked at."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, with the seconds of each, to be learned from."""
         self._drafting_s = 0.0
@@ -99,7 +92,7 @@ class Speculator:
         self.keeps_features = True
         """Whether the next step keeps features for the draft network: only if it has drafts, or the
         step after it will."""
-        self._rest = Rest()
+        self._rest, self._streak = Rest(), Streak()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
@@ -111,24 +104,19 @@ class Speculator:
             by_request = self._proposer is not None and self._proposer.is_free
             self._adaptive = AdaptiveLength(runner.step_costs, by_request=by_request)
 
-    def begin(self, *, goes_on: bool) -> None:
-        """The planning of a step begins. goes_on: the engine was not idle before, so the step's
-        time counts from the last result: without overlap, the host's work is a part of what drafts
-        cost."""
+    def rests(self, batch: int, *, goes_on: bool) -> bool:
+        """The planning of a step of ``batch`` requests begins. Returns whether it belongs to a
+        rest: then it runs as if there were no speculation.
+
+        goes_on: the engine was not idle before, so the step's time counts from the last result:
+        without overlap, the host's work is a part of what drafts cost."""
+        rest = self._rest
         if not goes_on:
             self._began_s = self._clock()
-            self._rest.pause()
+            rest.pause()
         self._waited = False
-
-    def rests(self, batch: int) -> bool:
-        """Whether the next step, of ``batch`` requests, belongs to a rest: then it runs as if there
-        were no speculation."""
-        rest = self._rest
-        if rest.num_steps and rest.batch != batch:
-            if self._adaptive.is_hopeless(batch):
-                rest.batch = batch
-            else:
-                rest.end()
+        if rest.num_steps and not rest.least <= batch <= rest.most:
+            rest.go_on(batch, 0 if rest.is_of_batch else self._adaptive.hopeless_length(batch))
         return rest.num_steps > 0
 
     def _begin_rest(
@@ -144,14 +132,23 @@ class Speculator:
         proposer took to find no drafts, if it was asked."""
         if len(requests) == batch and not any(request.constrained for request in requests):
             self._observe_rest()
-            num_steps = self._adaptive.rest_length(batch, asked_s, overlaps=overlaps)
-            is_hopeless = self._adaptive.is_hopeless(batch)
+            adaptive = self._adaptive
+            num_steps = adaptive.rest_length(batch, asked_s, overlaps=overlaps)
+            is_hopeless = adaptive.hopeless_length(batch) > 0
             self._rest.begin(
                 num_steps,
                 batch,
-                overlaps=self._adaptive.overlaps if is_hopeless else overlaps,
+                overlaps=adaptive.overlaps if is_hopeless else overlaps,
                 is_of_batch=not is_hopeless,
             )
+            if is_hopeless:
+                self._expect_probe(batch)
+
+    def _expect_probe(self, batch: int) -> None:
+        """Tell the rest when a probe is due. It is best begun behind a prompt: all features of that
+        are kept, and the network must catch up with it anyway. So the rest goes on for a while."""
+        num_steps = self._adaptive.num_steps_to_probe(batch, self._max_tokens)
+        self._rest.expect_probe(num_steps, _MAX_PROMPTLESS)
 
     def _observe_rest(self) -> None:
         """Learn from the steps of rests that are over."""
@@ -193,8 +190,8 @@ class Speculator:
     def _ask_network(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """Draft with a network. Its drafts cost time, so their number is decided first."""
         most = max(asked.values())
-        probe_length = self._probe_length(batch, most)
-        length = self._adaptive.uniform_length(batch, most)
+        length = self._uniform_length(batch, most)
+        probe_length = 0 if length else self._probe_length(batch, most)
         has_features, self.keeps_features = self.keeps_features, length > 0 or probe_length > 0
         if not self.keeps_features:
             self._begin_rest(asked, batch, overlaps=False)
@@ -203,6 +200,16 @@ class Speculator:
                 self._is_probe = True
                 length, asked = probe_length, self._adaptive.probed(asked)
             self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
+
+    def _uniform_length(self, batch: int, most: int) -> int:
+        """Drafts of each request, at most ``most``: those of the streak, if there is one."""
+        streak = self._streak
+        if not streak.num_steps:
+            return self._adaptive.uniform_length(batch, most)
+        if batch and not streak.least <= batch <= streak.most:
+            streak.go_on(self._adaptive.steady_length(batch, self._max_tokens), batch)
+            return self._uniform_length(batch, most)
+        return min(streak.length, most)
 
     def _probe_length(self, batch: int, most: int) -> int:
         """Drafts of each request of a probe, if one may take place now; else 0."""
@@ -251,16 +258,22 @@ class Speculator:
         overlaps: another step is in flight."""
         if self._proposer is None:
             return
-        if not plan.admissions and self._rest.passes():
-            self._planned.append(_UNTIMED)  # What most steps of a rest come to: no further calls.
+        if not plan.admissions and self._rest.passes(len(plan.chunks)):
+            self._planned.append(None)  # What most steps of a rest come to: no further calls.
             return
         if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
             return
-        batch = len(plan.chunks)
-        if self._drafted and self._is_like_the_last(plan, num_tokens):
-            self._num_skipped += 1
-            self._planned.append(None)
-            return
+        batch, streak = len(plan.chunks), self._streak
+        if streak.num_steps or streak.follows_others:
+            has_drafts, has_newcomers = bool(self._drafted), bool(plan.admissions)
+            if streak.passes(
+                batch,
+                is_usual=has_drafts and not has_newcomers and num_tokens <= batch * streak.tokens,
+                has_drafts=has_drafts,
+                has_newcomers=has_newcomers,
+            ):
+                self._planned.append(None)
+                return
         num_drafts = longest = 0
         if self._drafted:
             lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
@@ -277,13 +290,17 @@ class Speculator:
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
             drafting_s=self._drafting_s,
-            num_like=1 + (self._num_skipped if num_drafts else 0),
+            follows_others=streak.follows_others,
         )
-        self._num_skipped, self._last = 0, step
+        step.num_like, step.like = streak.looks(has_drafts=num_drafts > 0)
         if step.is_probe and not self._proposer.is_free:
             self._num_probes += 1
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
+        if streak.may_begin and num_drafts and step.only_decodes:
+            length = self._adaptive.steady_length(batch, self._max_tokens)
+            if length:
+                streak.begin(length, batch)
 
     def _planned_in_rest(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> bool:
         """As ``planned``, in a rest of which the step may be timed; False if it ends the rest."""
@@ -293,26 +310,15 @@ class Speculator:
         if planned is None:
             return False
         self._planned.append(planned)
-        if plan.admissions and self._probe_length(batch, self._max_tokens):
-            # A good time for a probe: all features of a prompt are kept, and the network must
-            # catch up with prompts anyway.
-            self._rest.end()
+        if plan.admissions and self._rest.num_steps <= self._rest.num_steps_at_probe:
+            self._observe_rest()
+            if self._probe_length(batch, self._max_tokens):
+                self._rest.end()
+            else:
+                self._expect_probe(batch)
         if not is_plain and any(chunk.constrained for chunk in plan.chunks):
             self._rest.end()  # Forced tokens are nearly free: look for them in each step.
         return True
-
-    def _is_like_the_last(self, plan: StepPlan, num_tokens: int) -> bool:
-        """Whether a step with drafts can be skipped: it is like the last one, of whose kind enough
-        were learned from."""
-        last, batch = self._last, len(plan.chunks)
-        if last is None or not last.num_drafts or self._num_skipped == _MAX_SKIPPED:
-            return False
-        if plan.admissions or self._is_probe or self._waited or self._forced:
-            return False
-        is_alike = (batch - 1).bit_length() == (last.batch - 1).bit_length() and (
-            batch * last.length < num_tokens <= batch * (1 + last.length)
-        )
-        return is_alike and self._adaptive.is_steady(last)
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
         """The oldest step in flight is over. moved: the new tokens of each request."""
@@ -322,9 +328,6 @@ class Speculator:
         self._collected_s = now
         planned = self._planned.popleft()
         if planned is None:
-            return
-        if planned == _UNTIMED:
-            self._rest.passed(len(moved))
             return
         if isinstance(planned, int):
             seconds, follower = now - before_s, self._batch_in_flight()
@@ -341,12 +344,12 @@ class Speculator:
     def _batch_in_flight(self) -> int | None:
         """The batch of the oldest step in flight; 0 if it is not known to decode only; None if
         there is no step."""
-        planned = self._planned[0] if self._planned else None
-        if planned == _UNTIMED:
-            return 0
+        if not self._planned:
+            return None
+        planned = self._planned[0]
         if isinstance(planned, tuple):
             return planned[0].batch * planned[0].only_decodes
-        return planned
+        return planned or 0
 
     def learn(self, unfinished: Container[str]) -> None:
         """Learn from the steps that are over; called while the device is busy. unfinished: ids of
@@ -374,10 +377,10 @@ class Speculator:
         """
         if self._proposer is None:
             return False
-        adaptive, batch = self._adaptive, len(running)
-        is_probe = self._probe_length(batch, self._max_tokens) > 0
+        adaptive, batch, most = self._adaptive, len(running), self._max_tokens
         if not self._proposer.is_free:
-            wants_drafts = is_probe or adaptive.uniform_length(batch, self._max_tokens) > 0
+            length = self._uniform_length(batch, most) or self._probe_length(batch, most)
+            wants_drafts = length > 0
             has_features, self.keeps_features = self.keeps_features, wants_drafts
             if not wants_drafts:
                 self._begin_rest(running, batch, overlaps=True)
@@ -385,6 +388,7 @@ class Speculator:
         able = [request for request in running if _may_go_on(request)]
         if not able:
             return False
+        is_probe = self._probe_length(batch, most) > 0
         if not (is_probe or adaptive.may_pay(able, batch)):
             self._begin_rest(running, batch, overlaps=True)
             return False

@@ -37,6 +37,7 @@ from gateway.routed_ids import mint
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
 from tenants.errors import TenantsError
+from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Idempotency:
         self._paths = paths
         self._retention_s = retention_s
         self._claimed: dict[UUID, int] = {}
+        self._unreleased = OutageLog(logger, calm_s=CALM_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = None
@@ -154,7 +156,11 @@ class Idempotency:
             if not is_whole:  # Another request may have just read the claim.
                 await self._streams.forget(answer_id, tenant_id)
         except TenantsError as error:
-            logger.warning("an idempotency key keeps an answer that failed: %s", error)
+            self._unreleased.failed(
+                "%s failed, and its idempotency key stands for it: %s", answer_id, error
+            )
+        else:
+            self._unreleased.succeeded("Failed answers leave their idempotency keys again")
 
     async def _trim(self, tenant_id: UUID) -> None:
         num_claimed = self._claimed[tenant_id] = self._claimed.get(tenant_id, 0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,8 @@ from tenants.errors import TenantsError
 from tenants.store import Store
 
 STORE_TIMEOUT_S = 1.0
+NEEDED = frozenset({"quota leases", "changes", "revocations"})
+"""Work without which limits do not hold, or revoked keys go on working."""
 
 
 class Readiness(msgspec.Struct, kw_only=True):
@@ -26,6 +29,8 @@ class Readiness(msgspec.Struct, kw_only=True):
     engine: Literal["ready", "away"]
     store: Literal["ready", "away"]
     draining: bool
+    failing: Sequence[str]
+    """Work beside the requests that dies again and again, for a minute now."""
 
 
 def health_routes(
@@ -36,13 +41,16 @@ def health_routes(
 
     async def readyz(request: Request) -> Response:
         """200 while requests are served, even if the database is away: known keys keep working, and
-        taking every gateway out of rotation at once would make an outage of it."""
-        ready = engine.ready and not lifecycle.draining
+        taking every gateway out of rotation at once would make an outage of it. The background work
+        that is needed survives it, too."""
+        failing = lifecycle.failing
+        ready = engine.ready and not lifecycle.draining and NEEDED.isdisjoint(failing)
         body = Readiness(
             status="ready" if ready else "not ready",
             engine="ready" if engine.ready else "away",
             store="ready" if await _answers(store) else "away",
             draining=lifecycle.draining,
+            failing=failing,
         )
         headers = {} if ready else {"retry-after": "1"}
         return Response(

@@ -206,9 +206,8 @@ def _name_expression(names: Schema) -> str | None:
             return rf"[\s\S]{{{int(rest.get('minLength', 0))},{int(most)}}}"
         case {"minLength": least, **rest} if not rest and least <= 1000:
             return rf"[\s\S]{{{int(least)},}}"
-        case {}:
+        case _:
             return r"[\s\S]*" if not said else None
-    return None
 
 
 def _lower_counts(scope: Scope) -> None:

@@ -15,3 +15,37 @@ def test_what_is_loaded_is_never_looked_at_again() -> None:
     assert gc.get_freeze_count() >= len(loaded)
     assert gc.get_threshold() == garbage.THRESHOLDS
     assert gc.isenabled(), "what steps leave behind is still collected"
+
+
+def interrupted() -> None:
+    with garbage.full_collections_held_back():
+        assert gc.get_threshold() == (600, 9, garbage.FULL_THRESHOLD)
+        raise KeyboardInterrupt
+
+
+def full_collections_by(num_objects: int) -> int:
+    """How many there are while so many objects are made that live on."""
+    gc.collect()  # also begins to count anew
+    before: int = gc.get_stats()[2]["collections"]
+    held: list[list[int]] = [[] for _ in range(num_objects)]
+    assert len(held) == num_objects
+    after: int = gc.get_stats()[2]["collections"]
+    return after - before
+
+
+def test_only_for_a_while_and_nothing_frozen() -> None:
+    gc.set_threshold(600, 9, 8)
+    frozen = gc.get_freeze_count()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert gc.get_threshold() == (600, 9, 8)
+    assert gc.get_freeze_count() == frozen
+
+
+def test_what_requests_pile_up_brings_about_no_full_collection() -> None:
+    gc.set_threshold(700, 10, 10)  # Python's own
+    gc.unfreeze()
+    num_objects = len(gc.get_objects()) // 2  # One comes after a quarter of those that live.
+    assert full_collections_by(num_objects) > 0
+    with garbage.full_collections_held_back():
+        assert full_collections_by(num_objects) == 0

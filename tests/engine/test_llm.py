@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import shutil
 import signal
@@ -15,6 +16,7 @@ import tokenizers
 import torch
 from transformers import LlamaForCausalLM
 
+from engine import garbage
 from engine.errors import ConfigError, EngineError, InvalidRequest, ModelLoadError, QueueFull
 from engine.llm import (
     LLM,
@@ -25,7 +27,7 @@ from engine.llm import (
     StructuredOutputs,
     TokensPrompt,
 )
-from engine.messages import LoadProgress
+from engine.messages import LoadProgress, RequestOutput
 from engine.scheduler.plan import StepPlan
 from tests.engine import toys
 from tests.engine.insides import core_of, runner_of
@@ -52,6 +54,18 @@ def llm(shared: LLM) -> Iterator[LLM]:
     assert not shared._core.has_unfinished
     stats = shared._core.stats()
     assert stats.num_free_blocks == stats.num_total_blocks
+
+
+@pytest.fixture(scope="module")
+def early(model_dir: Path) -> LLM:
+    """Its steps have few tokens, and return while the device computes them."""
+    return LLM(
+        model_dir,
+        num_gpu_blocks_override=64,
+        num_threads=1,
+        max_num_batched_tokens=16,
+        async_scheduling=True,
+    )
 
 
 def text_of(result: GenerationOutput) -> str:
@@ -88,6 +102,13 @@ class TestGenerate:
         assert 1 <= len(result.outputs[0].token_ids) <= 16
         assert len(llm.generate("the cat")) == 1
 
+    def test_texts_and_token_ids_in_one_call(self, llm: LLM) -> None:
+        texts = ["the cat", "你好"]
+        first, second = map(llm.get_tokenizer().encode, texts)
+        results = llm.generate([texts[0], {"prompt_token_ids": [7, 8]}, texts[1]], GREEDY)
+        assert [r.prompt for r in results] == [texts[0], None, texts[1]]
+        assert [r.prompt_token_ids for r in results] == [first, [7, 8], second]
+
     def test_params_per_prompt_and_callbacks(self, llm: LLM) -> None:
         done: list[str] = []
         params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (9, 3, 6)]
@@ -108,6 +129,68 @@ class TestGenerate:
 
     def test_no_prompts(self, llm: LLM) -> None:
         assert llm.generate([], GREEDY) == []
+
+    def test_holds_full_collections_back(self, llm: LLM) -> None:
+        before = gc.get_threshold()
+        meanwhile = []
+        llm.generate("a", GREEDY, on_output=lambda _: meanwhile.append(gc.get_threshold()))
+        assert meanwhile == [(*before[:2], garbage.FULL_THRESHOLD)]
+        assert gc.get_threshold() == before
+
+
+class TestHeadStart:
+    """With overlap the device computes the first step while further prompts are submitted."""
+
+    def prompts(self, *lengths: int) -> list[TokensPrompt]:
+        return [{"prompt_token_ids": [5 + i] * n} for i, n in enumerate(lengths)]
+
+    def test_as_many_as_fill_a_step_go_first(
+        self, early: LLM, llm: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prompts = self.prompts(9, 7, 5, 3)
+        known: list[int] = []
+        step = early._core.step
+
+        def watched() -> list[RequestOutput]:
+            known.append(early.stats().num_waiting)
+            return step()
+
+        monkeypatch.setattr(early._core, "step", watched)
+        results = early.generate(prompts, GREEDY)
+        assert known[0] == 2
+        assert known[1] == 2, "the other two"
+        assert [r.outputs for r in results] == [r.outputs for r in llm.generate(prompts, GREEDY)]
+        known.clear()
+        early.generate(prompts[2:], GREEDY)
+        assert known[0] == 2, "all, where none fill a step"
+
+    def test_without_overlap_all_go_first(
+        self, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        llm = LLM(model_dir, max_num_batched_tokens=16, async_scheduling=False, num_threads=1)
+        known: list[int] = []
+        step = llm._core.step
+
+        def watched() -> list[RequestOutput]:
+            known.append(llm.stats().num_waiting)
+            return step()
+
+        monkeypatch.setattr(llm._core, "step", watched)
+        llm.generate(self.prompts(*[9] * 12), SamplingParams(max_tokens=1))
+        assert known[0] == 12
+
+    def test_branches_of_a_prompt_are_not_parted(self, early: LLM) -> None:
+        params = SamplingParams(n=4, seed=5, max_tokens=6, ignore_eos=True)
+        (result, other) = early.generate(self.prompts(40, 3), params)
+        assert [len(c.token_ids) for c in result.outputs + other.outputs] == [6] * 8
+
+    def test_a_late_prompt_is_refused_before_the_first_result(self, early: LLM) -> None:
+        bad: TokensPrompt = {"prompt_token_ids": [-1]}
+        stream = early.stream([*self.prompts(2, 16), bad], GREEDY)
+        with pytest.raises(InvalidRequest, match="prompt_token_ids must be in"):
+            next(stream)
+        core_of(early).check_integrity()
+        assert not early._core.has_unfinished
 
 
 class TestStopping:

@@ -96,6 +96,8 @@ def test_the_ends_of_a_range_belong_to_it(options: dict[str, Any]) -> None:
         ("bad_words_token_ids", "word"),
         ("bad_words_token_ids", 5),
         ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("logit_bias", {"a": 1.0}),
         ("min_tokens", None),
         ("stop", 5),
         ("stop", b"x"),

@@ -108,6 +108,17 @@ def test_add_special_tokens_is_the_post_processors(tmp_path: Path) -> None:
     tokenizer = Tokenizer(backend)
     assert tokenizer.encode("a")[0] == 1
     assert 1 not in tokenizer.encode("a", add_special_tokens=False)
+    with_them, without = (
+        tokenizer.encode_batch(["a"], add_special_tokens=b) for b in (True, False)
+    )
+    assert (with_them, without) == ([[1, *without[0]]], [tokenizer.encode("a")[1:]])
+
+
+@pytest.mark.parametrize("tokenizer", BACKENDS)
+def test_many_texts_at_once_are_each_by_itself(tokenizer: Tokenizer) -> None:
+    texts = ["the cat", "", " leading", "naïve 你好 😀", "the cat"]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_batch([]) == []
 
 
 def test_bad_words_are_known_at_the_start_and_after_a_space() -> None:

@@ -43,7 +43,8 @@ class RawClient:
         return cls(*await asyncio.open_connection(gateway.host, gateway.port))
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data)
+        if not self.writer.is_closing():  # uvloop's transports refuse what asyncio's ignore
+            self.writer.write(data)
 
     async def head(self) -> Answer:
         """The status line and the headers."""
@@ -53,8 +54,8 @@ class RawClient:
         return Answer(int(lines[0].split()[1]), headers, b"")
 
     async def chunk(self) -> bytes:
-        """One chunk of a body; empty at its end."""
-        size = int((await self.reader.readline()).strip(), 16)
+        """One chunk of a body; empty at its end. Raises ``IncompleteReadError`` where it breaks."""
+        size = int((await self.reader.readuntil(b"\r\n")).strip(), 16)
         data = await self.reader.readexactly(size)
         await self.reader.readexactly(2)
         return data
@@ -73,10 +74,10 @@ class RawClient:
         return answer
 
     async def _chunks(self) -> bytes:
-        body = b""
+        chunks = []
         while chunk := await self.chunk():
-            body += chunk
-        return body
+            chunks.append(chunk)
+        return b"".join(chunks)
 
     async def close(self) -> None:
         self.writer.close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -45,6 +46,18 @@ def test_text_lines(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("a").warning("careful", extra={"fields": {"path": "/x", "status": 200}})
     line = capsys.readouterr().err.strip()
     assert line.endswith("WARNING a: careful path=/x status=200")
+
+
+def test_lines_of_several_processes_name_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text", has_pid=True)
+    logging.getLogger("a").warning("careful")
+    assert capsys.readouterr().err.endswith(f"WARNING [{os.getpid()}] a: careful\n")
+    logs.configure("info", "json", has_pid=True)
+    logging.getLogger("a").warning("careful")
+    assert json.loads(capsys.readouterr().err)["pid"] == os.getpid()
+    logs.configure("info", "json")
+    logging.getLogger("a").warning("careful")
+    assert "pid" not in json.loads(capsys.readouterr().err)
 
 
 def test_a_field_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,16 @@ import openai
 import pytest
 
 from gateway import config as configuration
+from gateway import lifecycle
 from gateway.responses import MAX_LINEAGE
 from tenants.errors import StoreUnavailable
-from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.engine_double import EngineDouble, Life, Play
+from tests.gateway.raw_http import RawClient, post
 from tests.gateway.serving import (
     MODEL,
     Gateway,
     double_client,
+    encode,
     make_config,
     served,
     served_double,
@@ -128,3 +131,26 @@ async def test_a_line_has_an_end(gateway: Gateway, monkeypatch: pytest.MonkeyPat
             await client.responses.create(model=MODEL, input="x", previous_response_id=previous)
         assert caught.value.param == "previous_response_id"
         assert "has at most" in caught.value.message
+
+
+async def test_an_engine_that_hangs_does_not_hold_up_a_shutdown(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never says what became of a response that its client left."""
+    monkeypatch.setattr(lifecycle, "ABORT_S", 0.1)
+    monkeypatch.setattr("gateway.app.ABORT_S", 0.1)
+    monkeypatch.setattr(Life, "_abort", lambda *_: None)
+    async with asyncio.timeout(30):
+        async with served_double(model_dir, shutdown_timeout_s=0.05) as (gateway, double):
+            double.script = lambda prompt: Play(text="x" * 1000, interval_s=0.02)
+            client = await RawClient.connect(gateway)
+            body = {"model": MODEL, "input": "hi", "stream": True}
+            client.send(post(gateway, encode(body), path="/v1/responses"))
+            await client.head()
+            services = gateway.app.state.services
+            ((response_id, run),) = services.responses._running.items()
+            client.reset()
+            await until(lambda: services.responses._tasks)
+    kept = await gateway.store.shared.find_response(gateway.tenant.id, response_id)
+    assert kept is not None, "its last word comes when the engine is closed"
+    assert kept.status == run.record().status == "cancelled"

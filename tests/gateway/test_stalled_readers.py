@@ -5,14 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.raw_http import RawClient, chat, events, post
-from tests.gateway.serving import Gateway, chat_body, double_client, make_config, served, until
+from tests.gateway.raw_http import RawClient, chat, events, get, post
+from tests.gateway.routes.test_responses import events_of
+from tests.gateway.serving import (
+    MODEL,
+    Gateway,
+    chat_body,
+    double_client,
+    encode,
+    make_config,
+    served,
+    until,
+)
+from tests.ledger import usage_totals
 
 pytestmark = pytest.mark.asyncio
 
@@ -76,3 +90,90 @@ async def test_one_that_never_reads_on_is_aborted(model_dir: Path) -> None:
         assert 0 < sum(double.generated.values()) < LENGTH
         client.reset()
         await until(lambda: not gateway.server.server_state.connections)
+
+
+@asynccontextmanager
+async def stalled_response(
+    model_dir: Path, **fields: Any
+) -> AsyncIterator[tuple[Gateway, EngineDouble, RawClient, str]]:
+    """A response whose reader has stopped, and which is parked for that; its id comes last."""
+    config = make_config(model_dir, flush_interval_ms=0, send_timeout_s=60)
+    double = EngineDouble(Tokenizer.load(model_dir), max_model_len=10**6)
+    double.script = lambda prompt: Play(text="x" * LENGTH)
+    engine = double_client(config, double, max_unread_tokens=50)
+    async with served(config, engine) as gateway:
+        client = await connect(gateway)
+        body = {"model": MODEL, "input": "hi", "stream": True, **fields}
+        client.send(post(gateway, encode(body), path="/v1/responses"))
+        await until(lambda: double.lives[-1].parked, within_s=60)
+        (response_id,) = gateway.app.state.services.responses._running
+        yield gateway, double, client, response_id
+        client.reset()
+        await until(lambda: not gateway.server.server_state.connections)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_options": {"include_obfuscation": True}}])
+async def test_cancelling_a_response_does_not_wait_for_its_reader(
+    model_dir: Path, fields: dict[str, Any]
+) -> None:
+    async with stalled_response(model_dir, **fields) as (gateway, double, client, response_id):
+        services = gateway.app.state.services
+        path, key = f"/v1/responses/{response_id}", f"Bearer {gateway.api_key}"
+        async with asyncio.timeout(10):
+            answer = await get(gateway, f"{path}/cancel", method="POST", authorization=key)
+        cancelled = answer.json()
+        assert cancelled["status"] == "cancelled"
+        (done,) = double.generated.values()
+        assert cancelled["output"][0]["content"][0]["text"] == "x" * done
+        assert cancelled["usage"]["output_tokens"] == done < LENGTH
+        # It is settled, and its place is free: nothing of it is left but what its reader is owed.
+        assert (await usage_totals(gateway.store, gateway.tenant.id)).completion_tokens == done
+        assert not services.quota._holds
+        assert not services.generations.live()
+        assert (await get(gateway, path, authorization=key)).json() == cancelled
+
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(30):
+            told = events_of((await client.answer()).body)
+        assert [event["sequence_number"] for event in told] == list(range(len(told)))
+        assert told[-1]["type"] == "response.incomplete"
+        assert told[-1]["response"] == cancelled
+        deltas = [e["delta"] for e in told if e["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == "x" * done
+
+
+async def test_a_reader_may_leave_or_read_on_while_its_response_is_cancelled(
+    model_dir: Path,
+) -> None:
+    for moment_s in (0.0, 0.001, 0.004):
+        for leaves in (False, True):
+            async with stalled_response(model_dir) as (gateway, double, client, response_id):
+                path, key = f"/v1/responses/{response_id}", f"Bearer {gateway.api_key}"
+                cancelling = asyncio.create_task(
+                    get(gateway, f"{path}/cancel", method="POST", authorization=key)
+                )
+                await asyncio.sleep(moment_s)
+                if leaves:
+                    client.reset()
+                else:
+                    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+                    told = events_of((await client.answer()).body)
+                    assert [e["sequence_number"] for e in told] == list(range(len(told)))
+                    assert told[-1]["type"] == "response.incomplete"
+                async with asyncio.timeout(10):
+                    answer = await cancelling
+                assert answer.json()["status"] == "cancelled"
+                totals = await usage_totals(gateway.store, gateway.tenant.id)
+                assert totals.completion_tokens == sum(double.generated.values())
+                assert not gateway.app.state.services.responses._running
+
+
+async def test_deleting_a_response_does_not_wait_for_its_reader(model_dir: Path) -> None:
+    async with stalled_response(model_dir) as (gateway, double, _, response_id):
+        path, key = f"/v1/responses/{response_id}", f"Bearer {gateway.api_key}"
+        async with asyncio.timeout(10):
+            answer = await get(gateway, path, method="DELETE", authorization=key)
+        assert answer.json()["deleted"]
+        assert not gateway.app.state.services.generations.live()
+        assert not double.running
+        assert (await get(gateway, path, authorization=key)).status == 404

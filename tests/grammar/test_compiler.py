@@ -157,6 +157,7 @@ def test_a_bad_regex_is_refused(compiler: GrammarCompiler, source: str) -> None:
         ("start: start", "no output can satisfy it"),
         ("start: a\na: b\nb: a", "no output can satisfy it"),
         ('start: "a" start', "Too many items"),
+        (f'root ::= {"(" * 3_000}"a"{")" * 3_000}', "nested too deeply"),
         ("start: <[274]>", "no output can satisfy it"),
         ("start: a\na[temperature=0.5]: /x/", "line 2: the attribute 'temperature'"),
         ("start: a\na[lazy, capture]: /x/", "line 2: the attribute 'capture'"),
@@ -288,6 +289,21 @@ def test_refusals_are_remembered_and_raised_afresh(compiler: GrammarCompiler) ->
         errors.append(caught.value)
     assert errors[0] is not errors[1]
     assert str(errors[0]) == str(errors[1])
+
+
+def test_an_error_that_nobody_foresaw_is_told_and_not_remembered(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = GrammarSpec("regex", "unforeseen")
+
+    def fail(spec: GrammarSpec) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_run", fail)
+        with pytest.raises(ZeroDivisionError):
+            compiler.compile(spec)
+    assert compiler.compile(spec).backend == "llguidance"
 
 
 def test_limits_apply(vocabulary: Vocabulary) -> None:

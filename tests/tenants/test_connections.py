@@ -27,6 +27,18 @@ def failure(kind: type[asyncpg.PostgresError], **fields: str) -> asyncpg.Postgre
         (asyncpg.InvalidPasswordError("wrong"), StoreUnavailable, "here refuses us: wrong"),
         (asyncpg.InsufficientPrivilegeError("no"), StoreUnavailable, "here refuses us: no"),
         (
+            asyncpg.UndefinedTableError('relation "usage_event" does not exist'),
+            StoreUnavailable,
+            'lacks what we need: relation "usage_event" does not exist; run `sluice migrate`',
+        ),
+        (asyncpg.PostgresIOError("no disk"), StoreUnavailable, "does not answer: no disk"),
+        (
+            asyncpg.InternalServerError("cache lookup failed for function 24623"),
+            StoreUnavailable,
+            "does not answer: cache lookup failed",
+        ),
+        (asyncpg.InvalidCachedStatementError("plan"), StoreUnavailable, "does not answer: plan"),
+        (
             asyncpg.InvalidParameterValueError('role "sluice_app" does not exist'),
             StoreUnavailable,
             "run `sluice migrate`",
@@ -67,8 +79,8 @@ def test_failures_are_told_in_our_words(
 
 
 def test_what_is_not_foreseen_stays_as_it_is() -> None:
-    with pytest.raises(asyncpg.UndefinedTableError), translated("here"):
-        raise asyncpg.UndefinedTableError("a bug of ours")
+    with pytest.raises(asyncpg.UndefinedColumnError), translated("here"):
+        raise asyncpg.UndefinedColumnError("a bug of ours")
 
 
 @pytest.mark.pg

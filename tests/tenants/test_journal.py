@@ -122,3 +122,9 @@ def test_closed_journal_takes_nothing(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(AssertionError, match="closed"):
         journal.append([make_event()])
+
+
+def test_a_new_folder_is_its_owners_only(tmp_path: Path) -> None:
+    """Settlements name end users."""
+    Journal(tmp_path / "sluice" / "journal").close()
+    assert (tmp_path / "sluice" / "journal").stat().st_mode & 0o777 == 0o700

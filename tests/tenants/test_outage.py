@@ -55,3 +55,30 @@ def test_the_next_one_is_told_from_its_beginning(caplog: pytest.LogCaptureFixtur
         *("gone", "gone (for 11 s now)", "back, after 11.0 s"),
         *("gone", "gone (for 11 s now)"),
     ]
+
+
+def test_requests_that_fail_are_counted_and_each_is_there_at_debug_level(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, logger.name)
+    now = 0.0
+    log = OutageLog(logger, calm_s=5.0, clock=lambda: now)
+    for second in range(31):
+        now = float(second)
+        log.failed("Request %d is lost: %s", second, "100 % full")
+        log.succeeded("Requests are kept")  # of one that was under way
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert told == [
+        "Request 0 is lost: 100 % full",
+        "Request 10 is lost: 100 % full (9 more, for 10 s now)",
+        "Request 30 is lost: 100 % full (19 more, for 30 s now)",
+    ]
+    assert len(caplog.records) == 31
+    assert "Request 17 is lost: 100 % full" in caplog.text
+    now = 31.0
+    log.failed("Request 31 is lost: %s", "full")
+    caplog.clear()
+    for moment in (33.0, 35.9, 36.0, 37.0):
+        now = moment
+        log.succeeded("Requests are kept")
+    assert lines(caplog) == ["Requests are kept, 1 more, after 36.0 s"]

@@ -74,11 +74,9 @@ class TestConnect:
         with pytest.raises(StoreUnavailable):
             await pg_store.ping()
 
-    async def test_unmigrated_database_is_not_taken_for_an_outage(
-        self, postgres_server: str
-    ) -> None:
+    async def test_unmigrated_database_is_told_with_its_mend(self, postgres_server: str) -> None:
         store = await PostgresStore.connect(postgres_server)
-        with pytest.raises(asyncpg.UndefinedTableError):
+        with pytest.raises(StoreUnavailable, match="run `sluice migrate`"):
             await store.list_tenants()
         await store.close()
 
@@ -281,4 +279,36 @@ class TestOutage:
         totals = await usage_totals(store, principal.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (40, 800)
         assert not any([await ledger.settle(event) for event in events])
+        await store.close()
+
+    async def test_ledger_outlives_tables_that_are_not_there(self, pg_dsn: str) -> None:
+        """While an operator restores a dump under gateways that run."""
+        store = await PostgresStore.connect(pg_dsn)
+        _, principal = await make_key(store)
+        ledger = Ledger(store, backoff_s=0.02, max_backoff_s=0.1)
+        events = [make_event(principal.key) for _ in range(6)]
+        assert await ledger.settle(events[0])  # its statement is prepared
+        await execute(pg_dsn, "ALTER TABLE usage_event RENAME TO usage_away")
+        assert all([await ledger.settle(event) for event in events[1:]])
+        assert ledger.num_pending == 5
+
+        await execute(pg_dsn, "ALTER TABLE usage_away RENAME TO usage_event")
+        assert await ledger.drain(10.0) == 0
+        totals = await usage_totals(store, principal.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (6, 120)
+        await store.close()
+
+    async def test_ledger_outlives_a_change_of_what_its_connections_know(self, pg_dsn: str) -> None:
+        """A migration under load: a prepared statement's plan may not return other types."""
+        store = await PostgresStore.connect(pg_dsn)
+        _, principal = await make_key(store)
+        ledger = Ledger(store, backoff_s=0.02, max_backoff_s=0.1)
+        for number in range(3):
+            assert await ledger.settle(make_event(principal.key))
+            await store.list_tenants()
+            await execute(pg_dsn, f"ALTER TABLE usage_event ADD COLUMN later_{number} text")
+            await execute(pg_dsn, f"ALTER TABLE tenant ADD COLUMN later_{number} text")
+        assert await ledger.settle(make_event(principal.key))
+        assert await ledger.drain(10.0) == 0
+        assert (await usage_totals(store, principal.tenant.id)).requests == 4
         await store.close()

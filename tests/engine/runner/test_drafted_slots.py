@@ -97,3 +97,18 @@ def test_what_was_swapped_in_is_made_anew() -> None:
     )
     made.apply(plan)
     assert made.start(0) == 0
+
+
+def test_who_has_gone_has_not_changed() -> None:
+    """Else every step would look for a chunk of theirs."""
+    made = slots()
+    plan = StepPlan(0, admissions=[admission(0, [3, 4]), admission(1, [5, 6])])
+    plan.chunks = [chunk(0, 0, 8), chunk(1, 0, 8)]
+    made.apply(plan)
+    assert not made.changed
+    made.fill(np.array([0, 1]), np.array([8, 8]))
+    assert made.changed == {0, 1}
+    made.apply(StepPlan(1, released_rows=[1], chunks=[chunk(0, 8, 1)]))
+    assert not made.changed
+    made.apply(StepPlan(2, released_rows=[0], admissions=[admission(0, [7])]))
+    assert made.changed == {0}, "another took the row at once"

@@ -28,7 +28,8 @@ class Engine:
         for row in rows:
             plan.chunks.append(Chunk(row, str(row), self._computed[row], 1, True))
             self._computed[row] += 1
-        self.holes.apply(plan)
+        if not self.holes.is_open_for(plan):
+            self.holes.apply(plan)
 
 
 def test_where_all_is_kept_there_are_none() -> None:
@@ -36,6 +37,18 @@ def test_where_all_is_kept_there_are_none() -> None:
     engine.step(new={0: 5, 1: 3}, keeps=True)
     engine.step(0, 1, keeps=True)
     assert engine.holes.take([0, 1]) == []
+
+
+def test_while_nothing_is_kept_most_steps_need_not_be_followed() -> None:
+    holes = FeatureHoles()
+    plain = StepPlan(0, chunks=[Chunk(0, "0", 5, 1, True)], keeps_features=False)
+    assert not holes.is_open_for(plain)
+    holes.apply(plain)
+    assert holes.is_open_for(plain)
+    admission = Admission(1, "1", [1], 1, [1], SamplingParams())
+    for others in ({"keeps_features": True}, {"released_rows": [0]}, {"admissions": [admission]}):
+        plan = StepPlan(1, **{"keeps_features": False, **others})  # type: ignore[arg-type]
+        assert not holes.is_open_for(plan)
 
 
 def test_a_hole_goes_from_the_first_step_that_kept_nothing_to_the_next_that_does() -> None:

@@ -105,8 +105,8 @@ class EngineMachine(RuleBasedStateMachine):
         speculator = self.harness.core._speculator
         rests = speculator.rests
 
-        def rested(batch: int) -> bool:
-            rests_now = rests(batch)
+        def rested(batch: int, *, goes_on: bool) -> bool:
+            rests_now = rests(batch, goes_on=goes_on)
             self.seen["rested from drafts"] += rests_now
             return rests_now
 

@@ -115,9 +115,17 @@ def test_luck_is_not_taken_for_a_change() -> None:
 def test_old_news_count_less() -> None:
     old, fresh = Acceptance(1), Acceptance(1)
     for acceptance in (old, fresh):
-        teach(acceptance, [0.0], steps=10, batch=1)
-    for _ in range(3000):
-        old.observe([])
+        teach(acceptance, [0.0], steps=200, batch=1)
+    old.rest(3000)
     for acceptance in (old, fresh):
         teach(acceptance, [1.0], steps=4, batch=1)
-    assert old.rates[0] > fresh.rates[0] + 0.3
+    assert old.rates[0] > 2 * fresh.rates[0]
+
+
+@pytest.mark.parametrize("count", [20, 200])
+def test_what_is_known_does_not_fade_for_good(count: int) -> None:
+    """The prior alone is no reason to draft again."""
+    acceptance = Acceptance(1)
+    teach(acceptance, [0.0], steps=count, batch=1)
+    acceptance.rest(100_000)
+    assert acceptance.rates[0] < 0.11

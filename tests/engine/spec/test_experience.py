@@ -100,3 +100,28 @@ def test_an_empty_step_teaches_nothing() -> None:
     experience = Experience(COSTS)
     experience.observe(PlannedStep(0, 0, 0, 0.0), 1.0, [])
     assert experience.version == 0
+
+
+@pytest.mark.parametrize("num_like", [0, 100])
+def test_a_step_that_stands_for_others_counts_their_tokens_where_they_were(num_like: int) -> None:
+    """What newcomers cost is a share of what is saved on the tokens of each size of batch."""
+    experience = Experience(COSTS)
+    decoded(experience, 3, 0.030, num_like)  # so many put several steps together
+    experience.newcomers.end()
+    step = PlannedStep(8, 3, 24, 0.0, num_like=6, like={8: 32, 1: 4})
+    experience.planned(step)
+    before = dict(experience.newcomers._num_tokens)
+    experience.observe(step, 0.030, [(str(i), 3, 2) for i in range(8)])
+    decoded(experience, 0, 0.010)
+    found = experience.newcomers._num_tokens
+    assert found[0] - before.get(0, 0.0) == pytest.approx(4 * 3, rel=0.05)
+    assert found[3] > before.get(3, 0.0) * 0.97 + 0.9 * (32 + 8) * 3
+
+
+def test_the_first_step_behind_what_nobody_looked_at_is_not_typical() -> None:
+    experience = Experience(COSTS)
+    decoded(experience, 3, 0.030, 3)
+    step = PlannedStep(8, 3, 24, 0.0, follows_others=True)
+    experience.planned(step)
+    assert step.follows_others
+    assert not step.is_typical

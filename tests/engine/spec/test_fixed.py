@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from engine.spec.fixed import FixedLength
 from engine.spec.planned_step import PlannedStep
+from engine.spec.rest import LONGEST
 from tests.engine.scheduler.making import make_request
 
 
@@ -25,5 +26,7 @@ def test_nothing_is_tried_and_nobody_rests() -> None:
     assert length.probe_length(2, 3) == 0
     assert length.probed({make_request(1): 3}) == {}
     assert length.rest_length(2, overlaps=True) == 0
-    assert not length.is_hopeless(2)
+    assert length.hopeless_length(2) == 0
+    assert length.steady_length(2, 3) == 3
+    assert length.num_steps_to_probe(2, 3) == LONGEST
     assert not length.overlaps

@@ -56,6 +56,22 @@ def test_who_passes_saves_anew() -> None:
     assert budget.saved_s == 0.0
 
 
+def test_it_is_known_when_a_probe_is_due() -> None:
+    budget = ProbeBudget()
+    budget.begin(PLAIN_S)
+    assert budget.num_steps_to(PLAIN_S, PLAIN_S) == 0
+    budget.pass_turn()
+    num_steps = budget.num_steps_to(PLAIN_S, PLAIN_S)
+    assert num_steps == 1 / PROBE_SHARE
+    budget.rest((num_steps - 1) * PLAIN_S, PLAIN_S)
+    assert budget.saved_s < PLAIN_S
+    budget.rest(1.01 * PLAIN_S, PLAIN_S)
+    assert budget.saved_s >= PLAIN_S
+    budget.pass_turn()
+    budget.judge(0, 10)
+    assert budget.num_steps_to(PLAIN_S, PLAIN_S) == 2 / PROBE_SHARE, "half of the share"
+
+
 def test_where_hardly_a_draft_is_right_probes_cost_less_and_less() -> None:
     budget = ProbeBudget()
     shares = []

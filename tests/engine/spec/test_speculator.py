@@ -18,7 +18,7 @@ from engine.overload import ModelledRunner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.spec import speculator
+from engine.spec import speculator, streak
 from engine.spec.adaptive import AdaptiveLength
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
@@ -248,7 +248,7 @@ def test_times_are_those_of_the_steps_however_they_overlap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sums of what steps took are what the clock shows."""
-    monkeypatch.setattr(speculator, "_MAX_SKIPPED", 0)
+    monkeypatch.setattr(streak, "_NUM_STEPS", 0)
     runner = TimedRunner(H200, 0.6)
     taken: list[float] = []
     config = EngineConfig(
@@ -359,8 +359,8 @@ def test_of_steps_with_drafts_that_are_alike_a_few_are_looked_at() -> None:
 
     adaptive.observe = spy  # type: ignore[method-assign]
     run(core, runner, 400)
-    assert len(seen) < 150
-    assert sum(step.num_like for step in seen) == pytest.approx(400, abs=4)
+    assert len(seen) < 100
+    assert sum(step.num_like for step in seen) == pytest.approx(400, abs=30)
     assert all(step.num_drafts for step in seen if step.num_like > 1)
 
 
@@ -425,7 +425,7 @@ def test_nobody_is_asked_either_while_drafts_have_to_pay_for_their_beginning_fir
     adaptive._hysteresis._cost = 1000.0  # in steps without drafts
     adaptive._experience.probes.saved_s = -1000.0  # so nobody tries either
     adaptive._hysteresis.planned(0.0, has_drafts=False)
-    run(core, runner, 2)  # one had been made
+    run(core, runner, 30)  # a streak is not cut short
     asked.clear()
     num_drafts = core.stats().spec_decode_num_drafts
     run(core, runner, 200)
@@ -456,8 +456,8 @@ def test_a_step_at_rest_is_counted_and_no_more() -> None:
         run(core, runner, 30)
     finally:
         sys.setprofile(None)
-    assert set(called) == {"begin", "rests", "planned", "passes", "collected", "passed", "learn"}
-    assert len(called) == 30 * 7
+    assert set(called) == {"rests", "planned", "passes", "collected", "learn"}
+    assert len(called) == 30 * 5
 
 
 class Slow(Ideas):

@@ -40,8 +40,9 @@ class Heard:
             return self.headers[STREAM_ID]
         if self.visit.way != "responses" or self.status != 200:
             return None
-        if self.is_events and self.whole_events:
-            found: str = events_of(self.whole_events)[0]["response"]["id"]
+        if self.is_events and self.whole_events.startswith(b"event: response."):
+            first, end, _ = self.whole_events.partition(b"\n\n")
+            found: str = events_of(first + end)[0]["response"]["id"]
             return found
         return json.loads(self.body)["id"] if self.is_whole and not self.is_events else None
 
@@ -75,7 +76,9 @@ class Heard:
             return
         if self.status != 200:
             assert may_fail, (self.status, self.code)
-            assert set(json.loads(self.body)["error"]) == {"message", "type", "param", "code"}
+            told = json.loads(self.body or b"null")
+            assert told is not None, (self.status, self.headers)
+            assert set(told["error"]) == {"message", "type", "param", "code"}
         elif self.visit.way == "responses":
             self._check_response(may_fail=may_fail, may_be_cut=may_be_cut)
         elif self.is_events:

@@ -48,6 +48,8 @@ from tests.gateway.serving import (
 
 SOON_S = 10.0
 """Within this time nothing is held, on however busy a machine."""
+_LOST_CODES = ("response_events_gone", "stream_not_found", "worker_lost")
+"""What may be said of a stream whose worker has gone, or is about to."""
 SMALL_BUFFER = 8192
 """Bytes that the kernel takes for a client that does not read."""
 
@@ -287,7 +289,7 @@ class Example:
         if again.status != 200:
             assert name in self._guests.deleting or again.json()["error"]["code"] in (
                 "stream_position_gone",
-                *(["response_events_gone", "stream_not_found"] if self._may_be_lost else []),
+                *(_LOST_CODES if self._may_be_lost else ()),
             ), (name, again)
             return
         for heard in all_heard:

@@ -16,6 +16,7 @@ import asyncio
 import contextvars
 import random
 import selectors
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -89,6 +90,23 @@ class OwnTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return time.process_time() + self._waits.skipped_s
+
+    async def _accept_connection2(
+        self,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        conn: socket.socket,
+        extra: Any,
+        sslcontext: Any = None,
+        server: asyncio.Server | None = None,
+        *rest: Any,
+    ) -> None:
+        # A server that closes before this task's first step would fail an assertion, and leave the
+        # connection open for good (python/cpython#109564). uvloop has no such task.
+        if server is not None and not server.is_serving():
+            conn.close()
+            return
+        accept: Any = super()
+        await accept._accept_connection2(protocol_factory, conn, extra, sslcontext, server, *rest)
 
     def run_in_executor(  # type: ignore[override]  # as generic as the calls here need it
         self, executor: Executor | None, func: Callable[..., Any], *args: Any

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import time
+import warnings
 from collections.abc import Coroutine
 from typing import Any
 
@@ -63,3 +65,29 @@ def test_what_runs_in_a_thread_is_waited_for() -> None:
         return "in time"
 
     assert run(race(), rate=0.5) == "in time"
+
+
+async def _connect_and_close() -> bytes:
+    """What a client reads of a server that closes while it connects."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    connecting = asyncio.create_task(asyncio.open_connection(*server.sockets[0].getsockname()[:2]))
+    while not connecting.done():  # noqa: ASYNC110 (turn by turn)
+        await asyncio.sleep(0)
+    server.close()
+    reader, writer = await connecting
+    try:
+        async with asyncio.timeout(30):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+def test_a_server_that_closes_leaves_no_connection_open() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(30):
+            assert run(_connect_and_close(), rate=0.9) == b""
+        gc.collect()
+    assert not caught

@@ -167,6 +167,8 @@ async def _listen(client: RawClient, heard: Heard, max_bytes: int | None) -> Non
 
 
 async def _leave(client: RawClient, leave: Leave) -> None:
+    if client.writer.is_closing():
+        return
     with contextlib.suppress(*GONE):
         match leave.manner:
             case "reset":
@@ -310,7 +312,7 @@ class SocketGuest:
     async def _part(self, socket: ClientConnection, leave: Leave) -> None:
         transport = socket.transport
         with contextlib.suppress(*GONE):
-            match leave.manner:
+            match "gone" if transport.is_closing() else leave.manner:
                 case "close":
                     await socket.close()
                 case "half" if transport.can_write_eof():

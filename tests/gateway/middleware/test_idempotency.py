@@ -323,7 +323,7 @@ async def test_with_the_store_away_after_the_claim_the_answer_comes_all_the_same
         assert (await ask(gateway, key="good")).status == 200
         double.script = lambda prompt: Play(error="too odd", error_code="invalid_request")
         assert (await ask(gateway, key="bad")).error["message"] == "too odd"
-        await until(lambda: "keeps an answer that failed" in caplog.text)
+        await until(lambda: "its idempotency key stands for it" in caplog.text)
     assert "more idempotency keys than should be" in caplog.text
     speak(double)
     assert (await ask(gateway, key="bad")).error["message"] == "too odd"

@@ -31,6 +31,7 @@ async def test_ready(gateway: Gateway) -> None:
         "engine": "ready",
         "store": "ready",
         "draining": False,
+        "failing": [],
     }
 
 
@@ -54,6 +55,30 @@ async def test_alive_and_not_ready_before_the_engine_has_started(model_dir: Path
         assert (await chat(gateway, chat_body())).error["code"] == "engine_unavailable"
         await gateway.engine.start()
         assert (await get(gateway, "/readyz")).status == 200
+
+
+@pytest.mark.parametrize(("name", "status"), [("revocations", 503), ("retention", 200)])
+async def test_work_that_is_down_is_told_and_some_takes_the_worker_out(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, name: str, status: int
+) -> None:
+    services = gateway.app.state.services
+    (work,) = [work for work in services.lifecycle._background._works if work.name == name]
+
+    async def dies() -> None:
+        raise RuntimeError("no reason")
+
+    await services.lifecycle._background.stop()
+    monkeypatch.setattr(work, "_run", dies)
+    services.lifecycle._background.start()
+    await until(lambda: work.num_deaths)
+    assert (await get(gateway, "/readyz")).json()["failing"] == []
+    monkeypatch.setattr("gateway.background.DOWN_S", 0.0)
+    answer = await get(gateway, "/readyz")
+    assert answer.json()["failing"] == [name]
+    assert answer.status == status
+    scraped = services.metrics.render().decode()
+    assert f'sluice_background_deaths_total{{work="{name}"}} 1.0' in scraped
+    assert 'sluice_background_deaths_total{work="quota leases"} 0.0' in scraped
 
 
 class AwayStore(MemoryStore):
