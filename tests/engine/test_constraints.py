@@ -198,6 +198,22 @@ class TestEndings:
         assert ending is not None
         assert (ending.reason, ending.error_code) == ("error", "invalid_request")
 
+    def test_a_token_refused_for_a_limit_is_the_clients_error(
+        self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        constraints, request = Constraints(compiler, len(VOCAB)), make()
+        ready(constraints, request)
+
+        def fail(row: object) -> None:
+            raise MatcherFailed("too many items")
+
+        matcher = constraints._matchers[request]
+        monkeypatch.setattr(matcher, "accept", lambda token_id: False)
+        monkeypatch.setattr(matcher, "fill_mask", fail)
+        message = "structured_outputs: too many items"
+        expected = Ending(request, "error", message, "invalid_request")
+        assert constraints.accept(request, ids("a")) == expected
+
     def test_an_ignored_eos_still_ends_a_grammar(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make(ignore_eos=True)
         ready(constraints, request)
