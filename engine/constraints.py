@@ -113,7 +113,7 @@ class Constraints:
                 "structured_outputs needs a tokenizer, but the engine runs without one"
             )
         try:
-            future = self._compiler.submit(grammar_spec(outputs))
+            future = self._compiler.submit(grammar_spec(outputs), lane=request.fair_key)
         except GrammarError as error:
             raise InvalidRequest(f"structured_outputs: {error}") from error
         self._compiling[request] = future
@@ -185,6 +185,7 @@ class Constraints:
         try:
             for token_id in token_ids:
                 if not matcher.accept(token_id):
+                    matcher.fill_mask(np.empty(self._num_words, np.int32))  # raises at a limit
                     message = f"the grammar refuses the sampled id {token_id}"
                     return Ending(request, "error", message, "internal")
         except MatcherFailed as error:

@@ -166,7 +166,8 @@ def _grammar_compiler(
             tokenizer.special_ids,
             logits_width,
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-        )
+        ),
+        num_workers=2,  # Each tenant has one turn at a time: a bomb holds up its sender alone.
     )
 
 

@@ -5,7 +5,6 @@ No field is accepted and ignored: one that the server cannot act on is refused b
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -78,6 +77,7 @@ class Admission:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         compiler: GrammarChecker,
+        grammar_lanes: Lanes,
         sampling_defaults: Mapping[str, float | int] | None = None,
     ) -> None:
         self.draining = False
@@ -92,7 +92,7 @@ class Admission:
         self._salt_root = secrets.cache_salt_root
         self._tokenizer = tokenizer
         self._compiler = compiler
-        self._lanes = Lanes()
+        self._grammar_lanes = grammar_lanes
         settings = config.models
         self.prompt_threads = PromptThreads()
         self.prompts = ChatPrompts(
@@ -388,8 +388,9 @@ class Admission:
         if output is None:
             return ()
         try:
-            async with self._lanes.turn(principal.tenant.id):
-                verdict = await asyncio.wrap_future(self._compiler.submit(output.spec))
+            verdict = await self._grammar_lanes.run(
+                principal.tenant.id, lambda: self._compiler.submit(output.spec)
+            )
         except CompilerUnavailable:
             raise
         except GrammarError as error:

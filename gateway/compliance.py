@@ -61,11 +61,16 @@ class Call(NamedTuple):
 
 
 class ComplianceChecks:
-    """Checks finished answers, in a worker process: a pattern may take exponentially long."""
+    """Checks finished answers, in a worker process: a pattern may take exponentially long.
 
-    def __init__(self, validate: Callable[[GrammarSpec, str], Future[Report]]) -> None:
+    ``lanes`` are those of all work that is done there.
+    """
+
+    def __init__(
+        self, validate: Callable[[GrammarSpec, str], Future[Report]], lanes: Lanes
+    ) -> None:
         self._validate = validate
-        self._lanes = Lanes()
+        self._lanes = lanes
         self._unchecked = OutageLog(logger, calm_s=CALM_S)
 
     async def of_document(self, unenforced: Unenforced, text: str, *, tenant: UUID) -> Compliance:
@@ -108,8 +113,8 @@ class ComplianceChecks:
     async def _report(self, spec: GrammarSpec, text: str, tenant: UUID) -> Report | None:
         """Check a text against a schema; None if that takes too long."""
         try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S), self._lanes.turn(tenant):
-                report = await asyncio.wrap_future(self._validate(spec, text))
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                report = await self._lanes.run(tenant, lambda: self._validate(spec, text))
         except (GrammarError, TimeoutError) as error:
             self._unchecked.failed("an answer could not be checked: %r", error)
             return None

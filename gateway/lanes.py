@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import concurrent.futures
+from collections.abc import Callable
+from typing import TypeVar
 from uuid import UUID
+
+T = TypeVar("T")
 
 
 class Lanes:
@@ -20,15 +23,48 @@ class Lanes:
         """The number of tenants that have a turn or wait for one."""
         return len(self._locks)
 
-    @asynccontextmanager
-    async def turn(self, tenant: UUID) -> AsyncIterator[None]:
-        """Wait until no other turn of this tenant is under way; first come, first served."""
+    async def run(
+        self,
+        tenant: UUID,
+        start: Callable[[], concurrent.futures.Future[T] | asyncio.Future[T]],
+    ) -> T:
+        """What the work returns or raises that ``start`` begins, when no other work of this tenant
+        is under way; first come, first served.
+
+        The turn lasts until the work is done, even if nobody waits any more: else whoever leaves
+        and comes back would have all there is. Who leaves before the turn never starts.
+        """
+        await self._enter(tenant)
+        try:
+            work = asyncio.wrap_future(start())
+        except BaseException:
+            self._leave(tenant)
+            raise
+        work.add_done_callback(_heard)
+        work.add_done_callback(lambda _: self._leave(tenant))
+        await asyncio.wait([work])  # unlike the work itself, which must not be cancelled with us
+        return work.result()
+
+    async def _enter(self, tenant: UUID) -> None:
         lock = self._locks.setdefault(tenant, asyncio.Lock())
         self._num_users[tenant] = self._num_users.get(tenant, 0) + 1
         try:
-            async with lock:
-                yield
-        finally:
-            self._num_users[tenant] -= 1
-            if not self._num_users[tenant]:
-                del self._locks[tenant], self._num_users[tenant]
+            await lock.acquire()
+        except BaseException:
+            self._forget(tenant)
+            raise
+
+    def _leave(self, tenant: UUID) -> None:
+        self._locks[tenant].release()
+        self._forget(tenant)
+
+    def _forget(self, tenant: UUID) -> None:
+        self._num_users[tenant] -= 1
+        if not self._num_users[tenant]:
+            del self._locks[tenant], self._num_users[tenant]
+
+
+def _heard(work: asyncio.Future[T]) -> None:
+    """What it raises is its caller's, and nobody's if that has left: nothing to log."""
+    if not work.cancelled():
+        work.exception()

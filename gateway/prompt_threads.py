@@ -32,38 +32,15 @@ class PromptThreads:
 
     async def run(self, work: Callable[[], T], *, tenant: UUID, size: int) -> T:
         """Run ``work`` in a thread; returns or raises what it does. ``size``: the number of
-        characters or tokens that it works on.
-
-        The turn of a long one lasts until its thread is free, even if the caller is cancelled.
-        Otherwise a client that leaves and comes back could occupy all threads.
-        """
+        characters or tokens that it works on."""
         loop = asyncio.get_running_loop()
         if size < LONG_CHARS:
             return await loop.run_in_executor(self._short, work)
-        is_wanted = True
-
-        async def in_turn() -> T:
-            async with self._lanes.turn(tenant):
-                if not is_wanted:
-                    raise asyncio.CancelledError
-                return await loop.run_in_executor(self._long, work)
-
-        job = loop.create_task(in_turn(), name="long prompt")
-        job.add_done_callback(_retrieve_exception)
-        try:
-            return await asyncio.shield(job)
-        finally:
-            is_wanted = False
+        return await self._lanes.run(tenant, lambda: loop.run_in_executor(self._long, work))
 
     def close(self) -> None:
         self._short.shutdown(wait=False)
         self._long.shutdown(wait=False)
-
-
-def _retrieve_exception(job: asyncio.Task[T]) -> None:
-    """Keep asyncio from logging an exception that no caller waits for any more."""
-    if not job.cancelled():
-        job.exception()
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, *, param: str) -> None:

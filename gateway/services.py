@@ -26,6 +26,7 @@ from gateway.cork import Cork
 from gateway.errors import ConfigError
 from gateway.flushes import Flushes
 from gateway.generation import Generations
+from gateway.lanes import Lanes
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
 from gateway.peer_wire import derive_secret
@@ -127,6 +128,7 @@ def create_services(
     template = _chat_template(config)
     # Each tenant has one grammar checked at a time (``lanes``): a slow one holds up its owner only.
     compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
+    grammar_lanes = Lanes()
     metrics = Metrics(metrics_folder)
     public_prefixes = PublicPrefixes(
         config.models.public_prefixes, template=template, tokenizer=tokenizer
@@ -135,12 +137,27 @@ def create_services(
     accounts = _create_accounts(config.tenants, store, secrets)
     engine.around_outputs = cork = Cork()
     generations = _create_generations(
-        config, engine, cork, tokenizer, accounts, metrics, compiler, public_prefixes
+        config,
+        engine,
+        cork,
+        tokenizer,
+        accounts,
+        metrics,
+        ComplianceChecks(compiler.submit_validation, grammar_lanes),
+        public_prefixes,
     )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
     admission = _create_admission(
-        config, engine, models, accounts, secrets, tokenizer, template, compiler
+        config,
+        engine,
+        models,
+        accounts,
+        secrets,
+        tokenizer,
+        template,
+        compiler,
+        grammar_lanes,
     )
     peers = _create_peers(config, store, secrets)
     streams = _create_streams(config, store, peers)
@@ -263,6 +280,7 @@ def _create_admission(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     compiler: GrammarChecker,
+    grammar_lanes: Lanes,
 ) -> Admission:
     return Admission(
         config,
@@ -275,6 +293,7 @@ def _create_admission(
         tokenizer=tokenizer,
         template=template,
         compiler=compiler,
+        grammar_lanes=grammar_lanes,
         sampling_defaults=_sampling_defaults(config),
     )
 
@@ -286,7 +305,7 @@ def _create_generations(
     tokenizer: Tokenizer,
     accounts: _Accounts,
     metrics: Metrics,
-    compiler: GrammarChecker,
+    checks: ComplianceChecks,
     public_prefixes: PublicPrefixes,
 ) -> Generations:
     return Generations(
@@ -296,7 +315,7 @@ def _create_generations(
         quota=accounts.quota,
         metrics=metrics,
         flushes=Flushes(config.server.flush_interval_ms / 1000, cork),
-        checks=ComplianceChecks(compiler.submit_validation),
+        checks=checks,
         public_prefixes=public_prefixes,
     )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from grammar.audit import BACKENDS
@@ -65,6 +67,7 @@ class _Service(ABC, Generic[Result]):
         self._threads = ThreadPoolExecutor(max(1, num_workers), thread_name_prefix="grammar")
         self._cache: ByteLRU[GrammarSpec, Result | GrammarError] = ByteLRU(cache_bytes)
         self._pending: dict[GrammarSpec, Future[Result]] = {}
+        self._lanes: dict[str, deque[Callable[[], None]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -84,9 +87,14 @@ class _Service(ABC, Generic[Result]):
         future.add_done_callback(_warn)
         return future
 
-    def submit(self, spec: GrammarSpec) -> Future[Result]:
+    def submit(self, spec: GrammarSpec, *, lane: str | None = None) -> Future[Result]:
         """A future of the result; its exception is a ``GrammarError``. It cannot be cancelled,
-        because others may wait for the same. Raises ``RuntimeError`` after ``close``."""
+        because others may wait for the same. Raises ``RuntimeError`` after ``close``.
+
+        Of each ``lane`` one spec is worked on at a time, and lanes take turns: what one asks for,
+        however much it is, delays another by one piece at most, and with two workers not at all.
+        None waits for none but free workers.
+        """
         with self._lock:
             future = self._pending.get(spec)
             if future is not None:
@@ -95,7 +103,11 @@ class _Service(ABC, Generic[Result]):
             future.set_running_or_notify_cancel()
             known = self._cache.get(spec)
             if known is None:
-                self._threads.submit(self._finish, spec, future)  # raises after ``close``
+                job = partial(self._finish, spec, future)
+                if lane is None:
+                    self._threads.submit(job)  # raises after ``close``
+                else:
+                    self._enqueue(lane, job)
                 self._pending[spec] = future
         if isinstance(known, GrammarError):
             future.set_exception(type(known)(*known.args))
@@ -121,6 +133,31 @@ class _Service(ABC, Generic[Result]):
 
     def _start(self) -> None:
         self._pool.start()
+
+    def _enqueue(self, lane: str, job: Callable[[], None]) -> None:
+        """Under the lock. Raises ``RuntimeError`` after ``close``."""
+        if lane in self._lanes:
+            self._lanes[lane].append(job)
+            return
+        self._threads.submit(self._take_turn, lane)
+        self._lanes[lane] = deque([job])
+
+    def _take_turn(self, lane: str) -> None:
+        """Do the first job of a lane, which then goes to the end of the queue."""
+        with self._lock:
+            job = self._lanes[lane].popleft()
+        job()
+        with self._lock:
+            if not self._lanes[lane]:
+                del self._lanes[lane]
+                return
+            try:
+                self._threads.submit(self._take_turn, lane)
+                return
+            except RuntimeError:  # It is closed, so that all that is left fails at once.
+                left = self._lanes.pop(lane)
+        for job in left:
+            job()
 
     @abstractmethod
     def _run(self, spec: GrammarSpec) -> Result:

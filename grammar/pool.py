@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import queue
@@ -86,9 +87,10 @@ class WorkerPool:
         )
         # One entry for each worker that may run; None for one that is not started. Workers that
         # run are used first.
-        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
+        self._idle: queue.PriorityQueue[tuple[bool, int, _Process | None]] = queue.PriorityQueue()
+        self._order = itertools.count()
         for _ in range(num_workers):
-            self._idle.put(None)
+            self._put_idle(None)
         self._lock = threading.Lock()
         self._alive: set[_Process] = set()
         self._closed = False
@@ -127,10 +129,10 @@ class WorkerPool:
                 process.kill()  # The thread that uses it gets an error, and discards it.
         for _ in range(self._idle.qsize()):
             with contextlib.suppress(queue.Empty):
-                idle = self._idle.get_nowait()
+                _, _, idle = self._idle.get_nowait()
                 if idle is not None:
                     self._discard(idle)
-                self._idle.put(None)
+                self._put_idle(None)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -149,10 +151,10 @@ class WorkerPool:
         try:
             reply = process.ask(job, self._timeout_s)
         except TimeoutError:
-            self._replace(process)
+            self._renew(process)
             raise CompileTimeout(self._timeout_s) from None
         except (EOFError, OSError):
-            self._replace(process)
+            self._renew(process)
             raise self._death(process) from None
         except BaseException:  # Also for an interrupt: a lost entry would leave others waiting.
             self._replace(process)
@@ -170,7 +172,7 @@ class WorkerPool:
         return CompilerCrashed()
 
     def _lease(self) -> _Process:
-        process = self._idle.get()
+        _, _, process = self._idle.get()
         if process is not None and process.is_alive:
             return process
         if process is not None:
@@ -178,8 +180,11 @@ class WorkerPool:
         try:
             return self._spawn()
         except BaseException:
-            self._idle.put(None)
+            self._put_idle(None)
             raise
+
+    def _put_idle(self, process: _Process | None) -> None:
+        self._idle.put((process is None, -next(self._order), process))
 
     def _spawn(self) -> _Process:
         with self._lock:
@@ -206,13 +211,24 @@ class WorkerPool:
         with self._lock:
             keep = not self._closed and process.num_jobs < _MAX_JOBS
             if keep:
-                self._idle.put(process)
+                self._put_idle(process)
         if not keep:
             self._replace(process)
 
     def _replace(self, process: _Process) -> None:
         self._discard(process)
-        self._idle.put(None)
+        self._put_idle(None)
+
+    def _renew(self, process: _Process) -> None:
+        """Start another in the place of one that a job has ended: whoever asked for that job waits
+        for it, and not whoever comes next."""
+        self._discard(process)
+        successor = None
+        try:
+            with contextlib.suppress(GrammarError):  # which whoever comes next will hear
+                successor = self._spawn()
+        finally:
+            self._put_idle(successor)
 
     def _discard(self, process: _Process, *, patience_s: float = 0.05) -> None:
         process.close(patience_s)

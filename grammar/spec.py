@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -103,7 +104,7 @@ class GrammarSpec:
     def document(self) -> Any:
         """The parsed source of a JSON kind. Raises ``InvalidGrammar``."""
         try:
-            document = json.loads(self.source, parse_constant=_no_constant)
+            document = json.loads(self.source, parse_constant=no_constant, parse_float=_double)
             if self.kind == "json_schema" and drafts.OLD_SPELLING.search(self.source) is not None:
                 document = drafts.modern(document)
         except RecursionError:
@@ -127,8 +128,16 @@ def _lone_surrogate(text: str) -> int | None:
     return None
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """What ``json`` reads beyond JSON, NaN and infinities; raises ``ValueError``."""
     raise ValueError(f"{name} is not JSON")
+
+
+def _double(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:40]} is beyond the largest double")
+    return value
 
 
 def _check_schema(schema: Any, limits: Limits, path: str = "$") -> None:

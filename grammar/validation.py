@@ -10,7 +10,7 @@ import jsonschema
 from grammar.audit import schemas_of
 from grammar.schema.document import Document
 from grammar.schema.paths import ROOT, child
-from grammar.spec import GrammarSpec
+from grammar.spec import GrammarSpec, no_constant
 
 _MAX_VIOLATIONS = 10
 
@@ -41,7 +41,7 @@ def validate(spec: GrammarSpec, text: str) -> Report:
     """
     assert spec.kind in ("json_schema", "json_object")
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         return Report((Violation(ROOT, f"not JSON: {error}"),))
     schemas = [part.schema for part in schemas_of(spec)] or [{"type": "object"}]

@@ -45,6 +45,11 @@ def main(fd: int) -> None:
             return  # The pool is closed, or its process has ended.
 
 
+# Backends recurse as deeply as a grammar is nested, and a stack that ends takes the process with
+# it. The threads of an engine have 8 MiB: what a worker gets through is safe there.
+_STACK_BYTES = 2 << 20
+
+
 class _Worker:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -88,15 +93,17 @@ class _Worker:
         if name in self._backends:
             return self._backends.load(name)
         self._send(Loading())
-        _set_limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
+        for kind in (resource.RLIMIT_AS, resource.RLIMIT_STACK):
+            _set_limit(kind, resource.RLIM_INFINITY)
         backend = self._backends.load(name)
         self._limit()
         self._send(Loaded())
         return backend
 
     def _limit(self) -> None:
-        """Limit memory to what is mapped now and a job's limit, and processor time, in case that
-        the pool, which measures the time, has ended."""
+        """Limit memory to what is mapped now and a job's limit; the stack to well below that of an
+        engine; and processor time, in case that the pool, which measures the time, has ended."""
+        _set_limit(resource.RLIMIT_STACK, _STACK_BYTES)
         _set_limit(resource.RLIMIT_AS, _address_space() + self._setup.memory_bytes)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         seconds = int(usage.ru_utime + usage.ru_stime + 4 * self._setup.timeout_s + 10)

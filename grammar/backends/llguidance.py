@@ -57,6 +57,14 @@ _LIMITS = llguidance.LLParserLimits(
     max_lexer_states=50_000,
     max_items_in_row=5_000,
 )
+# A free grammar may be ambiguous, and its items for one mask may then cost 20 µs each: with the
+# default of 50,000 a second, for which all others in the batch wait. Few take more than hundreds.
+_EBNF_LIMITS = llguidance.LLParserLimits(
+    verbose_errors=False,
+    max_lexer_states=50_000,
+    max_items_in_row=5_000,
+    step_max_items=5_000,
+)
 # The library does not report its memory. Beside the source it has what it has computed; merges and
 # automata take 0.2 to 0.3 MB for every millisecond of compiling.
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
@@ -80,7 +88,8 @@ class LLGuidanceBackend:
     def compile(self, spec: GrammarSpec) -> LLGuidanceGrammar:
         grammar = _translate(spec)
         started = time.thread_time()
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        limits = _EBNF_LIMITS if spec.kind == "ebnf" else _LIMITS
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             self._check_regexes(spec)
             raise _refusal(matcher.get_error())

@@ -1,30 +1,21 @@
-"""References, alternatives, conjunctions, conditions, and what marks a document as a whole."""
+"""References, alternatives, conjunctions and conditions."""
 
 from __future__ import annotations
 
 from grammar.schema.disjoint import all_disjoint
-from grammar.schema.document import DRAFT_2020_12, Schema
+from grammar.schema.document import Schema
 from grammar.schema.paths import child
 from grammar.schema.scope import Scope
 
-# Of these drafts every keyword that we enforce means the same, but for prefixItems.
-_OLDER_DRAFTS = frozenset(
-    {
-        "https://json-schema.org/draft/2019-09/schema",
-        "http://json-schema.org/draft-07/schema",
-        "http://json-schema.org/draft-06/schema",
-    }
-)
-# Constraints of older drafts, which 2020-12 would take for annotations.
-_LEGACY = ("$recursiveRef", "additionalItems", "dependencies", "disallow", "divisibleBy", "extends")
 KEYWORDS = (
-    *("$schema", "$id", "$dynamicRef", *_LEGACY),
-    *("$ref", "anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
+    *("$ref", "$dynamicRef", "anyOf", "oneOf", "allOf"),
+    *("not", "if", "then", "else"),
 )
 
 
 def lower(scope: Scope) -> None:
-    _lower_identity(scope)
+    if "$dynamicRef" in scope.schema:
+        scope.drop("$dynamicRef", "it is not supported")
     if "$ref" in scope.schema:
         path = child(scope.path, "$ref")
         scope.keep("$ref", scope.lowering.reference(scope.schema["$ref"], path))
@@ -35,17 +26,6 @@ def lower(scope: Scope) -> None:
     if "allOf" in scope.schema:
         scope.keep("allOf", [scope.sub(s, "allOf", i) for i, s in enumerate(scope.schema["allOf"])])
     _lower_conditions(scope)
-
-
-def _lower_identity(scope: Scope) -> None:
-    schema = scope.schema
-    draft = schema.get("$schema", DRAFT_2020_12).rstrip("#")
-    if draft not in _OLDER_DRAFTS | {DRAFT_2020_12}:
-        scope.drop("$schema", f"'{draft}' is not a known draft")
-    if "$id" in schema and scope.path != scope.document.path:
-        scope.drop("$id", "an identifier below the root moves the references beneath it")
-    for keyword in scope.present(("$dynamicRef", *_LEGACY)):
-        scope.drop(keyword, "it is not supported")
 
 
 def _options(scope: Scope, keyword: str) -> list[Schema]:

@@ -57,7 +57,13 @@ def _needs_no_escape(name: str) -> bool:
     return name.isprintable() and not set(name) & {'"', "\\"}
 
 
-LLGUIDANCE = Dialect("llguidance", True, _nothing, lambda pattern: f"^(?:{pattern.full})$")
+LLGUIDANCE = Dialect(
+    "llguidance",
+    True,
+    _nothing,
+    lambda pattern: f"^(?:{pattern.full})$",
+    max_integer=2**53 - 1,  # it rounds to doubles, and crashes on those around -2**63
+)
 XGRAMMAR = Dialect("xgrammar", False, _xgrammar, lambda pattern: pattern.json)
 OUTLINES = Dialect(
     "outlines",

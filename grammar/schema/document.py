@@ -100,7 +100,7 @@ class Document:
             raise InvalidGrammar(path, f"'{reference}' leads nowhere in this document") from None
         if not isinstance(found, bool) and id(found) not in self._schemas:
             raise InvalidGrammar(path, f"'{reference}' does not lead to a schema")
-        return found, self._path_of(reference)
+        return found, self._path_of(reference, found)
 
     def is_valid(self, value: Any, schema: Schema) -> bool:
         """Whether ``value`` satisfies a subschema of this document, formats included."""
@@ -110,14 +110,17 @@ class Document:
         """How ``value`` violates the document, formats included."""
         return list(self._validator.iter_errors(value))
 
-    def _path_of(self, reference: str) -> str:
-        fragment = reference.partition("#")[2]
-        if fragment and not fragment.startswith("/"):
-            return f"{self.path}#{fragment}"
-        path = self.path
+    def _path_of(self, reference: str, found: Schema) -> str:
+        if not isinstance(found, bool):
+            return self._schemas[id(found)]
+        # true and false are no objects of their own: follow the pointer to them.
+        uri, _, fragment = reference.partition("#")
+        node = self._resolver.lookup(uri).contents
+        path = self._schemas[id(node)]
         for part in unquote(fragment).split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            path = child(path, int(key)) if key.isdigit() else child(path, key)
+            name = part.replace("~1", "/").replace("~0", "~")
+            key = int(name) if isinstance(node, list) else name
+            node, path = node[key], child(path, key)
         return path
 
 

@@ -54,6 +54,11 @@ _IPV6 = "(?:{})".format(
             *(f"(?:{_HEX}:){{1,{7 - n}}}(?::{_HEX}){{1,{n}}}" for n in range(1, 7)),
             f":(?::{_HEX}){{1,7}}",
             "::",
+            # The last two groups as an IPv4 address.
+            f"(?:{_HEX}:){{6}}{_IPV4}",
+            f"(?:{_HEX}:){{1,5}}:{_IPV4}",
+            *(f"(?:{_HEX}:){{1,{5 - n}}}(?::{_HEX}){{1,{n}}}:{_IPV4}" for n in range(1, 5)),
+            f"::(?:{_HEX}:){{0,5}}{_IPV4}",
         ]
     )
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from grammar.schema import arrays, combinators, numbers, objects, strings, values
+from grammar.schema import arrays, combinators, identity, numbers, objects, strings, values
 from grammar.schema.document import Document, Schema
 from grammar.schema.patterns import Pattern
 from grammar.schema.scope import Finding, Scope
@@ -34,6 +34,8 @@ class Dialect:
     """The pattern in the backend's notation; None if it cannot take it."""
     anything: dict[str, Any] = field(default_factory=dict)
     """The backend's notation for the schema that allows anything."""
+    max_integer: int = 2**63 - 1
+    """The largest integer, of either sign, that it writes as it stands in ``enum``."""
 
 
 class Lowered(NamedTuple):
@@ -51,7 +53,7 @@ class Lowered(NamedTuple):
 
 _FAMILIES = tuple(
     (frozenset(family.KEYWORDS), family)
-    for family in (values, numbers, strings, arrays, objects, combinators)
+    for family in (identity, values, numbers, strings, arrays, objects, combinators)
 )
 """The families in order, each with the keywords that it handles."""
 

@@ -28,11 +28,13 @@ def _lower_listed(scope: Scope) -> None:
     others = {k: v for k, v in scope.schema.items() if k in CONSTRAINTS and k != keyword}
     # The values satisfy the list itself; with nothing beside it there is nothing to check.
     admitted = [v for v in listed if not others or scope.document.is_valid(v, others)]
-    spoken = [_spelt(value) for value in admitted if _problem(value) is None]
-    if spoken or not admitted:
-        scope.settle({"enum": spoken} if spoken else False)
+    problems = (_problem(value, scope.dialect.max_integer) for value in admitted)
+    problem = next(filter(None, problems), None)
+    if problem is None:
+        scope.settle({"enum": list(map(_spelt, admitted))} if admitted else False)
     else:
-        scope.drop(keyword, f"{_problem(admitted[0])}")
+        # Not just without the value that has it: the others would be all that can be said.
+        scope.drop(keyword, problem)
         if "type" in scope.schema:
             scope.keep("type", scope.schema["type"])
 
@@ -54,7 +56,7 @@ def _spelt(value: Any) -> Any:
     return value
 
 
-def _problem(value: Any) -> str | None:
+def _problem(value: Any, max_integer: int) -> str | None:
     """The reason why the value cannot be enforced literally; None if it can."""
     match value:
         case str():
@@ -62,14 +64,15 @@ def _problem(value: Any) -> str | None:
         case bool() | None:
             return None
         case int():
-            return None if abs(value) < 2**63 else "an integer beyond 64 bits"
+            return None if abs(value) <= max_integer else f"an integer beyond {max_integer}"
         case float():
             plain = value == 0 or 1e-5 <= abs(value) < 1e15
             return None if plain else "a number that takes an exponent"
         case list():
-            problems = map(_problem, value)
+            parts = value
         case dict():
-            problems = map(_problem, [*value.keys(), *value.values()])
+            parts = [*value.keys(), *value.values()]
         case _:
             raise AssertionError(value)
-    return next((problem for problem in problems if problem), None)
+    problems = (_problem(part, max_integer) for part in parts)
+    return next(filter(None, problems), None)

@@ -46,9 +46,10 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
-def make(regex: str = "[ab]+", **params: Any) -> Request:
+def make(regex: str = "[ab]+", *, fair_key: str = "", **params: Any) -> Request:
     message = GenerateRequest(
         request_id="r",
+        fair_key=fair_key,
         prompt_token_ids=[5],
         params=SamplingParams(structured_outputs=StructuredOutputs(regex=regex), **params),
     )
@@ -197,6 +198,22 @@ class TestEndings:
         assert ending is not None
         assert (ending.reason, ending.error_code) == ("error", "invalid_request")
 
+    def test_a_token_refused_for_a_limit_is_the_clients_error(
+        self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        constraints, request = Constraints(compiler, len(VOCAB)), make()
+        ready(constraints, request)
+
+        def fail(row: object) -> None:
+            raise MatcherFailed("too many items")
+
+        matcher = constraints._matchers[request]
+        monkeypatch.setattr(matcher, "accept", lambda token_id: False)
+        monkeypatch.setattr(matcher, "fill_mask", fail)
+        message = "structured_outputs: too many items"
+        expected = Ending(request, "error", message, "invalid_request")
+        assert constraints.accept(request, ids("a")) == expected
+
     def test_an_ignored_eos_still_ends_a_grammar(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make(ignore_eos=True)
         ready(constraints, request)
@@ -247,6 +264,14 @@ class TestCompiling:
     def test_without_a_tokenizer_there_are_no_grammars(self) -> None:
         with pytest.raises(InvalidRequest, match="without one"):
             Constraints(None, 10).begin(make())
+
+    def test_each_tenants_grammars_wait_in_its_own_lane(self, compiler: GrammarCompiler) -> None:
+        slow = SlowCompiler(compiler)
+        constraints = Constraints(slow, len(VOCAB))  # type: ignore[arg-type]
+        requests = [make(regex, fair_key=key) for regex, key in (("a", "x"), ("b", "y"))]
+        for request in requests:
+            constraints.begin(request)
+        assert slow.lanes == ["x", "y"]
 
     def test_dropping_while_compiling_leaves_nothing(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make()
@@ -335,8 +360,10 @@ class SlowCompiler:
         self.vocabulary = compiler.vocabulary
         self._compiler = compiler
         self.futures: list[tuple[Future[CompiledGrammar], GrammarSpec]] = []
+        self.lanes: list[str] = []
 
-    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+    def submit(self, spec: GrammarSpec, *, lane: str) -> Future[CompiledGrammar]:
+        self.lanes.append(lane)
         future: Future[CompiledGrammar] = Future()
         self.futures.append((future, spec))
         return future

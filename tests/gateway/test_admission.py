@@ -27,6 +27,7 @@ from gateway.errors import (
     ModelNotFound,
     Overloaded,
 )
+from gateway.lanes import Lanes
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import generate
@@ -93,6 +94,7 @@ class Gate:
             tokenizer=self.tokenizer,
             template=ChatTemplate.load(model_dir),
             compiler=self.compiler,
+            grammar_lanes=Lanes(),
             sampling_defaults={"temperature": 0.3, "top_p": 0.9},
         )
         self._started = started

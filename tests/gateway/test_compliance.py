@@ -11,6 +11,7 @@ import pytest
 
 from gateway import compliance
 from gateway.compliance import WHOLE, Call, ComplianceChecks, LooseCalls, Unenforced
+from gateway.lanes import Lanes
 from gateway.schemas.chat import FunctionDefinition
 from gateway.schemas.common import Compliance
 from grammar.compiler import GrammarChecker
@@ -38,7 +39,7 @@ LOOSE = LooseCalls(
 @pytest.fixture(scope="module")
 def checks() -> Iterator[ComplianceChecks]:
     checker = GrammarChecker(byte_vocabulary(), backends=["llguidance"])
-    yield ComplianceChecks(checker.submit_validation)
+    yield ComplianceChecks(checker.submit_validation, Lanes())
     checker.close()
 
 
@@ -103,7 +104,9 @@ async def test_calls_that_were_held_to_all_of_their_schema_need_no_check() -> No
         raise AssertionError(spec)
 
     assert (
-        await ComplianceChecks(never).of_calls(LOOSE, [Call("c", "strict", "{}")], tenant=TENANT)
+        await ComplianceChecks(never, Lanes()).of_calls(
+            LOOSE, [Call("c", "strict", "{}")], tenant=TENANT
+        )
         is None
     )
 
@@ -113,7 +116,7 @@ async def test_what_cannot_be_found_out_is_neither_valid_nor_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[Future[Report]] = [Future(), Future()]
-    checks = ComplianceChecks(lambda spec, text: answers.pop(0))
+    checks = ComplianceChecks(lambda spec, text: answers.pop(0), Lanes())
     answers[0].set_exception(CompileTimeout(5))
     monkeypatch.setattr(compliance, "CHECK_TIMEOUT_S", 0.01)
     for _ in range(2):  # failed, and never done
@@ -131,7 +134,7 @@ async def test_slow_checks_of_one_tenant_do_not_queue_before_anothers() -> None:
         asked.append(Future())
         return asked[-1]
 
-    checks = ComplianceChecks(validate)
+    checks = ComplianceChecks(validate, Lanes())
     calls = [Call("c", "free", "{}")]
     slow = [asyncio.create_task(checks.of_calls(LOOSE, calls, tenant=TENANT)) for _ in range(5)]
     await asyncio.sleep(0.01)

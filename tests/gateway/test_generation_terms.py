@@ -16,6 +16,7 @@ from engine.sampling_params import SamplingParams
 from gateway.compliance import WHOLE, ComplianceChecks, LooseCalls, Unenforced
 from gateway.errors import ApiError, Draining, Gone
 from gateway.generation import Generation
+from gateway.lanes import Lanes
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.hermes import HermesParser
 from gateway.parsers.reasoning import ReasoningParser
@@ -270,7 +271,7 @@ async def verdict(here: Bench, generation: Generation) -> Compliance | None:
 async def test_an_answer_ends_with_what_became_of_its_loose_keywords(model_dir: Path) -> None:
     found = (Finding("uniqueItems", "$.uniqueItems", enforced=False),)
     unenforced = Unenforced(GrammarSpec.from_schema(UNIQUE, strict=False), found)
-    for checks in (ComplianceChecks(check), None):
+    for checks in (ComplianceChecks(check, Lanes()), None):
         async with bench(model_dir, checks=checks) as here:
             for text, is_valid in (('["a", "b"]', True), ('["a", "a"]', False)):
                 here.double.script = says(text)
@@ -288,7 +289,7 @@ async def test_calls_are_checked_in_place_of_a_document(model_dir: Path) -> None
     loose = LooseCalls({"f": function}, {"f": WHOLE})
     found = (Finding("uniqueItems", "$.uniqueItems", enforced=False),)
     unenforced = Unenforced(GrammarSpec.from_schema(UNIQUE, strict=False), found)
-    async with bench(model_dir, checks=ComplianceChecks(check)) as here:
+    async with bench(model_dir, checks=ComplianceChecks(check, Lanes())) as here:
         here.double.script = says(CALL)
         for loose_calls in (loose, None):
             generation = here.begin(

@@ -175,6 +175,26 @@ def test_harmless_ones_compile_and_their_masks_stay_quick(
     assert psutil.Process().memory_info().rss - memory < 64 << 20
 
 
+@pytest.mark.parametrize(
+    "rule", ["a a | /[a-z ]/ |", "/[a-z]/ a | /[a-z]/", "a a a | a a | /[a-z]/"]
+)
+def test_an_ambiguous_grammar_fails_before_its_masks_hold_up_others(rule: str) -> None:
+    vocabulary = synthetic_vocabulary(32_000)
+    compiler = GrammarCompiler(vocabulary, num_workers=0)
+    row = np.zeros(vocabulary.mask_words, dtype=np.int32)
+    slowest = 0.0
+    with contextlib.suppress(MatcherFailed, GrammarTooLarge):
+        matcher = compiler.compile(GrammarSpec("ebnf", f"start: a\na: {rule}")).matcher()
+        for token_id in vocabulary.tokenize(b"the quick brown fox jumps over the lazy dog" * 3):
+            started = time.thread_time()
+            matcher.fill_mask(row)
+            slowest = max(slowest, time.thread_time() - started)
+            if not matcher.accept(token_id):
+                break
+    compiler.close()
+    assert slowest < 0.1
+
+
 def test_hundreds_of_optional_properties_can_be_followed_to_the_end() -> None:
     vocabulary = synthetic_vocabulary(50_000)
     compiler = GrammarCompiler(vocabulary, num_workers=0)

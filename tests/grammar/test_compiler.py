@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import gc
 import json
+import queue
 import subprocess
 import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -13,7 +16,7 @@ import pytest
 
 from grammar.backends.base import BackendGrammar
 from grammar.bench import synthetic_vocabulary
-from grammar.compiler import CompiledGrammar, GrammarChecker, GrammarCompiler
+from grammar.compiler import CompiledGrammar, GrammarChecker, GrammarCompiler, Verdict
 from grammar.errors import (
     CompileTimeout,
     GrammarTooLarge,
@@ -55,6 +58,77 @@ def test_those_who_ask_at_once_share_one_compilation(compiler: GrammarCompiler) 
         thread.join()
     assert not futures[0].cancel()
     assert len({id(future.result(60)) for future in futures}) == 1
+
+
+class Held(GrammarChecker):
+    """Begins its work in order, and ends it when a test says so."""
+
+    def __init__(self, vocabulary: Vocabulary, num_workers: int) -> None:
+        super().__init__(vocabulary, num_workers=num_workers)
+        self.begun: queue.Queue[str] = queue.Queue()
+        self.gates: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+
+    def ask(self, name: str) -> Future[Verdict]:
+        """For a regex, in the lane that its first letter names."""
+        return self.submit(GrammarSpec("regex", name), lane=name[0])
+
+    def _run(self, spec: GrammarSpec) -> Verdict:
+        self.begun.put(spec.source)
+        assert self.gates[spec.source].wait(10)
+        return Verdict(spec.source, ())
+
+
+def test_lanes_take_turns(vocabulary: Vocabulary) -> None:
+    held = Held(vocabulary, num_workers=1)
+    asked = ["a1", "a2", "a3", "b1", "b2", "c1"]
+    futures = [held.ask(name) for name in asked]
+    for expected in ("a1", "b1", "c1", "a2", "b2", "a3"):
+        assert held.begun.get(timeout=10) == expected
+        held.gates[expected].set()
+    assert [future.result(10).backend for future in futures] == asked
+    held.close()
+    assert not held._lanes
+
+
+def test_a_lane_has_one_worker_however_many_there_are(vocabulary: Vocabulary) -> None:
+    held = Held(vocabulary, num_workers=2)
+    futures = [held.ask(name) for name in ("a1", "a2")]
+    assert held.begun.get(timeout=10) == "a1"
+    held.gates["b1"].set()
+    assert held.ask("b1").result(10).backend == "b1"
+    assert held.begun.get(timeout=10) == "b1"
+    assert held.begun.empty()
+    for name in ("a1", "a2"):
+        held.gates[name].set()
+    assert [future.result(10).backend for future in futures] == ["a1", "a2"]
+    held.close()
+
+
+def test_without_lanes_all_workers_work(vocabulary: Vocabulary) -> None:
+    held = Held(vocabulary, num_workers=2)
+    futures = [held.submit(GrammarSpec("regex", name)) for name in "xy"]
+    assert {held.begun.get(timeout=10) for _ in futures} == {"x", "y"}
+    for name in "xy":
+        held.gates[name].set()
+    assert [future.result(10).backend for future in futures] == ["x", "y"]
+    held.close()
+
+
+def test_what_waits_when_it_is_closed_is_settled(vocabulary: Vocabulary) -> None:
+    held = Held(vocabulary, num_workers=1)
+    futures = [held.ask(name) for name in ("a1", "a2", "a3")]
+    assert held.begun.get(timeout=10) == "a1"
+    closing = threading.Thread(target=held.close)
+    closing.start()
+    while not held._threads._shutdown:
+        time.sleep(0.001)
+    for name in ("a1", "a2", "a3"):
+        held.gates[name].set()
+    assert [future.result(10).backend for future in futures] == ["a1", "a2", "a3"]
+    closing.join()
+    with pytest.raises(RuntimeError):
+        held.ask("a4")
+    assert not held._lanes
 
 
 @pytest.mark.parametrize(

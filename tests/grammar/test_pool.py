@@ -26,6 +26,7 @@ from grammar.errors import (
     InvalidGrammar,
     UnsupportedKeyword,
 )
+from grammar.jobs import Backends
 from grammar.pool import WorkerPool
 from grammar.spec import GrammarSpec, Limits
 from grammar.vocabulary import Vocabulary
@@ -71,11 +72,51 @@ def test_too_long_a_job_is_killed_in_time_and_the_next_is_served(small_pool: Wor
     assert small_pool.compile(INTEGER).backend == "outlines"
 
 
+def test_who_ends_a_worker_waits_for_the_next(vocabulary: Vocabulary) -> None:
+    """And whoever comes then does not."""
+    with WorkerPool(vocabulary, backends=["outlines"], num_workers=2, timeout_s=1.0) as pool:
+        pool.compile(INTEGER)
+        (first,) = pool.pids
+        with pytest.raises(CompileTimeout):
+            pool.compile(BOMB)
+        (second,) = pool.pids
+        assert second != first
+        pool.compile(INTEGER)
+        assert pool.pids == [second], "one that runs comes before one that is to be started"
+        with ThreadPoolExecutor() as threads:
+            bombs = [threads.submit(pool.compile, BOMB) for _ in range(2)]
+            assert all(isinstance(bomb.exception(60), CompileTimeout) for bomb in bombs)
+        assert len(pool.pids) == 2
+    assert pool.pids == []
+
+
 def test_too_large_a_job_fails_and_the_next_is_served(vocabulary: Vocabulary) -> None:
     with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60, memory_bytes=64 << 20) as pool:
         with pytest.raises(CompileMemory, match="64 MiB"):
             pool.compile(BOMB)
         assert pool.compile(INTEGER).backend == "outlines"
+
+
+def chain(depth: int) -> GrammarSpec:
+    """Rules so deep that a backend recurses through all of them."""
+    rules = "\n".join(f"r{i}: r{i + 1}" for i in range(depth))
+    return GrammarSpec("ebnf", f'start: r0\n{rules}\nr{depth}: "a"')
+
+
+def test_too_deep_a_grammar_ends_a_worker_well_before_an_engine(
+    pool: WorkerPool, vocabulary: Vocabulary
+) -> None:
+    assert pool.compile(chain(400)).backend == "llguidance"
+    deep = chain(1_300)
+    with pytest.raises(CompilerCrashed):
+        pool.compile(deep)
+    engine = Backends(vocabulary).load("llguidance")
+    before = threading.stack_size(8 << 20)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(engine.compile, deep).result()
+    finally:
+        threading.stack_size(before)
 
 
 def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:

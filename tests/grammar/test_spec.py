@@ -27,6 +27,7 @@ def test_an_unknown_kind_is_refused_by_name() -> None:
         ("json_schema", "{", "not valid JSON"),
         ("json_schema", "[]", "object or a boolean"),
         ("json_schema", '{"const": NaN}', "NaN"),
+        ("json_schema", '{"minLength": 1e400}', "1e400 is beyond the largest double"),
         ("json_schema", "false", "accepts nothing"),
         ("choice", "[]", "non-empty"),
         ("choice", '"a"', "non-empty"),

@@ -36,6 +36,8 @@ def test_valid_documents_pass(text: str) -> None:
         ('{"d": "2023-02-29"}', "$.d", "is not a 'date'"),
         ("[]", "$", "not of type 'object'"),
         ('{"a": [1, 2', "$", "not JSON"),
+        ('{"x": NaN}', "$", "not JSON: NaN"),
+        ('{"x": [-Infinity]}', "$", "not JSON: -Infinity"),
         ("[" * 100_000, "$", "not JSON"),
     ],
 )

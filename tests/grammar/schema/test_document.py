@@ -9,7 +9,11 @@ from grammar.schema.document import Document
 
 ROOT_SCHEMA: dict[str, Any] = {
     "$id": "https://example.com/root",
-    "$defs": {"a b": {"$anchor": "foo", "type": "integer"}, "c/d~": True},
+    "$defs": {
+        "a b": {"$anchor": "foo", "type": "integer"},
+        "c/d~": True,
+        "inner": {"$id": "inner", "properties": {"0": True, "1": {"type": "null"}}},
+    },
     "x-data": {"type": 3, "list": [1]},
     "anyOf": [{"minimum": 3}],
 }
@@ -22,7 +26,11 @@ ROOT_SCHEMA: dict[str, Any] = {
         ("#/$defs/a%20b", "$.$defs['a b']"),
         ("#/$defs/c~1d~0", "$.$defs['c/d~']"),
         ("#/anyOf/0", "$.anyOf[0]"),
-        ("#foo", "$#foo"),
+        ("#foo", "$.$defs['a b']"),
+        ("#/$defs/inner/properties/0", "$.$defs.inner.properties['0']"),
+        ("inner", "$.$defs.inner"),
+        ("inner#/properties/0", "$.$defs.inner.properties['0']"),
+        ("inner#/properties/1", "$.$defs.inner.properties['1']"),
         ("https://example.com/root#/anyOf/0", "$.anyOf[0]"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ipaddress
 import random
 import re
 
@@ -42,8 +43,24 @@ EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
     "hostname": (["a", "a-b.example.com", "1.2"], ["", "-a", "a-", "a_b", "a..b", "a" * 64, ".a"]),
     "ipv4": (["0.0.0.0", "255.249.199.9"], ["256.0.0.1", "01.2.3.4", "1.2.3", "1.2.3.4.5"]),
     "ipv6": (
-        ["::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2::7:8", "::2:3:4:5:6:7:8", "1:2:3:4:5:6:7::"],
-        [":", "1::2::3", "1:2:3:4:5:6:7", "12345::", "1:2:3:4:5:6:7:8:9", "::1%eth0"],
+        [
+            *(
+                "::",
+                "::1",
+                "1::",
+                "1:2:3:4:5:6:7:8",
+                "1:2::7:8",
+                "::2:3:4:5:6:7:8",
+                "1:2:3:4:5:6:7::",
+            ),
+            *("::1.2.3.4", "::ffff:1.2.3.4", "64:ff9b::1.2.3.4", "1:2:3:4:5:6:7.8.9.0"),
+            *("1:2:3:4:5::1.2.3.4", "::1:2:3:4:5:6.7.8.9", "1:2::4:5:6.7.8.9"),
+        ],
+        [
+            *(":", "1::2::3", "1:2:3:4:5:6:7", "12345::", "1:2:3:4:5:6:7:8:9", "::1%eth0"),
+            *("1.2.3.4", "::01.2.3.4", "::1.2.3", "1:2:3:4:5:6:7:1.2.3.4", "1:2:3:4:5:1.2.3.4"),
+            *("1:2:3:4:5:6::1.2.3.4", "1::2::1.2.3.4", "::1.2.3.4:5"),
+        ],
     ),
     "uuid": (
         ["123e4567-E89B-12d3-a456-426614174000"],
@@ -108,6 +125,18 @@ def test_an_ipv6_address_leaves_out_groups_in_one_place_or_none() -> None:
         for right in range(9):
             text = f"{':'.join(['1'] * left)}::{':'.join(['f'] * right)}"
             assert accepts("ipv6", text) == CHECKER.conforms(text, "ipv6") == (left + right < 8)
+
+
+@given(st.ip_addresses(v=6), st.ip_addresses(v=4))
+def test_their_last_groups_may_be_an_ipv4_address(
+    address: ipaddress.IPv6Address, last: ipaddress.IPv4Address
+) -> None:
+    groups = address.exploded.split(":")[:6]
+    assert accepts("ipv6", f"{':'.join(groups)}:{last}")
+    for start in range(6):
+        for end in range(start + 1, 7):
+            short = f"{':'.join(groups[:start])}::{':'.join([*groups[end:], str(last)])}"
+            assert accepts("ipv6", short), short
 
 
 @pytest.mark.parametrize("name", ["iri", "regex", "idn-email", "uri-template", "int32", ""])

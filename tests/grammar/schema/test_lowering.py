@@ -52,8 +52,8 @@ def constraints(schema: Any) -> set[str]:
         ({"enum": [1, 2, 3], "not": {"const": 2}}, {"enum": [1, 3]}),
         ({"const": 2.0}, {"enum": [2]}),
         (
-            {"enum": [0.0, -0.5, 2**63 - 1, {"a": [1.0]}]},
-            {"enum": [0, -0.5, 2**63 - 1, {"a": [1]}]},
+            {"enum": [0.0, -0.5, 2**53 - 1, {"a": [1.0]}]},
+            {"enum": [0, -0.5, 2**53 - 1, {"a": [1]}]},
         ),
         ({"enum": [1e-5, 999999999999999.5]}, {"enum": [1e-5, 999999999999999.5]}),
         ({"enum": ["a"], "type": "integer"}, False),
@@ -344,8 +344,11 @@ def test_what_the_list_cannot_say_the_type_still_does() -> None:
         ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
         ({"enum": [1e15 + 0.5]}, "$.enum", "an exponent"),
         ({"enum": [9e-6]}, "$.enum", "an exponent"),
-        ({"const": [{"a": 2**63}]}, "$.const", "beyond 64 bits"),
+        ({"const": [{"a": 2**53}]}, "$.const", "an integer beyond 9007199254740991"),
         ({"const": {"a": ["\x01"]}}, "$.const", "a control character"),
+        ({"enum": ["a", "\x01"]}, "$.enum", "a control character"),
+        ({"enum": [1], "dependencies": {"a": ["b"]}}, "$.dependencies", "not supported"),
+        ({"items": {"$id": "a", "enum": [1]}}, "$.items.$id", "below the root"),
         ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
         ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties", "optional properties"),
         ({"properties": {"a": {}}, "maxProperties": 1}, "$.maxProperties", "optional properties"),
@@ -448,6 +451,23 @@ def test_dependencies_are_told_whole_or_not_at_all() -> None:
     assert lowered({"dependentRequired": {"a": ["b"], "c": ["\x01"]}}) == {}
     anything: dict[str, Any] = {"anyOf": [{"properties": {"a": False}}, {}]}
     assert lowered({"dependentSchemas": {"a": True}}) == {"allOf": [anything]}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_of_integers_that_are_no_doubles_not_every_backend_makes_others(sign: int) -> None:
+    value = sign * (2**63 - 1)
+    assert lowered({"enum": [value]}, XGRAMMAR) == {"enum": [value]}
+    assert list(reasons({"enum": [value - sign, value + sign]}, XGRAMMAR)) == ["$.enum"]
+    assert list(reasons({"enum": [value]}, LLGUIDANCE)) == ["$.enum"]
+
+
+def test_references_to_identifiers_lead_to_schemas_of_their_own() -> None:
+    schema = {
+        "properties": {"a": {"$ref": "x"}, "b": {"$ref": "y"}},
+        "$defs": {"x": {"$id": "x", "type": "null"}, "y": {"$id": "y", "type": "integer"}},
+    }
+    assert lowered(schema)["$defs"] == {"d0": {"type": "null"}, "d1": {"type": "integer"}}
+    assert set(reasons(schema)) == {"$.$defs.x.$id", "$.$defs.y.$id"}
 
 
 @pytest.mark.parametrize("anything", [True, {}, {"title": "T"}])
