@@ -204,13 +204,19 @@ class Generation:
         status = self._status()
         self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
+        self._reader = None  # It refers to this object: no cycles are left to the collector.
         self._settlement = self._owner.settle(self, status)
+        self._settlement.add_done_callback(self._forget_settlement)
+
+    def _forget_settlement(self, _: asyncio.Task[None]) -> None:
+        self._settlement = None  # Its context may refer to this object.
 
     async def settled(self) -> None:
         """After ``close``: wait until the usage is in the ledger, or kept for it, and what was
         reserved is given back."""
-        assert self._settlement is not None
-        await asyncio.wait((self._settlement,))
+        assert self._closed
+        if self._settlement is not None:
+            await asyncio.wait((self._settlement,))
 
     def count_in(self, ledger: Ledger) -> None:
         """Start to count tokens in ``ledger``'s file, from which they are charged even if this

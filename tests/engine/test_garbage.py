@@ -39,13 +39,14 @@ def test_only_for_a_while_and_nothing_frozen() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert gc.get_threshold() == (600, 9, 8)
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen  # Some of what others froze may have been freed.
 
 
 def test_what_requests_pile_up_brings_about_no_full_collection() -> None:
     gc.set_threshold(700, 10, 10)  # Python's own
     gc.unfreeze()
-    num_objects = len(gc.get_objects()) // 2  # One comes after a quarter of those that live.
+    # One comes after a quarter of those that live, and not before 11 × 11 × 700.
+    num_objects = max(len(gc.get_objects()) // 2, 200_000)
     assert full_collections_by(num_objects) > 0
     with garbage.full_collections_held_back():
         assert full_collections_by(num_objects) == 0
