@@ -136,28 +136,14 @@ def create_services(
     # The first part that holds resources. What may raise comes before it.
     accounts = _create_accounts(config.tenants, store, secrets)
     engine.around_outputs = cork = Cork()
+    checks = ComplianceChecks(compiler.submit_validation, grammar_lanes)
     generations = _create_generations(
-        config,
-        engine,
-        cork,
-        tokenizer,
-        accounts,
-        metrics,
-        ComplianceChecks(compiler.submit_validation, grammar_lanes),
-        public_prefixes,
+        config, engine, cork, tokenizer, accounts, metrics, checks, public_prefixes
     )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
     admission = _create_admission(
-        config,
-        engine,
-        models,
-        accounts,
-        secrets,
-        tokenizer,
-        template,
-        compiler,
-        grammar_lanes,
+        config, engine, models, accounts, secrets, tokenizer, template, compiler, grammar_lanes
     )
     peers = _create_peers(config, store, secrets)
     streams = _create_streams(config, store, peers)
@@ -174,17 +160,8 @@ def create_services(
     background = Background(work)
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     metrics.watch_background(lambda: background.num_deaths)
-    lifecycle = Lifecycle(
-        engine=engine,
-        store=store,
-        ledger=accounts.ledger,
-        journal=accounts.journal,
-        background=background,
-        sessions=sessions,
-        admission=admission,
-        generations=generations,
-        compiler=compiler,
-        shutdown_timeout_s=config.server.shutdown_timeout_s,
+    lifecycle = _create_lifecycle(
+        config, engine, store, accounts, background, sessions, admission, generations, compiler
     )
     return Services(
         config=config,
@@ -207,6 +184,31 @@ def create_services(
         tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
         cork=cork,
+    )
+
+
+def _create_lifecycle(
+    config: Config,
+    engine: EngineClient,
+    store: Store,
+    accounts: _Accounts,
+    background: Background,
+    sessions: set[Session],
+    admission: Admission,
+    generations: Generations,
+    compiler: GrammarChecker,
+) -> Lifecycle:
+    return Lifecycle(
+        engine=engine,
+        store=store,
+        ledger=accounts.ledger,
+        journal=accounts.journal,
+        background=background,
+        sessions=sessions,
+        admission=admission,
+        generations=generations,
+        compiler=compiler,
+        shutdown_timeout_s=config.server.shutdown_timeout_s,
     )
 
 
