@@ -168,12 +168,13 @@ class MarkedParser(ABC):
         return "".join(said), calls
 
     def finish(self) -> Parsed:
-        if self._region is None:
-            held, self._held = self._held, ""
-            return ("" if self._after_call and not held.strip(self.layout) else held), []
         said: list[str] = []
         calls: list[ToolCallDelta] = []
-        if not self.is_full:
+        if self._region is None:
+            held, self._held = self._held, ""
+            if held.strip(self.layout) or not self._after_call:
+                self._say(held, said)
+        elif not self.is_full:
             self._region.end()
             self._close(self._region, said, calls)
         return "".join(said), calls
@@ -217,7 +218,7 @@ class MarkedParser(ABC):
         return text[start + len(mark) :]
 
     def _say(self, text: str, said: list[str]) -> None:
-        """Pass on ``text``, which does not end in white space."""
+        """Pass on ``text``, which does not end in white space unless it is the last."""
         if self._after_call and not self._has_content:
             text = text.lstrip(self.layout)
         if text:
