@@ -11,6 +11,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from grammar.errors import InvalidGrammar
+from grammar.schema import format_checks
 from grammar.schema.checker import Checker
 from grammar.schema.forms import CONSTRAINTS, subschemas
 from grammar.schema.paths import ROOT, child
@@ -46,7 +47,7 @@ class Document:
         self._validator = Checker(
             root,
             registry=registry,
-            format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+            format_checker=format_checks.CHECKER,
         )
 
         if self._collect():
