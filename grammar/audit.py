@@ -61,11 +61,6 @@ class Audit:
     def unenforced(self, backend: str) -> tuple[Finding, ...]:
         return self.lowered[backend].unenforced
 
-    @property
-    def enforcing(self) -> tuple[str, ...]:
-        """The backends that enforce every keyword, the preferred one first."""
-        return tuple(backend for backend in self.lowered if not self.unenforced(backend))
-
 
 def audit(schema: Schema, backends: Sequence[str] = BACKENDS, *, path: str = ROOT) -> Audit:
     """Audit a well-formed schema (``GrammarSpec.validate``) at ``path``. Raises ``InvalidGrammar``
