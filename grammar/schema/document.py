@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag, urljoin
 
 import jsonschema
 from referencing import Registry
@@ -13,11 +14,10 @@ from referencing.jsonschema import DRAFT202012
 from grammar.errors import InvalidGrammar
 from grammar.schema import format_checks
 from grammar.schema.checker import Checker
-from grammar.schema.forms import CONSTRAINTS, subschemas
+from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA, subschemas
 from grammar.schema.paths import ROOT, child
 
 Schema = dict[str, Any] | bool
-DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
 
 # Keywords whose subschemas apply to the same value as the schema that contains them.
@@ -32,15 +32,17 @@ class Document:
     """
 
     def __init__(self, root: Schema, path: str = ROOT) -> None:
-        if isinstance(root, dict) and _changes_class(root):
-            root = {keyword: value for keyword, value in root.items() if keyword != "$schema"}
+        if isinstance(root, dict):
+            root = _without_draft(root)
+        uri = DRAFT202012.create_resource(root).id() or ""
+        if any("$id" in schema or "$schema" in schema for schema in _below(root)):
+            root = _as_one(root, uri, is_root=True)
         self.root: Schema = root
         self.path = path
         self.merges = False
         """Whether an engine will have to merge several schemas into one."""
         self._schemas: dict[int, str] = {}
         resource = DRAFT202012.create_resource(root)
-        uri = resource.id() or ""
         # An explicit registry, because the default one fetches what it does not know.
         registry: Registry[Any] = Registry().with_resource(uri, resource)
         self._resolver = registry.resolver(base_uri=uri)
@@ -125,10 +127,42 @@ class Document:
         return path
 
 
-def _changes_class(schema: dict[str, Any]) -> bool:
-    """Whether ``jsonschema`` would check the schema with another class when a reference leads to
-    it, because it names another draft."""
-    return jsonschema.validators.validator_for(schema, default=Checker) is not Checker
+def _below(root: Schema) -> Iterator[dict[str, Any]]:
+    """The schema objects in ``root``, without itself."""
+    stack = [root]
+    while stack:
+        schema = stack.pop()
+        if isinstance(schema, dict):
+            if schema is not root:
+                yield schema
+            stack += (sub for sub, _ in subschemas(schema, ROOT))
+
+
+def _as_one(schema: Schema, base: str, *, is_root: bool = False) -> Schema:
+    """``schema``, in which references are relative to ``base``, as part of one document that is
+    read from its root: references are written in full, and no part is of another draft."""
+    if not isinstance(schema, dict):
+        return schema
+    if "$id" in schema and not is_root:
+        base = urldefrag(urljoin(base, schema["$id"])).url
+    found = _without_draft(schema)
+    for keyword, value in found.items():
+        if keyword in IN_SCHEMA:
+            found[keyword] = _as_one(value, base)
+        elif keyword in IN_LIST:
+            found[keyword] = [_as_one(sub, base) for sub in value]
+        elif keyword in IN_MAP:
+            found[keyword] = {name: _as_one(sub, base) for name, sub in value.items()}
+        elif keyword == "$ref":
+            found[keyword] = base + value if value.startswith("#") else urljoin(base, value)
+    return found
+
+
+def _without_draft(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the draft that it names, if ``jsonschema`` would change to a class of its own
+    where a reference leads to it."""
+    changes = jsonschema.validators.validator_for(schema, default=Checker) is not Checker
+    return {k: v for k, v in schema.items() if k != "$schema" or not changes}
 
 
 def _is_merged(schema: dict[str, Any]) -> bool:
