@@ -48,8 +48,7 @@ class Audit:
         # A backend that was not given this place has dropped a schema around it.
         reasons = {place: dict.fromkeys(self.lowered, _DROPPED_AROUND) for place in places}
         for backend, finding in findings:
-            if finding.enforced:
-                reasons[finding.path, finding.keyword].pop(backend, None)
+            reasons[finding.path, finding.keyword].pop(backend, None)
         for backend, finding in findings:
             if not finding.enforced:
                 reasons[finding.path, finding.keyword][backend] = finding.reason
