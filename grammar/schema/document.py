@@ -36,7 +36,7 @@ class Document:
             root = _without_draft(root)
         uri = DRAFT202012.create_resource(root).id() or ""
         if any("$id" in schema or "$schema" in schema for schema in _below(root)):
-            root = _as_one(root, uri, is_root=True)
+            root = _AsOne(root, uri).of(root, uri, path)
         self.root: Schema = root
         self.path = path
         self.merges = False
@@ -138,24 +138,51 @@ def _below(root: Schema) -> Iterator[dict[str, Any]]:
             stack += (sub for sub, _ in subschemas(schema, ROOT))
 
 
-def _as_one(schema: Schema, base: str, *, is_root: bool = False) -> Schema:
-    """``schema``, in which references are relative to ``base``, as part of one document that is
-    read from its root: references are written in full, and no part is of another draft."""
-    if not isinstance(schema, dict):
-        return schema
-    if "$id" in schema and not is_root:
-        base = urldefrag(urljoin(base, schema["$id"])).url
-    found = _without_draft(schema)
-    for keyword, value in found.items():
-        if keyword in IN_SCHEMA:
-            found[keyword] = _as_one(value, base)
-        elif keyword in IN_LIST:
-            found[keyword] = [_as_one(sub, base) for sub in value]
-        elif keyword in IN_MAP:
-            found[keyword] = {name: _as_one(sub, base) for name, sub in value.items()}
-        elif keyword == "$ref":
-            found[keyword] = base + value if value.startswith("#") else urljoin(base, value)
-    return found
+class _AsOne:
+    """Makes one document of a schema that has identifiers below its root, so that everything can be
+    read from there: references are written in full, and no part is of another draft."""
+
+    def __init__(self, root: Schema, uri: str) -> None:
+        self._root = root
+        self._uri = uri
+        self._identified = {uri: root}
+
+    def of(self, schema: Schema, base: str, path: str) -> Schema:
+        """``schema`` at ``path``, in which references are relative to ``base``. Raises
+        ``InvalidGrammar`` for an identifier that is none, or that of two different schemas."""
+        if not isinstance(schema, dict):
+            return schema
+        found = _without_draft(schema)
+        if "$id" in found and schema is not self._root:
+            if urldefrag(found["$id"]).url:
+                base = self._identify(schema, base, child(path, "$id"))
+            else:  # It only says where it stands.
+                del found["$id"]
+        for keyword, value in found.items():
+            where = child(path, keyword)
+            if keyword in IN_SCHEMA:
+                found[keyword] = self.of(value, base, where)
+            elif keyword in IN_LIST:
+                found[keyword] = [self.of(s, base, child(where, i)) for i, s in enumerate(value)]
+            elif keyword in IN_MAP:
+                found[keyword] = {k: self.of(s, base, child(where, k)) for k, s in value.items()}
+            elif keyword == "$ref" and base != self._uri:
+                found[keyword] = _joined(base, value, where)
+        return found
+
+    def _identify(self, schema: dict[str, Any], base: str, path: str) -> str:
+        """What references are relative to in ``schema``, whose identifier is at ``path``."""
+        uri = urldefrag(_joined(base, schema["$id"], path)).url
+        if self._identified.setdefault(uri, schema) != schema:
+            raise InvalidGrammar(path, f"'{uri}' identifies another schema as well")
+        return uri
+
+
+def _joined(base: str, reference: str, path: str) -> str:
+    try:
+        return base + reference if reference.startswith("#") else urljoin(base, reference)
+    except ValueError as error:
+        raise InvalidGrammar(path, f"'{reference}' is no URI: {error}") from None
 
 
 def _without_draft(schema: dict[str, Any]) -> dict[str, Any]:

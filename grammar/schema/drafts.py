@@ -20,6 +20,7 @@ OLD_SPELLING = re.compile(
 """One of these occurs in the text of every document that ``modern`` would change."""
 
 
+_NAME = re.compile(r"#[A-Za-z_][-A-Za-z0-9._]*")
 _MAPS = IN_MAP | {"dependencies"}
 _NEVER_NULL = (CONSTRAINTS - {"const"}) | _MAPS | {"description", "examples", "title"}
 _MOVED = {"items": "prefixItems", "additionalItems": "items"}
@@ -43,7 +44,7 @@ def _modern(schema: Any, root: Any) -> Any:
         _respell_tuple(found)
     if isinstance(found.get("dependencies"), dict):
         _respell_dependencies(found)
-    if str(found.get("$id")).startswith("#") and "$anchor" not in found:
+    if _NAME.fullmatch(str(found.get("$id"))) is not None and "$anchor" not in found:
         found["$anchor"] = found.pop("$id")[1:]
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(found.get(exclusive), bool):

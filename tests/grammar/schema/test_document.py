@@ -176,3 +176,43 @@ def test_no_part_is_checked_as_of_another_draft() -> None:
         {"properties": {"a": {"$ref": "#/$defs/p"}, "b": pair}, "$defs": {"p": pair}}
     )
     assert len(document.errors({"a": [1], "b": [1]})) == 2
+
+
+@pytest.mark.parametrize("identifier", ["", "#", "#/properties/a", "#1"])
+def test_an_identifier_may_only_say_where_it_stands(identifier: str) -> None:
+    """As some generators write one into every part."""
+    schema = {
+        "$id": "https://example.com/root",
+        "properties": {"a": {"$id": identifier, "items": {"$ref": "#/$defs/n"}}},
+        "$defs": {"n": {"type": "null"}},
+    }
+    document = Document(schema, "$.format.json_schema")
+    assert document.errors({"a": [None]}) == []
+    assert len(document.errors({"a": [1]})) == 1
+
+
+def test_an_identifier_belongs_to_one_schema() -> None:
+    """TypeBox writes a schema out wherever it is used, with its identifier."""
+    user = {"$id": "User", "properties": {"friend": {"$ref": "User"}, "n": {"$ref": "#/$defs/n"}}}
+    user["$defs"] = {"n": {"type": "null"}}
+    schema = {"properties": {"a": user, "b": dict(user)}}
+    assert Document(schema).errors({"a": {"friend": {"n": None}}, "b": {"n": None}}) == []
+    assert len(Document(schema).errors({"a": {"friend": {"n": 1}}, "b": {"n": 1}})) == 2
+    other = {"properties": {"a": user, "b": {"$id": "User#", "type": "null"}}}
+    with pytest.raises(
+        InvalidGrammar, match=r"another schema as well \(at \$\.properties\.b\.\$id"
+    ):
+        Document(other)
+    with pytest.raises(InvalidGrammar, match="another schema as well"):
+        Document({"$id": "User", "properties": {"a": user}})
+
+
+def test_what_is_no_uri_has_its_place() -> None:
+    schema = {"$id": "http://[", "items": {"$id": "x"}}
+    with pytest.raises(InvalidGrammar, match=r"is no URI: .* \(at \$\.items\.\$id\)"):
+        Document(schema)
+    schema = {"not": {"anyOf": [{"$id": "x", "if": {"$ref": "http://["}}]}}
+    with pytest.raises(
+        InvalidGrammar, match=r"is no URI: .* \(at \$\.not\.anyOf\[0\]\.if\.\$ref\)"
+    ):
+        Document(schema)

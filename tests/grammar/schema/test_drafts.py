@@ -82,6 +82,7 @@ def test_what_was_spelled_otherwise(old: Any, new: Any) -> None:
         {"const": {"x": PAIR}, "default": {"x": {"type": None}}, "x-note": {"x": PAIR}},
         {"properties": 3, "anyOf": {}, "items": 5, "$ref": 5, "dependencies": ["a"], "$id": 5},
         {"properties": {"dependencies": {"type": "null"}}, "$id": "https://example.com/#a"},
+        {"$id": "#", "properties": {"a": {"$id": "#/properties/a"}, "b": {"$id": "#1"}}},
     ],
 )
 def test_all_else_is_left_alone(schema: Any) -> None:
