@@ -89,7 +89,6 @@ class Document:
         if "$ref" in schema:
             target, where = self.resolve(schema["$ref"], child(path, "$ref"))
             self._visit(target, where, done, above)
-        above.discard(id(schema))
         done.add(id(schema))
 
     def resolve(self, reference: str, path: str) -> tuple[Schema, str]:
