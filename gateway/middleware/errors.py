@@ -9,7 +9,7 @@ from collections.abc import Callable
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketClose, WebSocketDisconnect
 
 from gateway.errors import ApiError, Draining, to_api_error
 
@@ -40,25 +40,30 @@ class Errors:
 
         try:
             await self._app(scope, receive, send_watched)
+            return
         except (ClientDisconnect, WebSocketDisconnect):
             return  # The client has left.
         except asyncio.CancelledError:
             if began or not self._is_draining():
                 raise
             # Else the server would answer in plain text.
-            draining = Draining("The server is shutting down.", retry_after_s=1)
-            await _answer(draining)(scope, receive, send)
+            answer = _answer(Draining("The server is shutting down.", retry_after_s=1))
         except Exception as exc:
             if exc is unsent:
                 raise  # The server raised it, and expects it.
-            error = to_api_error(exc)
             if not began:
-                await _answer(error)(scope, receive, send)
+                answer = _answer(to_api_error(exc))
             elif scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": error.close_code})
+                answer = WebSocketClose(to_api_error(exc).close_code)
             else:
+                to_api_error(exc)  # which logs it
                 raise  # The server closes the connection in the middle of the answer.
+        finally:
+            unsent = None
+        # The error has no name here, and none is left in this frame, which its traceback refers to:
+        # such a cycle would keep the body of each refused request until the collector runs.
+        await answer(scope, receive, send)
 
 
-def _answer(error: ApiError) -> Response:
+def _answer(error: ApiError) -> ASGIApp:
     return Response(error.body(), error.status, error.headers())
