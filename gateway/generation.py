@@ -164,6 +164,12 @@ class Generation:
             self._reader.drop_sink()
         self._abort()
 
+    def end(self) -> None:
+        """``cancel`` and ``close``: it is settled now, even if its reader stands still, which may
+        read what is left whenever it likes."""
+        self.cancel()
+        self.close()
+
     def fail(self, error: ApiError) -> None:
         """Stop because the server cannot continue: ``deltas`` raises ``error`` soon."""
         self._failure = self._failure or error
