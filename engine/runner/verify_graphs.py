@@ -3,6 +3,9 @@
 In a graph every sequence computes as many tokens as the others. One that has fewer drafts is
 filled up with the tokens before its own, which are computed once more, write nothing and are looked
 at by nobody. (Tokens behind its own would read what others left in places that it has not written.)
+
+More tokens than attention decodes at once are so many sequences to it, one behind the other: all
+tokens' keys are stored before it begins.
 """
 
 from __future__ import annotations
@@ -28,18 +31,34 @@ from kernels.transfer import to_device
 
 MAX_BATCH = 128
 """Beyond, checking drafts hardly pays, and launching kernels takes less time than they do."""
+MAX_TOKENS = 8 * MAX_BATCH
+"""Of all sequences of a step, likewise."""
 
 
-def capture_sizes(max_num_seqs: int) -> list[int]:
-    """Batch sizes worth a graph, ascending."""
-    largest = min(max_num_seqs, MAX_BATCH)
+def capture_sizes(max_num_seqs: int, num_queries: int = 1) -> list[int]:
+    """Batch sizes worth a graph, ascending, of so many tokens for each sequence."""
+    largest = min(max_num_seqs, MAX_BATCH, max(1, MAX_TOKENS // num_queries))
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, MAX_BATCH, 16)]
     return [*(size for size in sizes if size < largest), largest]
 
 
 def capture_lengths(num_drafts: int) -> list[int]:
     """Numbers of drafts worth a graph, ascending to ``num_drafts``."""
-    return sorted({1, 2, 3, 5, num_drafts} & set(range(num_drafts + 1)))
+    return sorted({1, 2, 3, 5, 7, 11, 15, 23, num_drafts} & set(range(num_drafts + 1)))
+
+
+def cut(num_tokens: int, max_queries: int) -> tuple[int, int]:
+    """(parts, tokens of each): the fewest equal parts of at most ``max_queries`` tokens that so
+    many tokens of a sequence fit in."""
+    parts = -(-num_tokens // max_queries)
+    return parts, -(-num_tokens // parts)
+
+
+def max_num_tokens(max_num_seqs: int, num_drafts: int) -> int:
+    """Tokens of a step that runs as one of these graphs, at most, padding included; and so also
+    parts of sequences."""
+    of_each = 2 * (1 + num_drafts)  # The last of its parts is not all padding.
+    return max(of_each, min(max_num_seqs * of_each, MAX_TOKENS))
 
 
 class VerifyGraphs:
@@ -58,19 +77,16 @@ class VerifyGraphs:
         num_drafts: int,
     ) -> None:
         """adapters: if any, they are capturable. num_drafts: of a sequence, at most."""
-        assert num_drafts < attention.max_decode_queries
         self._model = model
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
         self._adapters = adapters
         self._block_size = block_size
-        sizes = capture_sizes(max_num_seqs)
         self.lengths = capture_lengths(num_drafts)
         """Drafts of each sequence, of which there are graphs."""
-        self.num_fillers = num_drafts
-        """Tokens before its own that a sequence is filled up with, at most."""
-        self._sent = SentRows(sizes[-1], table.tokens.device, num_others=2)
+        most = capture_sizes(max_num_seqs)[-1]
+        self._sent = SentRows(most, table.tokens.device, num_others=2)
         self._sampled: dict[int, torch.Tensor] = {}
         """Rows and positions of what is sampled: [2, tokens] int32."""
         self._buffers: dict[int, SequenceBuffers] = {}
@@ -80,23 +96,37 @@ class VerifyGraphs:
         """Those with the layers as one kernel, by the tokens of each sequence."""
         self._max_tokens: dict[tuple[int, int], int] = {}
         """By these and their sizes: known tokens of all sequences, for which they are faster."""
-        of_kinds = (
-            {False: sizes} if adapters is None else {False: sizes, True: adapted_sizes(sizes)}
+        for length in self.lengths:
+            self._add(*cut(1 + length, attention.max_decode_queries), max_num_seqs)
+
+    def _add(self, num_parts: int, part_length: int, max_num_seqs: int) -> None:
+        """Add the graphs of steps with so many tokens of each sequence."""
+        num_queries = num_parts * part_length
+        table, sizes = self._table, capture_sizes(max_num_seqs, num_queries)
+        self._buffers[num_queries] = SequenceBuffers(
+            table, self._block_size, sizes[-1], num_queries, num_parts
         )
-        for num_queries in (1 + length for length in self.lengths):
-            self._buffers[num_queries] = SequenceBuffers(table, block_size, sizes[-1], num_queries)
-            self._sampled[num_queries] = torch.zeros(
-                2, sizes[-1] * num_queries, dtype=torch.int32, device=table.tokens.device
+        self._sampled[num_queries] = torch.zeros(
+            2, sizes[-1] * num_queries, dtype=torch.int32, device=table.tokens.device
+        )
+        kinds = {False: sizes}
+        if self._adapters is not None:
+            kinds[True] = adapted_sizes(sizes)
+        for adapted, of_kind in kinds.items():
+            self._graphs[num_queries, adapted] = SizedGraphs(
+                of_kind, partial(self._forward, num_queries, adapted), num_queries
             )
-            for adapted, of_kind in of_kinds.items():
-                self._graphs[num_queries, adapted] = SizedGraphs(
-                    of_kind, partial(self._forward, num_queries, adapted), num_queries
-                )
-            few = [size for size in sizes if size * num_queries <= model.max_one_kernel_drafted]
-            fits = num_queries <= table.tokens.shape[1]  # else there are no such steps
-            if few and fits and self._leaves_attention_to_others(num_queries):
-                forward = partial(self._forward, num_queries, False, one_kernel=True)
-                self._as_one[num_queries] = SizedGraphs(few, forward, num_queries)
+        most_as_one = self._model.max_one_kernel_drafted
+        few = [size for size in sizes if size * num_queries <= most_as_one]
+        fits = num_queries <= table.tokens.shape[1]  # else there are no such steps
+        if few and fits and self._leaves_attention_to_others(num_queries):
+            forward = partial(self._forward, num_queries, False, one_kernel=True)
+            self._as_one[num_queries] = SizedGraphs(few, forward, num_queries)
+
+    @property
+    def num_fillers(self) -> int:
+        """Tokens before its own that a sequence is filled up with, at most."""
+        return max(self._buffers) - 1
 
     def capture(self) -> None:
         """Record all graphs.
@@ -108,8 +138,9 @@ class VerifyGraphs:
             self._measure_all_as_one()
 
     def _leaves_attention_to_others(self, num_queries: int) -> bool:
-        batch = self._buffers[num_queries].batch(1)
-        attend = self._attention.prepare_decode(batch, self._block_size, num_queries)
+        buffers = self._buffers[num_queries]
+        batch = buffers.batch(1)
+        attend = self._attention.prepare_decode(batch, self._block_size, buffers.part_length)
         return plain_batch(attend) is not None
 
     def _measure_all_as_one(self) -> None:
@@ -194,7 +225,8 @@ class VerifyGraphs:
         sampled[0].view(size, num_queries).copy_(rows[:, None])
         sampled[1].copy_(positions + 1)
         buffers.skip_first(num_filled)
-        attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
+        batch = buffers.batch(size)
+        attend = self._attention.prepare_decode(batch, self._block_size, buffers.part_length)
         others = buffers.by_layer(size, self._attention)
         step = StepContext(
             *(positions, slots, attend, self._kv_cache),
