@@ -293,10 +293,9 @@ class AdaptiveLength:
 
     def steady_length(self, batch: int, most: int) -> int:
         """As ``uniform_length``, if so many steps with as many drafts were measured that it is
-        enough to look at some of those that follow; else 0."""
-        if self._by_request:
-            return 0
-        length = self.uniform_length(batch, most)
+        enough to look at some of those that follow; else 0. Where each request has its own number
+        it is the most that any has."""
+        length = most if self._by_request else self.uniform_length(batch, most)
         return length if self._costs.num_seen(batch, length, batch * length) >= _NUM_STEADY else 0
 
     @property

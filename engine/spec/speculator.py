@@ -83,8 +83,8 @@ class Speculator:
         self._num_probes = 0
         """Probes of a network that were not learned from yet. Until then no new probe begins, since
         its costs are not known."""
-        self._paid = False
-        """Whether the last drafts of a free proposer were worth verifying."""
+        self._paid = self._all_paid = False
+        """Whether the last drafts of a free proposer were worth verifying; and whether all were."""
         self._forced: set[str] = set()
         """Ids of the requests whose present drafts a grammar forced."""
         self._drafted: list[Request] = []
@@ -203,13 +203,16 @@ class Speculator:
 
     def _uniform_length(self, batch: int, most: int) -> int:
         """Drafts of each request, at most ``most``: those of the streak, if there is one."""
+        if self._is_in_streak(batch):
+            return min(self._streak.length, most)
+        return self._adaptive.uniform_length(batch, most)
+
+    def _is_in_streak(self, batch: int) -> bool:
+        """Whether the next step, of so many requests, belongs to a streak."""
         streak = self._streak
-        if not streak.num_steps:
-            return self._adaptive.uniform_length(batch, most)
-        if batch and not streak.least <= batch <= streak.most:
+        if streak.num_steps and batch and not streak.least <= batch <= streak.most:
             streak.go_on(self._adaptive.steady_length(batch, self._max_tokens), batch)
-            return self._uniform_length(batch, most)
-        return min(streak.length, most)
+        return streak.num_steps > 0
 
     def _probe_length(self, batch: int, most: int) -> int:
         """Drafts of each request of a probe, if one may take place now; else 0."""
@@ -220,7 +223,10 @@ class Speculator:
 
     def _ask_text(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """Draft from texts. That costs little, so the number to verify is decided afterwards, from
-        what was found."""
+        what was found. In a streak all of it is verified."""
+        if self._is_in_streak(batch):
+            self._draft(proposer, asked)
+            return
         adaptive = self._adaptive
         probe_length = adaptive.probe_length(batch, max(asked.values()))
         if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
@@ -235,7 +241,7 @@ class Speculator:
             self._begin_rest(asked, batch, overlaps=False, asked_s=asked_s)
             return
         lengths = adaptive.lengths(found, batch)
-        self._paid = any(lengths.values())
+        self._paid, self._all_paid = any(lengths.values()), lengths == found
         if probe_length and not self._paid:
             self._is_probe = True
             lengths = dict.fromkeys(found, 0)
@@ -297,7 +303,8 @@ class Speculator:
             self._num_probes += 1
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
-        if streak.may_begin and num_drafts and step.only_decodes:
+        decided = self._all_paid or not self._proposer.is_free
+        if streak.may_begin and num_drafts and step.only_decodes and decided:
             length = self._adaptive.steady_length(batch, self._max_tokens)
             if length:
                 streak.begin(length, batch)
@@ -328,6 +335,8 @@ class Speculator:
         self._collected_s = now
         planned = self._planned.popleft()
         if planned is None:
+            if self._streak.num_steps and self._proposer.is_free:
+                self._streak.judge(gained=any(len(token_ids) > 1 for _, token_ids in moved))
             return
         if isinstance(planned, int):
             seconds, follower = now - before_s, self._batch_in_flight()
@@ -388,6 +397,9 @@ class Speculator:
         able = [request for request in running if _may_go_on(request)]
         if not able:
             return False
+        if self._is_in_streak(batch):
+            self._waited = any(self._foresees(self._proposer, request) for request in able)
+            return self._waited
         is_probe = self._probe_length(batch, most) > 0
         if not (is_probe or adaptive.may_pay(able, batch)):
             self._begin_rest(running, batch, overlaps=True)
