@@ -20,7 +20,9 @@ class SentRows:
     def __init__(self, max_batch: int, device: torch.device, num_others: int = 1) -> None:
         self._num = 1 + num_others
         self._sent = torch.zeros(self._num * max_batch, dtype=torch.int32, device=device)
+        # To take parts of tensors costs the host more than to keep them.
         self._parts: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._targets: dict[int, torch.Tensor] = {}
 
     def of(self, size: int) -> tuple[torch.Tensor, ...]:
         """The rows, then the other values: [size] int32 each."""
@@ -36,11 +38,17 @@ class SentRows:
     def send(self, rows: Ints, *others: Ints, size: int) -> None:
         """Send these; rows beyond them, up to ``size``, are -1."""
         batch = len(rows)
-        host = np.zeros((self._num, size), np.int32)
-        host[0, :batch], host[0, batch:] = rows, -1
-        for values, target in zip(others, host[1:], strict=True):
-            target[:batch] = values
-        write(self._sent[: self._num * size], host.reshape(-1))
+        if batch == size:
+            host = np.concatenate((rows, *others), dtype=np.int32, casting="same_kind")
+        else:
+            padded = np.zeros((self._num, size), np.int32)
+            padded[0, batch:] = -1
+            padded[:, :batch] = rows, *others
+            host = padded.reshape(-1)
+        target = self._targets.get(size)
+        if target is None:
+            target = self._targets[size] = self._sent[: self._num * size]
+        write(target, host)
 
 
 class SequenceBuffers:
@@ -81,7 +89,6 @@ class SequenceBuffers:
         self._batch_tables = int32(num_groups * most * width).view(num_groups, most, -1)
         self._tokens = torch.zeros(2, max_batch * num_queries, dtype=torch.int64, device=device)
         self._slots = self._tokens.new_zeros(num_groups, max_batch * num_queries)
-        # To take parts of tensors costs the host more than to keep them.
         self._batches: dict[tuple[int, int], DeviceBatch] = {}
         self._parts: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 

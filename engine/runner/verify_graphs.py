@@ -16,14 +16,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.attention.base import CapturableBackend, plain_batch
+from engine.attention.base import AttentionBatch, CapturableBackend, plain_batch
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.graphs import adapted_sizes
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
 from engine.runner.one_kernel import log_faster, measure_most_tokens
-from engine.runner.rows import RowTable
+from engine.runner.rows import Ints, RowTable
 from engine.runner.sized_graphs import SizedGraphs, capture_all
 from engine.runner.static_inputs import SentRows, SequenceBuffers
 from engine.sampling.sampler import DeviceRows
@@ -89,6 +89,9 @@ class VerifyGraphs:
         self._sent = SentRows(most, table.tokens.device, num_others=2)
         self._sampled: dict[int, torch.Tensor] = {}
         """Rows and positions of what is sampled: [2, tokens] int32."""
+        self._even: dict[tuple[int, int], tuple[Ints, DeviceRows]] = {}
+        """Of steps in which nothing is filled up, by the tokens of each sequence and the batch: the
+        sequence of each token, and what is sampled."""
         self._buffers: dict[int, SequenceBuffers] = {}
         self._graphs: dict[tuple[int, bool], SizedGraphs] = {}
         """By the tokens of each sequence, and whether there are adapters."""
@@ -189,22 +192,53 @@ class VerifyGraphs:
         if self._adapters is not None and adapted:
             self._adapters.send(fields.rows, size * num_queries, num_queries)
         self._sent.send(fields.rows, fields.computed - num_filled, num_filled, size=size)
-        logits = graphs.replay(size)[: batch * num_queries]
+        logits = graphs.replay(size)
+        if batch < size:
+            logits = logits[: batch * num_queries]
+        if not num_filled.any():
+            return self._even_inputs(fields, num_queries), logits
         token_ids, positions, slots = buffers.tokens(batch)
         sampled = self._sampled[num_queries][:, : batch * num_queries]
-        if num_filled.any():
-            own = np.flatnonzero((np.arange(num_queries) >= num_filled[:, None]).ravel())
-            index = to_device(own, logits.device)
-            logits, sampled = logits.index_select(0, index), sampled.index_select(1, index)
-            token_ids, positions, slots = token_ids[index], positions[index], slots[index]
+        own = np.flatnonzero((np.arange(num_queries) >= num_filled[:, None]).ravel())
+        index = to_device(own, logits.device)
+        sampled = sampled.index_select(1, index)
         inputs = assemble(
             fields,
+            token_ids=token_ids[index],
+            positions=positions[index],
+            slots=slots[index],
+            block_table=self._table.block_table,
+        )
+        inputs = replace(inputs, sampled_on_device=DeviceRows(sampled[0], sampled[1]))
+        return inputs, logits.index_select(0, index)
+
+    def _even_inputs(self, fields: ChunkFields, num_queries: int) -> StepInputs:
+        """As ``assemble`` where nothing is filled up: most of it is the same in all such steps."""
+        batch = len(fields.rows)
+        even = self._even.get((num_queries, batch))
+        if even is None:
+            sampled = self._sampled[num_queries][:, : batch * num_queries]
+            even = self._even[num_queries, batch] = (
+                np.arange(batch).repeat(num_queries),
+                DeviceRows(sampled[0], sampled[1]),
+            )
+        sampled_chunks, sampled_on_device = even
+        token_ids, positions, slots = self._buffers[num_queries].tokens(batch)
+        seq_lens = fields.computed + num_queries
+        return StepInputs(
             token_ids=token_ids,
             positions=positions,
             slots=slots,
-            block_table=self._table.block_table,
+            attention=AttentionBatch(
+                fields.query_lens, seq_lens, fields.rows, self._table.block_table
+            ),
+            sampled_chunks=sampled_chunks,
+            samples_once_each=False,
+            sampled_rows=fields.rows.repeat(num_queries),
+            sampled_positions=(fields.computed[:, None] + np.arange(1, num_queries + 1)).ravel(),
+            sampled_on_device=sampled_on_device,
+            logits_index=None,
         )
-        return replace(inputs, sampled_on_device=DeviceRows(sampled[0], sampled[1])), logits
 
     def _choose(self, fields: ChunkFields, num_queries: int, adapted: bool) -> SizedGraphs:
         layers, as_one = self._graphs[num_queries, adapted], self._as_one.get(num_queries)
