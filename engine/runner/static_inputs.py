@@ -164,7 +164,7 @@ class SequenceBuffers:
         size = len(rows)
         token_ids, positions, _ = self.tokens(size)
         if self._num_parts > 1:
-            rows = rows[:, None].expand(-1, self._num_parts).reshape(-1)
+            rows = rows.repeat_interleave(self._num_parts)
             computed = (computed[:, None] + self._part_starts).view(-1)
         for group, block_table in enumerate(self._table.block_tables):
             batch = self.batch(size, group)
