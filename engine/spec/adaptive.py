@@ -141,6 +141,11 @@ class AdaptiveLength:
         is_drafting = self._hysteresis.is_drafting
         self._experience.observe(step, seconds, outcomes, is_drafting=is_drafting)
 
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        """Steps of a streak are over. outcomes: of all of them, as for ``observe``, with an empty
+        id for requests that have ended."""
+        self._experience.observe_streak(outcomes)
+
     def observe_rest(
         self,
         taken: Mapping[int, Sequence[float]],

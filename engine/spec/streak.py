@@ -1,7 +1,9 @@
 """Streaks: a number of steps that draft as many tokens as the ones before, because drafts pay.
 
 As in a rest, nothing is asked or decided in them: to learn from a step takes the host longer than a
-step of a small model takes. Between two streaks some steps are looked at, which stand for all."""
+step of a small model takes. Between two streaks some steps are looked at, which stand for all. How
+much of a text is a copy may change from one step to the next: so of drafts from texts, it is noted
+in streaks, too, which ones were right, and learned from afterwards."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_as_many_drafts_as_a_copy_is_long(
     copied, num_checks = outputs(**drafting, prompt_lookup_min=1, prompt_lookup_max=4)
     assert copied == plain
     assert num_checks < 0.6 * num_steps
-    assert sum(served) > 2
+    assert sum(served) > 1
 
 
 def test_one_kernel_after_a_stream_that_nobody_reads_on(
