@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from operator import add
 
 import numpy as np
 import torch
@@ -162,9 +163,10 @@ class VerifyGraphs:
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
         """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
-        if (fields.num_sampled != fields.query_lens).any():
+        lens = fields.query_lens.tolist()  # For few numbers lists are faster than arrays.
+        if fields.num_sampled.tolist() != lens:
             return False
-        longest = int(fields.query_lens.max())
+        longest = max(lens)
         if not 1 < longest <= 1 + self.lengths[-1]:
             return False
         num_queries = self._num_queries(longest)
@@ -172,8 +174,7 @@ class VerifyGraphs:
         if graphs is None or len(fields.rows) > graphs.max_batch:
             return False
         # Sequences that are filled up need tokens for that.
-        ends = fields.computed + fields.query_lens
-        return bool(ends.min() >= num_queries)
+        return bool(min(map(add, fields.computed.tolist(), lens)) >= num_queries)
 
     def _num_queries(self, longest: int) -> int:
         """Tokens of each sequence in the smallest graph that has so many."""
@@ -184,18 +185,18 @@ class VerifyGraphs:
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
-        lens = fields.query_lens
-        num_queries = self._num_queries(int(lens.max()))
+        lens = fields.query_lens.tolist()
+        num_queries = self._num_queries(max(lens))
         graphs, buffers = self._choose(fields, num_queries, adapted), self._buffers[num_queries]
         batch, size = len(fields.rows), graphs.size_for(len(fields.rows))
-        num_filled = num_queries - lens
+        num_filled = num_queries - fields.query_lens
         if self._adapters is not None and adapted:
             self._adapters.send(fields.rows, size * num_queries, num_queries)
         self._sent.send(fields.rows, fields.computed - num_filled, num_filled, size=size)
         logits = graphs.replay(size)
         if batch < size:
             logits = logits[: batch * num_queries]
-        if not num_filled.any():
+        if min(lens) == num_queries:
             return self._even_inputs(fields, num_queries), logits
         token_ids, positions, slots = buffers.tokens(batch)
         sampled = self._sampled[num_queries][:, : batch * num_queries]
