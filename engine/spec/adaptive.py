@@ -141,6 +141,11 @@ class AdaptiveLength:
         is_drafting = self._hysteresis.is_drafting
         self._experience.observe(step, seconds, outcomes, is_drafting=is_drafting)
 
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        """Steps of a streak are over. outcomes: of all of them, as for ``observe``, with an empty
+        id for requests that have ended."""
+        self._experience.observe_streak(outcomes)
+
     def observe_rest(
         self,
         taken: Mapping[int, Sequence[float]],
@@ -293,10 +298,9 @@ class AdaptiveLength:
 
     def steady_length(self, batch: int, most: int) -> int:
         """As ``uniform_length``, if so many steps with as many drafts were measured that it is
-        enough to look at some of those that follow; else 0."""
-        if self._by_request:
-            return 0
-        length = self.uniform_length(batch, most)
+        enough to look at some of those that follow; else 0. Where each request has its own number
+        it is the most that any has."""
+        length = most if self._by_request else self.uniform_length(batch, most)
         return length if self._costs.num_seen(batch, length, batch * length) >= _NUM_STEADY else 0
 
     @property

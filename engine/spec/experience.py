@@ -251,6 +251,12 @@ class Experience:
 
     # ---- several steps of a kind ----------------------------------------------------------------
 
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        """Steps are over of which only the outcomes are known."""
+        self._observe_drafted()
+        self.acceptance.observe(outcomes)
+        self._has_learned(1, much=True)
+
     def _put_together(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None:

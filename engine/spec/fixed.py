@@ -22,6 +22,8 @@ class DraftLength(Protocol):
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None: ...
 
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None: ...
+
     def observe_rest(
         self,
         taken: Mapping[int, Sequence[float]],
@@ -67,6 +69,9 @@ class FixedLength:
     def observe(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None:
+        """Nothing to learn."""
+
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
         """Nothing to learn."""
 
     def observe_rest(
