@@ -190,7 +190,10 @@ class AdaptiveLength:
 
     def drop(self, request: Request) -> None:
         """The request is finished."""
-        self._experience.drop(request.request_id)
+        if self._by_request:
+            self._experience.drop(request.request_id)
+        else:
+            self._experience.newcomers.end()  # Nothing else is kept of a request.
 
     def _forget_outdated(self) -> None:
         if self._version != self._experience.version:
