@@ -318,8 +318,9 @@ class Speculator:
 
     def _admitted_in_rest(self, plan: StepPlan) -> None:
         """A step of a rest admits requests, which may be a reason to end the rest."""
+        batch = len(plan.chunks)
+        self._adaptive.admitted_in_rest(len(plan.admissions), batch)
         if self._rest.num_steps <= self._rest.num_steps_at_probe:
-            batch = len(plan.chunks)
             self._observe_rest()
             if self._probe_length(batch, self._max_tokens):
                 self._rest.end()
