@@ -9,8 +9,8 @@ step, as if drafts cost nothing.
 Prints one JSON line for each measurement. Engines take turns in short rounds (``engine.race``).
 ``speed_up`` is the median of the rounds, with the confidence interval ``interval``; ``in_all`` is
 the ratio of the times of all rounds. ``control`` compares a second plain engine with the first:
-smaller differences are noise. ``num_rounds_for_precision`` says about how many rounds
-make half of ``interval`` as narrow as ``--precision``, 0.01 if none is given. EOS is ignored in ``synthetic``.
+smaller differences are noise. ``num_rounds_for_precision`` says about how many rounds make half of
+``interval`` as narrow as ``--precision``, 0.01 if none is given. EOS is ignored in ``synthetic``.
 """
 
 from __future__ import annotations

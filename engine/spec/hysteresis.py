@@ -23,6 +23,8 @@ _SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
 # If all requests of the batch are new, this part of the threshold is enough: there is little to
 # catch up with.
 _NEW_SHARE = 0.25
+# A step with drafts counts as no worse than this.
+_LEAST_GAIN = 0.5
 # The most that a step adds to the loss, in steps.
 _MAX_STEP = 0.5
 # Drafts must pay in this many steps in a row. A batch that is smaller for a moment, until the next
@@ -74,7 +76,8 @@ class Hysteresis:
         if has_drafts:
             self._num_drafted += num_steps
             self._num_tried += num_steps * batch
-            self._gained += num_steps * num_tokens * (1 - 1 / gain)
+            # Such a step takes as long as ``num_tokens / gain`` without drafts.
+            self._gained += num_steps * num_tokens * (1 - 1 / max(gain, _LEAST_GAIN))
         more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
             self._lost = max(0.0, self._lost - more)
