@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.runner.backlog import Arrival, Event
+from engine.runner.backlog import Changes
 from engine.runner.rows import Ints
 from engine.scheduler.plan import StepPlan
 
@@ -47,21 +47,15 @@ class DraftedSlots:
                 self._cut(chunk.row, chunk.num_computed_tokens + 1)
                 changed.remove(chunk.row)
 
-    def follow(self, events: Sequence[Event]) -> None:
-        """What happened to rows in plans that were not applied, during which the network made no
-        keys, and no row was ``changed``. What a half-filled block was copied from is forgotten."""
-        came: set[int] = set()
-        for event in events:
-            if isinstance(event, Arrival):
-                came.add(event.row)
-                self._blocks[event.row] = list(event.block_ids)
-                self._clear(event.block_ids[event.num_shared :])
-            elif not isinstance(event, int):
-                row, block_ids = event
-                self._blocks[row] += block_ids
-                self._clear(block_ids)
-        for row in came:
-            self._starts[row] = self._leading(self._blocks[row])
+    def follow(self, changes: Changes) -> None:
+        """What plans changed that were not applied, during which the network made no keys, and no
+        row was ``changed``. What a half-filled block was copied from is forgotten."""
+        self._clear(changes.fresh)
+        for row, arrival in changes.arrivals.items():
+            self._blocks[row] = list(arrival.block_ids)
+            self._starts[row] = self._leading(arrival.block_ids)
+        for row, block_ids in changes.grown.items():
+            self._blocks[row] += block_ids
 
     def _clear(self, block_ids: Sequence[int]) -> None:
         """These blocks are handed out anew: they have no keys."""

@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
-from engine.runner.backlog import Backlog, Event
+from engine.runner.backlog import Backlog, Changes
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafted_slots import DraftedSlots
 from engine.runner.feature_holes import FeatureHoles
@@ -26,8 +26,6 @@ from kernels.transfer import to_device
 
 _WARM_UP_LENGTHS = 12, 24, 48, 160
 """Lengths of prompts, as in ``runner``."""
-_MAX_BACKLOG = 4096
-"""Events that are kept while no drafts are made."""
 
 
 class Drafting(ABC):
@@ -58,19 +56,17 @@ class Drafting(ABC):
         if self._holes.are_open and not (plan.keeps_features or self._changed):
             if plan.admissions or plan.new_blocks or plan.released_rows:
                 self._backlog.note(plan)
-                if len(self._backlog) > _MAX_BACKLOG:
-                    self._follow_backlog()
             return
         self._follow_backlog()
         self._apply(plan)
 
     def _follow_backlog(self) -> None:
-        if self._backlog:
+        if not self._backlog.is_empty:
             self._follow(self._backlog.take())
 
-    def _follow(self, events: Sequence[Event]) -> None:
+    def _follow(self, changes: Changes) -> None:
         """Follow what was noted."""
-        self._holes.follow(events)
+        self._holes.follow(changes)
 
     def _apply(self, plan: StepPlan) -> None:
         """As ``apply``, now."""
@@ -183,9 +179,9 @@ class ChainDrafting(Drafting):
         self._drafted = DraftedSlots(cache.num_blocks, block_size, len(table.tokens))
         self._changed = self._drafted.changed
 
-    def _follow(self, events: Sequence[Event]) -> None:
-        super()._follow(events)
-        self._drafted.follow(events)
+    def _follow(self, changes: Changes) -> None:
+        super()._follow(changes)
+        self._drafted.follow(changes)
 
     def _apply(self, plan: StepPlan) -> None:
         super()._apply(plan)

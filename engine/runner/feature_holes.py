@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.runner.backlog import Arrival, Event
+from engine.runner.backlog import Changes
 from engine.scheduler.plan import StepPlan
 
 
@@ -26,14 +26,13 @@ class FeatureHoles:
         self._holes: dict[int, list[tuple[int, int]]] = {}
         """The closed ranges [start, end) of each row, in ascending order."""
 
-    def follow(self, events: Sequence[Event]) -> None:
-        """What happened to rows in plans that were not applied, which is allowed while ranges
-        ``are_open``, of plans that close none."""
-        for event in events:
-            if isinstance(event, int):
-                self._release(event)
-            elif isinstance(event, Arrival):
-                self._known[event.row] = self._begun[event.row] = event.num_tokens
+    def follow(self, changes: Changes) -> None:
+        """What plans changed that were not applied, which is allowed while ranges ``are_open``, of
+        plans that close none."""
+        for row in changes.released:
+            self._release(row)
+        for row, arrival in changes.arrivals.items():
+            self._known[row] = self._begun[row] = arrival.num_tokens
 
     def _release(self, row: int) -> None:
         self._known.pop(row, None)

@@ -130,7 +130,7 @@ def test_what_happens_in_a_rest_may_be_followed_behind_it() -> None:
     for plan in (gone, stays, StepPlan(5, new_blocks=[(2, [7])], chunks=[chunk(2, 8, 1)])):
         backlog.note(plan)
     made.follow(backlog.take())
-    assert len(backlog) == 0
+    assert backlog.is_empty
     assert (made.start(0), made.room(0)) == (8, 12), "it is as before"
     assert (made.start(2), made.room(2)) == (4, 12)
     fill(made, 2, 9)
