@@ -220,7 +220,7 @@ class Experience:
         *,
         is_drafting: bool,
     ) -> None:
-        self.newcomers.come(step.num_new, drafting=is_drafting)
+        self.newcomers.come(step.num_new, step.batch, drafting=is_drafting)
         self._go_on(step, outcomes)
         plain_s = self.costs.uniform(step.batch, 0)
         if not step.only_decodes:

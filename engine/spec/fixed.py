@@ -31,6 +31,8 @@ class DraftLength(Protocol):
         num_passed: int = 0,
     ) -> None: ...
 
+    def admitted_in_rest(self, number: int, batch: int) -> None: ...
+
     def drop(self, request: Request) -> None: ...
 
     def uniform_length(self, batch: int, most: int) -> int: ...
@@ -81,6 +83,9 @@ class FixedLength:
         num_passed: int = 0,
     ) -> None:
         """Nothing to learn."""
+
+    def admitted_in_rest(self, number: int, batch: int) -> None:
+        """There are no rests."""
 
     def drop(self, request: Request) -> None:
         """Nothing is kept about requests."""

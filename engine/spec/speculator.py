@@ -271,8 +271,10 @@ class Speculator:
         overlaps: another step is in flight."""
         if self._proposer is None:
             return
-        if not plan.admissions and self._rest.passes(len(plan.chunks)):
+        if self._rest.passes(len(plan.chunks)):
             self._planned.append(None)  # What most steps of a rest come to: no further calls.
+            if plan.admissions:
+                self._admitted_in_rest(plan)
             return
         if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
             return
@@ -324,15 +326,22 @@ class Speculator:
         if planned is None:
             return False
         self._planned.append(planned)
-        if plan.admissions and self._rest.num_steps <= self._rest.num_steps_at_probe:
+        if plan.admissions:
+            self._admitted_in_rest(plan)
+        return True
+
+    def _admitted_in_rest(self, plan: StepPlan) -> None:
+        """A step of a rest admits requests, which may be a reason to end the rest."""
+        batch = len(plan.chunks)
+        self._adaptive.admitted_in_rest(len(plan.admissions), batch)
+        if self._rest.num_steps <= self._rest.num_steps_at_probe:
             self._observe_rest()
             if self._probe_length(batch, self._max_tokens):
                 self._rest.end()
             else:
                 self._expect_probe(batch)
-        if not is_plain and any(chunk.constrained for chunk in plan.chunks):
+        if any(chunk.constrained for chunk in plan.chunks):
             self._rest.end()  # Forced tokens are nearly free: look for them in each step.
-        return True
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
         """The oldest step in flight is over. moved: the new tokens of each request."""

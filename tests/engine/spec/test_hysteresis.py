@@ -123,6 +123,20 @@ def test_who_gives_up_soon_thinks_twice_as_long_next_time() -> None:
     assert num_steps_until_drafts(hysteresis) < waited[0]
 
 
+@pytest.mark.parametrize(("num_steps", "factor"), [(1, 2), (8, 1)])
+def test_who_gave_up_behind_what_paid_does_not(num_steps: int, factor: int) -> None:
+    """As where requests come together, and drafts pay once few of them are left."""
+    hysteresis, waited = Hysteresis(), []
+    for _ in range(20):
+        hysteresis.took_up(3.0)
+    for _ in range(4):
+        give_up(hysteresis)
+        waited.append(num_steps_until_drafts(hysteresis, gain=1.4))
+        for _ in range(num_steps):
+            hysteresis.planned(1.4, has_drafts=True, num_tokens=3.0)
+    assert [round(steps / waited[0]) for steps in waited] == [factor**n for n in range(4)]
+
+
 def test_what_it_costs_to_take_them_up_must_be_lost_first() -> None:
     hysteresis = Hysteresis()
     for _ in range(20):
