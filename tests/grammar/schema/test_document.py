@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
 
 from grammar.errors import InvalidGrammar
@@ -103,3 +104,115 @@ def test_values_are_checked_against_subschemas_in_their_document() -> None:
     assert document.is_valid(1, {"$ref": "#/$defs/a%20b"})
     assert not document.is_valid("1", {"$ref": "#foo"})
     assert document.is_valid([], True)
+
+
+IDENTIFIED: dict[str, Any] = {
+    "$id": "https://example.com/root",
+    "$defs": {
+        "d": {"type": "integer"},
+        "b": {
+            "$id": "lib/b.json#",
+            "$defs": {"d": {"type": "string"}, "c": {"$ref": "#/$defs/d"}, "a": {"$anchor": "x"}},
+            "anyOf": [{"$ref": "other"}, {"properties": {"o": {"$ref": "../root#/$defs/d"}}}],
+            "items": {"$id": "urn:x:y", "$defs": {"n": True}, "not": {"$ref": "#/$defs/n"}},
+        },
+        "o": {"$id": "lib/other", "type": "boolean"},
+    },
+    "properties": {
+        "c": {"$ref": "#/$defs/b/$defs/c"},
+        "d": {"$ref": "#/$defs/d"},
+        "x": {"$ref": "lib/b.json#x"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (("properties", "c"), "$.$defs.b.$defs.c"),
+        (("$defs", "b", "$defs", "c"), "$.$defs.b.$defs.d"),
+        (("properties", "d"), "$.$defs.d"),
+        (("properties", "x"), "$.$defs.b.$defs.a"),
+        (("$defs", "b", "anyOf", 0), "$.$defs.o"),
+        (("$defs", "b", "anyOf", 1, "properties", "o"), "$.$defs.d"),
+        (("$defs", "b", "items", "not"), "$.$defs.b.items.$defs.n"),
+    ],
+)
+def test_references_are_relative_to_the_identifier_around_them(
+    schema: tuple[str | int, ...], path: str
+) -> None:
+    document = Document(IDENTIFIED)
+    node: Any = document.root
+    for step in schema:
+        node = node[step]
+    assert document.resolve(node["$ref"], "$")[1] == path
+
+
+def test_values_are_checked_with_the_identifiers_around_them() -> None:
+    document = Document(IDENTIFIED)
+    assert document.errors({"c": "a", "d": 1, "x": None}) == []
+    assert [list(e.absolute_path) for e in document.errors({"c": 1, "d": "a"})] == [["c"], ["d"]]
+    library = jsonschema.Draft202012Validator(IDENTIFIED)
+    for value in ({"c": "a"}, {"c": 1}, {"d": "a"}, {"d": 1}):
+        assert library.is_valid(value) == document.is_valid(value, document.root)
+
+
+def test_what_is_not_beneath_an_identifier_stays_as_it_is_written() -> None:
+    schema: Any = {
+        "$id": "x",
+        "not": {"$ref": "#/$defs/a"},
+        "$defs": {"a": {"const": {"$id": "y"}}},
+    }
+    assert Document(schema).root == schema
+    part = {"$id": "y", "const": {"$ref": "#"}, "minimum": 3, "allOf": [True]}
+    schema = {"anyOf": [part, True], "not": {"$ref": "y"}}
+    assert Document(schema).root == schema
+
+
+def test_no_part_is_checked_as_of_another_draft() -> None:
+    """Or a tuple, which is spelled anew, would go unchecked."""
+    pair = {"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{"type": "null"}]}
+    document = Document(
+        {"properties": {"a": {"$ref": "#/$defs/p"}, "b": pair}, "$defs": {"p": pair}}
+    )
+    assert len(document.errors({"a": [1], "b": [1]})) == 2
+
+
+@pytest.mark.parametrize("identifier", ["", "#", "#/properties/a", "#1"])
+def test_an_identifier_may_only_say_where_it_stands(identifier: str) -> None:
+    """As some generators write one into every part."""
+    schema = {
+        "$id": "https://example.com/root",
+        "properties": {"a": {"$id": identifier, "items": {"$ref": "#/$defs/n"}}},
+        "$defs": {"n": {"type": "null"}},
+    }
+    document = Document(schema, "$.format.json_schema")
+    assert document.errors({"a": [None]}) == []
+    assert len(document.errors({"a": [1]})) == 1
+
+
+def test_an_identifier_belongs_to_one_schema() -> None:
+    """TypeBox writes a schema out wherever it is used, with its identifier."""
+    user = {"$id": "User", "properties": {"friend": {"$ref": "User"}, "n": {"$ref": "#/$defs/n"}}}
+    user["$defs"] = {"n": {"type": "null"}}
+    schema = {"properties": {"a": user, "b": dict(user)}}
+    assert Document(schema).errors({"a": {"friend": {"n": None}}, "b": {"n": None}}) == []
+    assert len(Document(schema).errors({"a": {"friend": {"n": 1}}, "b": {"n": 1}})) == 2
+    other = {"properties": {"a": user, "b": {"$id": "User#", "type": "null"}}}
+    with pytest.raises(
+        InvalidGrammar, match=r"another schema as well \(at \$\.properties\.b\.\$id"
+    ):
+        Document(other)
+    with pytest.raises(InvalidGrammar, match="another schema as well"):
+        Document({"$id": "User", "properties": {"a": user}})
+
+
+def test_what_is_no_uri_has_its_place() -> None:
+    schema = {"$id": "http://[", "items": {"$id": "x"}}
+    with pytest.raises(InvalidGrammar, match=r"is no URI: .* \(at \$\.items\.\$id\)"):
+        Document(schema)
+    schema = {"not": {"anyOf": [{"$id": "x", "if": {"$ref": "http://["}}]}}
+    with pytest.raises(
+        InvalidGrammar, match=r"is no URI: .* \(at \$\.not\.anyOf\[0\]\.if\.\$ref\)"
+    ):
+        Document(schema)
