@@ -281,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chance.add_argument("--output-len", type=int, default=256)
     chance.set_defaults(run=synthetic)
     repeating = kinds.add_parser("copy")
-    repeating.add_argument("--drafts", type=int, nargs="+", default=[3, 7])
+    repeating.add_argument("--drafts", type=int, nargs="+", default=[3, 7, 15])
     repeating.add_argument(
         "--lookup",
         type=int,

@@ -281,11 +281,13 @@ class Speculator:
         batch, streak = len(plan.chunks), self._streak
         if streak.num_steps or streak.follows_others:
             has_drafts, has_newcomers = bool(self._drafted), bool(plan.admissions)
+            # Drafts from texts make newcomers cost something to others alone.
+            are_all = self._proposer.is_free and len(plan.admissions) == batch
             if streak.passes(
                 batch,
                 is_usual=has_drafts and not has_newcomers and num_tokens <= batch * streak.tokens,
                 has_drafts=has_drafts,
-                has_newcomers=has_newcomers,
+                has_newcomers=has_newcomers and not are_all,
             ):
                 self._planned.append(plan.chunks if self._proposer.is_free else None)
                 return

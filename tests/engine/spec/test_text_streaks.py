@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from engine.core import EngineCore
+from engine.messages import GenerateRequest
 from engine.request import Request
+from engine.sampling_params import SamplingParams
 from engine.spec import surprises
 from engine.spec.adaptive import AdaptiveLength
 from engine.spec.base import TextProposer
@@ -47,6 +49,27 @@ def test_where_drafts_pay_few_steps_are_decided_on(
     assert after.spec_decode_num_draft_tokens - before.spec_decode_num_draft_tokens == (
         3 * 320 * batch
     )
+    core.check_integrity()
+
+
+def test_one_request_after_the_other_does_not_end_a_streak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are no others that a new prompt could delay."""
+    runner = TimedRunner(padded(H200), 0.95)
+    core, _ = start(runner, 1, overlap=True, proposer=Ideas(1.0))
+    run(core, runner, 100)
+    core.abort(["0"])
+    decided, num_steps = deciding(core, monkeypatch), core.stats().num_steps
+    for number in range(60):
+        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        core.add_request(
+            GenerateRequest(request_id=f"n{number}", prompt_token_ids=[1, 2], params=params)
+        )
+        while core.has_unfinished:
+            run(core, runner, 1)
+    num_steps = core.stats().num_steps - num_steps
+    assert 4 <= len(decided) < 0.2 * num_steps
     core.check_integrity()
 
 
