@@ -127,14 +127,22 @@ class Document:
 
 
 def _below(root: Schema) -> Iterator[dict[str, Any]]:
-    """The schema objects in ``root``, without itself."""
+    """The schema objects in ``root``, without itself. In every schema, so without paths, which take
+    longer than all else."""
     stack = [root]
     while stack:
         schema = stack.pop()
-        if isinstance(schema, dict):
-            if schema is not root:
-                yield schema
-            stack += (sub for sub, _ in subschemas(schema, ROOT))
+        if not isinstance(schema, dict):
+            continue
+        if schema is not root:
+            yield schema
+        for keyword, value in schema.items():
+            if keyword in IN_SCHEMA:
+                stack.append(value)
+            elif keyword in IN_LIST:
+                stack += value
+            elif keyword in IN_MAP:
+                stack += value.values()
 
 
 class _AsOne:
