@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import jsonschema
 from referencing import Registry
@@ -19,6 +19,9 @@ from grammar.schema.paths import ROOT, child
 
 Schema = dict[str, Any] | bool
 
+
+_NOWHERE = "https://document.invalid/"
+"""Where a document is that does not say so, if its parts do: what these refer to is absolute."""
 
 # Keywords whose subschemas apply to the same value as the schema that contains them.
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
@@ -36,6 +39,7 @@ class Document:
             root = _without_draft(root)
         uri = DRAFT202012.create_resource(root).id() or ""
         if any("$id" in schema or "$schema" in schema for schema in _below(root)):
+            uri = urldefrag(_joined(_NOWHERE, uri, child(path, "$id"))).url
             root = _AsOne(root, uri).of(root, uri, path)
         self.root: Schema = root
         self.path = path
@@ -99,7 +103,8 @@ class Document:
         try:
             found = self._resolver.lookup(reference).contents
         except (Unresolvable, TypeError, ValueError, LookupError):
-            raise InvalidGrammar(path, f"'{reference}' leads nowhere in this document") from None
+            written = reference.removeprefix(_NOWHERE)
+            raise InvalidGrammar(path, f"'{written}' leads nowhere in this document") from None
         if not isinstance(found, bool) and id(found) not in self._schemas:
             raise InvalidGrammar(path, f"'{reference}' does not lead to a schema")
         return found, self._path_of(reference, found)
@@ -160,7 +165,9 @@ class _AsOne:
         if not isinstance(schema, dict):
             return schema
         found = _without_draft(schema)
-        if "$id" in found and schema is not self._root:
+        if schema is self._root:
+            found["$id"] = self._uri
+        elif "$id" in found:
             if urldefrag(found["$id"]).url:
                 base = self._identify(schema, base, child(path, "$id"))
             else:  # It only says where it stands.
@@ -181,15 +188,19 @@ class _AsOne:
         """What references are relative to in ``schema``, whose identifier is at ``path``."""
         uri = urldefrag(_joined(base, schema["$id"], path)).url
         if self._identified.setdefault(uri, schema) != schema:
-            raise InvalidGrammar(path, f"'{uri}' identifies another schema as well")
+            shown = uri.removeprefix(_NOWHERE)
+            raise InvalidGrammar(path, f"'{shown}' identifies another schema as well")
         return uri
 
 
 def _joined(base: str, reference: str, path: str) -> str:
     try:
-        return base + reference if reference.startswith("#") else urljoin(base, reference)
+        uri = base + reference if reference.startswith("#") else urljoin(base, reference)
     except ValueError as error:
         raise InvalidGrammar(path, f"'{reference}' is no URI: {error}") from None
+    if not urlsplit(uri).scheme:
+        raise InvalidGrammar(path, f"'{reference}' cannot be relative to '{base}'")
+    return uri
 
 
 def _without_draft(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import jsonschema
@@ -165,7 +166,7 @@ def test_what_is_not_beneath_an_identifier_stays_as_it_is_written() -> None:
     }
     assert Document(schema).root == schema
     part = {"$id": "y", "const": {"$ref": "#"}, "minimum": 3, "allOf": [True]}
-    schema = {"anyOf": [part, True], "not": {"$ref": "y"}}
+    schema = {"$id": "https://x/", "anyOf": [part, True], "not": {"$ref": "y"}}
     assert Document(schema).root == schema
 
 
@@ -209,10 +210,67 @@ def test_an_identifier_belongs_to_one_schema() -> None:
 
 def test_what_is_no_uri_has_its_place() -> None:
     schema = {"$id": "http://[", "items": {"$id": "x"}}
-    with pytest.raises(InvalidGrammar, match=r"is no URI: .* \(at \$\.items\.\$id\)"):
+    with pytest.raises(InvalidGrammar, match=r"'http://\[' is no URI: .* \(at \$\.\$id\)"):
+        Document(schema)
+    schema = {"items": {"$id": "http://["}}
+    with pytest.raises(InvalidGrammar, match=r"'http://\[' is no URI: .* \(at \$\.items\.\$id\)"):
         Document(schema)
     schema = {"not": {"anyOf": [{"$id": "x", "if": {"$ref": "http://["}}]}}
     with pytest.raises(
         InvalidGrammar, match=r"is no URI: .* \(at \$\.not\.anyOf\[0\]\.if\.\$ref\)"
     ):
         Document(schema)
+    schema = {"$id": "urn:x:y", "items": {"$id": "a"}}
+    with pytest.raises(InvalidGrammar, match=r"relative to 'urn:x:y' \(at \$\.items\.\$id\)"):
+        Document(schema)
+
+
+def test_a_reference_that_leads_nowhere_is_named_as_it_is_resolved() -> None:
+    schema = {"items": {"$id": "lib/a", "not": {"$ref": "b#/$defs/c"}}}
+    with pytest.raises(InvalidGrammar, match=r"^'lib/b#/\$defs/c' leads nowhere in this document"):
+        Document(schema)
+
+
+class Identified:
+    """Random schemas with identifiers and references everywhere."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def schema(self, depth: int = 3) -> dict[str, Any]:
+        rng = self._rng
+        if depth == 0 or rng.random() < 0.25:
+            return {"$ref": self._reference()} if rng.random() < 0.3 else self._leaf()
+        parts = (self.schema(depth - 1) if rng.random() < 0.7 else self._leaf() for _ in "mn")
+        definitions = dict(zip("mn", parts, strict=True))
+        schema = {"$defs": definitions, "properties": {"p": self.schema(depth - 1)}}
+        return schema | ({"$id": rng.choice(IDENTIFIERS)} if rng.random() < 0.4 else {})
+
+    def _leaf(self) -> dict[str, Any]:
+        return {"type": self._rng.choice(["null", "integer", "string"])}
+
+    def _reference(self) -> str:
+        pointers = ["#/$defs/m", "#/$defs/n", "#/$defs/m/$defs/n", "#/properties/p/$defs/m", ""]
+        return self._rng.choice(["", "", *IDENTIFIERS, "c"]) + self._rng.choice(pointers) or "#"
+
+
+IDENTIFIERS = ["a", "b", "lib/", "lib/c", "http://h/x", "urn:q:1"]
+
+
+def test_references_lead_where_the_library_finds_them() -> None:
+    values: list[Any] = [None, 1, "s"]
+    values += [{"p": value} for value in [*values, {"p": 1}, {"p": None}, {"p": {"p": "s"}}]]
+    compared = 0
+    for seed in range(2_500):
+        schema = Identified(random.Random(seed)).schema()
+        if seed % 2:
+            schema["$id"] = "http://h/r/root"
+        try:
+            document = Document(schema)
+        except InvalidGrammar:
+            continue
+        library = jsonschema.Draft202012Validator(schema)
+        for value in values:
+            assert document.is_valid(value, document.root) == library.is_valid(value), schema
+        compared += "$ref" in str(schema) and str(schema).count("$id") > seed % 2
+    assert compared > 60
