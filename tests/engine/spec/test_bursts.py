@@ -1,5 +1,5 @@
-"""Requests that come all at once to a small model, in simulated time: the host takes longer than the
-device, drafts pay only once few requests are left, and everything is slow at first."""
+"""Requests that come all at once to a small model, in simulated time: the host takes longer than
+the device, drafts pay only once few requests are left, and everything is slow at first."""
 
 from __future__ import annotations
 
