@@ -23,6 +23,9 @@ _SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
 # If all requests of the batch are new, this part of the threshold is enough: there is little to
 # catch up with.
 _NEW_SHARE = 0.25
+# But if more than twice as many requests come at once as there were, the gain must be this clear:
+# what was learned is of smaller batches, and as many again may come in the next step.
+_CLEAR_GAIN = 1.15
 # A step with drafts counts as no worse than this.
 _LEAST_GAIN = 0.5
 # The most that a step adds to the loss, in steps.
@@ -52,6 +55,8 @@ class Hysteresis:
         """Times that drafts of a request were verified."""
         self._is_first = True
         """Drafting was never given up."""
+        self._last_batch = 0
+        """Requests of the last step without newcomers."""
         self._num_tempted = 0
         """Steps in a row without drafts in which they would have paid."""
 
@@ -78,14 +83,20 @@ class Hysteresis:
             self._num_tried += num_steps * batch
             # Such a step takes as long as ``num_tokens / gain`` without drafts.
             self._gained += num_steps * num_tokens * (1 - 1 / max(gain, _LEAST_GAIN))
+        if not has_newcomers:
+            self._last_batch = batch
+        is_burst = is_new and batch > 2 * self._last_batch > 0 and gain < _CLEAR_GAIN
         more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
+            if is_burst and not self._is_first:
+                self._give_up()
+                return
             self._lost = max(0.0, self._lost - more)
             if self._lost > self._borne:
                 self._give_up()
             return
         if has_newcomers:
-            if is_new and gain > MARGIN and self._lost > _NEW_SHARE * self._needed:
+            if is_new and not is_burst and gain > MARGIN and self._lost > _NEW_SHARE * self._needed:
                 self._take_up()
             return
         self._lost = max(0.0, self._lost + more)

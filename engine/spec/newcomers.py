@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # What is left of the sums after each newcomer; and of the loss, after a newcomer while none drafts.
 _DECAY, _AGEING = 0.98, 0.9995
+# Likewise for the sizes of batches that newcomers come to: hundreds may come at once, in two steps.
+_ADMITTED_DECAY = 0.995
 # The prior: as if this many newcomers had cost nothing.
 _PRIOR_WEIGHT = 2.0
 # A loss is limited to this many steps and to this multiple of the usual loss, because what is done
@@ -94,10 +96,10 @@ class Newcomers:
 
     def admit(self, number: int, batch: int) -> None:
         """As ``come``, of which only the batch is learned."""
-        kept = _DECAY**number
+        kept = _ADMITTED_DECAY**number
         for size in self._num_admitted:
             self._num_admitted[size] *= kept
-        self._num_admitted[_size(batch)] += (1 - kept) / (1 - _DECAY)
+        self._num_admitted[_size(batch)] += (1 - kept) / (1 - _ADMITTED_DECAY)
 
     def lose(self, seconds: float, plain_s: float) -> None:
         """The last newcomers cost ``seconds``. plain_s: seconds of a step without drafts."""
