@@ -36,6 +36,13 @@ class Standing:
     """The confidence interval (95 %) of that median."""
     in_all: float
     """The ratio by the time of all rounds, in which rare events count, and noise as well."""
+    num_rounds: int
+
+    def num_rounds_for(self, precision: float) -> int:
+        """About how many rounds of such noise make half of ``interval`` as narrow as ``precision``:
+        it shrinks with the square root of their number."""
+        low, high = self.interval
+        return math.ceil(self.num_rounds * ((high - low) / 2 / precision) ** 2)
 
 
 def race(
@@ -91,6 +98,7 @@ def _judge(taken: Mapping[str, Sequence[float]], baseline: Sequence[str]) -> dic
             statistics.median(ratios),
             median_interval(ratios),
             sum(usual) / sum(found),
+            len(found),
         )
     return standings
 

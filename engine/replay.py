@@ -77,6 +77,8 @@ class ReplayCore:
         self._arrivals = itertools.count()
         self._outputs: list[RequestOutput] = []
         self._parked: set[str] = set()
+        self._overdue: set[str] = set()
+        """Parked requests whose next token has come due."""
         self._granted: dict[str, Grant] = {}
         """The latest grant of requests that run on grants."""
         self._ungranted: set[str] = set()
@@ -119,7 +121,9 @@ class ReplayCore:
     def unpark(self, request_ids: list[str]) -> None:
         for request_id in self._parked.intersection(request_ids):
             self._parked.remove(request_id)
-            heapq.heappush(self._due, (self._clock(), next(self._arrivals), request_id))
+            if request_id in self._overdue:
+                self._overdue.remove(request_id)
+                heapq.heappush(self._due, (self._clock(), next(self._arrivals), request_id))
 
     def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
         on_done(AdapterLoadError("adapters need a model: this server replays a fixed text"))
@@ -149,7 +153,10 @@ class ReplayCore:
         outputs, self._outputs = self._outputs, []
         while self._due and self._due[0][0] <= now:
             due_s, arrival, request_id = heapq.heappop(self._due)
-            if request_id not in self._running or request_id in self._parked | self._ungranted:
+            if request_id not in self._running:
+                continue
+            if request_id in self._parked:
+                self._overdue.add(request_id)
                 continue
             grant = self._granted.get(request_id)
             if grant is not None and self._running[request_id][1] >= grant.num_tokens:
@@ -180,6 +187,7 @@ class ReplayCore:
     def _forget(self, request_id: str) -> None:
         del self._running[request_id]
         self._parked.discard(request_id)
+        self._overdue.discard(request_id)
         self._ungranted.discard(request_id)
         self._granted.pop(request_id, None)
 

@@ -131,7 +131,7 @@ def _middleware(services: Services) -> list[Middleware]:
         Middleware(RequestId),
         Middleware(AccessLog, metrics=services.metrics),
         *([_cors(config.allowed_origins)] if config.allowed_origins else []),
-        Middleware(Errors),
+        Middleware(Errors, is_draining=lambda: services.lifecycle.draining),
         Middleware(
             Auth,
             authenticator=services.authenticator,

@@ -153,7 +153,7 @@ class ChatSession(SocketSession):
             fields = {"request_id": str(admitted.id), **notes}
             logger.info("turn", extra={"fields": fields})
         generation = self._generations.begin(admitted)
-        turn.on_cancel(generation.cancel)
+        turn.on_cancel(generation.end)
         if message.resumable:
             return await self._relay(turn, await self._open(turn, generation))
         try:

@@ -55,6 +55,7 @@ from starlette.exceptions import HTTPException
 
 from engine.errors import AdapterLoadError, EngineDead, InvalidRequest, QueueFull
 from gateway import rate_limits
+from gateway.logs import Trickle
 from gateway.schemas.common import ErrorBody, ErrorObject
 from grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError, InvalidGrammar
 from tenants import keys
@@ -77,6 +78,9 @@ from tenants.errors import (
 from tenants.errors import StoreUnavailable as TenantStoreUnavailable
 
 logger = logging.getLogger(__name__)
+
+_seldom = Trickle(burst=20, per_s=0.5)
+"""For errors with a traceback, which each request may meet."""
 
 MAX_QUOTED = 64
 """Characters of an id that an error message shows."""
@@ -357,7 +361,8 @@ def _from_grammar(exc: GrammarError) -> ApiError:
 
 
 def _from_compiler(exc: CompilerUnavailable) -> ApiError:
-    logger.error("%s", exc)
+    if _seldom.admit(CompilerUnavailable.__qualname__) is not None:
+        logger.error("%s", exc)
     return FormatsUnavailable(
         "Formats cannot be enforced at the moment; the server's log says why.",
         retry_after_s=10,
@@ -434,11 +439,15 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
 
 
 def to_api_error(exc: BaseException) -> ApiError:
-    """What the client is told about ``exc``; anything not foreseen is logged and is our fault."""
+    """What the client is told about ``exc``; anything not foreseen is our fault, and logged, if it
+    does not come too often."""
     if isinstance(exc, ApiError):
         return exc
     for kind, translate in _TRANSLATIONS:
         if isinstance(exc, kind):
             return translate(exc)
-    logger.error("unexpected error", exc_info=exc)
+    num_left_out = _seldom.admit(type(exc).__qualname__)
+    if num_left_out is not None:
+        others = f", and {num_left_out} more of this type" if num_left_out else ""
+        logger.error("unexpected error%s", others, exc_info=exc)
     return InternalError("The server failed to handle the request.")

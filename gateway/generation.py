@@ -37,6 +37,7 @@ from gateway.errors import (
 )
 from gateway.flushes import Flushes
 from gateway.grants import Grants
+from gateway.live_set import LiveSet
 from gateway.meter import Meter
 from gateway.metrics import Metrics
 from gateway.public_prefixes import PublicPrefixes
@@ -162,6 +163,12 @@ class Generation:
         if self._reader is not None:
             self._reader.drop_sink()
         self._abort()
+
+    def end(self) -> None:
+        """``cancel`` and ``close``: it is settled now, even if its reader stands still, which may
+        read what is left whenever it likes."""
+        self.cancel()
+        self.close()
 
     def fail(self, error: ApiError) -> None:
         """Stop because the server cannot continue: ``deltas`` raises ``error`` soon."""
@@ -336,8 +343,7 @@ class Generations:
         self._quota = quota
         self._texts: dict[int, Text] = {}
         """By token id, shared by all choices: see ``Choice.texts``."""
-        self._live: set[Generation] = set()
-        self._idle = asyncio.Event()
+        self._live = LiveSet[Generation]()
         self._settlements: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -368,8 +374,6 @@ class Generations:
         """For ``Generation.close`` only. Settles in a task of its own, which a cancelled caller
         cannot interrupt."""
         self._live.discard(generation)
-        if not self._live:
-            self._idle.set()
         return self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
 
     def fail_all(self, error: ApiError) -> None:
@@ -401,9 +405,7 @@ class Generations:
         """Wait until no request is left, at most ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._live:
-                    self._idle.clear()
-                    await self._idle.wait()
+                await self._live.wait_empty()
         except TimeoutError:
             pass
 

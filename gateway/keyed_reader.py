@@ -1,5 +1,5 @@
-"""A reader of a stream that ends when the reader's key is revoked. The stream may be of another
-key."""
+"""A reader of a stream that ends when the reader's key is revoked, or the server shuts down. The
+stream may be of another key, and of another worker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from gateway.errors import ApiError
+from gateway.live_set import LiveSet
 from gateway.stream_log import StreamReader
 from gateway.stream_record import Take
 from tenants.types import Principal
@@ -18,9 +19,7 @@ class KeyedReader:
 
     __slots__ = ("_cut", "_items", "_reader", "_readers", "_refusal", "principal", "stream_id")
 
-    def __init__(
-        self, reader: StreamReader, principal: Principal, readers: set[KeyedReader]
-    ) -> None:
+    def __init__(self, reader: StreamReader, principal: Principal, readers: Readers) -> None:
         self.stream_id = reader.stream_id
         self.principal = principal
         self._reader = reader
@@ -47,8 +46,8 @@ class KeyedReader:
             self._cut = None
 
     def refuse(self, error: ApiError) -> None:
-        """Raise ``error`` in place of further items, because the key is no longer valid. Only the
-        first call counts."""
+        """Raise ``error`` in place of further items: the key is no longer valid, or the server
+        shuts down. Only the first call counts."""
         if self._refusal is not None:
             return
         self._refusal = error
@@ -68,3 +67,22 @@ class KeyedReader:
         """Stop reading. Idempotent. The stream continues."""
         self._readers.discard(self)
         self._reader.close()
+
+
+class Readers(LiveSet[KeyedReader]):
+    """The open keyed readers of a worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refusal: ApiError | None = None
+
+    def add(self, reader: KeyedReader) -> None:
+        super().add(reader)
+        if self._refusal is not None:
+            reader.refuse(self._refusal)
+
+    def refuse_all(self, error: ApiError) -> None:
+        """End all that are open, and all that will be: the server shuts down."""
+        self._refusal = error
+        for reader in list(self):
+            reader.refuse(error)

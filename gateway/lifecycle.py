@@ -2,8 +2,9 @@
 
     1 refuse       nothing new is admitted, /readyz is 503
     2 tell         WebSockets accept no more work; idle ones close
-    3 wait         running requests end by themselves, until the deadline
-    4 abort        requests that still run end with an error event
+    3 wait         running requests end by themselves, until the deadline; so do readers of
+                   streams, which may run at another worker
+    4 abort        requests and readers that are left end with an error
     5 settle       the usage of all requests is written to the ledger, or to its journal
     6 close        the background tasks, the grammar compiler, the engine, the journal, the store
 
@@ -25,6 +26,7 @@ from gateway.admission import Admission
 from gateway.background import Background
 from gateway.errors import ApiError, Draining
 from gateway.generation import Generations
+from gateway.keyed_reader import Readers
 from grammar.compiler import GrammarChecker
 from tenants.journal import Journal
 from tenants.store import Store
@@ -65,12 +67,14 @@ class Lifecycle:
         journal: Journal,
         background: Background,
         sessions: set[Session],
+        readers: Readers,
         admission: Admission,
         generations: Generations,
         compiler: GrammarChecker,
         shutdown_timeout_s: float,
     ) -> None:
         self.sessions = sessions
+        self._readers = readers
         self._engine = engine
         self._store = store
         self._ledger = ledger
@@ -114,10 +118,12 @@ class Lifecycle:
             session.drain()
         logger.info("shutdown: wait for %d requests", len(self._generations))
         await self._wait_idle_or_hurry()
+        error = Draining("The server is shutting down.", retry_after_s=1)
         if len(self._generations):
             logger.warning("shutdown: abort %d requests", len(self._generations))
-            self._generations.fail_all(Draining("The server is shutting down.", retry_after_s=1))
+            self._generations.fail_all(error)
             await self._generations.wait_idle(ABORT_S)
+        self._readers.refuse_all(error)
 
     def hurry(self) -> None:
         """Abort at once the requests that ``drain`` waits for."""
@@ -125,14 +131,20 @@ class Lifecycle:
 
     async def _wait_idle_or_hurry(self) -> None:
         waiting = (
-            asyncio.create_task(self._generations.wait_idle(self._timeout_s)),
+            asyncio.create_task(self._wait_idle()),
             asyncio.create_task(self._hurried.wait()),
         )
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                waiting, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             for task in waiting:
                 task.cancel()
+
+    async def _wait_idle(self) -> None:
+        await self._generations.wait_idle(self._timeout_s)
+        await self._readers.wait_empty()
 
     async def close(self) -> None:
         if self._closed:

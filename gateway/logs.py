@@ -8,8 +8,71 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Any, Literal
+
+
+class Trickle:
+    """Bounds how many lines of each kind are logged, for those that a client can cause at will: at
+    first some at once, then one from time to time."""
+
+    MAX_KINDS = 1024
+    """Kinds that are remembered; the one that was quiet for longest makes room."""
+
+    def __init__(
+        self, *, burst: int, per_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``burst``: lines of a kind that may come at once. ``per_s``: how many a second may follow
+        for good."""
+        self._burst = burst
+        self._per_s = per_s
+        self._clock = clock
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def admit(self, kind: Hashable) -> int | None:
+        """The number of lines of this kind that were left out since the last one; None if this one
+        is to be left out, too."""
+        now = self._clock()
+        known = self._kinds.pop(kind, None) or _Kind(float(self._burst), now)
+        self._kinds[kind] = known  # as the last one
+        if len(self._kinds) > self.MAX_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        known.room = min(self._burst, known.room + (now - known.at) * self._per_s)
+        known.at = now
+        if known.room < 1:
+            known.num_left_out += 1
+            return None
+        known.room -= 1
+        num_left_out, known.num_left_out = known.num_left_out, 0
+        return num_left_out
+
+
+class _Kind:
+    """What a ``Trickle`` knows of a kind of lines."""
+
+    __slots__ = ("at", "num_left_out", "room")
+
+    def __init__(self, room: float, at: float) -> None:
+        self.room = room
+        """Lines that may come at once, as of ``at``."""
+        self.at = at
+        self.num_left_out = 0
+
+
+class SeldomFilter(logging.Filter):
+    """Bounds the records of each message, whoever causes them; arguments make no difference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trickle = Trickle(burst=10, per_s=0.2)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        num_left_out = self._trickle.admit(record.msg)
+        if num_left_out:
+            record.fields = {"left_out": num_left_out}
+        return num_left_out is not None
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,6 +117,8 @@ def configure(level: str, form: Literal["json", "text"], *, has_pid: bool = Fals
     logging.getLogger("uvicorn.access").disabled = True
     for name in ("uvicorn.error", "websockets", "asyncio", "sse_starlette"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    # It logs a line for each request that is not valid HTTP.
+    logging.getLogger("uvicorn.error").filters[:] = [SeldomFilter()]
     # It logs a traceback for each try while the database is away, of which ``OutageLog`` tells.
     logging.getLogger("asyncpg.pool").setLevel(max(logging.ERROR, root.level))
 

@@ -23,7 +23,7 @@ from websockets.protocol import OPEN
 from gateway import extensions
 from gateway.config import ServerConfig
 from gateway.cork import Cork
-from gateway.errors import ApiError, HeadersTooLarge, InvalidRequestError, Overloaded
+from gateway.errors import ApiError, Draining, HeadersTooLarge, InvalidRequestError, Overloaded
 from gateway.extensions import Departure
 
 MAX_HEADERS = 100
@@ -183,6 +183,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # -- unsent bytes
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._send_deadline.start(self.transport)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._close_writer()
@@ -324,7 +329,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     cork: Cork
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._has_failed = False  # the client broke the protocol
+        self._has_failed = False  # the client broke the protocol, or its handshake was refused
         self._writer: TextWriter | None = None
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         super().connection_made(transport)
@@ -345,10 +350,22 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         exc = self.conn.handshake_exc
         if isinstance(exc, SecurityError):
             error = HeadersTooLarge(f"The WebSocket handshake is too large: {exc}.")
+        self._refuse(error)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer a handshake in the application's place, and close the connection."""
         self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        self._has_failed = True
         self.transport.write(_answer_of(error))
         self.transport.close()
         self._send_deadline.start(self.transport)
+
+    def shutdown(self) -> None:
+        if self.handshake_complete or self.initial_response is not None:
+            super().shutdown()
+            self._send_deadline.start(self.transport)
+        else:  # uvicorn would answer in plain text.
+            self._refuse(Draining("The server is shutting down.", retry_after_s=1))
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

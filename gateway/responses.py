@@ -378,9 +378,12 @@ class Responses:
             return False
         if wanted.is_deleted:
             run.is_stored = False
-        # By a task of ours: whoever asked may leave.
-        await asyncio.shield(self._own(run.end(), name=f"end {run.id}"))
+        await asyncio.shield(self.begin_to_end(run))
         return True
+
+    def begin_to_end(self, run: ResponseRun) -> asyncio.Task[None]:
+        """``end`` a run in a task of ours, because whoever asks for it may leave."""
+        return self._own(run.end(), name=f"end {run.id}")
 
     # -- other workers
 

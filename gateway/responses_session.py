@@ -133,7 +133,7 @@ class ResponsesSession(SocketSession):
     def _cancel(self, message: Cancel) -> None:
         run = self._running.get(message.response_id)
         if run is not None:
-            run.cancel()
+            self._responses.begin_to_end(run)  # Its reader may stand still.
         elif message.response_id not in self._remembered:
             raise ResponseNotFound(
                 f"This connection has no response {quoted(message.response_id)}.",

@@ -161,7 +161,16 @@ def create_services(
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     metrics.watch_background(lambda: background.num_deaths)
     lifecycle = _create_lifecycle(
-        config, engine, store, accounts, background, sessions, admission, generations, compiler
+        config,
+        engine,
+        store,
+        accounts,
+        background,
+        sessions,
+        streams,
+        admission,
+        generations,
+        compiler,
     )
     return Services(
         config=config,
@@ -194,6 +203,7 @@ def _create_lifecycle(
     accounts: _Accounts,
     background: Background,
     sessions: set[Session],
+    streams: Streams,
     admission: Admission,
     generations: Generations,
     compiler: GrammarChecker,
@@ -205,6 +215,7 @@ def _create_lifecycle(
         journal=accounts.journal,
         background=background,
         sessions=sessions,
+        readers=streams.readers,
         admission=admission,
         generations=generations,
         compiler=compiler,

@@ -144,11 +144,6 @@ class MemoryStreamLog:
         self._timer: asyncio.TimerHandle | None = None
         """One for all, because a timer keeps the ``contextvars`` of its creator in memory."""
 
-    def size_of(self, tenant_id: UUID) -> int:
-        """The size of a tenant's streams in bytes."""
-        share = self._shares.get(tenant_id)
-        return 0 if share is None else share.num_bytes
-
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
         assert stream_id not in self._records
         share = self._shares.get(tenant_id) or Share(tenant_id)

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from gateway.assembler import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
-from gateway.keyed_reader import KeyedReader
+from gateway.keyed_reader import KeyedReader, Readers
 from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
 from gateway.routed_ids import mint, worker_of
@@ -169,7 +169,7 @@ class Streams:
         self._heartbeat_s = heartbeat_s
         self._retention_s = retention_s
         self._running: dict[str, _Running] = {}
-        self.readers: set[KeyedReader] = set()
+        self.readers = Readers()
         """The open readers that ``follow_as`` has made."""
         self._archiving: set[asyncio.Task[None]] = set()
         self._unkept = OutageLog(logger, calm_s=CALM_S)

@@ -48,8 +48,7 @@ class Audit:
         # A backend that was not given this place has dropped a schema around it.
         reasons = {place: dict.fromkeys(self.lowered, _DROPPED_AROUND) for place in places}
         for backend, finding in findings:
-            if finding.enforced:
-                reasons[finding.path, finding.keyword].pop(backend, None)
+            reasons[finding.path, finding.keyword].pop(backend, None)
         for backend, finding in findings:
             if not finding.enforced:
                 reasons[finding.path, finding.keyword][backend] = finding.reason
@@ -60,11 +59,6 @@ class Audit:
 
     def unenforced(self, backend: str) -> tuple[Finding, ...]:
         return self.lowered[backend].unenforced
-
-    @property
-    def enforcing(self) -> tuple[str, ...]:
-        """The backends that enforce every keyword, the preferred one first."""
-        return tuple(backend for backend in self.lowered if not self.unenforced(backend))
 
 
 def audit(schema: Schema, backends: Sequence[str] = BACKENDS, *, path: str = ROOT) -> Audit:

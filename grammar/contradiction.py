@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ def locate(
     node: Schema = root
     place = ROOT
     while isinstance(node, dict):
-        for part, where in itertools.islice(_needed(node, place), _MAX_TRIALS):
+        for part, where in _needed(node, place):
             if next(trials, None) is None:
                 return found
             try:

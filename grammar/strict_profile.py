@@ -61,7 +61,7 @@ def check(schema: Schema) -> None:
         if not isinstance(node, dict):
             raise InvalidGrammar(path, "true and false are no schemas here")
         _check_keywords(node, path)
-        if "properties" in node or node.get("type") == "object":
+        if "properties" in node or "object" in _types(node):
             _check_object(node, path)
         if level > MAX_LEVELS:
             raise GrammarTooLarge(path, f"objects nested deeper than {MAX_LEVELS} levels")
@@ -89,6 +89,11 @@ def _check_keywords(node: dict[str, Any], path: str) -> None:
     if node.get("format", "date") not in FORMATS:
         reason = f"the strict subset knows the formats {', '.join(sorted(FORMATS))}"
         raise UnsupportedKeyword("format", child(path, "format"), reason)
+
+
+def _types(node: dict[str, Any]) -> list[str]:
+    declared = node.get("type", [])
+    return [declared] if isinstance(declared, str) else declared
 
 
 def _check_object(node: dict[str, Any], path: str) -> None:

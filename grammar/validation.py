@@ -34,7 +34,7 @@ class Report:
 
 def validate(spec: GrammarSpec, text: str) -> Report:
     """Check ``text`` against the schema of a ``json_schema`` or ``json_object`` grammar, formats
-    included, as of draft 2020-12 and ``jsonschema``.
+    included, as of draft 2020-12.
 
     A pattern can take exponential time on a hostile text. If either is a client's, use a worker
     (``GrammarCompiler.validate``).

@@ -94,11 +94,10 @@ class DecodeWorkspace:
     tile_ends: torch.Tensor
     """[max_batch] int32, scratch of ``decode_schedule``"""
     partial_out: torch.Tensor
-    """[num_ctas, 2, MAX_DECODE_ROWS, head_dim] float32"""
+    """[num_ctas, 2, MAX_DECODE_ROWS, head_dim] float32; ones in all bits between launches, which
+    say that nobody has handed anything over yet."""
     partial_stats: torch.Tensor
-    """[num_ctas, 2, MAX_DECODE_ROWS, 2] float32"""
-    arrivals: torch.Tensor
-    """[max_batch * num_q_heads] int32, zero between launches"""
+    """[num_ctas, 2, MAX_DECODE_ROWS, head_dim / 32, 2] float32, likewise"""
 
     @classmethod
     def create(
@@ -119,10 +118,14 @@ class DecodeWorkspace:
         return cls(
             schedule=torch.zeros(1 + num_ctas, _START_INTS, dtype=torch.int32, device=device),
             tile_ends=torch.zeros(max_batch, dtype=torch.int32, device=device),
-            partial_out=torch.empty(*slots, head_dim, dtype=torch.float32, device=device),
-            partial_stats=torch.empty(*slots, 2, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(max_batch * num_q_heads, dtype=torch.int32, device=device),
+            partial_out=_nothing_yet(*slots, head_dim, device=device),
+            partial_stats=_nothing_yet(*slots, head_dim // 32, 2, device=device),
         )
+
+
+def _nothing_yet(*shape: int, device: torch.device) -> torch.Tensor:
+    """float32 that no kernel computes, as ``csrc/exchange.cuh`` says."""
+    return torch.full(shape, -1, dtype=torch.int32, device=device).view(torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +254,6 @@ def paged_decode(
         workspace.schedule,
         workspace.partial_out,
         workspace.partial_stats,
-        workspace.arrivals,
         alibi_slopes,
         None if shared is None else shared.skipped,
         None if shared is None else shared.splits,

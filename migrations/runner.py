@@ -7,6 +7,7 @@ migrations, Unix sockets included.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,23 +29,28 @@ from tenants.errors import MigrationRefused, SchemaMismatch, StoreUnavailable
 LOCK_ID = 0x51_1C_E0
 """Key of the advisory lock: one migration at a time per database."""
 INSUFFICIENT_PRIVILEGE = "42501"
+_BUSY = ("55P03", "40P01")
+"""SQLSTATEs of a lock that was not given in time, and of a deadlock."""
 _LOCK_POLL_S = 0.05
+_RETRY_S = 0.1
 _SETTINGS = {
     "application_name": "sluice migrate",
     "timezone": "UTC",
-    # A migration that waits for a lock makes all later statements wait, too. So it fails soon, and
-    # can be retried.
-    "lock_timeout": "2s",
+    # A migration that waits for a table makes all later statements on it wait, too; and while it
+    # has one table and waits for another, a worker that has the other may wait for the first. So it
+    # gives up before PostgreSQL looks for deadlocks (``deadlock_timeout``, 1 s), because that might
+    # end the worker's statement, and tries again.
+    "lock_timeout": "100ms",
 }
 
 
 async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> None:
-    """Migrate up to ``revision``, if the database is not there yet.
+    """Migrate up to ``revision``, if the database is not there yet. Workers may go on meanwhile.
 
-    Concurrent calls wait for each other, at most for ``lock_timeout_s``. If a migration fails, the
-    database stays at the one before. Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``,
-    ``SchemaMismatch`` (a newer version of the code has migrated the database),
-    ``MigrationRefused``.
+    Concurrent calls wait for each other, and for tables that are in use, at most for
+    ``lock_timeout_s`` each. If a migration fails, the database stays at the one before. Raises
+    ``InvalidValue`` (the DSN), ``StoreUnavailable``, ``SchemaMismatch`` (a newer version of the
+    code has migrated the database), ``MigrationRefused``.
     """
     await _migrate(dsn, lambda config: command.upgrade(config, revision), lock_timeout_s)
 
@@ -71,15 +77,40 @@ async def _migrate(dsn: str, step: Callable[[Config], None], lock_timeout_s: flo
             raise SchemaMismatch(revision, revisions.head(), is_newer=True)
         await connection.commit()
         try:
-            await connection.run_sync(lambda sync: step(_config(sync)))
+            await _retried(connection, step, lock_timeout_s, describe(dsn))
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != INSUFFICIENT_PRIVILEGE:
+            if _sqlstate(error) != INSUFFICIENT_PRIVILEGE:
                 raise
             raise MigrationRefused(
                 f"{describe(dsn)} refuses us: {error.orig}. Migrate as the database's owner; if "
                 "it may not make roles, let an administrator run: CREATE ROLE sluice_app; "
                 "CREATE ROLE sluice_operator; GRANT sluice_app, sluice_operator TO <owner>"
             ) from error
+
+
+async def _retried(
+    connection: AsyncConnection, step: Callable[[Config], None], timeout_s: float, where: str
+) -> None:
+    """Run ``step`` again as long as tables are in use, from the first migration that failed on."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            await connection.run_sync(lambda sync: step(_config(sync)))
+            return
+        except DBAPIError as error:
+            if _sqlstate(error) not in _BUSY:
+                raise
+            await connection.rollback()
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable(
+                    f"{where}: a table has been in use for {timeout_s:g} s ({error.orig}); end the "
+                    "transaction that uses it, then run this one again"
+                ) from None
+        await asyncio.sleep(_RETRY_S)
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)
 
 
 def _revision_of(connection: Connection) -> str | None:

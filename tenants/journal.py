@@ -84,7 +84,6 @@ class Journal:
         assert self._file is not None, "the journal is closed"
         if self._size > 0:
             self._file.truncate(0)
-            self._file.seek(0)
             self._size = 0
 
     def adopt(self) -> Iterator[UsageEvent]:

@@ -298,7 +298,6 @@ class MemoryQuota:
             for other in self.reservations.values()
             if not other.is_running
             and other.request.key_id == request.key_id
-            and other.request.request_id != request.request_id
             and other.expires_at > now
         )
 

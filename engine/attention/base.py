@@ -43,6 +43,9 @@ class AttentionShape:
     softcap: float | None = None
     kv_dtype: torch.dtype | None = None
     """Of the cache; None: ``dtype``."""
+    max_num_parts: int = 0
+    """The most sequences of a step where parts count, see ``DeviceBatch.in_parts``; 0: no sequence
+    is cut into parts."""
 
     @property
     def is_fp8(self) -> bool:
@@ -65,6 +68,9 @@ class DeviceBatch:
     ``sharing``."""
     group: int = 0
     """The layer group that ``block_table`` belongs to."""
+    in_parts: bool = False
+    """Whether some sequences are parts of one, which read keys of each other's tokens: these must
+    be stored before attention begins."""
 
 
 @dataclass(frozen=True, slots=True)

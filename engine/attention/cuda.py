@@ -186,11 +186,13 @@ class _ShortStepAttention:
 
     @property
     def plain_batch(self) -> DeviceBatch | None:
-        return self.batch if self._is_plain and self.is_uniform else None
+        able = self._is_plain and self.is_uniform and not self.batch.in_parts
+        return self.batch if able else None
 
     def can_store(self, cos_sin: torch.Tensor) -> bool:
         few = len(self.batch.seq_lens) <= MAX_FUSED_BATCH and self._rows <= MAX_FUSED_ROWS
-        return few and self._is_plain and cos_sin.shape[1] == self.shape.head_dim
+        able = few and self._is_plain and not self.batch.in_parts
+        return able and cos_sin.shape[1] == self.shape.head_dim
 
     def store_and_attend(
         self,
@@ -297,7 +299,7 @@ class _ShortStepAttention:
         key = self._workspace_key(window)
         if key not in self.workspaces:
             self.workspaces[key] = cuda.DecodeWorkspace.create(
-                self.shape.max_num_seqs,
+                max(self.shape.max_num_seqs, self.shape.max_num_parts),
                 self.shape.num_heads,
                 self.shape.head_dim,
                 device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.runner.backlog import Changes
 from engine.runner.rows import Ints
 from engine.scheduler.plan import StepPlan
 
@@ -26,9 +27,6 @@ class DraftedSlots:
         """Leading tokens of each row that have keys: drafting starts behind them."""
         self.changed: set[int] = set()
         """Rows whose start was set since their last chunk, see ``apply``."""
-        self._new: list[tuple[int, list[int]]] = []
-        """``new_blocks`` of plans that are not added to ``_blocks`` yet: that is done only when the
-        network drafts."""
 
     def apply(self, plan: StepPlan) -> None:
         """Follow a plan's changes to rows and blocks. The slots that its chunks write have no keys
@@ -37,9 +35,10 @@ class DraftedSlots:
         if changed:
             changed.difference_update(plan.released_rows)
         if plan.admissions:
-            self._grow()
             self._admit(plan)
-        self.add(plan.new_blocks)
+        for row, block_ids in plan.new_blocks:
+            self._blocks[row] += block_ids
+            self._clear(block_ids)
         if not changed:
             return
         for chunk in plan.chunks:
@@ -48,18 +47,20 @@ class DraftedSlots:
                 self._cut(chunk.row, chunk.num_computed_tokens + 1)
                 changed.remove(chunk.row)
 
-    def add(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
-        """As ``apply`` for a plan with nothing else, while no row has ``changed``."""
-        self._new += new_blocks
-
-    def _grow(self) -> None:
-        """Add the new blocks of past plans to their rows; they have no keys."""
-        filled = self._filled
-        for row, block_ids in self._new:
+    def follow(self, changes: Changes) -> None:
+        """What plans changed that were not applied, during which the network made no keys, and no
+        row was ``changed``. What a half-filled block was copied from is forgotten."""
+        self._clear(changes.fresh)
+        for row, arrival in changes.arrivals.items():
+            self._blocks[row] = list(arrival.block_ids)
+            self._starts[row] = self._leading(arrival.block_ids)
+        for row, block_ids in changes.grown.items():
             self._blocks[row] += block_ids
-            for block_id in block_ids:
-                filled[block_id] = 0
-        self._new = []
+
+    def _clear(self, block_ids: Sequence[int]) -> None:
+        """These blocks are handed out anew: they have no keys."""
+        for block_id in block_ids:
+            self._filled[block_id] = 0
 
     def _admit(self, plan: StepPlan) -> None:
         computed = {chunk.row: chunk.num_computed_tokens for chunk in plan.chunks}
@@ -90,8 +91,6 @@ class DraftedSlots:
 
     def room(self, row: int) -> int:
         """Slots in the row's blocks."""
-        if self._new:
-            self._grow()
         return len(self._blocks[row]) * self._block_size
 
     def start(self, row: int) -> int:
@@ -100,8 +99,6 @@ class DraftedSlots:
 
     def fill(self, rows: Ints, ends: Ints) -> None:
         """Keys of the tokens up to ``ends`` of each row are in the cache now."""
-        if self._new:
-            self._grow()
         self.changed.update(rows.tolist())
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
             size = self._block_size

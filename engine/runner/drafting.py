@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
+from engine.runner.backlog import Backlog, Changes
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafted_slots import DraftedSlots
 from engine.runner.feature_holes import FeatureHoles
@@ -42,18 +43,39 @@ class Drafting(ABC):
     ) -> None:
         self._features = features
         self._holes = FeatureHoles()
+        self._backlog = Backlog(block_size)
+        self._changed: Collection[int] = ()
+        """Rows whose next chunk must not be missed."""
         self._table = table
         self._sampler = sampler
         self._block_size = block_size
 
     def apply(self, plan: StepPlan) -> None:
         """Follow a plan's changes to rows and blocks, before its forward pass. (The runner itself
-        copies the contents of blocks.)"""
-        if self._features is not None and not self._holes.is_open_for(plan):
+        copies the contents of blocks.) While no drafts are made, they are only noted."""
+        if self._holes.are_open and not (plan.keeps_features or self._changed):
+            if plan.admissions or plan.new_blocks or plan.released_rows:
+                self._backlog.note(plan)
+            return
+        self._follow_backlog()
+        self._apply(plan)
+
+    def _follow_backlog(self) -> None:
+        if not self._backlog.is_empty:
+            self._follow(self._backlog.take())
+
+    def _follow(self, changes: Changes) -> None:
+        """Follow what was noted."""
+        self._holes.follow(changes)
+
+    def _apply(self, plan: StepPlan) -> None:
+        """As ``apply``, now."""
+        if self._features is not None:
             self._holes.apply(plan)
 
     def _fill_holes(self, asked: Sequence[tuple[int, int]]) -> None:
         """Write zeros in place of features that were not kept. asked: as for ``draft``."""
+        self._follow_backlog()
         holes = self._holes.take([row for row, _ in asked])
         if holes and self._features is not None:
             rows = [np.full(end - start, row) for row, start, end in holes]
@@ -155,12 +177,14 @@ class ChainDrafting(Drafting):
         self._graphs = graphs
         self._max_num_tokens = max_num_tokens
         self._drafted = DraftedSlots(cache.num_blocks, block_size, len(table.tokens))
+        self._changed = self._drafted.changed
 
-    def apply(self, plan: StepPlan) -> None:
-        if self._holes.is_open_for(plan) and not self._drafted.changed:
-            self._drafted.add(plan.new_blocks)  # What most steps without drafts come to.
-            return
-        super().apply(plan)
+    def _follow(self, changes: Changes) -> None:
+        super()._follow(changes)
+        self._drafted.follow(changes)
+
+    def _apply(self, plan: StepPlan) -> None:
+        super()._apply(plan)
         self._drafted.apply(plan)
 
     def draft(

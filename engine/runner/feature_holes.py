@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.runner.backlog import Changes
 from engine.scheduler.plan import StepPlan
 
 
 class FeatureHoles:
-    """Keeps the ranges of such tokens for each row, on the host. It does next to nothing in steps
-    that keep no features: the range follows from the next step that keeps some.
+    """Keeps the ranges of such tokens for each row, on the host. It does nothing in steps that keep
+    no features but the first: the range follows from the next step that keeps some.
 
     When a block with such a range is reused for a cached prefix, the range is forgotten. Its slots
     then hold features of older tokens, and drafts are accepted less often.
@@ -20,33 +21,38 @@ class FeatureHoles:
         """Tokens that each row was admitted with. Features of these are always kept."""
         self._begun: dict[int, int] = {}
         """The start of the open range of a row."""
-        self._is_growing = False
+        self.are_open = False
         """Whether the last step kept no features, so that ranges are open."""
         self._holes: dict[int, list[tuple[int, int]]] = {}
         """The closed ranges [start, end) of each row, in ascending order."""
 
-    def is_open_for(self, plan: StepPlan) -> bool:
-        """Whether ``apply`` has nothing to do: ranges are open, and this plan closes none."""
-        return self._is_growing and not (
-            plan.keeps_features or plan.admissions or plan.released_rows
-        )
+    def follow(self, changes: Changes) -> None:
+        """What plans changed that were not applied, which is allowed while ranges ``are_open``, of
+        plans that close none."""
+        for row in changes.released:
+            self._release(row)
+        for row, arrival in changes.arrivals.items():
+            self._known[row] = self._begun[row] = arrival.num_tokens
+
+    def _release(self, row: int) -> None:
+        self._known.pop(row, None)
+        self._begun.pop(row, None)
+        self._holes.pop(row, None)
 
     def apply(self, plan: StepPlan) -> None:
         """Follow a plan, before its forward pass."""
         for row in plan.released_rows:
-            self._known.pop(row, None)
-            self._begun.pop(row, None)
-            self._holes.pop(row, None)
+            self._release(row)
         for admission in plan.admissions:
             self._known[admission.row] = len(admission.token_ids)
-            if self._is_growing:
+            if self.are_open:
                 self._begun[admission.row] = len(admission.token_ids)
         if plan.keeps_features:
-            self._is_growing = False
+            self.are_open = False
             if self._begun:
                 self._end(plan)
-        elif not self._is_growing:
-            self._is_growing = True
+        elif not self.are_open:
+            self.are_open = True
             for chunk in plan.chunks:
                 known = max(chunk.num_computed_tokens, self._known.get(chunk.row, 0))
                 self._begun.setdefault(chunk.row, known)

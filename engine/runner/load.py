@@ -43,6 +43,7 @@ from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
 from engine.runner.swap import load_host_blocks
 from engine.runner.target import Target, resolve
+from engine.runner.verify_graphs import max_num_tokens
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
@@ -159,13 +160,14 @@ def _adapter_slots(
     if not config.enable_lora:
         return None
     speculative = config.speculative_config
-    num_queries = 1 if speculative is None else 1 + speculative.num_tokens
+    num_drafts = 0 if speculative is None else speculative.num_tokens
+    most_checked = max_num_tokens(config.num_seqs, num_drafts)
     adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         max_num_rows=config.num_seqs,
-        max_graph_tokens=max(config.num_seqs * num_queries, MAX_TOKENS),
+        max_graph_tokens=max(config.num_seqs, most_checked, MAX_TOKENS),
         dtype=dtype,
         device=device,
     )

@@ -198,9 +198,9 @@ def capture_verify_graphs(
     attention: CapturableBackend,
     adapters: AdapterSlots | None,
 ) -> VerifyGraphs | None:
-    """None where there are no drafts, or more than the attention's decode path takes."""
+    """None where there are no drafts."""
     speculative = config.speculative_config
-    if speculative is None or speculative.num_tokens >= attention.max_decode_queries:
+    if speculative is None:
         return None
     graphs = VerifyGraphs(
         model,

@@ -36,6 +36,7 @@ class RowTable:
         shape = len(self.windows), max_num_rows, max_blocks
         self.tokens = torch.zeros(max_num_rows, max_model_len, dtype=torch.int64, device=device)
         """[max_num_rows, max_model_len] int64: the known token ids."""
+        self._flat_tokens = self.tokens.view(-1)
         self.block_tables = torch.zeros(shape, dtype=torch.int32, device=device)
         """[num_groups, max_num_rows, max_blocks] int32"""
         self.block_table = self.block_tables[0]
@@ -105,17 +106,20 @@ class RowTable:
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
         """Write the chunks' drafts after the known tokens. Drafts that the host has not seen are
         there already."""
-        places: list[int] = []
-        ids: list[int] = []
-        width, num_runs = self.tokens.shape[1], 0
+        width = self.tokens.shape[1]
+        runs: list[tuple[int, tuple[int, ...]]] = []
         for chunk in chunks:
-            if chunk.draft_token_ids and chunk.draft_token_ids[0] != UNSEEN:
+            drafts = chunk.draft_token_ids
+            if drafts and drafts[0] != UNSEEN:
                 end = chunk.row * width + chunk.num_computed_tokens + chunk.num_scheduled_tokens
-                places += range(end - chunk.num_draft_tokens, end)
-                ids += chunk.draft_token_ids
-                num_runs += 1
-        if ids:
-            _put(self.tokens, np.array((places, ids), np.int64), is_run=num_runs == 1)
+                runs.append((end - len(drafts), drafts))
+        if len(runs) == 1:
+            first, drafts = runs[0]
+            write(self._flat_tokens[first : first + len(drafts)], np.array(drafts, np.int64))
+        elif runs:
+            places = [place for first, ids in runs for place in range(first, first + len(ids))]
+            found = places, [token_id for _, ids in runs for token_id in ids]
+            _put(self.tokens, np.array(found, np.int64), is_run=False)
 
 
 def _put(table: torch.Tensor, found: Ints, *, is_run: bool) -> None:

@@ -15,6 +15,7 @@ from engine.attention.base import AttentionBackend, StepAttention
 from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
+from engine.runner.arrivals import Arrivals
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafting import Drafting
 from engine.runner.features import WatchedModel
@@ -119,6 +120,7 @@ class TorchRunner:
         self._launched_at = 0.0
         """``time.perf_counter`` at the beginning of the last ``forward``."""
         self._waits = StepWaits()
+        self._arrivals = Arrivals(device)
         self._sampled: deque[_Sampled] = deque()
         self._drafted: UnseenDrafts | None = None
         """Drafts on the device that the next plan will check, but the host has not seen."""
@@ -288,11 +290,11 @@ class TorchRunner:
         assert self._launched is not None, "sample before forward"
         launched, self._launched = self._launched, None
         inputs, logits = launched.inputs, launched.logits
-        on_gpu = self.device.type == "cuda"
-        token_ids = logprobs = arrived = None
+        token_ids = logprobs = None
+        host = self._arrivals.take(0 if logits is None else len(logits))
         if inputs is not None and logits is not None:
             kept = self._logprobs.keep(logits, inputs.sampled_rows)
-            token_ids = torch.empty(len(logits), dtype=torch.int64, pin_memory=on_gpu)
+            token_ids = host
             sampled = self._sampler.sample_into(
                 self._table.tokens,
                 logits,
@@ -304,9 +306,6 @@ class TorchRunner:
             )
             if kept is not None:
                 logprobs = kept.of(sampled, inputs.sampled_chunks)
-        if on_gpu:
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
         self._sampled.append(
             _Sampled(
                 launched.plan,
@@ -316,7 +315,7 @@ class TorchRunner:
                 launched.prompt_logprobs,
                 launched.drafted,
                 self._launched_at,
-                arrived,
+                self._arrivals.mark(),
             )
         )
 

@@ -20,7 +20,9 @@ class SentRows:
     def __init__(self, max_batch: int, device: torch.device, num_others: int = 1) -> None:
         self._num = 1 + num_others
         self._sent = torch.zeros(self._num * max_batch, dtype=torch.int32, device=device)
+        # To take parts of tensors costs the host more than to keep them.
         self._parts: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._targets: dict[int, torch.Tensor] = {}
 
     def of(self, size: int) -> tuple[torch.Tensor, ...]:
         """The rows, then the other values: [size] int32 each."""
@@ -36,46 +38,71 @@ class SentRows:
     def send(self, rows: Ints, *others: Ints, size: int) -> None:
         """Send these; rows beyond them, up to ``size``, are -1."""
         batch = len(rows)
-        host = np.zeros((self._num, size), np.int32)
-        host[0, :batch], host[0, batch:] = rows, -1
-        for values, target in zip(others, host[1:], strict=True):
-            target[:batch] = values
-        write(self._sent[: self._num * size], host.reshape(-1))
+        if batch == size:
+            host = np.concatenate((rows, *others), dtype=np.int32, casting="same_kind")
+        else:
+            padded = np.zeros((self._num, size), np.int32)
+            padded[0, batch:] = -1
+            padded[:, :batch] = rows, *others
+            host = padded.reshape(-1)
+        target = self._targets.get(size)
+        if target is None:
+            target = self._targets[size] = self._sent[: self._num * size]
+        write(target, host)
 
 
 class SequenceBuffers:
-    """The inputs of ``num_queries`` tokens of each of up to so many sequences."""
+    """The inputs of ``num_queries`` tokens of each of up to so many sequences.
 
-    def __init__(self, table: RowTable, block_size: int, max_batch: int, num_queries: int) -> None:
+    For attention a sequence may be cut into parts of equally many tokens, each of which is a
+    sequence of its own that ends where the next one begins."""
+
+    def __init__(
+        self,
+        table: RowTable,
+        block_size: int,
+        max_batch: int,
+        num_queries: int,
+        num_parts: int = 1,
+    ) -> None:
+        assert num_queries % num_parts == 0
         device = table.tokens.device
         self._table = table
         self._block_size = block_size
         self._num_queries = num_queries
+        self._num_parts = num_parts
+        self.part_length = num_queries // num_parts
+        """Tokens of what attention takes for a sequence."""
 
         def int32(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
         self._rows = int32(max_batch)
-        ends = num_queries * torch.arange(max_batch + 1, device=device)
+        self._part_starts = self.part_length * torch.arange(
+            num_parts, dtype=torch.int32, device=device
+        )
+        most = max_batch * num_parts
+        ends = self.part_length * torch.arange(most + 1, device=device)
         self._cu_queries = ends.to(torch.int32)
-        self._seq_lens = int32(max_batch)
+        self._seq_lens = int32(most)
         num_groups, _, width = table.block_tables.shape
-        self._batch_tables = int32(num_groups * max_batch * width).view(num_groups, max_batch, -1)
+        self._batch_tables = int32(num_groups * most * width).view(num_groups, most, -1)
         self._tokens = torch.zeros(2, max_batch * num_queries, dtype=torch.int64, device=device)
         self._slots = self._tokens.new_zeros(num_groups, max_batch * num_queries)
-        # To take parts of tensors costs the host more than to keep them.
         self._batches: dict[tuple[int, int], DeviceBatch] = {}
         self._parts: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def batch(self, size: int, group: int = 0) -> DeviceBatch:
-        """The sequences as the layers of a group see them."""
+        """The sequences, or their parts, as the layers of a group see them."""
         batch = self._batches.get((size, group))
         if batch is None:
+            num = size * self._num_parts
             batch = self._batches[size, group] = DeviceBatch(
-                self._seq_lens[:size],
-                self._cu_queries[: size + 1],
-                self._batch_tables[group, :size],
+                self._seq_lens[:num],
+                self._cu_queries[: num + 1],
+                self._batch_tables[group, :num],
                 group=group,
+                in_parts=self._num_parts > 1,
             )
         return batch
 
@@ -97,7 +124,7 @@ class SequenceBuffers:
                 (
                     self._slots[group, : size * self._num_queries],
                     attention.prepare_decode(
-                        self.batch(size, group), self._block_size, self._num_queries
+                        self.batch(size, group), self._block_size, self.part_length
                     ),
                 )
                 for group in range(1, len(self._table.windows))
@@ -136,6 +163,9 @@ class SequenceBuffers:
     ) -> None:
         size = len(rows)
         token_ids, positions, _ = self.tokens(size)
+        if self._num_parts > 1:
+            rows = rows.repeat_interleave(self._num_parts)
+            computed = (computed[:, None] + self._part_starts).view(-1)
         for group, block_table in enumerate(self._table.block_tables):
             batch = self.batch(size, group)
             cuda.step_inputs(

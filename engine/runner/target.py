@@ -13,6 +13,7 @@ from engine.models.base import ModelConfig, ModelFacts
 from engine.models.config import DTYPES
 from engine.runner.memory import device_bytes, requested_max_model_len
 from engine.runner.model import read_facts
+from engine.runner.verify_graphs import max_num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Target:
 
     @property
     def attention_shape(self) -> AttentionShape:
-        layout = self.facts.cache_layout
+        layout, speculative = self.facts.cache_layout, self.config.speculative_config
+        num_drafts = 0 if speculative is None else speculative.num_tokens
         return AttentionShape(
             self.dtype,
             self.facts.num_heads,
@@ -42,6 +44,7 @@ class Target:
             window=self.facts.narrowest_window,
             softcap=self.facts.attention_softcap,
             kv_dtype=self.kv_dtype,
+            max_num_parts=max_num_tokens(self.config.num_seqs, num_drafts) if num_drafts else 0,
         )
 
 

@@ -39,6 +39,8 @@ class Lookahead:
     def extend(self, table: BlockTable, end: int) -> None:
         """Give a request that was just admitted, with slots for the tokens up to ``end``, the extra
         slots behind them."""
+        if end + self.num_tokens <= table.num_logical_blocks * self._cache.block_size:
+            return
         num_logical_blocks = self.num_logical_blocks(table, end)
         if num_logical_blocks > table.num_logical_blocks >= self._cache.num_blocks_for(end):
             self._cache.grow(table, num_logical_blocks)

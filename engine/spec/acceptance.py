@@ -116,7 +116,8 @@ class Acceptance:
 
     def observe(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
         """A step is over: (request id, drafts, accepted drafts) of each request that had some;
-        empty for a step without drafts, which only ages the counts."""
+        empty for a step without drafts, which only ages the counts. The id is empty where the
+        request has ended."""
         if not outcomes:
             self._num_idle_steps += 1
             return
@@ -127,8 +128,9 @@ class Acceptance:
             tries[num_right + 1 if num_right < num_drafts else num_drafts] += 1
             hits[num_right] += 1
         if self._by_request:
-            for outcome in outcomes:
-                self._observe_request(*outcome)
+            for request_id, num_drafts, num_right in outcomes:
+                if request_id:
+                    self._observe_request(request_id, num_drafts, num_right)
         num_tries = num_hits = 0
         for index in range(len(self._positions) - 1, -1, -1):
             num_tries += tries[index + 1]

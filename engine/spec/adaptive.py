@@ -66,6 +66,8 @@ class _Uniform:
     """Drafts of each request."""
     gain: float
     """Tokens per second relative to steps without drafts, apart from what newcomers cost."""
+    num_tokens: float
+    """Tokens of each request in a step."""
     plain_s: float
     """Seconds of a step without drafts."""
     could_pay: bool
@@ -98,8 +100,10 @@ class AdaptiveLength:
         self._probe = Probe()
         self._version = 0
         """Version of the experience from which the cached results below were computed."""
-        self._share, self._share_due = 0.0, 0
-        """The share of savings that newcomers cost, and the version in which to compute it anew."""
+        self._shares: dict[int, float] = {}
+        """By batch: the share of savings that newcomers cost."""
+        self._shares_due = 0
+        """The version in which to compute them anew."""
         self._uniform: dict[tuple[int, int], _Uniform] = {}
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """The cheapest probe by (batch, longest allowed): its length, and the seconds it loses."""
@@ -126,6 +130,7 @@ class AdaptiveLength:
                 is_new=step.num_new == step.batch,
                 num_steps=step.num_like,
                 batch=step.batch,
+                num_tokens=self._best_uniform(step.batch, self._most).num_tokens,
             )
 
     def observe(
@@ -140,6 +145,11 @@ class AdaptiveLength:
             self._probe.judge(sum(num_right > 0 for *_, num_right in outcomes), len(outcomes))
         is_drafting = self._hysteresis.is_drafting
         self._experience.observe(step, seconds, outcomes, is_drafting=is_drafting)
+
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        """Steps of a streak are over. outcomes: of all of them, as for ``observe``, with an empty
+        id for requests that have ended."""
+        self._experience.observe_streak(outcomes)
 
     def observe_rest(
         self,
@@ -172,25 +182,37 @@ class AdaptiveLength:
         if uniform.gain_in_all is None:
             uniform.gain_in_all = uniform.gain
             if uniform.gain > 1:
-                uniform.gain_in_all = 1 + (uniform.gain - 1) * (1 - self._newcomers_share())
+                uniform.gain_in_all = 1 + (uniform.gain - 1) * (1 - self._newcomers_share(batch))
         return uniform.gain_in_all
 
-    def _newcomers_share(self) -> float:
+    def _newcomers_share(self, batch: int) -> float:
         """The share of what drafts save that newcomers cost. It changes slowly, and takes time to
         compute, because it sums over all sizes of batches."""
-        if self._version >= self._share_due:
-            self._share_due = self._version + STEPS_PER_UPDATE
-            self._share = self._experience.newcomers.share(self._saved_s_per_token)
-        return self._share
+        if self._version >= self._shares_due:
+            self._shares_due = self._version + STEPS_PER_UPDATE
+            self._shares.clear()
+        size = (batch - 1).bit_length()
+        share = self._shares.get(size)
+        if share is None:
+            share = self._experience.newcomers.share(1 << size, self._saved_s_per_token)
+            self._shares[size] = share
+        return share
 
     def _saved_s_per_token(self, batch: int) -> float:
         """Seconds that drafts save per token of such a batch, apart from what newcomers cost."""
         uniform = self._best_uniform(batch, self._most)
         return uniform.plain_s / batch * (1 - 1 / uniform.gain) if uniform.gain > 1 else 0.0
 
+    def admitted_in_rest(self, number: int, batch: int) -> None:
+        """A step of a rest admits so many requests, which makes ``batch``."""
+        self._experience.newcomers.admit(number, batch)
+
     def drop(self, request: Request) -> None:
         """The request is finished."""
-        self._experience.drop(request.request_id)
+        if self._by_request:
+            self._experience.drop(request.request_id)
+        else:
+            self._experience.newcomers.end()  # Nothing else is kept of a request.
 
     def _forget_outdated(self) -> None:
         if self._version != self._experience.version:
@@ -227,7 +249,7 @@ class AdaptiveLength:
         return found
 
     def _find_uniform(self, batch: int, most: int) -> _Uniform:
-        best, best_speed, could_pay = 0, 0.0, False
+        best, best_speed, best_tokens, could_pay = 0, 0.0, 1.0, False
         plain_s = self._costs.uniform(batch, 0)
         survival = self._acceptance.survival()
         for length in self._costs.table.choices:
@@ -235,9 +257,9 @@ class AdaptiveLength:
                 break
             tokens, step_s = 1 + sum(survival[:length]), self._costs.uniform(batch, length)
             if (speed := tokens / step_s) > best_speed:
-                best, best_speed = length, speed
+                best, best_speed, best_tokens = length, speed, tokens
             could_pay |= _hoped(length) * plain_s > MARGIN * step_s
-        return _Uniform(best, best_speed * plain_s, plain_s, could_pay)
+        return _Uniform(best, best_speed * plain_s, best_tokens, plain_s, could_pay)
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
         """For how many steps of ``batch`` requests, one token each, not to ask for drafts again, at
@@ -293,10 +315,9 @@ class AdaptiveLength:
 
     def steady_length(self, batch: int, most: int) -> int:
         """As ``uniform_length``, if so many steps with as many drafts were measured that it is
-        enough to look at some of those that follow; else 0."""
-        if self._by_request:
-            return 0
-        length = self.uniform_length(batch, most)
+        enough to look at some of those that follow; else 0. Where each request has its own number
+        it is the most that any has."""
+        length = most if self._by_request else self.uniform_length(batch, most)
         return length if self._costs.num_seen(batch, length, batch * length) >= _NUM_STEADY else 0
 
     @property
@@ -342,7 +363,7 @@ class AdaptiveLength:
             if length not in self._costs.table.choices:
                 continue
             hopeful_s = self._costs.hopeful(batch, length)
-            hopeful_s += batch * _hoped(length) * self._experience.newcomers.s_per_token
+            hopeful_s += batch * _hoped(length) * self._experience.newcomers.s_per_token(batch)
             if _hoped(length) * plain_s < MARGIN * hopeful_s:
                 continue
             step_s = self._costs.seconds(batch, length, size * length)
@@ -395,7 +416,7 @@ class AdaptiveLength:
                 counts[place] += 1
                 chance *= later
         best, tokens, num_drafts = 0, float(batch), 0
-        lost_s = self._experience.newcomers.s_per_token
+        lost_s = self._experience.newcomers.s_per_token(batch)
         for length in range(1, most + 1):
             tokens += gains[length]
             num_drafts += counts[length]
@@ -420,7 +441,7 @@ class AdaptiveLength:
         heapq.heapify(heap)
         lengths = dict.fromkeys(found, 0)
         tokens, num_drafts, longest = float(batch), 0, 0
-        lost_s = self._experience.newcomers.s_per_token
+        lost_s = self._experience.newcomers.s_per_token(batch)
         while heap:
             gain, index, request, length = heap[0]
             tokens -= gain

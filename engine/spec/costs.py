@@ -30,6 +30,9 @@ _PRIOR_WEIGHT = 2.0
 # With this many steps without drafts, their correction is used without a prior. It does not age
 # until such steps are measured anew; then at least this part of its weight is kept.
 _SURE, _KEPT = 4, 0.2
+# If the last steps with drafts of a kind are more steps ago than this, what they took counts for as
+# little as this, at least, beside what such steps take now.
+_LONG_AGO, _KEPT_DRAFTED = 32, 0.05
 # What a step counts for the correction of its kind, if it was used to update the pace.
 _PACED_SHARE = 0.1
 # A step that takes longer than this many times the expected time counts as if it took just that:
@@ -234,9 +237,12 @@ class LearnedCosts:
             of_kind.restart(found_s, expected_s)
         else:
             found_s = min(max(seconds / self.pace, known_s / surprise), known_s * surprise)
+            age = self._num_steps - num_steps - of_kind.seen
             if num_drafts == 0:
                 # Measurements of steps without drafts do not age: reduce their weight now.
-                of_kind.weaken(max(_KEPT, _AGEING ** (self._num_steps - num_steps - of_kind.seen)))
+                of_kind.weaken(max(_KEPT, _AGEING**age))
+            elif age > _LONG_AGO:
+                of_kind.weaken(max(_KEPT_DRAFTED, _AGEING**age))
             share = _PACED_SHARE if is_paced else 1.0
             of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
         of_kind.num_steps += num_steps

@@ -220,7 +220,7 @@ class Experience:
         *,
         is_drafting: bool,
     ) -> None:
-        self.newcomers.come(step.num_new, drafting=is_drafting)
+        self.newcomers.come(step.num_new, step.batch, drafting=is_drafting)
         self._go_on(step, outcomes)
         plain_s = self.costs.uniform(step.batch, 0)
         if not step.only_decodes:
@@ -250,6 +250,12 @@ class Experience:
             self.version += 1
 
     # ---- several steps of a kind ----------------------------------------------------------------
+
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        """Steps are over of which only the outcomes are known."""
+        self._observe_drafted()
+        self.acceptance.observe(outcomes)
+        self._has_learned(1, much=True)
 
     def _put_together(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]

@@ -22,12 +22,16 @@ class DraftLength(Protocol):
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None: ...
 
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None: ...
+
     def observe_rest(
         self,
         taken: Mapping[int, Sequence[float]],
         num_tokens: Mapping[int, int],
         num_passed: int = 0,
     ) -> None: ...
+
+    def admitted_in_rest(self, number: int, batch: int) -> None: ...
 
     def drop(self, request: Request) -> None: ...
 
@@ -69,6 +73,9 @@ class FixedLength:
     ) -> None:
         """Nothing to learn."""
 
+    def observe_streak(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        """Nothing to learn."""
+
     def observe_rest(
         self,
         taken: Mapping[int, Sequence[float]],
@@ -76,6 +83,9 @@ class FixedLength:
         num_passed: int = 0,
     ) -> None:
         """Nothing to learn."""
+
+    def admitted_in_rest(self, number: int, batch: int) -> None:
+        """There are no rests."""
 
     def drop(self, request: Request) -> None:
         """Nothing is kept about requests."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 MARGIN = 1.02
 # The decision changes once the loss by it adds up to this part of a step without drafts. To begin
 # to draft, the loss must also reach the cost of catching up, which is the best strategy without
-# knowledge of the future ("ski rental"). Each time that drafting was given up again after fewer
-# than ``_SHORT`` steps, that threshold doubles, up to the given factor.
-_ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 32
+# knowledge of the future ("ski rental"). Each time that drafting was given up again before it had
+# gained as much, that threshold doubles, up to the given factor.
+_ENOUGH, _MAX_FACTOR = 0.06, 32
 # At first only the priors are known. So until drafts were verified this many times, in this many
 # steps, they may lose as many steps as this.
 _NUM_TRIED, _MIN_STEPS, _PATIENCE = 64, 4, 8.0
@@ -23,6 +23,11 @@ _SHARE, _MAX_COST, _MAX_TIMES = 0.3, 4.0, 2.0
 # If all requests of the batch are new, this part of the threshold is enough: there is little to
 # catch up with.
 _NEW_SHARE = 0.25
+# But if more than twice as many requests come at once as there were, the gain must be this clear:
+# what was learned is of smaller batches, and as many again may come in the next step.
+_CLEAR_GAIN = 1.15
+# A step with drafts counts as no worse than this.
+_LEAST_GAIN = 0.5
 # The most that a step adds to the loss, in steps.
 _MAX_STEP = 0.5
 # Drafts must pay in this many steps in a row. A batch that is smaller for a moment, until the next
@@ -44,10 +49,14 @@ class Hysteresis:
         """Multiplies the threshold to begin to draft."""
         self._num_drafted = 0
         """Steps with drafts since drafting began."""
+        self._gained = 0.0
+        """What they gained, in steps without drafts."""
         self._num_tried = 0
         """Times that drafts of a request were verified."""
         self._is_first = True
         """Drafting was never given up."""
+        self._last_batch = 0
+        """Requests of the last step without newcomers."""
         self._num_tempted = 0
         """Steps in a row without drafts in which they would have paid."""
 
@@ -60,9 +69,11 @@ class Hysteresis:
         is_new: bool = False,
         num_steps: int = 1,
         batch: int = 1,
+        num_tokens: float = 1.0,
     ) -> None:
         """``num_steps`` steps of ``batch`` requests were planned, which according to the estimates
-        are ``gain`` times as fast with drafts as without.
+        are ``gain`` times as fast with drafts as without. num_tokens: that each request gets from
+        such a step with drafts.
 
         has_newcomers: requests were admitted with them; such steps do not add to the reasons to
         begin to draft. is_new: all requests of the batch were, so there are no others to catch up
@@ -70,14 +81,22 @@ class Hysteresis:
         if has_drafts:
             self._num_drafted += num_steps
             self._num_tried += num_steps * batch
+            # Such a step takes as long as ``num_tokens / gain`` without drafts.
+            self._gained += num_steps * num_tokens * (1 - 1 / max(gain, _LEAST_GAIN))
+        if not has_newcomers:
+            self._last_batch = batch
+        is_burst = is_new and batch > 2 * self._last_batch > 0 and gain < _CLEAR_GAIN
         more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
+            if is_burst and not self._is_first:
+                self._give_up()
+                return
             self._lost = max(0.0, self._lost - more)
             if self._lost > self._borne:
                 self._give_up()
             return
         if has_newcomers:
-            if is_new and gain > MARGIN and self._lost > _NEW_SHARE * self._needed:
+            if is_new and not is_burst and gain > MARGIN and self._lost > _NEW_SHARE * self._needed:
                 self._take_up()
             return
         self._lost = max(0.0, self._lost + more)
@@ -121,11 +140,12 @@ class Hysteresis:
         self.is_drafting = True
         self._lost = 0.0
         self._num_tempted = self._num_drafted = 0
+        self._gained = 0.0
 
     def _give_up(self) -> None:
         self.is_drafting = self._is_first = False
         self._lost = 0.0
-        if self._num_drafted >= _SHORT:
+        if self._gained > max(_ENOUGH, self._cost):
             self._factor = 1
         elif self._num_drafted:
             self._factor = min(2 * self._factor, _MAX_FACTOR)

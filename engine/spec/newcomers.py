@@ -7,6 +7,7 @@ with drafts; if answers are short, these costs may be more than drafts save."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # What is left of the sums after each newcomer; and of the loss, after a newcomer while none drafts.
 _DECAY, _AGEING = 0.98, 0.9995
+# Likewise for the sizes of batches that newcomers come to: hundreds may come at once, in two steps.
+_ADMITTED_DECAY = 0.995
 # The prior: as if this many newcomers had cost nothing.
 _PRIOR_WEIGHT = 2.0
 # A loss is limited to this many steps and to this multiple of the usual loss, because what is done
@@ -36,8 +39,11 @@ class Newcomers:
     def __init__(self) -> None:
         self._num_came = self._lost_s = self._usual_s = 0.0
         self._num_ended = 0.0
-        self._num_tokens: dict[int, float] = {}
-        """Generated tokens, by ``(batch - 1).bit_length()`` of the step's batch."""
+        self._num_tokens: defaultdict[int, float] = defaultdict(float)
+        """Generated tokens, by ``_size`` of the step's batch."""
+        self._num_admitted: defaultdict[int, float] = defaultdict(float)
+        """Newcomers by ``_size`` of the batch that they came to, whether or not drafts were made.
+        Where none come, drafts cost none of them anything."""
         self._num_ending = 0
         """Requests whose end is not accounted for yet."""
 
@@ -46,14 +52,20 @@ class Newcomers:
         """Seconds that a newcomer costs."""
         return max(0.0, self._lost_s) / (self._num_came + _PRIOR_WEIGHT)
 
-    @property
-    def s_per_token(self) -> float:
-        """Seconds that newcomers cost for each generated token."""
+    def s_per_token(self, batch: int) -> float:
+        """Seconds that newcomers cost for each token of such a batch: if drafts are made at all
+        times or, if that is less, if they are made in such batches only."""
         lost_s = self._s_each * self._num_ended
-        return lost_s / sum(self._num_tokens.values()) if lost_s else 0.0
+        if not lost_s:
+            return 0.0
+        num_here = self._num_tokens.get(_size(batch), 0.0)
+        here_s = lost_s * self._part_here(batch)
+        in_all_s = lost_s / sum(self._num_tokens.values())
+        return min(in_all_s, here_s / num_here) if num_here else in_all_s
 
-    def share(self, saved_s: Callable[[int], float]) -> float:
-        """The share that newcomers cost of all that drafts would save, at most 1. saved_s: maps a
+    def share(self, batch: int, saved_s: Callable[[int], float]) -> float:
+        """The share that newcomers cost of what drafts would save, at most 1: of all that they
+        would at all times or, if that is less, of what they would in such batches. saved_s: maps a
         batch to the seconds per token that drafts save, as currently estimated."""
         lost_s = self._s_each * self._num_ended
         if not lost_s:
@@ -61,18 +73,33 @@ class Newcomers:
         in_all_s = sum(count * saved_s(1 << size) for size, count in self._num_tokens.items())
         if in_all_s <= 0:
             return 0.0
-        return lost_s / in_all_s if lost_s < _NEARLY_ALL * in_all_s else 1.0
+        here_s = self._num_tokens.get(_size(batch), 0.0) * saved_s(batch)
+        return min(_share(lost_s, in_all_s), _share(lost_s * self._part_here(batch), here_s))
 
-    def come(self, number: int, *, drafting: bool) -> None:
-        """``number`` requests were admitted. drafting: whether drafts are currently made."""
+    def _part_here(self, batch: int) -> float:
+        """The part of all newcomers that come to such batches."""
+        in_all = sum(self._num_admitted.values())
+        return self._num_admitted.get(_size(batch), 0.0) / in_all if in_all else 1.0
+
+    def come(self, number: int, batch: int, *, drafting: bool) -> None:
+        """``number`` requests were admitted, which makes ``batch``. drafting: whether drafts are
+        currently made."""
         if not number:
             return
+        self.admit(number, batch)
         if drafting:
             kept = _DECAY**number
             self._lost_s *= kept
             self._num_came = kept * self._num_came + (1 - kept) / (1 - _DECAY)
         else:
             self._lost_s *= _AGEING**number
+
+    def admit(self, number: int, batch: int) -> None:
+        """As ``come``, of which only the batch is learned."""
+        kept = _ADMITTED_DECAY**number
+        for size in self._num_admitted:
+            self._num_admitted[size] *= kept
+        self._num_admitted[_size(batch)] += (1 - kept) / (1 - _ADMITTED_DECAY)
 
     def lose(self, seconds: float, plain_s: float) -> None:
         """The last newcomers cost ``seconds``. plain_s: seconds of a step without drafts."""
@@ -82,8 +109,7 @@ class Newcomers:
 
     def go_on(self, batch: int, num_tokens: float) -> None:
         """Steps of ``batch`` requests generated ``num_tokens`` in all."""
-        size = (batch - 1).bit_length()
-        self._num_tokens[size] = self._num_tokens.get(size, 0.0) + num_tokens
+        self._num_tokens[_size(batch)] += num_tokens
         if self._num_ending:
             kept = _DECAY**self._num_ending
             for each in self._num_tokens:
@@ -95,6 +121,15 @@ class Newcomers:
         """A request ended, in the step of which the next ``go_on`` tells: only with that are its
         tokens complete."""
         self._num_ending += 1
+
+
+def _size(batch: int) -> int:
+    """Batches are counted by powers of two, as in ``LearnedCosts``."""
+    return (batch - 1).bit_length()
+
+
+def _share(lost_s: float, saved_s: float) -> float:
+    return lost_s / saved_s if lost_s < _NEARLY_ALL * saved_s else 1.0
 
 
 class Exposure:

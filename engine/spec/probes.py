@@ -9,6 +9,9 @@ import math
 
 # Probes may take this share of the time without drafts; up to this many steps' time is saved up.
 PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
+# A debt of more steps than this is forgiven as soon as steps without drafts are as short as that:
+# it was made in far larger batches, or when the machine was slower.
+_MAX_DEBT_STEPS = 4.0
 # A probe with an acceptance rate below ``_HARDLY`` halves the share, down to ``_LEAST_PART`` of it;
 # one with a rate above one half restores it.
 _LEAST_PART, _HARDLY = 0.25, 0.2
@@ -69,6 +72,7 @@ class ProbeBudget:
 
     def rest(self, seconds: float, plain_s: float) -> None:
         """No drafts were made for so many seconds."""
+        self.saved_s = max(self.saved_s, -_MAX_DEBT_STEPS * plain_s)
         self.save(self._part * PROBE_SHARE * seconds, plain_s)
 
     def num_steps_to(self, lost_s: float, plain_s: float) -> int:

@@ -20,13 +20,14 @@ from engine.spec.planned_step import PlannedStep
 from engine.spec.rest import Rest
 from engine.spec.streak import Streak
 from engine.spec.suffix import SuffixProposer
+from engine.spec.surprises import Surprises
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Sequence
     from typing import Protocol
 
     from engine.request import Request
-    from engine.scheduler.plan import Runner, StepPlan, StepResult
+    from engine.scheduler.plan import Chunk, Runner, StepPlan, StepResult
     from engine.spec.base import Proposer
     from engine.spec.config import SpeculativeConfig
     from engine.spec.fixed import DraftLength
@@ -71,9 +72,14 @@ class Speculator:
         self._proposer = proposer
         self._clock = clock
         self._began_s = self._collected_s = 0.0
-        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
+        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | list[Chunk] | int | None] = (
+            deque()
+        )
         """The steps in flight: (step, plan, ids of requests whose drafts a grammar forced). For a
-        step of a rest, what ``Rest.plan`` returned; None for a step that is not looked at."""
+        step of a rest, what ``Rest.plan`` returned; for one of a streak of texts, its chunks; None
+        for another step that is not looked at."""
+        self._outcomes: list[tuple[str, int, int]] = []
+        """Of the steps of streaks of texts, as for ``DraftLength.observe``: to be learned from."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, with the seconds of each, to be learned from."""
         self._drafting_s = 0.0
@@ -83,8 +89,8 @@ class Speculator:
         self._num_probes = 0
         """Probes of a network that were not learned from yet. Until then no new probe begins, since
         its costs are not known."""
-        self._paid = False
-        """Whether the last drafts of a free proposer were worth verifying."""
+        self._paid = self._all_paid = False
+        """Whether the last drafts of a free proposer were worth verifying; and whether all were."""
         self._forced: set[str] = set()
         """Ids of the requests whose present drafts a grammar forced."""
         self._drafted: list[Request] = []
@@ -92,7 +98,7 @@ class Speculator:
         self.keeps_features = True
         """Whether the next step keeps features for the draft network: only if it has drafts, or the
         step after it will."""
-        self._rest, self._streak = Rest(), Streak()
+        self._rest, self._streak, self._surprises = Rest(), Streak(), Surprises()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
@@ -203,13 +209,16 @@ class Speculator:
 
     def _uniform_length(self, batch: int, most: int) -> int:
         """Drafts of each request, at most ``most``: those of the streak, if there is one."""
+        if self._is_in_streak(batch):
+            return min(self._streak.length, most)
+        return self._adaptive.uniform_length(batch, most)
+
+    def _is_in_streak(self, batch: int) -> bool:
+        """Whether the next step, of so many requests, belongs to a streak."""
         streak = self._streak
-        if not streak.num_steps:
-            return self._adaptive.uniform_length(batch, most)
-        if batch and not streak.least <= batch <= streak.most:
+        if streak.num_steps and batch and not streak.least <= batch <= streak.most:
             streak.go_on(self._adaptive.steady_length(batch, self._max_tokens), batch)
-            return self._uniform_length(batch, most)
-        return min(streak.length, most)
+        return streak.num_steps > 0
 
     def _probe_length(self, batch: int, most: int) -> int:
         """Drafts of each request of a probe, if one may take place now; else 0."""
@@ -220,7 +229,11 @@ class Speculator:
 
     def _ask_text(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         """Draft from texts. That costs little, so the number to verify is decided afterwards, from
-        what was found."""
+        what was found. In a streak all of it is verified."""
+        if self._is_in_streak(batch):
+            self._draft(proposer, asked)
+            self._surprises.end(found=any(request.draft_token_ids for request in asked))
+            return
         adaptive = self._adaptive
         probe_length = adaptive.probe_length(batch, max(asked.values()))
         if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
@@ -235,7 +248,7 @@ class Speculator:
             self._begin_rest(asked, batch, overlaps=False, asked_s=asked_s)
             return
         lengths = adaptive.lengths(found, batch)
-        self._paid = any(lengths.values())
+        self._paid, self._all_paid = any(lengths.values()), lengths == found
         if probe_length and not self._paid:
             self._is_probe = True
             lengths = dict.fromkeys(found, 0)
@@ -258,21 +271,25 @@ class Speculator:
         overlaps: another step is in flight."""
         if self._proposer is None:
             return
-        if not plan.admissions and self._rest.passes(len(plan.chunks)):
+        if self._rest.passes(len(plan.chunks)):
             self._planned.append(None)  # What most steps of a rest come to: no further calls.
+            if plan.admissions:
+                self._admitted_in_rest(plan)
             return
         if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
             return
         batch, streak = len(plan.chunks), self._streak
         if streak.num_steps or streak.follows_others:
             has_drafts, has_newcomers = bool(self._drafted), bool(plan.admissions)
+            # Drafts from texts make newcomers cost something to others alone.
+            are_all = self._proposer.is_free and len(plan.admissions) == batch
             if streak.passes(
                 batch,
                 is_usual=has_drafts and not has_newcomers and num_tokens <= batch * streak.tokens,
                 has_drafts=has_drafts,
-                has_newcomers=has_newcomers,
+                has_newcomers=has_newcomers and not are_all,
             ):
-                self._planned.append(None)
+                self._planned.append(plan.chunks if self._proposer.is_free else None)
                 return
         num_drafts = longest = 0
         if self._drafted:
@@ -297,7 +314,8 @@ class Speculator:
             self._num_probes += 1
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
-        if streak.may_begin and num_drafts and step.only_decodes:
+        decided = self._all_paid or not self._proposer.is_free
+        if streak.may_begin and num_drafts and step.only_decodes and decided:
             length = self._adaptive.steady_length(batch, self._max_tokens)
             if length:
                 streak.begin(length, batch)
@@ -310,15 +328,22 @@ class Speculator:
         if planned is None:
             return False
         self._planned.append(planned)
-        if plan.admissions and self._rest.num_steps <= self._rest.num_steps_at_probe:
+        if plan.admissions:
+            self._admitted_in_rest(plan)
+        return True
+
+    def _admitted_in_rest(self, plan: StepPlan) -> None:
+        """A step of a rest admits requests, which may be a reason to end the rest."""
+        batch = len(plan.chunks)
+        self._adaptive.admitted_in_rest(len(plan.admissions), batch)
+        if self._rest.num_steps <= self._rest.num_steps_at_probe:
             self._observe_rest()
             if self._probe_length(batch, self._max_tokens):
                 self._rest.end()
             else:
                 self._expect_probe(batch)
-        if not is_plain and any(chunk.constrained for chunk in plan.chunks):
+        if any(chunk.constrained for chunk in plan.chunks):
             self._rest.end()  # Forced tokens are nearly free: look for them in each step.
-        return True
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
         """The oldest step in flight is over. moved: the new tokens of each request."""
@@ -328,6 +353,9 @@ class Speculator:
         self._collected_s = now
         planned = self._planned.popleft()
         if planned is None:
+            return
+        if isinstance(planned, list):
+            self._note(planned, result)
             return
         if isinstance(planned, int):
             seconds, follower = now - before_s, self._batch_in_flight()
@@ -341,6 +369,16 @@ class Speculator:
         step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
         self._collected.append((step, seconds, plan, result, forced))
 
+    def _note(self, chunks: Sequence[Chunk], result: StepResult) -> None:
+        """Note which drafts of a step of a streak were right."""
+        gained = False
+        for chunk, token_ids in zip(chunks, result.token_ids, strict=True):
+            num_drafts = len(chunk.draft_token_ids)
+            if num_drafts and token_ids and not chunk.constrained:
+                self._outcomes.append((chunk.request_id, num_drafts, len(token_ids) - 1))
+                gained |= len(token_ids) > 1
+        self._streak.judge(gained=gained)
+
     def _batch_in_flight(self) -> int | None:
         """The batch of the oldest step in flight; 0 if it is not known to decode only; None if
         there is no step."""
@@ -349,11 +387,16 @@ class Speculator:
         planned = self._planned[0]
         if isinstance(planned, tuple):
             return planned[0].batch * planned[0].only_decodes
-        return planned or 0
+        return planned if isinstance(planned, int) else 0
 
     def learn(self, unfinished: Container[str]) -> None:
         """Learn from the steps that are over; called while the device is busy. unfinished: ids of
         the requests that are still running."""
+        if self._outcomes and not self._streak.num_steps:
+            noted, self._outcomes = self._outcomes, []
+            self._adaptive.observe_streak(
+                [(name if name in unfinished else "", made, right) for name, made, right in noted]
+            )
         while self._collected:
             step, seconds, plan, result, forced = self._collected.popleft()
             judged = zip(plan.chunks, result.token_ids, strict=True) if step.num_drafts else ()
@@ -388,6 +431,13 @@ class Speculator:
         able = [request for request in running if _may_go_on(request)]
         if not able:
             return False
+        if self._is_in_streak(batch):
+            foresees = any(self._foresees(self._proposer, request) for request in able)
+            self._surprises.end(found=foresees)
+            if not foresees:
+                self._surprises.begin()
+            self._waited = foresees or self._surprises.are_likely
+            return self._waited
         is_probe = self._probe_length(batch, most) > 0
         if not (is_probe or adaptive.may_pay(able, batch)):
             self._begin_rest(running, batch, overlaps=True)

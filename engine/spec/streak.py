@@ -1,7 +1,9 @@
 """Streaks: a number of steps that draft as many tokens as the ones before, because drafts pay.
 
 As in a rest, nothing is asked or decided in them: to learn from a step takes the host longer than a
-step of a small model takes. Between two streaks some steps are looked at, which stand for all."""
+step of a small model takes. Between two streaks some steps are looked at, which stand for all. How
+much of a text is a copy may change from one step to the next: so of drafts from texts, it is noted
+in streaks, too, which ones were right, and learned from afterwards."""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 # A streak begins behind this many steps that were looked at, and has this many. Every so many-th
 # step with newcomers ends it, so that what these cost is seen.
 _NUM_LOOKED_AT, _NUM_STEPS, _NUM_COMING = 4, 28, 4
+# Where each request has its own drafts, so many steps in a row without a right one end it, too.
+_NUM_POOR = 6
 
 
 class Streak:
@@ -37,6 +41,8 @@ class Streak:
         """Steps with drafts that were looked at since the last streak."""
         self._num_coming = 0
         """Steps with newcomers in streaks."""
+        self._num_poor = 0
+        """Steps in a row that gained nothing."""
 
     def looks(self, *, has_drafts: bool) -> tuple[int, Mapping[int, int]]:
         """A step is looked at. If it has drafts, it stands for those with drafts that were not.
@@ -57,8 +63,14 @@ class Streak:
 
     def begin(self, length: int, batch: int) -> None:
         """Begin a streak of steps with so many drafts for each of ``batch`` requests."""
-        self.num_steps, self._num_looked_at = _NUM_STEPS, 0
+        self.num_steps, self._num_looked_at, self._num_poor = _NUM_STEPS, 0, 0
         self.go_on(length, batch)
+
+    def judge(self, *, gained: bool) -> None:
+        """A step of the streak is over. gained: it had a right draft."""
+        self._num_poor = 0 if gained else self._num_poor + 1
+        if self._num_poor >= _NUM_POOR:
+            self.num_steps = 0
 
     def go_on(self, length: int, batch: int) -> None:
         """Go on with so many drafts in a batch of another size; 0 ends the streak."""

@@ -1,4 +1,4 @@
-"""Logs and counts each finished request."""
+"""Logs and counts each finished request; of a flood of refused ones, it logs a part."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
+from gateway.logs import Trickle
 from gateway.metrics import Metrics
 
 logger = logging.getLogger("gateway.access")
@@ -19,6 +20,10 @@ MAX_PATH_CHARS = 256
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 """Paths that are requested every few seconds: successful requests are logged at ``debug`` only."""
 
+REFUSALS, REFUSALS_PER_S = 100, 10.0
+"""Lines of refused requests with one key and status, at once and for good. Refusals are cheap, so
+that whoever repeats them could otherwise fill the disk."""
+
 
 class AccessLog:
     """Logs who asked for what, with which result; never a prompt, a key or a query string."""
@@ -26,6 +31,7 @@ class AccessLog:
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._refusals = Trickle(burst=REFUSALS, per_s=REFUSALS_PER_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -55,6 +61,11 @@ class AccessLog:
         level = logging.DEBUG if route in PROBES and status < 400 else logging.INFO
         if not logger.isEnabledFor(level):
             return
+        key = None if known.principal is None else known.principal.key.public_id
+        is_refusal = status >= 400 and status != CLIENT_LEFT
+        num_left_out = self._refusals.admit((key, status)) if is_refusal else 0
+        if num_left_out is None:
+            return
         fields: dict[str, str | int | float] = {
             "request_id": str(known.request_id),
             "method": scope.get("method", "WEBSOCKET"),
@@ -66,4 +77,6 @@ class AccessLog:
         if known.principal is not None:
             fields["tenant"] = known.principal.tenant.name
             fields["key"] = known.principal.key.public_id
+        if num_left_out:
+            fields["left_out"] = num_left_out
         logger.log(level, "request", extra={"fields": fields})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketClose, WebSocketDisconnect
 
-from gateway.errors import to_api_error
+from gateway.errors import ApiError, Draining, to_api_error
 
 logger = logging.getLogger(__name__)
 
@@ -17,8 +19,11 @@ logger = logging.getLogger(__name__)
 class Errors:
     """Answers exceptions with an error object, or closes the connection if an answer has begun."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, is_draining: Callable[[], bool] = lambda: False) -> None:
+        """``is_draining``: whether the server shuts down, and so may cancel a request that it has
+        waited for in vain, such as one whose body does not come."""
         self._app = app
+        self._is_draining = is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = False
@@ -35,16 +40,30 @@ class Errors:
 
         try:
             await self._app(scope, receive, send_watched)
+            return
         except (ClientDisconnect, WebSocketDisconnect):
             return  # The client has left.
+        except asyncio.CancelledError:
+            if began or not self._is_draining():
+                raise
+            # Else the server would answer in plain text.
+            answer = _answer(Draining("The server is shutting down.", retry_after_s=1))
         except Exception as exc:
             if exc is unsent:
                 raise  # The server raised it, and expects it.
-            error = to_api_error(exc)
             if not began:
-                response = Response(error.body(), error.status, error.headers())
-                await response(scope, receive, send)
+                answer = _answer(to_api_error(exc))
             elif scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": error.close_code})
+                answer = WebSocketClose(to_api_error(exc).close_code)
             else:
+                to_api_error(exc)  # which logs it
                 raise  # The server closes the connection in the middle of the answer.
+        finally:
+            unsent = None
+        # The error has no name here, and none is left in this frame, which its traceback refers to:
+        # such a cycle would keep the body of each refused request until the collector runs.
+        await answer(scope, receive, send)
+
+
+def _answer(error: ApiError) -> ASGIApp:
+    return Response(error.body(), error.status, error.headers())

@@ -25,12 +25,12 @@ class AnswerParser:
         tools: ToolParser | None = None,
         max_calls: int | None = None,
     ) -> None:
-        """``hides_reasoning``: drop the reasoning. ``max_calls``: drop calls beyond this number;
-        ``is_full`` is true from then on. None for no limit."""
+        """``hides_reasoning``: drop the reasoning. ``max_calls``: see ``ToolParser.max_calls``."""
         self._reasoning = reasoning
         self._hides_reasoning = hides_reasoning
         self._tools = tools
-        self._max_calls = max_calls
+        if tools is not None:
+            tools.max_calls = max_calls
 
     @property
     def is_thinking(self) -> bool:
@@ -43,11 +43,7 @@ class AnswerParser:
     @property
     def is_full(self) -> bool:
         """Whether there was a call beyond ``max_calls``, so that the answer can be ended."""
-        return (
-            self._max_calls is not None
-            and self._tools is not None
-            and self._tools.num_calls > self._max_calls
-        )
+        return self._tools is not None and self._tools.is_full
 
     def push(self, text: str) -> Piece:
         reasoning = ""
@@ -64,20 +60,12 @@ class AnswerParser:
         if self._tools is None:
             return piece
         content, calls = self._tools.finish()
-        return Piece(
-            piece.reasoning, piece.content + content, [*piece.calls, *self._allowed(calls)]
-        )
+        return Piece(piece.reasoning, piece.content + content, [*piece.calls, *calls])
 
     def _piece(self, reasoning: str, text: str) -> Piece:
         if self._hides_reasoning:
             reasoning = ""
         if self._tools is None or not text:
             return Piece(reasoning, text, [])
-        was_full = self.is_full
         content, calls = self._tools.push(text)
-        return Piece(reasoning, "" if was_full else content, self._allowed(calls))
-
-    def _allowed(self, calls: list[ToolCallDelta]) -> list[ToolCallDelta]:
-        if self._max_calls is None:
-            return calls
-        return [call for call in calls if call.index < self._max_calls]
+        return Piece(reasoning, content, calls)

@@ -45,6 +45,11 @@ class ToolParser(Protocol):
 
     num_calls: int
     """The number of calls that have begun."""
+    max_calls: int | None
+    """At the first call beyond this number the answer ends: that call and whatever follows it are
+    dropped. None for no limit."""
+    is_full: bool
+    """Whether that call has come."""
 
     def push(self, text: str) -> Parsed:
         """Parse more of the model's text."""
@@ -137,6 +142,8 @@ class MarkedParser(ABC):
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.max_calls: int | None = None
+        self.is_full = False
         self._held = ""  # text that may turn out to be layout, or the beginning of a mark
         self._region: Region | None = None
         self._mark = ""  # the one that opened the region
@@ -153,7 +160,7 @@ class MarkedParser(ABC):
             return text, []
         said: list[str] = []
         calls: list[ToolCallDelta] = []
-        while text:
+        while text and not self.is_full:
             if self._region is None:
                 text = self._read_text(text, said)
             else:
@@ -161,13 +168,15 @@ class MarkedParser(ABC):
         return "".join(said), calls
 
     def finish(self) -> Parsed:
-        if self._region is None:
-            held, self._held = self._held, ""
-            return ("" if self._after_call and not held.strip(self.layout) else held), []
         said: list[str] = []
         calls: list[ToolCallDelta] = []
-        self._region.end()
-        self._close(self._region, said, calls)
+        if self._region is None:
+            held, self._held = self._held, ""
+            if held.strip(self.layout) or not self._after_call:
+                self._say(held, said)
+        elif not self.is_full:
+            self._region.end()
+            self._close(self._region, said, calls)
         return "".join(said), calls
 
     def _is_plain(self, text: str) -> bool:
@@ -209,7 +218,7 @@ class MarkedParser(ABC):
         return text[start + len(mark) :]
 
     def _say(self, text: str, said: list[str]) -> None:
-        """Pass on ``text``, which does not end in white space."""
+        """Pass on ``text``, which does not end in white space unless it is the last."""
         if self._after_call and not self._has_content:
             text = text.lstrip(self.layout)
         if text:
@@ -231,14 +240,19 @@ class MarkedParser(ABC):
     def _pass_on(self, region: Region, calls: list[ToolCallDelta]) -> None:
         for event in region.take():
             if isinstance(event, CallName):
+                if self.num_calls == self.max_calls:
+                    self.is_full = True
+                    return
                 calls.append(call_begins(self.num_calls, event.name))
                 self.num_calls += 1
             elif event:
                 calls.append(call_goes_on(self.num_calls - 1, event))
 
     def _close(self, region: Region, said: list[str], calls: list[ToolCallDelta]) -> None:
-        self._region = None
         self._pass_on(region, calls)
+        if self.is_full:
+            return  # It stays open: whatever follows is dropped.
+        self._region = None
         if self.num_calls > self._calls_before:
             self._after_call = True
         else:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -71,6 +72,7 @@ OUTLINES = Dialect(
     _outlines,
     lambda pattern: pattern.json,
     anything={"type": ["array", "boolean", "null", "number", "object", "string"]},
+    listed_name=re.compile(r"[^\x00-\x1f.^$*+?()\[\]{}|\\\"]*"),  # it reads them as regexes
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (LLGUIDANCE, XGRAMMAR, OUTLINES)}

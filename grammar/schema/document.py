@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import jsonschema
 from referencing import Registry
@@ -11,13 +12,16 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from grammar.errors import InvalidGrammar
+from grammar.schema import format_checks
 from grammar.schema.checker import Checker
-from grammar.schema.forms import CONSTRAINTS, subschemas
+from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA, subschemas
 from grammar.schema.paths import ROOT, child
 
 Schema = dict[str, Any] | bool
-DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
+
+_NOWHERE = "https://document.invalid/"
+"""Where a document is that does not say so, if its parts do: what these refer to is absolute."""
 
 # Keywords whose subschemas apply to the same value as the schema that contains them.
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
@@ -31,22 +35,25 @@ class Document:
     """
 
     def __init__(self, root: Schema, path: str = ROOT) -> None:
-        if isinstance(root, dict) and _changes_class(root):
-            root = {keyword: value for keyword, value in root.items() if keyword != "$schema"}
+        if isinstance(root, dict):
+            root = _without_draft(root)
+        uri = DRAFT202012.create_resource(root).id() or ""
+        if any("$id" in schema or "$schema" in schema for schema in _below(root)):
+            uri = urldefrag(_joined(_NOWHERE, uri, child(path, "$id"))).url
+            root = _AsOne(root, uri).of(root, uri, path)
         self.root: Schema = root
         self.path = path
         self.merges = False
         """Whether an engine will have to merge several schemas into one."""
         self._schemas: dict[int, str] = {}
         resource = DRAFT202012.create_resource(root)
-        uri = resource.id() or ""
         # An explicit registry, because the default one fetches what it does not know.
         registry: Registry[Any] = Registry().with_resource(uri, resource)
         self._resolver = registry.resolver(base_uri=uri)
         self._validator = Checker(
             root,
             registry=registry,
-            format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+            format_checker=format_checks.CHECKER,
         )
 
         if self._collect():
@@ -86,7 +93,6 @@ class Document:
         if "$ref" in schema:
             target, where = self.resolve(schema["$ref"], child(path, "$ref"))
             self._visit(target, where, done, above)
-        above.discard(id(schema))
         done.add(id(schema))
 
     def resolve(self, reference: str, path: str) -> tuple[Schema, str]:
@@ -97,7 +103,8 @@ class Document:
         try:
             found = self._resolver.lookup(reference).contents
         except (Unresolvable, TypeError, ValueError, LookupError):
-            raise InvalidGrammar(path, f"'{reference}' leads nowhere in this document") from None
+            written = reference.removeprefix(_NOWHERE)
+            raise InvalidGrammar(path, f"'{written}' leads nowhere in this document") from None
         if not isinstance(found, bool) and id(found) not in self._schemas:
             raise InvalidGrammar(path, f"'{reference}' does not lead to a schema")
         return found, self._path_of(reference, found)
@@ -124,10 +131,83 @@ class Document:
         return path
 
 
-def _changes_class(schema: dict[str, Any]) -> bool:
-    """Whether ``jsonschema`` would check the schema with another class when a reference leads to
-    it, because it names another draft."""
-    return jsonschema.validators.validator_for(schema, default=Checker) is not Checker
+def _below(root: Schema) -> Iterator[dict[str, Any]]:
+    """The schema objects in ``root``, without itself. In every schema, so without paths, which take
+    longer than all else."""
+    stack = [root]
+    while stack:
+        schema = stack.pop()
+        if not isinstance(schema, dict):
+            continue
+        if schema is not root:
+            yield schema
+        for keyword, value in schema.items():
+            if keyword in IN_SCHEMA:
+                stack.append(value)
+            elif keyword in IN_LIST:
+                stack += value
+            elif keyword in IN_MAP:
+                stack += value.values()
+
+
+class _AsOne:
+    """Makes one document of a schema that has identifiers below its root, so that everything can be
+    read from there: references are written in full, and no part is of another draft."""
+
+    def __init__(self, root: Schema, uri: str) -> None:
+        self._root = root
+        self._uri = uri
+        self._identified = {uri: root}
+
+    def of(self, schema: Schema, base: str, path: str) -> Schema:
+        """``schema`` at ``path``, in which references are relative to ``base``. Raises
+        ``InvalidGrammar`` for an identifier that is none, or that of two different schemas."""
+        if not isinstance(schema, dict):
+            return schema
+        found = _without_draft(schema)
+        if schema is self._root:
+            found["$id"] = self._uri
+        elif "$id" in found:
+            if urldefrag(found["$id"]).url:
+                base = self._identify(schema, base, child(path, "$id"))
+            else:  # It only says where it stands.
+                del found["$id"]
+        for keyword, value in found.items():
+            where = child(path, keyword)
+            if keyword in IN_SCHEMA:
+                found[keyword] = self.of(value, base, where)
+            elif keyword in IN_LIST:
+                found[keyword] = [self.of(s, base, child(where, i)) for i, s in enumerate(value)]
+            elif keyword in IN_MAP:
+                found[keyword] = {k: self.of(s, base, child(where, k)) for k, s in value.items()}
+            elif keyword == "$ref" and base != self._uri:
+                found[keyword] = _joined(base, value, where)
+        return found
+
+    def _identify(self, schema: dict[str, Any], base: str, path: str) -> str:
+        """What references are relative to in ``schema``, whose identifier is at ``path``."""
+        uri = urldefrag(_joined(base, schema["$id"], path)).url
+        if self._identified.setdefault(uri, schema) != schema:
+            shown = uri.removeprefix(_NOWHERE)
+            raise InvalidGrammar(path, f"'{shown}' identifies another schema as well")
+        return uri
+
+
+def _joined(base: str, reference: str, path: str) -> str:
+    try:
+        uri = base + reference if reference.startswith("#") else urljoin(base, reference)
+    except ValueError as error:
+        raise InvalidGrammar(path, f"'{reference}' is no URI: {error}") from None
+    if not urlsplit(uri).scheme:
+        raise InvalidGrammar(path, f"'{reference}' cannot be relative to '{base}'")
+    return uri
+
+
+def _without_draft(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the draft that it names, if ``jsonschema`` would change to a class of its own
+    where a reference leads to it."""
+    changes = jsonschema.validators.validator_for(schema, default=Checker) is not Checker
+    return {k: v for k, v in schema.items() if k != "$schema" or not changes}
 
 
 def _is_merged(schema: dict[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """Translates schemas of older drafts into 2020-12.
 
-That concerns tuples (until 2019-09), exclusive bounds (draft 4), and keywords that are null, which
-no draft allows. Generators of schemas write all of these: the AI SDK's, those of OpenAPI 3.0, and
-those of languages that write empty fields.
+That concerns tuples (until 2019-09), dependencies and names of places (until draft 7), exclusive
+bounds (draft 4), and keywords that are null, which no draft allows. Generators of schemas write all
+of these: the AI SDK's, those of OpenAPI 3.0, and those of languages that write empty fields.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA
 
 OLD_SPELLING = re.compile(
     r'"items"\s*:\s*\[|"exclusive(?:Min|Max)imum"\s*:\s*(?:true|false)|:\s*null'
+    r'|"dependencies"\s*:|"\$id"\s*:\s*"#'
 )
 """One of these occurs in the text of every document that ``modern`` would change."""
 
 
-_NEVER_NULL = (CONSTRAINTS - {"const"}) | IN_MAP | {"description", "examples", "title"}
+_NAME = re.compile(r"#[A-Za-z_][-A-Za-z0-9._]*")
+_MAPS = IN_MAP | {"dependencies"}
+_NEVER_NULL = (CONSTRAINTS - {"const"}) | _MAPS | {"description", "examples", "title"}
 _MOVED = {"items": "prefixItems", "additionalItems": "items"}
 """Keywords of a tuple, and their names in draft 2020-12."""
 
@@ -39,6 +42,10 @@ def _modern(schema: Any, root: Any) -> Any:
     }
     if _has_tuple(found):
         _respell_tuple(found)
+    if isinstance(found.get("dependencies"), dict):
+        _respell_dependencies(found)
+    if _NAME.fullmatch(str(found.get("$id"))) is not None and "$anchor" not in found:
+        found["$anchor"] = found.pop("$id")[1:]
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(found.get(exclusive), bool):
             _respell_bound(found, bound, exclusive)
@@ -54,7 +61,7 @@ def _modern_value(keyword: str, value: Any, root: Any) -> Any:
         )
     if keyword in IN_LIST and isinstance(value, list):
         return [_modern(sub, root) for sub in value]
-    if keyword in IN_MAP and isinstance(value, dict):
+    if keyword in _MAPS and isinstance(value, dict):
         return {name: _modern(sub, root) for name, sub in value.items()}
     if keyword == "$ref" and isinstance(value, str):
         return _modern_reference(value, root)
@@ -62,13 +69,17 @@ def _modern_value(keyword: str, value: Any, root: Any) -> Any:
 
 
 def _modern_reference(reference: str, root: Any) -> str:
-    """A pointer to the same schema, which may be in a tuple."""
+    """A pointer to the same schema, which may be in a tuple or in dependencies."""
     start, *steps = reference.split("/")
     if start != "#":
         return reference
-    node, moved = root, [start]
+    node, moved, is_named = root, [start], False
     for step in steps:
-        moved.append(_MOVED.get(step, step) if _has_tuple(node) else step)
+        names = _MOVED if _has_tuple(node) else {}
+        if not is_named:  # as a member of properties might be
+            names = names | {"dependencies": "dependentSchemas"}
+        moved.append(names.get(step, step))
+        is_named = step in _MAPS and not is_named
         node = _member(node, unquote(step).replace("~1", "/").replace("~0", "~"))
     return "/".join(moved)
 
@@ -90,6 +101,17 @@ def _respell_tuple(schema: dict[str, Any]) -> None:
         schema["prefixItems"] = items
     if "additionalItems" in schema:
         schema["items"] = schema.pop("additionalItems")
+
+
+def _respell_dependencies(schema: dict[str, Any]) -> None:
+    """Those on names and those on schemas have a keyword each, in which they may stand already."""
+    for name, needs in schema.pop("dependencies").items():
+        keyword = "dependentRequired" if isinstance(needs, list) else "dependentSchemas"
+        present, parts = schema.get(keyword, {}), schema.get("allOf", [])
+        if isinstance(present, dict) and name not in present:
+            schema[keyword] = present | {name: needs}
+        elif isinstance(parts, list):
+            schema["allOf"] = [*parts, {keyword: {name: needs}}]
 
 
 def _respell_bound(schema: dict[str, Any], bound: str, exclusive: str) -> None:

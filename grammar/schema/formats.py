@@ -8,6 +8,7 @@ RFC 3986 (URIs), RFC 6901 (JSON pointers), RFC 9562 (UUIDs).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -102,3 +103,15 @@ def lookup(name: str) -> Format | None:
         return None
     source, max_length = _SOURCES[name]
     return Format(Pattern.parse(f"^{source}$"), max_length)
+
+
+def matches(name: str, text: str) -> bool:
+    """Whether ``text`` could be generated in the format, one of ``ENFORCED``."""
+    source, max_length = _SOURCES[name]
+    fits = max_length is None or len(text) <= max_length
+    return fits and _compiled(source).fullmatch(text) is not None
+
+
+@cache
+def _compiled(source: str) -> re.Pattern[str]:
+    return re.compile(source, re.ASCII)

@@ -240,6 +240,7 @@ _FORMS: dict[str, _Form] = {
     "$vocabulary": _object,
     "contentEncoding": _string,
     "contentMediaType": _string,
+    "dependencies": _object,
     "dependentRequired": _dependencies,
     "deprecated": _boolean,
     "description": _string,

@@ -9,6 +9,7 @@ annotations, and are dropped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -36,6 +37,8 @@ class Dialect:
     """The backend's notation for the schema that allows anything."""
     max_integer: int = 2**63 - 1
     """The largest integer, of either sign, that it writes as it stands in ``enum``."""
+    listed_name: re.Pattern[str] = re.compile(r"(?s:.*)")
+    """The names of members that it writes as they stand in ``enum``."""
 
 
 class Lowered(NamedTuple):

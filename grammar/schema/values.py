@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grammar.schema.forms import CONSTRAINTS
 from grammar.schema.scope import Scope
+
+if TYPE_CHECKING:
+    from grammar.schema.lowering import Dialect
 
 # Control characters without an escape of their own, and halves of surrogate pairs.
 _UNSPEAKABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
@@ -28,7 +31,7 @@ def _lower_listed(scope: Scope) -> None:
     others = {k: v for k, v in scope.schema.items() if k in CONSTRAINTS and k != keyword}
     # The values satisfy the list itself; with nothing beside it there is nothing to check.
     admitted = [v for v in listed if not others or scope.document.is_valid(v, others)]
-    problems = (_problem(value, scope.dialect.max_integer) for value in admitted)
+    problems = (_problem(value, scope.dialect) for value in admitted)
     problem = next(filter(None, problems), None)
     if problem is None:
         scope.settle({"enum": list(map(_spelt, admitted))} if admitted else False)
@@ -56,7 +59,7 @@ def _spelt(value: Any) -> Any:
     return value
 
 
-def _problem(value: Any, max_integer: int) -> str | None:
+def _problem(value: Any, dialect: Dialect) -> str | None:
     """The reason why the value cannot be enforced literally; None if it can."""
     match value:
         case str():
@@ -64,15 +67,18 @@ def _problem(value: Any, max_integer: int) -> str | None:
         case bool() | None:
             return None
         case int():
-            return None if abs(value) <= max_integer else f"an integer beyond {max_integer}"
+            most = dialect.max_integer
+            return None if abs(value) <= most else f"an integer beyond {most}"
         case float():
             plain = value == 0 or 1e-5 <= abs(value) < 1e15
             return None if plain else "a number that takes an exponent"
         case list():
             parts = value
         case dict():
+            if not all(map(dialect.listed_name.fullmatch, value)):
+                return f"{dialect.name} misreads a name in it"
             parts = [*value.keys(), *value.values()]
         case _:
             raise AssertionError(value)
-    problems = (_problem(part, max_integer) for part in parts)
+    problems = (_problem(part, dialect) for part in parts)
     return next(filter(None, problems), None)

@@ -171,7 +171,7 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
 void paged_decode(Tensor out, const Tensor& q, Tensor k_cache, Tensor v_cache,
                   const Tensor& block_table, const Tensor& seq_lens, const Tensor& cu_queries,
                   const Tensor& schedule, Tensor partial_out, Tensor partial_stats,
-                  Tensor arrivals, const std::optional<Tensor>& alibi_slopes,
+                  const std::optional<Tensor>& alibi_slopes,
                   const std::optional<Tensor>& skipped, const std::optional<Tensor>& shared_splits,
                   const std::optional<Tensor>& shared_out,
                   const std::optional<Tensor>& shared_stats, int64_t max_queries, int64_t window,
@@ -183,20 +183,19 @@ void paged_decode(Tensor out, const Tensor& q, Tensor k_cache, Tensor v_cache,
   check_attention(out, q, k_cache, v_cache, fp8);
   check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
   check_schedule(schedule);
-  check_int32(arrivals, "arrivals");
 
   const int64_t head_dim = q.size(2), kv_heads = k_cache.size(2), batch = seq_lens.numel();
   const HeadSplit split = split_heads(q.size(1), kv_heads, max_queries, head_dim);
-  TORCH_CHECK(arrivals.numel() >= batch * split.items, "arrivals needs ", batch * split.items,
-              " elements");
   const int64_t num_ctas = partial_out.size(0);
   TORCH_CHECK(schedule.size(0) == num_ctas + 1, "schedule and partial_out differ in num_ctas");
   TORCH_CHECK(partial_out.scalar_type() == at::kFloat && partial_out.is_contiguous() &&
                   partial_out.numel() >= num_ctas * 2 * sluice::kMaxDecodeRows * head_dim,
               "partial_out must be float32 [num_ctas, 2, ", sluice::kMaxDecodeRows, ", head_dim]");
+  const int64_t stats = head_dim / (4 * sluice::kStatsQuads);
   TORCH_CHECK(partial_stats.scalar_type() == at::kFloat && partial_stats.is_contiguous() &&
-                  partial_stats.numel() >= num_ctas * 2 * sluice::kMaxDecodeRows * 2,
-              "partial_stats must be float32 [num_ctas, 2, ", sluice::kMaxDecodeRows, ", 2]");
+                  partial_stats.numel() >= num_ctas * 2 * sluice::kMaxDecodeRows * stats * 2,
+              "partial_stats must be float32 [num_ctas, 2, ", sluice::kMaxDecodeRows, ", ", stats,
+              ", 2]");
   TORCH_CHECK(!alibi_slopes || (alibi_slopes->scalar_type() == at::kFloat &&
                                 alibi_slopes->numel() == q.size(1)),
               "alibi_slopes must be float32 [num_q_heads]");
@@ -230,7 +229,6 @@ void paged_decode(Tensor out, const Tensor& q, Tensor k_cache, Tensor v_cache,
     p.shared_splits = shared_splits->data_ptr<int>();
     p.shared_batch = batch;
   }
-  p.arrivals = arrivals.data_ptr<int>();
   p.q_stride = q.stride(0);
   p.out_stride = out.stride(0);
   p.block_stride = k_cache.stride(0);
@@ -349,10 +347,9 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "int head_dim, int max_queries, int min_span, int window, Tensor? skipped, "
       "bool clusters=False, bool wait_first=True) -> ()");
   m.def(
-      "paged_decode(Tensor(a!) out, Tensor q, Tensor(e!) k_cache, Tensor(f!) v_cache, "
+      "paged_decode(Tensor(a!) out, Tensor q, Tensor(d!) k_cache, Tensor(e!) v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, "
-      "Tensor(b!) partial_out, Tensor(c!) partial_stats, Tensor(d!) arrivals, "
-      "Tensor? alibi_slopes, Tensor? skipped, "
+      "Tensor(b!) partial_out, Tensor(c!) partial_stats, Tensor? alibi_slopes, Tensor? skipped, "
       "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
       "int window, float scale, float soft_cap, bool wait_first, Tensor? k_scale=None, "
       "Tensor? v_scale=None, Tensor? new_k=None, Tensor? new_v=None, Tensor? cos_sin=None, "

@@ -16,14 +16,26 @@ template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras k
 __global__ void __launch_bounds__(kThreads, (kSharers<Tile, D, kRowTiles>))
     paged_decode_kernel(const DecodeParams params) {
   extern __shared__ __align__(512) unsigned char raw[];
-  Decoder<T, Tile, D, kRowTiles, kStages, kExtras> decoder(
-      params, *reinterpret_cast<Shared<D, Tile::kBytes, kStages>*>(raw));
-  decoder.run();
+  using Kernel = Decoder<T, Tile, D, kRowTiles, kStages, kExtras>;
+  Kernel(params, *reinterpret_cast<typename Kernel::Memory*>(raw)).run();
 }
 
-template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
+// Tiles in flight: kMost, or fewer where an SM's CTAs have no room for that and queries.
+template <typename T, typename Tile, int D, int kRowTiles, int kMost, Extras kExtras>
+constexpr int fitting_stages() {
+  using Memory = typename Decoder<T, Tile, D, kRowTiles, kMost, kExtras>::Memory;
+  constexpr size_t kSm = 228 * 1024, kReserved = 1024;  // of sm_90, and in it for each CTA
+  if constexpr ((sizeof(Memory) + kReserved) * kSharers<Tile, D, kRowTiles> <= kSm) {
+    return kMost;
+  } else {
+    return fitting_stages<T, Tile, D, kRowTiles, kMost - 1, kExtras>();
+  }
+}
+
+template <typename T, typename Tile, int D, int kRowTiles, int kMost, Extras kExtras>
 cudaError_t launch_decode(const DecodeParams& p, int num_ctas, cudaStream_t stream) {
-  const int smem = sizeof(Shared<D, Tile::kBytes, kStages>);
+  constexpr int kStages = fitting_stages<T, Tile, D, kRowTiles, kMost, kExtras>();
+  const int smem = sizeof(typename Decoder<T, Tile, D, kRowTiles, kStages, kExtras>::Memory);
   auto kernel = paged_decode_kernel<T, Tile, D, kRowTiles, kStages, kExtras>;
   static const cudaError_t ready =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
@@ -49,8 +61,8 @@ cudaError_t launch_extras(const DecodeParams& p, int num_ctas, cudaStream_t stre
   return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kNone>(p, num_ctas, stream);
 }
 
-// kStages: tiles in flight, as many as the memory of an SM holds for its CTAs; kFewRowStages: the
-// same where there are more CTAs.
+// kStages: tiles in flight, as many as the memory of an SM holds for its CTAs without queries;
+// kFewRowStages: the same where there are more CTAs.
 template <typename T, typename Tile, int D, int kStages, int kFewRowStages = kStages>
 cudaError_t launch_rows(const DecodeParams& p, int rows, int num_ctas, cudaStream_t stream) {
   if (rows <= 8) return launch_extras<T, Tile, D, 1, kFewRowStages>(p, num_ctas, stream);

@@ -12,13 +12,13 @@ constexpr int kWarpTokens = kTile / kWarps;
 static_assert(kWarpTokens == 16);
 constexpr int kTileRows = 8;  // rows of an item that one MMA serves
 
-template <int D, int kTileBytes, int kStages>
+template <int D, int kStageBytes, int kStages>
 struct Shared {
   static constexpr int kStride = D + 4;  // the rows 2t that lanes write together lie 8 banks apart
-  uint8_t ring[kWarps][kStages][2][kTileBytes];  // K then V
-  Cursor tiles[kWarps][kStages];                 // whose they are
-  float out[kWarps][kTileRows][kStride];         // of each warp; then its max and sum
-  int last;
+  uint8_t ring[kWarps][kStages][kStageBytes];  // K, V, and queries if they come this way
+  Cursor tiles[kWarps][kStages];               // whose they are
+  float out[kWarps][kTileRows][kStride];       // of each warp; then its max and sum
+  Cursor first;                                // where this CTA started
   uint64_t results;  // barrier: counts what comes from the other CTAs of the cluster
 };
 

@@ -3,6 +3,8 @@
 
 #include "cluster.cuh"
 #include "decode_memory.cuh"
+#include "exchange.cuh"
+#include "spin_limit.cuh"
 
 namespace sluice {
 
@@ -36,8 +38,9 @@ struct Part {
     }
   }
 
-  // Of `num` parts in their order, kUnroll of them loaded at a time: load(i, stats, x).
-  template <int kUnroll, typename Load>
+  // Of `num` parts in their order, kUnroll of them loaded at a time: load(i, stats, x), which
+  // leaves both as they are if there is no part i. kWait: what is not there yet is asked for again.
+  template <int kUnroll, bool kWait, typename Load>
   static __device__ __forceinline__ Part merged(int num, Load&& load) {
     Part part;
 #pragma unroll 1
@@ -45,11 +48,20 @@ struct Part {
       float2 stats[kUnroll];
       float4 others[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) load(min(from + u, num - 1), stats[u], others[u]);
-#pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (from + u >= num) stats[u].x = -INFINITY;
+        stats[u] = {-INFINITY, 0.f};
+        others[u] = {0.f, 0.f, 0.f, 0.f};
       }
+      SpinLimit limit;
+      bool lacks_one;
+      do {
+        limit.check();
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) load(from + u, stats[u], others[u]);
+        lacks_one = false;
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) lacks_one |= lacks(stats[u], others[u]);
+      } while (kWait && lacks_one);
       part.add(stats, others);
     }
     return part;
@@ -96,7 +108,8 @@ class SharedItem {
 #pragma unroll 1
     for (int i = threadIdx.x; i < share(rank); i += kThreads) {
       store((i / 4 * cluster.value + rank) * 4 + i % 4,
-            Part::merged<kUnroll>(parts, [&](int part, float2& stats, float4& x) {
+            Part::merged<kUnroll, false>(parts, [&](int part, float2& stats, float4& x) {
+              if (part >= parts) return;
               x = own.x[part * share(0) + i];
               stats = own.stats[part * share(0) + i];
             }));

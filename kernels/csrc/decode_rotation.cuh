@@ -13,6 +13,39 @@ __device__ __forceinline__ void rotate(uint32_t& a, uint32_t& b, float2 cos, flo
   b = Half<T>::pack(y.x * cos.x + x.x * sin.x, y.y * cos.y + x.y * sin.y);
 }
 
+// The cosines and sines that a thread turns a row of queries with, which it holds as the B operand
+// of its products.
+template <typename T, typename Tile, int D>
+struct RowTurn {
+  static constexpr int kSteps = D / 16;
+  float2 x[kSteps / 2][2][2];
+
+  // cos: [D], of the row's position.
+  __device__ __forceinline__ void load(const float* cos, int lane) {
+#pragma unroll
+    for (int s = 0; s < kSteps / 2; ++s) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+#pragma unroll
+        for (int sine = 0; sine < 2; ++sine) {
+          const float* pair = cos + lane % 4 * 2 + Tile::query_dim(s, high, 0) + sine * (D / 2);
+          x[s][high][sine] = *reinterpret_cast<const float2*>(pair);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void apply(uint32_t (&row)[kSteps][2]) const {
+#pragma unroll
+    for (int s = 0; s < kSteps / 2; ++s) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        rotate<T>(row[s][high], row[s + kSteps / 2][high], x[s][high][0], x[s][high][1]);
+      }
+    }
+  }
+};
+
 // 16 bytes of a new key and of its value, and those half a head further: where they are in the
 // projection, and where they go in the cache and in a tile of the decode kernel.
 template <typename T, typename Tile, int D>

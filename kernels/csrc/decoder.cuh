@@ -5,11 +5,12 @@
 // (decode_line.cuh), which is dealt out in equal spans, so that the SMs finish together whatever
 // the lengths are. A span is worked on by `columns` CTAs side by side, one for each of as many
 // neighbouring heads: together they read whole tokens, 2 KB in a row, which DRAM likes best. An
-// item (sequence, head) that lies within one span is written directly. One that is cut by span
-// borders leaves partial results (max, sum, unnormalised output) in the workspace, and the CTA that
-// arrives last merges them. The line and the place where each span starts are computed on the
-// device once per step and shared by all layers, so the launch has a fixed shape, can live in a
-// CUDA graph, and begins with one load instead of a search.
+// item (sequence, head) that lies within one span is written directly. Of one that is cut by span
+// borders each CTA hands over what it has made (max, sum, unnormalised output) by way of the L2
+// (exchange.cuh), and the one with the last keys merges that when it has done its own work. It
+// waits for earlier CTAs only, so nobody waits in a circle. The line and where each span starts are
+// computed on the device once per step and shared by all layers, so the launch has a fixed shape,
+// can live in a CUDA graph, and begins with one load instead of a search.
 //
 // A CTA has four warps; warp w owns tokens [16w, 16w+16) of every tile, and loads them itself into
 // its own ring of shared-memory stages, so the main loop has no block-wide barrier. The ring runs
@@ -23,13 +24,14 @@
 // CTAs, and these hand each other their results.
 //
 // New keys. With Extras::kNew no kernel has rotated and stored them before this one, which begins
-// while their projection still runs: it fills its ring with what lies in the cache, in the places of
-// the new keys, too, waits, and puts these there and into the cache.
+// while their projection still runs: it fills its ring with what lies in the cache, in the places
+// of the new keys, too, waits, and puts these there and into the cache.
 //
 // Order. What an SM loads arrives in the order in which it asks, so what a warp must wait for comes
 // after all keys that are in flight. Queries are therefore asked for together with the first keys
-// of their item, and cache blocks for 32 tiles at once, one a lane: where registers suffice for
-// that.
+// of their item, into the same stage (into registers the warp would wait for them before it asks
+// for more keys), and cache blocks for 32 tiles at once, one a lane: where there is room for that.
+// Keys leave the L2 first: nobody else reads them, and what they replace would be read again.
 //
 // Code. In a model the kernel comes cold into the instruction caches for every layer, and with few
 // keys that is most of its time: every instruction counts once, whether it is in a loop or not. So
@@ -45,6 +47,8 @@
 #include "decode_rotation.cuh"
 #include "decode_tile.cuh"
 #include "dependent_launch.cuh"
+#include "exchange.cuh"
+#include "hopper.cuh"
 #include "mma.cuh"
 
 namespace sluice {
@@ -56,7 +60,6 @@ template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras k
 class Decoder {
   using Stored = typename Tile::Stored;
   using Math = typename Tile::Math;
-  using Memory = Shared<D, Tile::kBytes, kStages>;
   static constexpr int kPieceElems = 16 / sizeof(Stored);
   static constexpr int kPieces = D / kPieceElems;  // 16-byte pieces of a row
   static constexpr int kSteps = D / 16;            // MMA steps along the head dimension
@@ -67,13 +70,20 @@ class Decoder {
   static constexpr bool kNew = kExtras == Extras::kNew;
   static constexpr bool kClusters =
       kHasClusters && kRowTiles == 1 && (kExtras == Extras::kNone || kNew);
-  // With kNew, what can be loaded before the wait comes first, see below.
-  static constexpr bool kEarlyQueries = !kNew && (kRoom || kRowTiles == 1);
+  // Whether queries come by way of shared memory. With kNew they are turned first, and what can be
+  // loaded before the wait comes before them.
+  static constexpr bool kStaged = kRoom && !kNew;
+  static constexpr bool kEarlyQueries = Tile::kFp8 && kRowTiles == 1;
+  static constexpr int kQueryBytes = kStaged ? kRowTiles * kTileRows * D * 2 : 0;
+  static constexpr int kStageBytes = 2 * Tile::kBytes + kQueryBytes;
 
  public:
+  using Memory = Shared<D, kStageBytes, kStages>;
+
   __device__ Decoder(const DecodeParams& params, Memory& shared)
       : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {
-    ring = static_cast<uint32_t>(__cvta_generic_to_shared(&sm.ring[warp][0][0][0]));
+    policy = evict_first_policy();
+    ring = static_cast<uint32_t>(__cvta_generic_to_shared(&sm.ring[warp][0][0]));
   }
 
   __device__ void run() {
@@ -96,13 +106,12 @@ class Decoder {
     if (clustered) {
       if (num_parts(load) > 1) shared_item(load).expect();
     } else if (threadIdx.x == 0) {
-      prefetch_l2(arrivals(load));
+      sm.first = load;
     }
     block_seq = -1;
 
     // Tile i is computed while i + kStages is loaded; the first rounds only load.
     int stage = 0;
-    int asked = -1;  // the tile whose item's queries are under way
 #pragma unroll 1
     for (int i = begin - kStages; i < end; ++i) {
       const int ahead = i + kStages;
@@ -123,30 +132,28 @@ class Decoder {
         __syncwarp();  // one lane wrote it
         work = sm.tiles[warp][stage];
         const bool opens = i == begin || work.tile == 0;
-        if (opens) {
-          if (asked != i) load_queries(work);
-          asked = -1;
-        }
+        if (!kStaged && opens && !(kEarlyQueries && i == begin)) load_queries(work);
         if constexpr (kNew) take_in_new(work, stage);
-        if (opens) open_item();
+        if (opens) open_item(stage);
         consume(work, stage);
       }
       if (ahead < end) {
         refill(load, block, stage);
-        const bool next_item = kRoom && load.tile == 0 && asked < 0 && (!kNew || i >= begin);
-        if ((kEarlyQueries && ahead == begin) || next_item) {
-          load_queries(load);
-          asked = ahead;
-        }
+        if (kStaged && (ahead == begin || load.tile == 0)) ask_for_queries(load, stage);
+        if (kEarlyQueries && ahead == begin) load_queries(load);
         if (ahead + 1 < end) advance(p.line_shape, load);
       }
       cp_async_commit();  // an empty group counts too
       if (i >= begin && (i + 1 == end || work.tile + 1 == work.num_tiles)) {
-        close_item(work, i, begin, span);
+        close_item(work, i, begin);
       }
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
-    if (clustered) merge_parts(load, begin == end);
+    if (clustered) {
+      merge_parts(load, begin == end);
+    } else {
+      merge_spans(begin, end, span);
+    }
   }
 
  private:
@@ -154,9 +161,9 @@ class Decoder {
   Memory& sm;
   const int warp, lane;
   uint32_t ring;
+  uint64_t policy;
   uint32_t q[kRowTiles][kSteps][2];
-  uint32_t next_q[kRowTiles][kSteps][2];  // of an item whose keys are loaded, with kRoom
-  float2 turns[kNew ? kRowTiles : 1][kSteps / 2][2][2];  // cosines and sines for the rows of next_q
+  RowTurn<T, Tile, D> turns[kNew ? kRowTiles : 1];  // of the rows of q
   float o[kRowTiles][kSteps][4];
   float row_max[kRowTiles][2];  // of rows lane % 4 * 2 and the next, times log2(e)
   float row_sum[kRowTiles][2];  // likewise, over this lane's keys
@@ -174,10 +181,6 @@ class Decoder {
   }
 
   __device__ int kv_head(const Cursor& c) const { return quotient(head_of(c), p.parts); }
-
-  __device__ int* arrivals(const Cursor& c) const {
-    return &p.arrivals[c.seq * p.num_kv_items + head_of(c)];
-  }
 
   // The cache blocks of the sequence's tiles around c, if they are not known.
   __device__ void look_up_blocks(const Cursor& c) {
@@ -208,14 +211,14 @@ class Decoder {
                          kv_head(c) * D + piece * kPieceElems;
     const Stored* k = static_cast<const Stored*>(p.k_cache) + from;
     const Stored* v = static_cast<const Stored*>(p.v_cache) + from;
-    const uint32_t to = ring + stage * (2 * Tile::kBytes);
+    const uint32_t to = ring + stage * kStageBytes;
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       if constexpr (32 % kPieces == 0) {
         constexpr int kRows = 32 / kPieces;
         const uint32_t dst = Tile::further(to + Tile::place(row, piece), j * kRows);
-        cp_async_16(dst, k, row + j * kRows < tokens);
-        cp_async_16(dst + Tile::kBytes, v, row + j * kRows < tokens);
+        cp_async_16(dst, k, row + j * kRows < tokens, policy);
+        cp_async_16(dst + Tile::kBytes, v, row + j * kRows < tokens, policy);
         k += kRows * p.token_stride;
         v += kRows * p.token_stride;
       } else {
@@ -223,15 +226,28 @@ class Decoder {
         const uint32_t dst = to + Tile::place(to_row, to_piece);
         const int64_t further =
             (to_row - row) * p.token_stride + (to_piece - piece) * kPieceElems;
-        cp_async_16(dst, k + further, to_row < tokens);
-        cp_async_16(dst + Tile::kBytes, v + further, to_row < tokens);
+        cp_async_16(dst, k + further, to_row < tokens, policy);
+        cp_async_16(dst + Tile::kBytes, v + further, to_row < tokens, policy);
       }
+    }
+  }
+
+  // Starts the copies of an item's queries beside its first keys here, in the same group.
+  __device__ void ask_for_queries(const Cursor& c, int stage) {
+    wait_for_inputs();
+    const int last_row = c.num_queries * p.group.value - 1;
+    const uint32_t to = ring + stage * kStageBytes + 2 * Tile::kBytes;
+#pragma unroll
+    for (int j = 0; j < kRowTiles * kTileRows * kPieces / 32; ++j) {
+      const int row = (j * 32 + lane) / kPieces, piece = (j * 32 + lane) % kPieces;
+      // Columns of the products have nothing to do with each other: beyond the last row are copies.
+      const T* from = static_cast<const T*>(p.q) + row_at(c, min(row, last_row), p.q_stride);
+      cp_async_16(to + Tile::place(row, piece), from + piece * kPieceElems, true);
     }
   }
 
   __device__ void load_queries(const Cursor& c) {
     wait_for_inputs();
-    auto& to = kRoom ? next_q : q;
     if constexpr (Tile::kFp8) {
       key_scale = p.k_scale[kv_head(c)];
       value_scale = p.v_scale[kv_head(c)];
@@ -249,23 +265,12 @@ class Decoder {
         for (int high = 0; high < 2; ++high) {
           // Lanes add to the dim, whatever the step.
           const auto* pair = reinterpret_cast<const uint32_t*>(src + Tile::query_dim(s, high, 0));
-          to[m][s][high] = Tile::query(*pair);
+          q[m][s][high] = Tile::query(*pair);
         }
       }
       if constexpr (kNew) {
         const int position = c.seq_len - c.num_queries + quotient(r, p.group);
-        const float* cos = p.cos_sin + static_cast<int64_t>(position) * D + lane % 4 * 2;
-#pragma unroll
-        for (int s = 0; s < kSteps / 2; ++s) {
-#pragma unroll
-          for (int high = 0; high < 2; ++high) {
-#pragma unroll
-            for (int sine = 0; sine < 2; ++sine) {
-              const float* pair = cos + Tile::query_dim(s, high, 0) + sine * (D / 2);
-              turns[m][s][high][sine] = *reinterpret_cast<const float2*>(pair);
-            }
-          }
-        }
+        turns[m].load(p.cos_sin + static_cast<int64_t>(position) * D, lane);
       }
     }
   }
@@ -277,9 +282,8 @@ class Decoder {
     const int at = token0(c), oldest = c.seq_len - c.num_queries;
     const int first = max(oldest - at, 0), num = min(c.seq_len - at, kWarpTokens) - first;
     if (num <= 0) return;
-    cp_async_wait<kStages - 1>();  // what came in their place would be written over them
-    __syncwarp();
-    const uint32_t tile = ring + stage * (2 * Tile::kBytes);
+    wait_for_stage();  // what came in their place would be written over them
+    const uint32_t tile = ring + stage * kStageBytes;
     const int64_t slot = static_cast<int64_t>(block_of(p.table, c, at)) * p.block_stride +
                          remainder(at / 16, p.table.block) * 16 * p.token_stride;
 #pragma unroll 1
@@ -287,30 +291,38 @@ class Decoder {
       const int row = first + i / kPairs, piece = i % kPairs, dim = piece * kPieceElems;
       const int64_t from = (c.query_start + at + row - oldest) * p.q_stride + kv_head(c) * D + dim;
       const int64_t to = slot + row * p.token_stride + kv_head(c) * D + dim;
-      NewPiece<T, Tile, D>{static_cast<const T*>(p.new_k) + from,
-                           static_cast<const T*>(p.new_v) + from,
-                           static_cast<T*>(p.k_cache) + to,
-                           static_cast<T*>(p.v_cache) + to,
-                           p.cos_sin + static_cast<int64_t>(at + row) * D + dim,
-                           tile + Tile::place(row, piece),
+      const T* k = static_cast<const T*>(p.new_k) + from;
+      const T* v = static_cast<const T*>(p.new_v) + from;
+      T *to_k = static_cast<T*>(p.k_cache) + to, *to_v = static_cast<T*>(p.v_cache) + to;
+      const float* cos = p.cos_sin + static_cast<int64_t>(at + row) * D + dim;
+      NewPiece<T, Tile, D>{k, v, to_k, to_v, cos, tile + Tile::place(row, piece),
                            tile + Tile::place(row, piece + kPairs)}
           .take_in();
     }
     __syncwarp();
   }
 
-  __device__ void open_item() {
+  // Returns when the oldest of kStages groups has arrived, for the whole warp.
+  static __device__ void wait_for_stage() {
+    cp_async_wait<kStages - 1>();
+    __syncwarp();
+  }
+
+  __device__ void open_item(int stage) {
+    const uint32_t from = ring + stage * kStageBytes + 2 * Tile::kBytes;
+    if constexpr (kStaged) wait_for_stage();
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
+      for (int s = 0; kStaged && s < kSteps; s += 2) {
+        uint32_t of_two[4];
+        ldmatrix_x4(of_two, from + Tile::place(m * kTileRows + lane % 8, s * 2 + lane / 8));
+        q[m][s][0] = of_two[0], q[m][s][1] = of_two[1];
+        q[m][s + 1][0] = of_two[2], q[m][s + 1][1] = of_two[3];
+      }
+      if constexpr (kNew) turns[m].apply(q[m]);
+#pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-        for (int high = 0; kRoom && high < 2; ++high) q[m][s][high] = next_q[m][s][high];
-#pragma unroll
-        for (int high = 0; kNew && s >= kSteps / 2 && high < 2; ++high) {
-          const auto& turn = turns[kNew ? m : 0][s - kSteps / 2][high];
-          rotate<T>(q[m][s - kSteps / 2][high], q[m][s][high], turn[0], turn[1]);
-        }
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[m][s][e] = 0.f;
       }
@@ -329,9 +341,8 @@ class Decoder {
   }
 
   __device__ void consume(const Cursor& c, int stage) {
-    const uint32_t k_tile = ring + stage * (2 * Tile::kBytes);
-    cp_async_wait<kStages - 1>();
-    __syncwarp();
+    const uint32_t k_tile = ring + stage * kStageBytes;
+    wait_for_stage();
     if (token0(c) < c.seq_len) {
       uint32_t weights[kRowTiles][2];
       float s[kRowTiles][4];
@@ -432,7 +443,7 @@ class Decoder {
 
   // i: the tile of the line that was the item's last one here. Adds the four warps' results up in
   // shared memory, eight rows at a time, and writes the item or its partial result.
-  __device__ void close_item(const Cursor& c, int i, int begin, int span) {
+  __device__ void close_item(const Cursor& c, int i, int begin) {
     const int item_begin = i - c.tile, item_end = item_begin + c.num_tiles;
     const bool whole = item_begin >= begin && i + 1 == item_end;
     const int partial = partial_row(blockIdx.y, item_begin >= begin, 0);
@@ -462,14 +473,15 @@ class Decoder {
         } else if (clustered) {
           shared_item(c).hand_over(j, part);
         } else {
-          const int row = partial + first_row + r;
-          partial_out(row, d) = part.x;
-          if (d == 0) p.partial_stats[row] = make_float2(part.max, part.sum);
+          const int row = partial + first_row;
+          hand_over(partial_out(row, j), part.x);
+          if (j % kStatsQuads == 0) {
+            hand_over(partial_stats(row, j), make_float2(part.max, part.sum));
+          }
         }
       }
       __syncthreads();  // the shared memory is free again
     }
-    if (!whole && !clustered) meet(c, rows, item_begin / span, (item_end - 1) / span);
   }
 
   // This warp's results for the rows of tile m, to shared memory.
@@ -501,28 +513,39 @@ class Decoder {
     const int slot = (span_index * p.columns + static_cast<int>(blockIdx.x)) * 2 + starts_here;
     return slot * kMaxDecodeRows + r;
   }
-  __device__ float4& partial_out(int row, int d) const {
-    return reinterpret_cast<float4*>(p.partial_out)[row * kQuads + d / 4];
+  // Quad j of the rows from there on, and where their max and sum are.
+  __device__ float4* partial_out(int row, int j) const {
+    return reinterpret_cast<float4*>(p.partial_out) + row * kQuads + j;
+  }
+  __device__ float2* partial_stats(int row, int j) const {
+    return p.partial_stats + (row * kQuads + j) / kStatsQuads;
   }
 
-  // The CTA of an item that comes here last merges what all have left, in the order of the spans.
-  __device__ void meet(const Cursor& c, int rows, int first, int last) {
-    if (threadIdx.x == 0) {
-      int* count = arrivals(c);
-      sm.last = arrive(count) == last - first;
-      if (sm.last) *count = 0;  // ready for the next launch
-    }
-    __syncthreads();
-    if (!sm.last) return;
+  // The CTA with an item's last keys waits for what those before it have made of theirs, and merges
+  // all in the order of the spans: after its own other work, which others may wait for.
+  __device__ void merge_spans(int begin, int end, int span) {
+    const Cursor c = sm.first;
+    const int item_begin = begin - c.tile;
+    if (c.tile == 0 || item_begin + c.num_tiles > end) return;
+    const int last = blockIdx.y, num = last - item_begin / span + 1;
+    const int rows = c.num_queries * p.group.value;
+    if constexpr (Tile::kFp8) value_scale = p.v_scale[kv_head(c)];  // it was the last item's
+    const auto part_at = [&](int i) { return partial_row(last - (num - 1 - i), i == 0, 0); };
 #pragma unroll 1
-    for (unsigned j = threadIdx.x; j < rows * kQuads; j += kThreads) {
-      const int r = j / kQuads, d = j % kQuads * 4;
+    for (unsigned from = warp * 32; from < rows * kQuads; from += kThreads) {  // by whole warps
+      const unsigned j = min(from + lane, rows * kQuads - 1);
       constexpr int kUnroll = 8;  // loads in flight: the results sit in the L2
-      store(c, r, d, Part::merged<kUnroll>(last - first + 1, [&](int i, float2& stats, float4& x) {
-        const int row = partial_row(first + i, i == 0, r);
-        x = __ldcg(&partial_out(row, d));
-        stats = __ldcg(&p.partial_stats[row]);
-      }));
+      const Part part = Part::merged<kUnroll, true>(num, [&](int i, float2& stats, float4& x) {
+        look_if(i < num, x, partial_out(part_at(i), j));
+        look_if(i < num, stats, partial_stats(part_at(i), j));
+      });
+      if (j == from + lane) store(c, j / kQuads, j % kQuads * 4, part);
+      __syncwarp();  // nobody looks any more: empty for the next launch
+#pragma unroll 4
+      for (int i = 0; i < num; ++i) {
+        empty(partial_out(part_at(i), j));
+        empty(partial_stats(part_at(i), j));
+      }
     }
   }
 

@@ -23,6 +23,11 @@ __device__ __forceinline__ bool lacks_half(uint32_t greatest) {
 }
 
 __device__ __forceinline__ bool lacks(float x) { return __float_as_uint(x) == 0xffffffffu; }
+__device__ __forceinline__ bool lacks(float2 a, float4 b) {
+  const auto bits = [](float x) { return __float_as_uint(x); };
+  const uint32_t greatest = __vimax3_u32(bits(a.x), bits(a.y), bits(b.x));
+  return __vimax3_u32(greatest, max(bits(b.y), bits(b.z)), bits(b.w)) == 0xffffffffu;
+}
 
 template <typename T>
 __device__ __forceinline__ void hand_over(T* to, T x) {
@@ -46,6 +51,12 @@ __device__ __forceinline__ void hand_over(float2* to, float2 x) {
                : "memory");
 }
 
+__device__ __forceinline__ void hand_over(float4* to, float4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x),
+               "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
+
 // What is there now.
 __device__ __forceinline__ void look(uint32_t (&at)[4], const void* from) {
   asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -63,6 +74,23 @@ __device__ __forceinline__ void look(float2& x, const float2* from) {
                : "=f"(x.x), "=f"(x.y)
                : "l"(from)
                : "memory");
+}
+
+// If `condition` holds; else x stays as it is.
+__device__ __forceinline__ void look_if(bool condition, float2& x, const float2* from) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];}"
+      : "+f"(x.x), "+f"(x.y)
+      : "l"(from), "r"(static_cast<int>(condition))
+      : "memory");
+}
+__device__ __forceinline__ void look_if(bool condition, float4& x, const float4* from) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %5, 0; "
+      "@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];}"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(from), "r"(static_cast<int>(condition))
+      : "memory");
 }
 
 // Eight elements.
@@ -83,6 +111,12 @@ __device__ __forceinline__ int claim(int* count) {
 // Nothing is there any more: for 16 bytes.
 __device__ __forceinline__ void empty(void* at) {
   asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(at), "r"(0xffffffffu)
+               : "memory");
+}
+
+// For 8 bytes.
+__device__ __forceinline__ void empty(float2* at) {
+  asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %1};" ::"l"(at), "r"(0xffffffffu)
                : "memory");
 }
 

@@ -14,6 +14,15 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, boo
                : "memory");
 }
 
+// policy: how the L2 keeps them.
+__device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, bool valid,
+                                            uint64_t policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(smem),
+      "l"(gmem), "r"(valid ? 16 : 0), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }

@@ -11,6 +11,7 @@ namespace sluice {
 constexpr int kDecodeTile = 64;      // KV tokens of one unit of work
 constexpr int kEarlyTiles = 4;       // tiles whose blocks a span starts with
 constexpr int kMaxDecodeRows = 32;   // query tokens x query heads per KV head in one pass
+constexpr int kStatsQuads = 8;       // float4s of a partial result that share a max and a sum
 
 // One tile on the line of all tiles of a step, with what is known of its sequence.
 struct alignas(16) DecodeCursor {
@@ -76,14 +77,15 @@ struct DecodeParams {
   DecodeLineShape line_shape;  // as it was for decode_schedule
   DecodeTable table;           // likewise
   const float* alibi_slopes;   // [num_q_heads] or null
+  // Empty (exchange.cuh) before the first launch and after each:
   float* partial_out;      // [num_spans * columns, 2, kMaxDecodeRows, D]
-  float2* partial_stats;   // [num_spans * columns, 2, kMaxDecodeRows]: max and sum, base 2
+  // Max and sum, base 2, once for the threads that read them at the same time.
+  float2* partial_stats;   // [num_spans * columns, 2, kMaxDecodeRows, D / (4 * kStatsQuads)]
   // What shared_prefix left for the skipped keys; null with line_shape.skipped.
   const float* shared_out;      // [splits, shared_batch, num_q_heads, D]
   const float2* shared_stats;   // [splits, shared_batch, num_q_heads]
   const int* shared_splits;     // [batch]: how many results there are of each sequence
   int shared_batch;
-  int* arrivals;           // [batch * num_kv_items], zero before the first launch and after each
   int64_t q_stride, out_stride, block_stride, token_stride;  // in elements
   int num_kv_items;  // per sequence: num_kv_heads * parts
   int columns;       // heads worked on side by side; divides num_kv_items

@@ -159,6 +159,10 @@ _EACH_PARTITION = """
     $$
 """
 
+# At first, and in the order in which the statements of workers take them: a worker that had one of
+# them and waited for an earlier one would be in a deadlock with this transaction.
+_LOCKS = "LOCK TABLE api_key, tenant, project, limit_policy, limit_state, reservation"
+
 _OLD_PARTITIONS = """
     CREATE OR REPLACE FUNCTION usage_event_add_partitions(p_from date, p_months integer)
     RETURNS integer LANGUAGE plpgsql AS $$
@@ -185,6 +189,7 @@ _OLD_PARTITIONS = """
 
 
 def upgrade() -> None:
+    op.execute(_LOCKS)
     for statement in (*_ROLES, *_ENTER, *protect("tenant", column="id"), *_LOOKUP, *_PARTITIONS):
         op.execute(statement)
     for table in _TABLES:

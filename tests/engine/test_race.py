@@ -50,6 +50,8 @@ def test_without_noise_the_ratio_is_exact() -> None:
     assert found["faster"].tok_s == pytest.approx(12.5)
     assert found["faster"].interval == pytest.approx((1.25, 1.25))
     assert max(number for number, _ in machine.order) == 7, "no more rounds than it needs"
+    assert found["faster"].num_rounds == 8
+    assert found["faster"].num_rounds_for(0.01) <= 1
 
 
 def test_everybody_follows_everybody_else() -> None:
@@ -59,6 +61,15 @@ def test_everybody_follows_everybody_else() -> None:
     rounds = [tuple(names[i : i + 3]) for i in range(0, len(names), 3)]
     assert all(sorted(each) == ["control", "other", "plain"] for each in rounds)
     assert len(set(rounds)) == 6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_says_how_many_rounds_would_be_enough(seed: int) -> None:
+    taken = {"plain": 0.001, "control": 0.001, "slower": 0.00102}
+    few = Machine(0.03, seed=seed).race(precision=0.04, **taken)["slower"]
+    many = Machine(0.03, seed=seed).race(precision=0.005, **taken)["slower"]
+    assert few.num_rounds < many.num_rounds
+    assert many.num_rounds / 6 < few.num_rounds_for(0.005) < 6 * many.num_rounds
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -114,6 +114,33 @@ def test_a_parked_request_waits() -> None:
     assert core.stats().generation_tokens == 2
 
 
+def test_a_pause_that_ends_before_the_next_token_is_due_changes_nothing() -> None:
+    core, clock = make_core()
+    core.add_request(request(max_tokens=6, ignore_eos=True, num_granted_tokens=3))
+    core.step()
+    for _ in range(3):
+        core.park(["r"])
+        core.grant([Grant("r", 6)])
+        core.unpark(["r"])
+    told = run(core, clock)
+    assert [time_s for time_s, _ in told] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_a_grant_is_no_reason_to_go_on_for_one_that_is_parked() -> None:
+    core, clock = make_core()
+    core.add_request(request(max_tokens=3, ignore_eos=True, num_granted_tokens=1))
+    for _ in range(3):
+        clock.now_s += 0.1
+        core.step()
+    core.park(["r"])
+    core.grant([Grant("r", 3)])
+    clock.now_s += 1.0
+    assert core.step() == []
+    assert core.stats().num_parked == 1
+    core.unpark(["r"])
+    assert [len(output.new_token_ids) for _, output in run(core, clock)] == [1, 1]
+
+
 def test_not_one_token_comes_before_it_is_granted() -> None:
     core, clock = make_core()
     core.add_request(request(max_tokens=9, ignore_eos=True, num_granted_tokens=2))

@@ -71,6 +71,19 @@ def test_a_model_name_cannot_break_the_chunk() -> None:
     assert chunk["model"] == 'a"},{\n%s'
 
 
+def test_the_service_tier_is_told_in_every_chunk_and_in_the_whole() -> None:
+    common: dict[str, Any] = {"completion_id": "c", "created": 1, "model": "m", "num_choices": 1}
+    made = ChatChunks(**common, has_usage=True, service_tier="default")
+    closing = made.closing(USAGE).split(b"\n\n")[0] + b"\n\n"
+    for event in (made.opening(), made.delta(Delta(0, "x")), made.heartbeat, closing):
+        assert data_of(event)["service_tier"] == "default"
+    collected = ChatCompletion(**common, service_tier="default", metadata={"a": "b"})
+    body = json.loads(collected.body(USAGE))
+    assert (body["service_tier"], body["metadata"]) == ("default", {"a": "b"})
+    assert "service_tier" not in data_of(chunks().opening())
+    assert "service_tier" not in json.loads(completion().body(USAGE))
+
+
 def test_all_chunks_share_their_head() -> None:
     made = chunks(has_usage=True)
     closing, done = made.closing(USAGE).split(b"\n\n", 1)

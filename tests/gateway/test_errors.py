@@ -18,6 +18,7 @@ from gateway.errors import (
     quoted,
     to_api_error,
 )
+from gateway.logs import Trickle
 from grammar.errors import CompilerUnavailable, CompileTimeout, InvalidGrammar, UnsupportedKeyword
 from tenants import keys
 from tenants.errors import (
@@ -156,3 +157,19 @@ def test_what_a_client_sent_is_shown_in_part() -> None:
     shown = InvalidRequestError("y" * 10_000, param="z" * 10_000).object()
     assert len(shown.message) == MAX_MESSAGE
     assert shown.param == "z" * MAX_PARAM
+
+
+def test_a_fault_of_ours_that_every_request_meets_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    trickle = Trickle(burst=2, per_s=1.0, clock=lambda: now)
+    monkeypatch.setattr(errors, "_seldom", trickle)
+    for _ in range(5):
+        assert isinstance(to_api_error(RuntimeError("bug")), InternalError)
+        assert to_api_error(CompilerUnavailable("killed")).code == "formats_unavailable"
+    unavailable = "the grammar compiler is not available: killed"
+    assert caplog.messages == ["unexpected error", unavailable] * 2
+    now = 1.0
+    to_api_error(RuntimeError("bug"))
+    assert caplog.messages[-1] == "unexpected error, and 3 more of this type"

@@ -12,13 +12,15 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from gateway.bench.load import Load, Manner
 from gateway.commands.database import Address
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.serving import MODEL, Gateway, until
+from tests.gateway.raw_http import RawClient, post
+from tests.gateway.serving import MODEL, Gateway, chat_body, encode, until
 
 OURS = ("gateway.", "engine.", "tenants.", "sse_starlette.", "uvicorn.")
 CLIENTS = "gateway.bench."
@@ -82,3 +84,34 @@ async def test_streams_are_gone_when_they_have_ended(
         assert max(found.values(), default=0) <= NUM_CONNECTIONS
     else:
         assert not found
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "field": {"foo": 1},
+    "model": {"model": "nope"},
+    "range": {"temperature": 9},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+    "grammar": {"structured_outputs": {"regex": "(a"}},
+    "length": {"max_tokens": 10**9},
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("fields", WRONG.values(), ids=WRONG.keys())
+async def test_refused_requests_are_gone_when_they_are_answered(
+    gateway: Gateway, fields: dict[str, Any]
+) -> None:
+    """Their bodies can be large, and a flood of them quick."""
+
+    async def refused() -> None:
+        client = await RawClient.connect(gateway)
+        for _ in range(NUM_REQUESTS):
+            client.send(post(gateway, encode(chat_body(**fields))))
+            assert (await client.answer()).status in (400, 404)
+        await client.close()
+        await until(lambda: not gateway.server.server_state.connections)
+
+    await refused()  # what is made once
+    with garbage() as found:
+        await refused()
+    assert not found

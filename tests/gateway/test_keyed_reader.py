@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from gateway.errors import InvalidApiKey
-from gateway.keyed_reader import KeyedReader
+from gateway.errors import Draining, InvalidApiKey
+from gateway.keyed_reader import KeyedReader, Readers
 from gateway.stream_record import Take
 from tenants.memory import MemoryStore
 from tests.tenants.samples import make_key
@@ -47,8 +47,8 @@ class Source:
         self.calls.append("close")
 
 
-async def make() -> tuple[KeyedReader, Source, set[KeyedReader]]:
-    source, readers = Source(), set[KeyedReader]()
+async def make() -> tuple[KeyedReader, Source, Readers]:
+    source, readers = Source(), Readers()
     _, principal = await make_key(MemoryStore(), "acme")
     return KeyedReader(source, principal, readers), source, readers
 
@@ -64,7 +64,7 @@ async def test_it_reads_what_the_other_reads() -> None:
     reader.stop()
     reader.close()
     reader.close()
-    assert (reader.stream_id, readers) == ("s", set())
+    assert (reader.stream_id, readers) == ("s", Readers())
     assert source.calls == ["divert", "beat", "stop", "close", "close"]
 
 
@@ -102,6 +102,21 @@ async def test_a_second_refusal_finds_it_ending() -> None:
             await reading
 
 
+async def test_a_shutdown_ends_who_reads_and_who_comes_later() -> None:
+    reader, source, readers = await make()
+    reading = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    readers.refuse_all(Draining("The server is shutting down."))
+    late = KeyedReader(source, reader.principal, readers)
+    for ended in (reading, anext(late)):
+        with pytest.raises(Draining):
+            await ended
+    reader.close()
+    late.close()
+    async with asyncio.timeout(5):
+        await readers.wait_empty()
+
+
 async def test_a_time_limit_of_the_reader_is_its_own() -> None:
     reader, _, _ = await make()
     with pytest.raises(TimeoutError):
@@ -110,7 +125,7 @@ async def test_a_time_limit_of_the_reader_is_its_own() -> None:
     source = Source()
     source.items.get = _times_out  # type: ignore[method-assign]
     with pytest.raises(TimeoutError):
-        await anext(KeyedReader(source, reader.principal, set()))
+        await anext(KeyedReader(source, reader.principal, Readers()))
 
 
 async def _times_out() -> Sequence[bytes]:

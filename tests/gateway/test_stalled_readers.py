@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_socket
 
 from engine.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble, Play
@@ -177,3 +179,73 @@ async def test_deleting_a_response_does_not_wait_for_its_reader(model_dir: Path)
         assert not gateway.app.state.services.generations.live()
         assert not double.running
         assert (await get(gateway, path, authorization=key)).status == 404
+
+
+@asynccontextmanager
+async def stalled_socket(
+    model_dir: Path, path: str, **message: Any
+) -> AsyncIterator[tuple[Gateway, EngineDouble, ClientConnection]]:
+    """A WebSocket whose client does not read the answer to ``message``."""
+    config = make_config(model_dir, flush_interval_ms=0, send_timeout_s=60, ws_outbox_bytes=4096)
+    double = EngineDouble(Tokenizer.load(model_dir), max_model_len=10**6)
+    double.script = lambda prompt: Play(text="x" * LENGTH)
+    engine = double_client(config, double, max_unread_tokens=50)
+    async with served(config, engine) as gateway:
+        for listener in gateway.server.servers[0].sockets:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, (gateway.host, gateway.port))
+        key = {"authorization": f"Bearer {gateway.api_key}"}
+        url = gateway.ws_url.removesuffix("/v1/chat") + path
+        async with connect_socket(
+            url, sock=connection, additional_headers=key, max_queue=1, compression=None
+        ) as client:
+            await client.send(json.dumps(message))
+            await until(lambda: double.lives[-1].parked, within_s=60)
+            yield gateway, double, client
+
+
+async def _settled(gateway: Gateway, double: EngineDouble) -> int:
+    """Waits until nothing runs and all is settled; returns the tokens that were generated."""
+    services = gateway.app.state.services
+    async with asyncio.timeout(10):
+        totals = await gateway.usage()
+        await until(lambda: not services.quota._holds and not services.generations.live())
+    (done,) = double.generated.values()
+    assert totals.completion_tokens == done < LENGTH
+    return done
+
+
+async def test_a_cancelled_turn_is_settled_though_nobody_reads_it(model_dir: Path) -> None:
+    chat = chat_body() | {"type": "chat", "id": "t"}
+    async with stalled_socket(model_dir, "/v1/chat", **chat) as (gateway, double, client):
+        await client.send('{"type": "cancel", "id": "t"}')
+        done = await _settled(gateway, double)
+        frames = [json.loads(await client.recv())]
+        while frames[-1]["type"] != "done":
+            frames.append(json.loads(await client.recv()))
+        assert [frame["seq"] for frame in frames[1:]] == list(range(len(frames) - 1))
+        assert "".join(frame.get("content", "") for frame in frames) == "x" * done
+        assert frames[-1]["finish_reason"] == "cancelled"
+        assert frames[-1]["usage"]["completion_tokens"] == done
+    assert (await gateway.usage()).requests == 1
+
+
+async def test_a_cancelled_response_is_settled_though_nobody_reads_it(model_dir: Path) -> None:
+    create = {"type": "response.create", "model": MODEL, "input": "hi"}
+    async with stalled_socket(model_dir, "/v1/responses", **create) as (gateway, double, client):
+        (response_id,) = gateway.app.state.services.responses._running
+        cancel = json.dumps({"type": "response.cancel", "response_id": response_id})
+        for _ in range(2):
+            await client.send(cancel)
+        done = await _settled(gateway, double)
+        told = [json.loads(await client.recv())]
+        while told[-1]["type"] != "response.incomplete":
+            told.append(json.loads(await client.recv()))
+        assert [event["sequence_number"] for event in told] == list(range(len(told)))
+        deltas = [e["delta"] for e in told if e["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == "x" * done
+        assert told[-1]["response"]["usage"]["output_tokens"] == done
+    assert (await gateway.usage()).requests == 1

@@ -31,11 +31,12 @@ def test_free_until_the_tag_then_bound(compiler: GrammarCompiler) -> None:
     assert END_SPECIAL in allowed
     assert EOS not in allowed
     assert max(allowed) < EOS + 4
-    for token_id in b"thinking: xy":
+    for token_id in b"\x00thinking: xy":
         assert matcher.accept(token_id)
+    assert matcher.forced_tokens() == []
     assert not matcher.accept(EOS)
     for no_token in (-1, compiler.vocabulary.size - 1, compiler.vocabulary.size, 10**9):
-        assert not matcher.accept(no_token)
+        assert matcher.accept(no_token) is False
     assert matcher.is_reasoning
     assert matcher.accept(END_SPECIAL)
     assert not matcher.is_reasoning
@@ -71,3 +72,17 @@ def test_rollback_across_the_boundary(compiler: GrammarCompiler) -> None:
     assert allowed_ids(matcher, compiler.vocabulary) == [ord("x")]
     matcher.rollback(3)
     assert matcher.num_tokens == 0
+
+
+def test_the_backend_fills_masks_from_the_answer_on(compiler: GrammarCompiler) -> None:
+    matcher = reasoning(compiler, [ord(">")])
+    row = np.zeros(compiler.vocabulary.mask_words, dtype=np.int32)
+    assert matcher.backend is None
+    assert matcher.accept(ord(">"))
+    for byte in (*b"xy", None):
+        assert matcher.backend is not None
+        matcher.backend.fill(row)
+        matcher.finish_mask(row)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        assert list(np.flatnonzero(bits)) == allowed_ids(matcher, compiler.vocabulary)
+        assert byte is None or matcher.accept(byte)

@@ -44,6 +44,8 @@ def test_the_subset_passes(schema: dict[str, Any]) -> None:
         (closed() | {"anyOf": [closed()]}, "$", "root"),
         (closed(a={"type": "object", "properties": {}}), "$.properties.a", "additionalProperties"),
         (closed(a={"type": "object"}), "$.properties.a", "additionalProperties"),
+        (closed(a={"type": ["null", "object"]}), "$.properties.a", "additionalProperties"),
+        (closed(a={"properties": {}}), "$.properties.a", "additionalProperties"),
         (closed(a=STRING) | {"required": []}, "$", "differs in: a"),
         (closed() | {"required": ["ghost"]}, "$", "differs in: ghost"),
         (closed(a=True), "$.properties.a", "true and false"),

@@ -29,7 +29,7 @@ MAX_ROWS = 32
 POINTERS = (
     *("out", "q", "k_cache", "v_cache", "seq_lens", "cu_queries", "blocks"),
     *("k_scale", "v_scale", "alibi_slopes", "new_k", "new_v", "cos_sin"),
-    *("arrivals", "tile_ends", "partial_out", "partial_stats"),
+    *("tile_ends", "partial_out", "partial_stats"),
 )
 INTS = (
     *("batch", "table_width", "block_size", "kv_heads", "parts", "group", "columns"),
@@ -72,9 +72,9 @@ def decode(
     group = heads // kv_heads
     columns = max(n for n in range(1, 9) if kv_heads % n == 0)
     out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype)
-    ints = torch.zeros(2, batch * kv_heads, dtype=torch.int32)
+    tile_ends = torch.zeros(batch, dtype=torch.int32)
     slots = spans * columns * 2 * MAX_ROWS
-    partial = torch.full((slots * (dim + 2),), float("nan"))
+    partial = torch.full((slots * (dim + dim // 16),), -1, dtype=torch.int32)  # empty
     tensors = {
         "out": out,
         "q": case.q,
@@ -84,8 +84,7 @@ def decode(
         "cu_queries": case.cu_queries,
         "blocks": case.block_table,
         "alibi_slopes": alibi_slopes,
-        "arrivals": ints[0],
-        "tile_ends": ints[1],
+        "tile_ends": tile_ends,
         "partial_out": partial,
         "partial_stats": partial[slots * dim :],
         **case.scales,
@@ -111,7 +110,7 @@ def decode(
     }
     found = library.decode(ctypes.byref(Call(**pointers, **numbers)))
     assert clustered in (found, None)
-    assert not ints[0].any(), "the counters of arrivals must be zero again"
+    assert (partial == -1).all(), "what was handed over must be empty again"
     return out
 
 
@@ -140,6 +139,27 @@ def test_more_than_one_look_up(library: ctypes.CDLL, spans: int, fp8: bool) -> N
     lens = [*range(1, 40), 0, 0, *range(60, 100), 2300, 5]
     case = make_case(lens, [1] * len(lens), heads=2, kv_heads=1, dim=96, fp8=fp8, device="cpu")
     check(case, decode(library, case, spans))
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("query_lens", [[1, 1], [4, 1]])
+def test_many_parts_of_an_item(library: ctypes.CDLL, query_lens: list[int], fp8: bool) -> None:
+    """More than are loaded at a time; the next item begins in the span that merges them."""
+    case = make_case([1200, 70], query_lens, heads=8, kv_heads=2, fp8=fp8, device="cpu")
+    check(case, decode(library, case, 21))
+
+
+def test_spans_of_several_heads_scales(library: ctypes.CDLL) -> None:
+    """A span that ends one KV head's item goes on with another one's before it merges the parts."""
+    case = make_case([300, 200], [1, 1], heads=10, kv_heads=10, fp8=True, device="cpu")
+    check(case, decode(library, case, 7))
+
+
+def test_not_a_number_is_handed_over(library: ctypes.CDLL) -> None:
+    """Ones in all bits are a NaN, too, and mean that nothing is there yet."""
+    case = make_case([300], [1], heads=8, kv_heads=2, device="cpu")
+    case.v_cache.view(torch.int16).fill_(-1)
+    assert torch.isnan(decode(library, case, 5)).all()
 
 
 @pytest.mark.parametrize("fp8", [False, True])

@@ -214,7 +214,7 @@ def run(case: Case, *, min_span: int = 1, clusters: bool = False, **options: Any
         clusters=clusters,
     )
     out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype, device=case.q.device)
-    for _ in range(2):  # twice: the arrival counters must reset themselves
+    for _ in range(2):  # twice: what was handed over must be gone
         out.fill_(float("nan"))
         cuda.paged_decode(
             out,
@@ -232,7 +232,8 @@ def run(case: Case, *, min_span: int = 1, clusters: bool = False, **options: Any
             **options,
         )
     torch.cuda.synchronize()
-    assert not workspace.arrivals.any()
+    for handed in (workspace.partial_out, workspace.partial_stats):
+        assert (handed.view(torch.int32) == -1).all()
     return out
 
 
@@ -357,6 +358,15 @@ def test_replays_in_a_cuda_graph_with_new_lengths() -> None:
     torch.cuda.synchronize()
     error = (out.double() - large.expected).norm() / large.expected.norm()
     assert error < 6e-3
+
+
+def test_not_a_number_is_handed_over() -> None:
+    """What a CTA hands over to another one is never the NaN that means that nothing is there."""
+    case = make_case([2000, 64], [1, 1])
+    case.v_cache.view(torch.int16).fill_(-1)
+    assert torch.isnan(run(case)).all()
+    case.q.view(torch.int16).fill_(-1)
+    assert torch.isnan(run(case)).all()
 
 
 def test_wrong_arguments_are_refused_by_name() -> None:

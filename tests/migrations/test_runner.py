@@ -340,21 +340,38 @@ class TestOtherMigrations:
             await asyncio.gather(*(migrations.upgrade(empty_pg_dsn) for _ in range(3)))
         assert await migrations.current(empty_pg_dsn) == "b"
 
-    async def test_waiting_for_a_busy_table_ends(
-        self, folder: Path, empty_pg_dsn: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_waiting_for_a_busy_table_ends(self, folder: Path, empty_pg_dsn: str) -> None:
         """A migration in the queue for a table stops everybody behind it: it has to give up."""
-        assert runner._SETTINGS["lock_timeout"] == "2s"
-        monkeypatch.setitem(runner._SETTINGS, "lock_timeout", "200ms")
         await execute(empty_pg_dsn, "CREATE TABLE one (x int)")
         self.write(folder, "a", None, "op.execute('ALTER TABLE one ADD y int')")
+        other, third = [await asyncpg.connect(empty_pg_dsn) for _ in range(2)]
+        async with other.transaction():
+            await other.execute("LOCK TABLE one IN ACCESS SHARE MODE")
+            waiting = asyncio.create_task(migrations.upgrade(empty_pg_dsn, lock_timeout_s=0.5))
+            while not waiting.done():
+                async with asyncio.timeout(1.0):  # as long as PostgreSQL waits with deadlocks
+                    await third.fetch("SELECT * FROM one")
+            with pytest.raises(StoreUnavailable, match=r"in use for 0\.5 s .*lock timeout"):
+                await waiting
+        await other.close()
+        await third.close()
+        await migrations.upgrade(empty_pg_dsn)
+
+    async def test_a_table_that_becomes_free_is_waited_for(
+        self, folder: Path, empty_pg_dsn: str
+    ) -> None:
+        await execute(empty_pg_dsn, "CREATE TABLE one (x int)")
+        self.write(folder, "a", None, "op.execute('CREATE TABLE two ()')")
+        self.write(folder, "b", "a", "op.execute('ALTER TABLE one ADD y int')")
         other = await asyncpg.connect(empty_pg_dsn)
         async with other.transaction():
             await other.execute("LOCK TABLE one IN ACCESS SHARE MODE")
-            with pytest.raises(Exception, match="lock timeout"):
-                await migrations.upgrade(empty_pg_dsn)
+            waiting = asyncio.create_task(migrations.upgrade(empty_pg_dsn))
+            await asyncio.sleep(0.4)
+            assert not waiting.done()
+        await waiting
+        assert await migrations.current(empty_pg_dsn) == "b"
         await other.close()
-        await migrations.upgrade(empty_pg_dsn)
 
 
 @pytest.mark.pg

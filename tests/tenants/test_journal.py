@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from tenants.journal import SUFFIX, Journal
+from tenants.limits import Price
+from tenants.progress import Progress, Running
 from tenants.types import UsageEvent
 from tests.tenants.full_disk import no_file_above
 from tests.tenants.samples import make_event
@@ -80,6 +82,36 @@ def test_adopted_events_are_in_the_own_file_before_the_other_goes(tmp_path: Path
     assert inherit(tmp_path) == [event]
 
 
+def test_a_neighbour_may_take_the_new_file_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is counted afterwards is in a file that the next process finds."""
+    neighbour = Journal(tmp_path)
+    taken: list[Path] = []
+
+    class Exposed(Progress):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            if not taken:
+                taken.append(self.path)
+                assert list(neighbour.adopt()) == []
+                assert not self.path.exists()
+
+    monkeypatch.setattr("tenants.journal.Progress", Exposed)
+    journal, event = Journal(tmp_path), make_event(prompt_tokens=10, cached_tokens=0)
+    slot = journal.begin(event, Price())
+    assert isinstance(slot, Running)
+    slot.counts[0] = 7
+    assert list(neighbour.adopt()) == []
+    journal.close()
+    (found,) = neighbour.adopt()
+    assert (found.request_id, found.completion_tokens) == (event.request_id, 7)
+    neighbour.clear()
+    neighbour.close()
+    slot.end()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_clear_makes_the_file_empty_and_usable(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([make_event()])
@@ -122,6 +154,8 @@ def test_closed_journal_takes_nothing(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(AssertionError, match="closed"):
         journal.append([make_event()])
+    with pytest.raises(AssertionError, match="closed"):
+        journal.begin(make_event(), Price())
 
 
 def test_a_new_folder_is_its_owners_only(tmp_path: Path) -> None:

@@ -64,6 +64,21 @@ def test_what_runs_is_there_and_what_has_ended_is_not(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_slot_that_is_used_again_begins_at_zero(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    first = progress.begin(opening(), PRICE)
+    count(first, 7, 4)
+    first.end()  # type: ignore[union-attr]
+    event = opening()
+    slot = progress.begin(event, PRICE)
+    assert slot is not None
+    assert list(slot.counts) == [0, 0]
+    slot.counts[0] = 1
+    assert left(progress)[event.request_id].cached_tokens == 0
+    slot.end()
+    progress.close()
+
+
 def test_a_file_that_was_removed_is_no_reason_not_to_close(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     progress.path.unlink()

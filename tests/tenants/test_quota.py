@@ -27,7 +27,8 @@ class TestReserve:
         hold.watch(lambda: 4999)
         hold.ask(256)
         await quota.release(hold)
-        assert (store.num_reserves, store.num_extends, quota.num_held) == (0, 0, 0)
+        assert (store.num_reserves, store.num_extends, store.num_releases) == (0, 0, 0)
+        assert quota.num_held == 0
 
     async def test_without_policies_a_long_request_is_listed_until_it_is_settled(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -70,9 +71,11 @@ class TestReserve:
         assert store.num_reserves == 3
 
     @pytest.mark.parametrize("is_late", [False, True])
-    async def test_only_what_is_listed_after_its_settlement_is_taken_off_by_itself(
-        self, monkeypatch: pytest.MonkeyPatch, is_late: bool
+    @pytest.mark.parametrize("answers_after_s", [0.0, 0.05])
+    async def test_only_what_is_listed_after_its_end_is_taken_off_by_itself(
+        self, monkeypatch: pytest.MonkeyPatch, is_late: bool, answers_after_s: float
     ) -> None:
+        """Between its end and its settlement, or after that."""
         monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.0)
         store = WatchedStore()
         who = await make(store)
@@ -84,7 +87,9 @@ class TestReserve:
         assert store.num_reserves == 1
         await hold.stop()
         if store.gate is not None:
-            asyncio.get_running_loop().call_later(0.05, store.gate.set)
+            asyncio.get_running_loop().call_later(answers_after_s, store.gate.set)
+        if answers_after_s == 0:
+            await asyncio.sleep(0.01)
         await settle(store, who, hold)
         await hold.close()
         assert store.num_releases == is_late
@@ -311,6 +316,20 @@ class TestQueue:
             await settle(store, who, running)
             await settle(store, who, await waiting)
 
+    async def test_who_waits_asks_ever_less_often(self) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1, max_queued=1)
+        quota = Quota(store)
+        running = await take(quota, who)
+        store.num_reserves, began = 0, time.monotonic()
+        waiting = asyncio.create_task(take(quota, who))
+        await asyncio.sleep(0.1)
+        # Pauses of 10, 15, 22.5, … ms lie between the questions.
+        assert 0.02 * (1.5 ** (store.num_reserves - 1) - 1) <= time.monotonic() - began
+        await settle(store, who, running)
+        async with asyncio.timeout(30):
+            await settle(store, who, await waiting)
+
     async def test_cancelled_waiter_leaves_its_place(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, max_queued=1)
         quota = Quota(store)
@@ -334,6 +353,7 @@ class TestQueue:
         await asyncio.sleep(0.01)
         admitted.cancel()
         await asyncio.wait([admitted])
+        assert admitted.cancelled()
         store.gate.set()
         assert (await take(quota, who)).allowed == 256
 
@@ -475,6 +495,28 @@ class TestExtension:
         await put(store, who, "tenant", monthly_tokens=500, tokens_per_minute=300)
         assert await more(hold, 100) == 656
         assert hold.is_last
+
+    @pytest.mark.parametrize("limit", ["monthly_tokens", "monthly_cost_micro"])
+    async def test_of_what_was_lost_nothing_is_given_where_others_have_used_up_the_month(
+        self, store: Store, limit: str
+    ) -> None:
+        who = await make(store, "tenant", **{limit: 800})
+        quota, price = Quota(store), Price(prompt=10**6, completion=10**6)
+        lost, other = [
+            await quota.reserve(
+                who,
+                request_id=uuid4(),
+                model="demo",
+                prompt_tokens=10,
+                max_tokens=2000,
+                price=price,
+            )
+            for _ in range(2)
+        ]
+        assert await store.release(who.tenant.id, lost.request_id)
+        assert await more(other, 900) == 790
+        assert await more(lost) == 256
+        assert lost.is_last
 
     async def test_a_request_that_runs_is_not_ended_for_a_slot_that_was_taken_meanwhile(
         self, store: Store

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.asyncio
 
 
 class TestLeases:
-    async def test_are_renewed_with_what_was_generated(self) -> None:
+    async def test_are_renewed_with_what_was_generated(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         store = WatchedStore()
         who = await make(store, max_concurrent=1)
         quota = Quota(store, lease_s=30)
@@ -39,6 +41,31 @@ class TestLeases:
         await Quota(store, patience_s=0).beat()
         totals = await usage_totals(store, who.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (1, 9)
+        assert f"{hold.request_id} was settled for its dead owner" in caplog.text
+
+    async def test_run_renews_them_long_before_they_end(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, sleep, num_sleeps = WatchedStore(), asyncio.sleep, 0
+        who = await make(store, max_concurrent=1)
+
+        async def slept(seconds: float) -> None:
+            nonlocal num_sleeps
+            num_sleeps += 1
+            store.time.advance(seconds=1.9 * seconds)
+            await sleep(0)
+
+        monkeypatch.setattr(asyncio, "sleep", slept)
+        quota = Quota(store, lease_s=30)
+        hold = await take(quota, who)
+        running = asyncio.create_task(quota.run())
+        neighbour = Quota(store, patience_s=0)
+        while num_sleeps < 10:
+            await neighbour.beat()
+            assert [row.request_id for row in await store.list_running()] == [hold.request_id]
+            await sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
 
     async def test_an_owner_that_was_slow_settles_for_itself(self, store: Store) -> None:
         """Its slot is another's by then, but what it generated is charged, to the token."""
@@ -146,6 +173,50 @@ class TestLeases:
         await asyncio.wait([running])
         assert [row.request_id for row in await store.list_running()] == [mine.request_id]
 
+    async def test_an_outage_is_not_over_before_the_store_has_answered(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A process in which nothing runs any more has nothing to ask."""
+        store, now, num_beats, num_renewals = WatchedStore(), 0.0, 0, 0
+        who = await make(store, max_concurrent=5)
+        quota = Quota(store, lease_s=0.006, patience_s=0, clock=lambda: now)
+        hold = await take(quota, who)
+        beat = quota.beat
+
+        async def counted() -> bool:
+            nonlocal num_beats
+            num_beats += 1
+            return await beat()
+
+        async def away(*arguments: object) -> None:
+            nonlocal num_renewals
+            num_renewals += 1
+            raise StoreUnavailable("away")
+
+        async def beats(count: int) -> None:
+            until = num_beats + count
+            async with asyncio.timeout(30):
+                while num_beats < until:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+        monkeypatch.setattr(quota, "beat", counted)
+        running = asyncio.create_task(quota.run())
+        await beats(2)  # the ledger is maintained at the start
+        monkeypatch.setattr(store, "renew", away)
+        await beats(3)
+        assert caplog.text.count("Leases are not renewed: away") == 1
+        await hold.close()
+        await beats(1)
+        num_renewals = 0
+        await beats(5)
+        assert num_renewals == 0
+        assert "renewed again" not in caplog.text
+        now += 1.0  # the dead are looked for again
+        await beats(2)
+        assert caplog.text.count("Leases are renewed again, after 1.0 s") == 1
+        running.cancel()
+        await asyncio.wait([running])
+
     async def test_run_has_the_ledger_looked_after_now_and_then(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -199,6 +270,35 @@ class TestLeases:
 
 
 class TestOutage:
+    async def test_the_log_says_what_goes_without_the_store_and_when_that_ends(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(quota_module, "CALM_S", 0.0)
+        monkeypatch.setattr(quota_module, "SHOW_AFTER_S", 0.0)
+        store = WatchedStore()
+        who, free = await make(store, monthly_tokens=10**6), await make(store)
+        quota = Quota(store)
+        release = store.release
+
+        async def away(tenant_id: UUID, request_id: UUID) -> bool:
+            raise StoreUnavailable("away")
+
+        hold = await take(quota, who, most=5000)
+        unused = [await take(quota, who) for _ in range(2)]
+        for is_away in (True, False):
+            store.away = is_away
+            monkeypatch.setattr(store, "release", away if is_away else release)
+            await more(hold, 100)
+            unlisted = await take(quota, free)
+            unlisted.show()
+            assert unlisted._showing is not None
+            await unlisted._showing
+            await quota.release(unused.pop())
+        assert len(caplog.records) == 6
+        assert f"{hold.request_id} goes on with 100 tokens without quota: away" in caplog.text
+        for end in ("given quota again", "listed again", "released again"):
+            assert caplog.text.count(f"Requests are {end}, after ") == 1
+
     async def test_overdraft_is_bounded_per_tenant_and_ends_with_the_outage(self) -> None:
         store = WatchedStore()
         one, two = await make(store, max_concurrent=99), await make(store, max_concurrent=99)

@@ -301,11 +301,12 @@ class TestMonths:
         await settle(timed, first, completion=35, cost_micro=70)
         assert (await timed.reserve(ask(key, price=price))).completion_tokens == 15
 
+    @pytest.mark.parametrize("is_in_use", [True, False])
     @pytest.mark.parametrize(("completion", "left"), [(5, 60), (50, 30)])
     async def test_what_was_used_beyond_a_reservation_of_last_month_counts_in_this_one(
-        self, timed: Store, clock: Clock, completion: int, left: int
+        self, timed: Store, clock: Clock, completion: int, left: int, is_in_use: bool
     ) -> None:
-        """What was used less is not given back to it."""
+        """What was used less is not given back to it. ``is_in_use``: by another request before."""
         price = Price(prompt=1_000_000, completion=1_000_000)
         for limits in ({"monthly_tokens": 100}, {"monthly_cost_micro": 100}):
             clock.now = datetime(2031, 1, 31, 23, 59, 59, tzinfo=UTC)
@@ -313,16 +314,38 @@ class TestMonths:
             first = ask(key, prompt=10, completion=20, price=price)
             await timed.reserve(first)
             clock.advance(seconds=2)
-            await timed.reserve(ask(key, prompt=10, completion=20, price=price))
+            if is_in_use:
+                await timed.reserve(ask(key, prompt=10, completion=20, price=price))
             await settle(timed, first, completion, cost_micro=10 + completion)
             answer = await timed.reserve(ask(key, prompt=10, completion=256, price=price))
-            assert answer.completion_tokens == left
+            assert answer.completion_tokens == (left if is_in_use else left + 30)
 
     async def test_free_models_need_no_money(self, timed: Store) -> None:
         key = await limited(timed, monthly_cost_micro=0)
         assert (await timed.reserve(ask(key))).state == "running"
         paid = ask(key, price=Price(completion=1))
         assert (await timed.reserve(paid)).refused_by == "monthly_cost"
+
+    async def test_a_prompt_is_paid_for_though_completions_are_free(self, timed: Store) -> None:
+        price = Price(prompt=1_000_000)
+        key = await limited(timed, monthly_cost_micro=10)
+        assert (await timed.reserve(ask(key, 11, price=price))).refused_by == "monthly_cost"
+        first = ask(key, 10, price=price)
+        assert (await timed.reserve(first)).completion_tokens == 20
+        assert (await timed.reserve(ask(key, 1, price=price))).refused_by == "monthly_cost"
+        extended = await timed.extend(
+            key.tenant_id, first.request_id, tokens=256, generated=20, lease=LEASE
+        )
+        assert extended == 256
+
+    @pytest.mark.parametrize("prompt", [100, 101])
+    async def test_a_prompt_that_leaves_nothing_of_the_month_s_tokens_is_refused(
+        self, timed: Store, prompt: int
+    ) -> None:
+        key = await limited(timed, monthly_tokens=100, monthly_cost_micro=10**9)
+        refused = await timed.reserve(ask(key, prompt, 1, price=Price(prompt=1, completion=1)))
+        assert (refused.state, refused.refused_by) == ("refused", "monthly_tokens")
+        assert (await timed.reserve(ask(key, 99, 20))).completion_tokens == 1
 
 
 class TestOnce:
@@ -345,6 +368,19 @@ class TestOnce:
         assert answer.requests is not None
         assert answer.tokens is not None
         assert (answer.requests.remaining, answer.tokens.remaining) == (3, 30)
+
+    async def test_settling_without_reservation_charges_at_the_time_it_is_settled(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        """Not when the limit was looked at last, of which all has come back by now."""
+        key = await limited(timed, requests_per_minute=5, tokens_per_minute=100)
+        await timed.reserve(ask(key))
+        clock.advance(minutes=30)
+        assert await settle(timed, ask(key, 10), 40)
+        answer = await timed.reserve(ask(key, 1, 1))
+        assert answer.requests is not None
+        assert answer.tokens is not None
+        assert (answer.requests.remaining, answer.tokens.remaining) == (3, 48)
 
     async def test_release_gives_all_back_but_the_request(self, timed: Store) -> None:
         key = await limited(

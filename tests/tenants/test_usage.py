@@ -369,6 +369,22 @@ class TestJournal:
         heir.close()
         assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
 
+    async def test_what_a_dead_process_counted_is_settled(self, tmp_path: Path) -> None:
+        store, key = await faulty()
+        dead = Journal(tmp_path)
+        opening = make_event(key, status="error", completion_tokens=0)
+        running = Ledger(store, journal=dead).begin(opening, Price(completion=2_000_000))
+        assert running is not None
+        running.counts[0], running.counts[1] = 7, 64
+        dead.close()  # as the end of a process does
+        heir = Journal(tmp_path)
+        ledger = Ledger(store, journal=heir)
+        assert (ledger.replay(), await ledger.drain(30.0)) == (1, 0)
+        totals = await usage_totals(store, key.tenant_id)
+        assert (totals.requests, totals.completion_tokens, totals.cost_micro) == (1, 7, 14)
+        running.end()
+        heir.close()
+
     async def test_replay_of_what_the_ledger_has_changes_nothing(self, tmp_path: Path) -> None:
         store, key = await faulty()
         event = make_event(key)
@@ -421,7 +437,7 @@ class TestJournal:
         await eventually(lambda: num_looks > 3)
         monkeypatch.setattr(journal, "adopt", adopt)
         await eventually(lambda: "can be read again" in caplog.text)
-        assert caplog.text.count("stay in their files") == 1
+        assert (caplog.text.count("stay in their files"), "Settling" in caplog.text) == (1, False)
         dead = Journal(tmp_path)
         dead.append([make_event(key), make_event(key)])
         dead.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,6 +135,10 @@ def test_new_keys_are_stored_on_the_way(window: int) -> None:
     cos_sin = new.arguments["cos_sin"]
     assert step.can_store(cos_sin)
     assert not step.can_store(cos_sin[:, :64])
+    in_parts = replace(batch, on_device=replace(on_device, in_parts=True))
+    of_parts = fused_rotation(how.prepare(in_parts, 16))
+    assert of_parts is not None
+    assert not of_parts.can_store(cos_sin), "a part reads what the one before stores"
     for _ in range(2):  # as two layers do
         out = step.store_and_attend(
             case.q,

@@ -92,22 +92,29 @@ class Model:
         return block_id
 
 
+@pytest.mark.parametrize(("num_owners", "fewest", "most"), [(40, 12, 20), (60, 16, 40)])
 @pytest.mark.parametrize("floor", [0, 1, 3])
-def test_long_traffic_leaves_the_order_right_and_the_heap_small(floor: int) -> None:
+def test_long_traffic_leaves_the_order_right_and_the_heap_small(
+    floor: int, num_owners: int, fewest: int, most: int
+) -> None:
     """Owners come and go, each time with a new entry in the heap: it is rebuilt now and then."""
     order, model, draw = EvictionOrder(floor), Model(floor), random.Random(floor)
+    size, num_rebuilt = 0, 0
     for block_id in range(6000):
-        if len(order) < 8 or (len(order) < 24 and draw.random() < 0.5):
-            owner = f"owner {draw.randrange(6)}"
+        if len(order) < fewest or (len(order) < most and draw.random() < 0.5):
+            owner = f"owner {draw.randrange(num_owners)}"
             order.add(block_id, owner)
             model.blocks[block_id] = owner
-        elif draw.random() < 0.7:
+        elif draw.random() < 0.97:
             victim = draw.choice(list(model.blocks))
             order.remove(victim)
             del model.blocks[victim]
         else:
             assert order.pop() == model.pop()
-        assert len(order._heap) <= 2 * 6 + 64
+        size, before = len(order._heap), size
+        num_rebuilt += size < before - 60
+        assert size <= 2 * most + 64
+    assert num_rebuilt > 0
     assert drain(order) == [model.pop() for _ in range(len(model.blocks))]
 
 

@@ -65,6 +65,16 @@ class TestRoom:
         assert manager.num_blocks_lacking(hit, 9) == 1
         assert manager.num_blocks_lacking(hit.without_copy(), 9) == 0
 
+    def test_the_source_of_a_copy_costs_nothing_while_somebody_holds_it(self) -> None:
+        manager = CacheManager(4, 4)
+        holder = written(manager, TOKENS)
+        hit = manager.lookup(table(), [1, 2, 3, 4, 5, 9, 9, 9])
+        assert (hit.block_ids, hit.num_copied) == (holder.block_ids[:1], 0)
+        hit = manager.lookup(table(), [1, 2, 9, 9, 9, 9, 9, 9])
+        assert (hit.source, hit.num_copied) == (holder.block_ids[0], 2)
+        assert manager.num_blocks_lacking(hit, 8) == 0
+        assert manager.num_blocks_lacking(hit, 9) == 1
+
     def test_shared_blocks_are_not_freed_by_one_of_their_holders(self) -> None:
         manager = CacheManager(6, 2)
         first = written(manager, [1, 2, 3, 4])
@@ -153,6 +163,15 @@ class TestFullBlocks:
         manager.publish(first, TOKENS, 3)
         assert manager.lookup(table(), TOKENS).block_ids == first.block_ids[:1]
         assert manager.lookup(table(), TOKENS).num_tokens == 2
+
+    def test_blocks_can_be_found_as_soon_as_they_are_written(self) -> None:
+        manager = CacheManager(8, 2)
+        first = table()
+        manager.admit(first, PrefixHit(), 6)
+        for num_written, num_found in ((1, 0), (2, 2), (3, 2), (6, 6), (6, 6)):
+            manager.publish(first, TOKENS, num_written)
+            assert manager.lookup(table(), [*TOKENS, 7]).num_tokens == num_found
+        manager.pool.check_integrity()
 
     def test_the_tail_of_a_released_table_is_evicted_before_its_head(self) -> None:
         manager = CacheManager(3, 2)

@@ -58,6 +58,8 @@ def step_inputs(
     sent_rows: torch.Tensor | None = None,
 ) -> None:
     """As the kernel of that name."""
+    assert rows.is_contiguous()
+    assert computed.is_contiguous()
     if sent_rows is not None:
         sent_rows.copy_(rows)
     for seq, row in enumerate(rows.tolist()):

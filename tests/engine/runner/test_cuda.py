@@ -366,6 +366,45 @@ def test_drafts_checked_by_one_kernel_change_only_near_ties(
     assert sum(common) > 0.25 * 60 * len(ours)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_drafts", [7, 15])
+def test_as_many_drafts_as_a_copy_is_long(
+    dtype: str, num_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also more than attention decodes at once. What the demo model copies it is sure of."""
+
+    def outputs(**speculative: object) -> tuple[list[list[int]], int]:
+        llm = LLM(
+            engine.demo.MODEL_DIR,
+            device="cuda",
+            dtype=dtype,
+            max_num_seqs=4,
+            kv_cache_memory_bytes=64 << 20,
+            speculative_config=speculative or None,
+        )
+        texts = "Two small boats left the old harbour.", "My aunt keeps seven grey geese here."
+        prompts = [f"Repeat this: {text}" for text in (*texts, " ".join(texts), texts[1] * 2)]
+        messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        params = SamplingParams(temperature=0.0, max_tokens=60)
+        found = [output.outputs[0].token_ids for output in llm.chat(messages, params)]
+        return found, llm.stats().num_steps
+
+    plain, num_steps = outputs()
+    served: list[bool] = []
+    fits = VerifyGraphs.fits
+
+    def spy(self: VerifyGraphs, fields: ChunkFields, *, adapted: bool = False) -> bool:
+        served.append(fits(self, fields, adapted=adapted))
+        return served[-1]
+
+    monkeypatch.setattr(VerifyGraphs, "fits", spy)
+    drafting = {"method": "ngram", "num_speculative_tokens": num_drafts, "adaptive": False}
+    copied, num_checks = outputs(**drafting, prompt_lookup_min=1, prompt_lookup_max=4)
+    assert copied == plain
+    assert num_checks < 0.6 * num_steps
+    assert sum(served) > 1
+
+
 def test_one_kernel_after_a_stream_that_nobody_reads_on(
     wide_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
+from engine.runner.backlog import Backlog
 from engine.runner.drafted_slots import DraftedSlots
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
@@ -10,7 +13,7 @@ SIZE = 4
 
 
 def slots() -> DraftedSlots:
-    return DraftedSlots(num_blocks=20, block_size=SIZE, max_num_rows=3)
+    return DraftedSlots(num_blocks=60, block_size=SIZE, max_num_rows=3)
 
 
 def admission(row: int, block_ids: list[int], num_tokens: int = 8) -> Admission:
@@ -112,3 +115,74 @@ def test_who_has_gone_has_not_changed() -> None:
     assert not made.changed
     made.apply(StepPlan(2, released_rows=[0], admissions=[admission(0, [7])]))
     assert made.changed == {0}, "another took the row at once"
+
+
+def test_what_happens_in_a_rest_may_be_followed_behind_it() -> None:
+    made, backlog = slots(), Backlog(SIZE)
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
+    fill(made, 0, 8)
+    made.apply(StepPlan(1, chunks=[chunk(0, 8, 1)]))
+    backlog.note(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 9, 1)]))
+    # One shares the first block and goes; another gets what was its own, and shares it, too.
+    gone = StepPlan(3, admissions=[admission(1, [3, 6])], chunks=[chunk(1, 4, 4)])
+    stays = StepPlan(4, admissions=[admission(2, [3, 6])], chunks=[chunk(2, 4, 4)])
+    stays.released_rows = [1]
+    for plan in (gone, stays, StepPlan(5, new_blocks=[(2, [7])], chunks=[chunk(2, 8, 1)])):
+        backlog.note(plan)
+    made.follow(backlog.take())
+    assert backlog.is_empty
+    assert (made.start(0), made.room(0)) == (8, 12), "it is as before"
+    assert (made.start(2), made.room(2)) == (4, 12)
+    fill(made, 2, 9)
+    made.apply(StepPlan(6, admissions=[admission(1, [3, 6, 7, 8])], chunks=[chunk(1, 12, 1)]))
+    assert made.start(1) == 9, "the blocks of the second row"
+
+
+def random_plans(seed: int) -> list[tuple[bool, StepPlan]]:
+    """Requests come, share blocks of others, grow and go: (whether drafts are made, plan)."""
+    rng = random.Random(seed)
+    plans: list[tuple[bool, StepPlan]] = []
+    free, held, lengths = list(range(60)), dict[int, list[int]](), dict[int, int]()
+    for number in range(60):
+        plan = StepPlan(number)
+        for row in [row for row in held if rng.random() < 0.15]:
+            plan.released_rows.append(row)
+            blocks = held.pop(row)
+            free += [block for block in blocks if not any(block in of for of in held.values())]
+        for row, blocks in held.items():
+            plan.chunks.append(chunk(row, lengths[row], 1))
+            lengths[row] += 1
+            if lengths[row] > len(blocks) * SIZE:
+                blocks.append(free.pop())
+                plan.new_blocks.append((row, blocks[-1:]))
+        for row in {0, 1, 2} - held.keys():
+            if rng.random() < 0.4:
+                of = rng.choice([[], *held.values()])
+                shared = of[: rng.randrange(len(of))] if of else []
+                held[row] = [*shared, free.pop()]
+                lengths[row] = len(held[row]) * SIZE
+                start = len(shared) * SIZE
+                plan.admissions.append(admission(row, list(held[row]), lengths[row]))
+                plan.chunks.append(chunk(row, start, lengths[row] - start))
+        plans.append((number // 10 % 2 == 0, plan))
+    return plans
+
+
+def test_put_off_or_not_it_comes_to_the_same() -> None:
+    for seed in range(40):
+        at_once, later, backlog = slots(), slots(), Backlog(SIZE)
+        known: dict[int, int] = {}
+        for drafts, plan in random_plans(seed):
+            at_once.apply(plan)
+            if not drafts and not later.changed:
+                backlog.note(plan)
+            else:
+                later.follow(backlog.take())
+                later.apply(plan)
+            known |= {each.row: each.num_computed_tokens + 1 for each in plan.chunks}
+            if drafts:
+                for each in plan.chunks:
+                    assert later.start(each.row) == at_once.start(each.row)
+                    assert later.room(each.row) == at_once.room(each.row)
+                    fill(at_once, each.row, known[each.row])
+                    fill(later, each.row, known[each.row])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from engine.runner.backlog import Backlog
 from engine.runner.feature_holes import FeatureHoles
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
@@ -8,8 +9,9 @@ from engine.scheduler.plan import Admission, Chunk, StepPlan
 class Engine:
     """Plans steps of what it is told, and remembers how far each row is."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, puts_off: bool = True) -> None:
         self.holes = FeatureHoles()
+        self._backlog, self._puts_off = Backlog(1), puts_off
         self._computed: dict[int, int] = {}
 
     def step(
@@ -28,8 +30,11 @@ class Engine:
         for row in rows:
             plan.chunks.append(Chunk(row, str(row), self._computed[row], 1, True))
             self._computed[row] += 1
-        if not self.holes.is_open_for(plan):
-            self.holes.apply(plan)
+        if self._puts_off and self.holes.are_open and not keeps:
+            self._backlog.note(plan)
+            return
+        self.holes.follow(self._backlog.take())
+        self.holes.apply(plan)
 
 
 def test_where_all_is_kept_there_are_none() -> None:
@@ -39,16 +44,24 @@ def test_where_all_is_kept_there_are_none() -> None:
     assert engine.holes.take([0, 1]) == []
 
 
-def test_while_nothing_is_kept_most_steps_need_not_be_followed() -> None:
-    holes = FeatureHoles()
-    plain = StepPlan(0, chunks=[Chunk(0, "0", 5, 1, True)], keeps_features=False)
-    assert not holes.is_open_for(plain)
-    holes.apply(plain)
-    assert holes.is_open_for(plain)
-    admission = Admission(1, "1", [1], 1, [1], SamplingParams())
-    for others in ({"keeps_features": True}, {"released_rows": [0]}, {"admissions": [admission]}):
-        plan = StepPlan(1, **{"keeps_features": False, **others})  # type: ignore[arg-type]
-        assert not holes.is_open_for(plan)
+def test_while_nothing_is_kept_plans_need_not_be_followed_at_once() -> None:
+    """Nor are those of requests that come and go meanwhile."""
+    for puts_off in (False, True):
+        engine = Engine(puts_off=puts_off)
+        engine.step(new={0: 5, 1: 3, 2: 4}, keeps=True)
+        assert not engine.holes.are_open
+        engine.step(0, 1, 2, keeps=False)
+        assert engine.holes.are_open
+        engine.step(0, new={1: 7}, gone=(1, 2), keeps=False)
+        engine.step(0, 1, new={2: 8}, keeps=False)
+        engine.step(0, 2, new={1: 9}, gone=(1,), keeps=False)
+        engine.step(1, gone=(0, 2), keeps=False)
+        engine.step(1, new={0: 6}, keeps=True)
+        assert not engine.holes.are_open
+        assert engine.holes.take([0, 1, 2]) == [(1, 9, 10)]
+        engine.step(new={2: 2}, keeps=False)
+        engine.step(2, keeps=True)
+        assert engine.holes.take([2]) == []
 
 
 def test_a_hole_goes_from_the_first_step_that_kept_nothing_to_the_next_that_does() -> None:

@@ -66,3 +66,24 @@ def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
         batch = buffers.batch(4, group)
         assert batch.seq_lens.tolist() == [7, 20, 0, 0]
         assert batch.block_table[1].tolist() == [first + i for i in range(5)]
+
+
+def test_parts_of_a_sequence_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    table = RowTable(6, 20, 4, CPU)
+    table.tokens.copy_(torch.arange(120).view(6, 20))
+    table.block_table.copy_(torch.arange(30).view(6, 5))
+    whole, cut = SequenceBuffers(table, 4, 3, 6), SequenceBuffers(table, 4, 3, 6, num_parts=2)
+    rows, computed = (torch.tensor(x, dtype=torch.int32) for x in ([5, 0, -1], [6, 14, 0]))
+    for buffers in (whole, cut):
+        buffers.look_up(rows, computed)
+    for ours, expected in zip(cut.tokens(3), whole.tokens(3), strict=True):
+        assert ours.tolist() == expected.tolist()
+    batch = cut.batch(3)
+    assert batch.in_parts
+    assert not whole.batch(3).in_parts
+    assert cut.part_length == 3
+    assert batch.cu_queries.tolist() == [0, 3, 6, 9, 12, 15, 18]
+    assert batch.seq_lens.tolist() == [9, 12, 17, 20, 0, 0]
+    assert batch.block_table[1].tolist()[:3] == [25, 26, 27]
+    assert batch.block_table[2].tolist() == [0, 1, 2, 3, 4]

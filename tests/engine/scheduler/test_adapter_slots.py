@@ -20,9 +20,12 @@ def test_so_many_adapters_run_at_once_and_the_base_passes() -> None:
         harness.add(name, 3, adapter=adapter, **LONG)
     harness.step(2)
     assert running(harness) == ["base", "x", "y"]
+    harness.add("later", 3, **LONG)  # behind those that wait for a slot
+    harness.step()
+    assert running(harness) == ["base", "later", "x", "y"]
     harness.core.abort(["x"])
     harness.step(2)
-    assert running(harness) == ["base", "y", "z", "z2"]
+    assert running(harness) == ["base", "later", "y", "z", "z2"]
     harness.run()
     harness.check_outputs()
 

@@ -34,6 +34,15 @@ def test_only_lower_classes_are_outranked_the_lowest_and_latest_first() -> None:
     assert names(outranked(request, running, 10.0)) == ["r3", "r1", "r2"]
 
 
+def test_whoever_came_later_stays_unless_its_class_is_lower() -> None:
+    """To have waited long improves a place in the queue, and takes no running request's."""
+    request = make_request(0, priority=1, arrival_s=0.0)
+    same = make_request(1, running=True, priority=1, arrival_s=500.0)
+    higher = make_request(2, running=True, priority=0, arrival_s=500.0)
+    lower = make_request(3, running=True, priority=2, arrival_s=500.0)
+    assert outranked(request, [same, higher, lower], 10.0) == [lower]
+
+
 def test_a_request_that_has_waited_long_enough_stays() -> None:
     old = make_request(0, running=True, priority=2, arrival_s=0.0)
     assert outranked(make_request(1, priority=0, arrival_s=19.0), [old], 10.0) == [old]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +10,7 @@ from engine.messages import GenerateRequest
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler.heap import RequestHeap
+from tests.engine.scheduler.making import names
 
 
 def make(arrival: int) -> Request:
@@ -83,9 +87,51 @@ def test_dead_entries_do_not_pile_up() -> None:
 
 def test_a_request_may_come_back_while_its_old_entry_is_still_there() -> None:
     heap = RequestHeap()
-    first, second = make(0), make(1)
-    heap.push(0.0, first)
-    heap.push(1.0, second)
+    for arrival in range(4):
+        heap.push(float(arrival), make(arrival))
+    second = heap.first(2)[1]
+    for key in (9.0, 2.5):
+        heap.remove(second)
+        heap.push(key, second)
+    assert names(heap.first(4)) == ["r0", "r2", "r1", "r3"]
     heap.remove(second)
-    heap.push(2.0, second)
-    assert drain(heap) == ["r0", "r1"]
+    assert names(heap.first(4)) == ["r0", "r2", "r3"]
+    heap.push(0.5, second)
+    assert drain(heap) == ["r0", "r1", "r2", "r3"]
+
+
+def test_those_that_come_and_go_do_not_pile_up() -> None:
+    """As those that wait for others to compute their blocks do, behind one that is older."""
+    heap, requests = RequestHeap(), [make(arrival) for arrival in range(21)]
+    for arrival, request in enumerate(requests):
+        heap.push(float(arrival), request)
+    for _ in range(50):
+        for request in requests[1:]:
+            heap.remove(request)
+            heap.push(float(request.arrival), request)
+        assert len(heap._heap) == len(requests)
+        assert heap.first(4) == requests[:4]
+    assert drain(heap) == names(requests)
+
+
+@pytest.mark.parametrize("num_requests", [5, 40])
+@given(st.randoms(use_true_random=False), st.integers(0, 400))
+def test_whoever_comes_and_goes_stands_where_it_came_last(
+    num_requests: int, draw: Random, num_moves: int
+) -> None:
+    heap, requests = RequestHeap(), [make(arrival) for arrival in range(num_requests)]
+    keys: dict[int, float] = {}
+    for _ in range(num_moves):
+        arrival, key = draw.randrange(num_requests), draw.randrange(3)
+        if arrival in keys:
+            heap.remove(requests[arrival])
+            del keys[arrival]
+        else:
+            heap.push(key, requests[arrival])
+            keys[arrival] = key
+        assert len(heap) == len(keys)
+        order = [f"r{i}" for i in sorted(keys, key=lambda i: (keys[i], i))]
+        found = names(heap.first(3))
+        assert found == order[: len(found)]
+        assert len(found) >= min(1, len(order))
+    assert drain(heap) == [f"r{i}" for i in sorted(keys, key=lambda i: (keys[i], i))]

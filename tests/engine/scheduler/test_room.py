@@ -51,6 +51,16 @@ def test_the_forecast_counts_only_beside_others() -> None:
     assert room.fit(request, PrefixHit(), budget=99).num_lacking > 20
 
 
+def test_without_a_forecast_it_is_enough_to_fit_for_now() -> None:
+    request = make_request(0, num_prompt_tokens=10, max_tokens=100)
+    room, _ = make_room()
+    room.begin_step([make_request(1, running=True, max_tokens=100)])
+    assert room.fit(request, PrefixHit(), budget=99).num_lacking == 3 - 10
+    room.observe(make_request(2, num_generated=100))
+    room.admit()
+    assert room.fit(request, PrefixHit(), budget=99).num_lacking == 3 - 10
+
+
 def test_every_step_has_a_forecast_of_its_own() -> None:
     request = make_request(0, num_prompt_tokens=10, max_tokens=2)
     room, _ = make_room(forecast_admission=True)
@@ -128,6 +138,7 @@ def test_a_copy_that_fits_exactly_is_made() -> None:
     room, cache, hit, request = with_cached_block(num_blocks=3)
     fit = room.fit(request, hit, budget=99)
     assert (fit.hit.num_copied, fit.num_lacking) == (1, 0)
+    assert (fit.num_tokens, fit.num_slots) == (6, 7), "one of the seven is copied"
     cache.pool.allocate(1)
     assert room.lacking(request) == 0, "nothing was refused"
 

@@ -7,6 +7,11 @@ from engine.scheduler.tenants import OTHERS, TenantTotals
 from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.making import make_request
 
+COUNTS = (
+    *("cached_tokens", "computed_tokens", "generation_tokens", "num_admitted"),
+    *("preemptions_caused", "preemptions_suffered", "queue_time_sum_s"),
+)
+
 
 def test_gauges_and_totals() -> None:
     totals = TenantTotals()
@@ -27,11 +32,19 @@ def test_gauges_and_totals() -> None:
 def test_their_number_is_bounded_and_nothing_is_lost() -> None:
     totals = TenantTotals()
     for i in range(1_000):
-        totals.of(f"tenant {i}").generation_tokens += 1
+        tenant = totals.of(f"tenant {i}")
+        for number, name in enumerate(COUNTS, 1):
+            setattr(tenant, name, number)
+        tenant.drafts.observe(3, 2)
     stats = totals.stats([], {})
     assert len(stats) == 257
-    assert sum(tenant.generation_tokens for tenant in stats) == 1_000
     assert stats[-1].fair_key == OTHERS
+    for number, name in enumerate(COUNTS, 1):
+        assert sum(getattr(each, name) for each in stats) == 1_000 * number, name
+    assert sum(each.num_drafts for each in stats) == 1_000
+    assert sum(each.num_draft_tokens for each in stats) == 3_000
+    assert sum(each.num_accepted_tokens for each in stats) == 2_000
+    assert stats[-1].num_accepted_tokens_per_pos == [744, 744, 0]
 
 
 def test_a_preemption_names_who_caused_it_and_who_suffers() -> None:

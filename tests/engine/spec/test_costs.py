@@ -88,6 +88,23 @@ def test_a_table_that_is_nearly_right_is_not_given_up_for_a_bad_moment() -> None
     assert costs.uniform(16, 4) < 0.95 * 1.6 * 14
 
 
+def test_what_was_slow_long_ago_counts_little_beside_what_is_measured_now() -> None:
+    """As while an engine starts up."""
+
+    def after(num_plain: int) -> float:
+        costs = LearnedCosts(TABLE)
+        for _ in range(40):
+            costs.observe(16, 4, 64, 36.0)
+        for _ in range(num_plain):
+            costs.observe(16, 0, 0, 10.1)
+        for _ in range(4):
+            costs.observe(16, 4, 64, 20.0)
+        return costs.uniform(16, 4)
+
+    assert after(20) > 30
+    assert after(400) < 28
+
+
 def test_a_device_that_is_faster_than_it_was_is_so_in_every_step() -> None:
     costs = LearnedCosts(TABLE)
     for _ in range(400):

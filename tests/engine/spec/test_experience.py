@@ -91,8 +91,8 @@ def test_what_newcomers_cost_is_known_when_they_are_gone() -> None:
         experience.observe(step, 0.035, [])
         experience.drop(str(index))
         decoded(experience, 3, 0.015)
-    assert 0 < experience.newcomers.share(lambda batch: 0.001) <= 1
-    assert experience.newcomers.s_per_token > 0
+    assert 0 < experience.newcomers.share(1, lambda batch: 0.001) <= 1
+    assert experience.newcomers.s_per_token(1) > 0
 
 
 def test_an_empty_step_teaches_nothing() -> None:

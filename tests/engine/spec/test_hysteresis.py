@@ -123,6 +123,39 @@ def test_who_gives_up_soon_thinks_twice_as_long_next_time() -> None:
     assert num_steps_until_drafts(hysteresis) < waited[0]
 
 
+@pytest.mark.parametrize(("num_steps", "factor"), [(1, 2), (8, 1)])
+def test_who_gave_up_behind_what_paid_does_not(num_steps: int, factor: int) -> None:
+    """As where requests come together, and drafts pay once few of them are left."""
+    hysteresis, waited = Hysteresis(), []
+    for _ in range(20):
+        hysteresis.took_up(3.0)
+    for _ in range(4):
+        give_up(hysteresis)
+        waited.append(num_steps_until_drafts(hysteresis, gain=1.4))
+        for _ in range(num_steps):
+            hysteresis.planned(1.4, has_drafts=True, num_tokens=3.0)
+    assert [round(steps / waited[0]) for steps in waited] == [factor**n for n in range(4)]
+
+
+@pytest.mark.parametrize(("before", "gain"), [(1, 1.1), (1, 1.3), (60, 1.1)])
+def test_a_burst_needs_a_clear_gain(before: int, gain: float) -> None:
+    """What was learned of the last few requests is no reason to draft for many new ones."""
+
+    def burst(hysteresis: Hysteresis) -> bool:
+        hysteresis.planned(gain, has_drafts=False, has_newcomers=True, is_new=True, batch=64)
+        return hysteresis.is_drafting
+
+    is_reason = gain > 1.15 or before > 32
+    give_up(tempted := Hysteresis())
+    for _ in range(2):
+        tempted.planned(2.0, has_drafts=False, batch=before)
+    assert burst(tempted) is is_reason
+    give_up(drafting := Hysteresis())
+    num_steps_until_drafts(drafting)
+    drafting.planned(PAYING, has_drafts=True, batch=before)
+    assert burst(drafting) is is_reason
+
+
 def test_what_it_costs_to_take_them_up_must_be_lost_first() -> None:
     hysteresis = Hysteresis()
     for _ in range(20):

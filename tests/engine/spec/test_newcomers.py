@@ -25,7 +25,7 @@ CATCH_UP_S, PREFILL_S = 0.0012, 0.001
 
 def serve_one(newcomers: Newcomers, *, num_tokens: int, lost_s: float) -> None:
     """A request comes, generates, and ends; drafts are made."""
-    newcomers.come(1, drafting=True)
+    newcomers.come(1, 1, drafting=True)
     newcomers.lose(lost_s, 0.001)
     newcomers.end()
     newcomers.go_on(1, num_tokens)
@@ -38,26 +38,26 @@ def each_saves(saved_s: float) -> Callable[[int], float]:
 
 def test_who_comes_seldom_costs_little() -> None:
     newcomers = Newcomers()
-    assert newcomers.s_per_token == newcomers.share(each_saves(0.1)) == 0.0
+    assert newcomers.s_per_token(1) == newcomers.share(1, each_saves(0.1)) == 0.0
     for _ in range(300):
         serve_one(newcomers, num_tokens=100, lost_s=0.002)
-    assert newcomers.s_per_token == pytest.approx(0.002 / 100, rel=0.1)
-    assert newcomers.share(each_saves(0.0002)) == pytest.approx(0.1, rel=0.1)
+    assert newcomers.s_per_token(1) == pytest.approx(0.002 / 100, rel=0.1)
+    assert newcomers.share(1, each_saves(0.0002)) == pytest.approx(0.1, rel=0.1)
 
 
 def test_newcomers_may_cost_all_that_drafts_save() -> None:
     newcomers = Newcomers()
     for _ in range(300):
         serve_one(newcomers, num_tokens=4, lost_s=0.002)
-    assert newcomers.share(each_saves(0.00025)) == 1.0
-    assert newcomers.share(each_saves(0.0)) == 0.0, "there is nothing to share"
+    assert newcomers.share(1, each_saves(0.00025)) == 1.0
+    assert newcomers.share(1, each_saves(0.0)) == 0.0, "there is nothing to share"
 
 
 def test_what_they_cost_is_a_part_of_what_drafts_are_said_to_save_now() -> None:
     """Not of what was thought before; and of each batch what they save there."""
     newcomers = Newcomers()
-    for _ in range(300):
-        newcomers.come(1, drafting=True)
+    for number in range(300):
+        newcomers.come(1, 1 if number % 4 == 0 else 32, drafting=True)
         newcomers.lose(0.002, 0.001)
         newcomers.end()
         newcomers.go_on(32, 30)
@@ -66,55 +66,80 @@ def test_what_they_cost_is_a_part_of_what_drafts_are_said_to_save_now() -> None:
     def saved_s(batch: int) -> float:
         return {1: 0.0004, 32: 0.0}[batch]
 
-    assert newcomers.share(saved_s) == pytest.approx(0.5, rel=0.1)
-    assert newcomers.share(each_saves(0.001)) == pytest.approx(0.05, rel=0.1)
+    assert newcomers.share(1, saved_s) == pytest.approx(0.5 / 4, rel=0.2), "drafts there only"
+    newcomers.admit(1000, 1)
+    assert newcomers.share(1, saved_s) == pytest.approx(0.5, rel=0.1)
+    assert newcomers.share(1, each_saves(0.001)) == pytest.approx(0.05, rel=0.1)
 
 
 def test_what_they_cost_counts_when_it_is_known_what_they_gave() -> None:
     """Many that come at once have given nothing yet."""
     newcomers = Newcomers()
-    newcomers.come(32, drafting=True)
+    newcomers.come(32, 32, drafting=True)
     newcomers.lose(0.1, 0.04)
     newcomers.go_on(32, 32)
-    assert newcomers.s_per_token == newcomers.share(each_saves(0.0001)) == 0.0
+    assert newcomers.s_per_token(32) == newcomers.share(32, each_saves(0.0001)) == 0.0
     newcomers.go_on(32, 32 * 50)
     for _ in range(32):
         newcomers.end()
     newcomers.go_on(32, 32)
-    assert 0.1 < newcomers.share(each_saves(0.0002)) < 0.6
+    assert 0.1 < newcomers.share(32, each_saves(0.0002)) < 0.6
+
+
+def test_where_nobody_comes_they_cost_nothing() -> None:
+    """Requests that come all at once: drafts would cost more than they save, but do not if they are
+    made once few of these are left."""
+    newcomers = Newcomers()
+    for _ in range(10):
+        newcomers.come(256, 256, drafting=True)
+        newcomers.lose(0.02, 0.001)
+        for batch in (256, 128, 32):
+            for _ in range(batch // 2):
+                newcomers.end()
+            newcomers.go_on(batch, 12 * batch)
+
+    def saved_s(batch: int) -> float:
+        return {256: 0.0, 128: 0.0, 32: 2e-6}[batch]
+
+    assert newcomers.share(256, saved_s) == 1.0
+    assert newcomers.share(32, saved_s) == newcomers.s_per_token(32) == 0.0
+    newcomers.admit(10, 32)
+    assert newcomers.share(32, saved_s) > 0.5
+    assert newcomers.s_per_token(32) > 0
+    assert newcomers.s_per_token(8) == newcomers.s_per_token(256), "hardly anybody was seen there"
 
 
 def test_losses_are_forgotten_with_those_who_made_them() -> None:
     newcomers = Newcomers()
     for lost_s in [0.002] * 100 + [0.0] * 300:
         serve_one(newcomers, num_tokens=10, lost_s=lost_s)
-    assert newcomers.s_per_token < 0.01 * 0.002 / 10
+    assert newcomers.s_per_token(1) < 0.01 * 0.002 / 10
 
 
 def test_what_is_done_for_the_first_time_is_not_what_they_cost() -> None:
     once, often = Newcomers(), Newcomers()
     for lost_s in [0.5] + [0.0001] * 20:
         serve_one(once, num_tokens=10, lost_s=lost_s)
-    assert once.share(each_saves(0.0002)) < 0.5
+    assert once.share(1, each_saves(0.0002)) < 0.5
     for _ in range(300):
         serve_one(often, num_tokens=10, lost_s=0.5)
-    assert often.share(each_saves(0.08)) == pytest.approx(0.5 / 0.8, rel=0.1)
+    assert often.share(1, each_saves(0.08)) == pytest.approx(0.5 / 0.8, rel=0.1)
 
 
 def test_losses_fade_while_nobody_drafts() -> None:
     newcomers = Newcomers()
     for _ in range(100):
         serve_one(newcomers, num_tokens=10, lost_s=0.002)
-    before = newcomers.s_per_token
-    newcomers.come(1000, drafting=False)
-    newcomers.come(0, drafting=True)
-    assert 0.55 * before < newcomers.s_per_token < 0.65 * before
+    before = newcomers.s_per_token(1)
+    newcomers.come(1000, 1, drafting=False)
+    newcomers.come(0, 1, drafting=True)
+    assert 0.55 * before < newcomers.s_per_token(1) < 0.65 * before
 
 
 def test_gains_are_no_reason_to_draft_more() -> None:
     newcomers = Newcomers()
     serve_one(newcomers, num_tokens=10, lost_s=-1.0)
-    assert newcomers.s_per_token == newcomers.share(each_saves(0.1)) == 0.0
+    assert newcomers.s_per_token(1) == newcomers.share(1, each_saves(0.1)) == 0.0
 
 
 def mixed(exposed_s: float, drafting_s: float = 0.0, batch: int = 4) -> PlannedStep:

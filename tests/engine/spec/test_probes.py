@@ -56,6 +56,16 @@ def test_who_passes_saves_anew() -> None:
     assert budget.saved_s == 0.0
 
 
+def test_what_a_large_batch_owes_a_small_one_does_not_pay_back() -> None:
+    budget = ProbeBudget()
+    budget.begin(PLAIN_S)
+    budget.save(-6 * PLAIN_S, PLAIN_S)
+    budget.rest(0.0, PLAIN_S)
+    assert -4 * PLAIN_S <= budget.saved_s < -3.9 * PLAIN_S
+    budget.rest(0.0, PLAIN_S / 100)
+    assert budget.saved_s == -4 * PLAIN_S / 100
+
+
 def test_it_is_known_when_a_probe_is_due() -> None:
     budget = ProbeBudget()
     budget.begin(PLAIN_S)

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import pytest
 
 from gateway import logs
-from gateway.middleware.access_log import MAX_PATH_CHARS
+from gateway.logs import Trickle
+from gateway.middleware.access_log import MAX_PATH_CHARS, REFUSALS, REFUSALS_PER_S
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, chat, exchange, get, post
 from tests.gateway.serving import Gateway, chat_body, encode, until
@@ -42,6 +43,36 @@ async def test_nobody_fills_the_log_with_a_path(
     await get(gateway, "/v1/models/" + "x" * 10_000)
     await until(lambda: lines(caplog))
     assert lines(caplog)[0]["path"] == "/v1/models/".ljust(MAX_PATH_CHARS, "x")
+
+
+async def test_a_flood_of_refusals_does_not_fill_the_log(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(Trickle, "admit", _admit_at(lambda: now))
+    caplog.set_level(logging.INFO)
+    client = await RawClient.connect(gateway)
+    for body in (*[chat_body(temperature=-1)] * (REFUSALS + 20), chat_body()):
+        client.send(post(gateway, encode(body)))
+        await client.answer()
+    await until(lambda: 200 in [line["status"] for line in lines(caplog)])
+    assert [line["status"] for line in lines(caplog)] == [*[400] * REFUSALS, 200]
+    now = 0.1 + 1 / REFUSALS_PER_S
+    client.send(post(gateway, encode(chat_body(temperature=-1))))
+    await client.answer()
+    await until(lambda: len(lines(caplog)) == REFUSALS + 2)
+    assert lines(caplog)[-1]["left_out"] == 20
+    assert all("left_out" not in line for line in lines(caplog)[:-1])
+    await client.close()
+
+
+def _admit_at(clock: Callable[[], float]) -> Callable[[Trickle, Hashable], int | None]:
+    def admit(trickle: Trickle, kind: Hashable) -> int | None:
+        trickle._clock = clock
+        return known(trickle, kind)
+
+    known = Trickle.admit
+    return admit
 
 
 @pytest.mark.parametrize(("level", "logged"), [(logging.INFO, []), (logging.DEBUG, [200])])

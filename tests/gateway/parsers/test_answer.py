@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.parsers.answer import AnswerParser
+from gateway.parsers.base import ToolFormat
 from gateway.parsers.hermes import HermesParser
 from gateway.parsers.reasoning import ReasoningParser
+from tests.gateway.parsers.test_formats import ALL
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
@@ -41,10 +44,26 @@ def test_one_call_too_many_fills_it() -> None:
     parser = AnswerParser(tools=HermesParser(), max_calls=1)
     parser.push(CALL)
     assert not parser.is_full
-    piece = parser.push(f" {CALL} and text")
+    piece = parser.push(f" B {CALL} and text")
     assert parser.is_full
-    assert piece.calls == []
+    assert (piece.content, piece.calls) == ("B", [])
     assert parser.push("more").content == ""
+    assert parser.finish().content == ""
+
+
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
+@pytest.mark.parametrize("after", ["", " and more", CALL])
+def test_what_follows_a_call_too_many_is_dropped_however_it_is_cut(
+    format: ToolFormat, after: str
+) -> None:
+    """Several tokens come together when a draft is right, or when a client reads slowly."""
+    inside = '{"a": 1}' if format.has_json_arguments else "<parameter=a>\n1\n</parameter>\n"
+    call = format.begin.replace("%s", "f") + inside + format.end
+    text = format.opening + format.separator.join([call] * 3) + format.closing + after
+    for pieces in ([text], text, [text[: len(text) // 2], text[len(text) // 2 :]]):
+        parser = AnswerParser(tools=format.make_parser({}), max_calls=2)
+        assert whole(parser, pieces) == ("", "", ["f", "f"])
+        assert parser.is_full
 
 
 @given(
@@ -55,16 +74,23 @@ def test_one_call_too_many_fills_it() -> None:
     has_begun=st.booleans(),
     hides=st.booleans(),
     has_tools=st.booleans(),
+    max_calls=st.none() | st.integers(0, 1),
     data=st.data(),
 )
 def test_an_answer_is_read_alike_however_it_is_cut(
-    fragments: list[str], has_begun: bool, hides: bool, has_tools: bool, data: st.DataObject
+    fragments: list[str],
+    has_begun: bool,
+    hides: bool,
+    has_tools: bool,
+    max_calls: int | None,
+    data: st.DataObject,
 ) -> None:
     def made() -> AnswerParser:
         return AnswerParser(
             reasoning=ReasoningParser(has_begun=has_begun),
             hides_reasoning=hides,
             tools=HermesParser() if has_tools else None,
+            max_calls=max_calls,
         )
 
     text = "".join(fragments)

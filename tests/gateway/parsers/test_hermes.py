@@ -17,6 +17,8 @@ def parse(pieces: Iterable[str]) -> Collected:
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
 
+FOUND = ("get_weather", '{"city": "Oslo"}')
+
 CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "plain": ("Hello < there\n\n", "Hello < there\n\n", []),
     "one call": (
@@ -94,6 +96,12 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "cut before the name": (f'{OPEN}{{"na', f'{OPEN}{{"na', []),
     "cut in the tag": ("Hi <tool_ca", "Hi <tool_ca", []),
+    "cut in the next tag": (f"{OPEN}{WEATHER}{CLOSE}\n<tool_ca", "<tool_ca", [FOUND]),
+    "cut in the next tag, with text": (
+        f"Hi\n{OPEN}{WEATHER}{CLOSE}\n<tool_ca",
+        "Hi\n<tool_ca",
+        [FOUND],
+    ),
     "no JSON": (f"{OPEN}nonsense{CLOSE} x", f"{OPEN}nonsense{CLOSE} x", []),
     "a word that is no JSON": (
         f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',

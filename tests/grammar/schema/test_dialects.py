@@ -160,3 +160,14 @@ def test_each_is_found_by_its_name() -> None:
     assert {name: dialect.name for name, dialect in DIALECTS.items()} == {
         name: name for name in ("llguidance", "xgrammar", "outlines")
     }
+
+
+@pytest.mark.parametrize(
+    "name", ["a.b", "$ref", "a+", "a|b", "(", "[", "{", "\\", '"', "^", "*?", "\n"]
+)
+def test_outlines_reads_the_names_of_listed_objects_as_regexes(name: str) -> None:
+    misread = {"enum": "outlines misreads a name in it"}
+    assert reasons({"enum": ["a.b", [{"x": {name: 1}}]]}, OUTLINES) == misread
+    assert reasons({"enum": ["a.b", [{"x": {name: 1}}]]}, XGRAMMAR) == {}
+    assert reasons({"enum": [name]}, OUTLINES) == {}
+    assert reasons({"const": {"a-b #/é&~ ": name}}, OUTLINES) == {}

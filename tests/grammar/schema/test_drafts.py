@@ -32,6 +32,31 @@ MODERN_PAIR = {"type": "array", "prefixItems": [{"type": "number"}, {"type": "st
         ({"description": None, "format": None, "items": None, "const": None}, {"const": None}),
         ({"properties": {"a": {"enum": None}}, "required": None}, {"properties": {"a": {}}}),
         ({"properties": {"items": PAIR}}, {"properties": {"items": MODERN_PAIR}}),
+        (
+            {"dependencies": {"a": ["b"], "c": PAIR, "d": False, "e": []}},
+            {
+                "dependentRequired": {"a": ["b"], "e": []},
+                "dependentSchemas": {"c": MODERN_PAIR, "d": False},
+            },
+        ),
+        (
+            {"dependencies": {"a": ["b"], "c": True}, "dependentRequired": {"a": ["d"]}},
+            {
+                "dependentRequired": {"a": ["d"]},
+                "allOf": [{"dependentRequired": {"a": ["b"]}}],
+                "dependentSchemas": {"c": True},
+            },
+        ),
+        (
+            {"dependencies": {"c": True}, "dependentSchemas": {"c": {}}, "allOf": [{}]},
+            {"dependentSchemas": {"c": {}}, "allOf": [{}, {"dependentSchemas": {"c": True}}]},
+        ),
+        ({"dependencies": {}, "type": "null"}, {"type": "null"}),
+        ({"dependencies": None}, {}),
+        (
+            {"$id": "#a", "not": {"$id": "#b", "$anchor": "c"}, "enum": [{"$id": "#d"}]},
+            {"$anchor": "a", "not": {"$id": "#b", "$anchor": "c"}, "enum": [{"$id": "#d"}]},
+        ),
         ({"anyOf": [PAIR, True], "$defs": {"p": PAIR}, "not": PAIR},
          {"anyOf": [MODERN_PAIR, True], "$defs": {"p": MODERN_PAIR}, "not": MODERN_PAIR}),
     ],
@@ -55,7 +80,9 @@ def test_what_was_spelled_otherwise(old: Any, new: Any) -> None:
             "properties": {"const": {"default": None}},
         },
         {"const": {"x": PAIR}, "default": {"x": {"type": None}}, "x-note": {"x": PAIR}},
-        {"properties": 3, "anyOf": {}, "items": 5, "$ref": 5},
+        {"properties": 3, "anyOf": {}, "items": 5, "$ref": 5, "dependencies": ["a"], "$id": 5},
+        {"properties": {"dependencies": {"type": "null"}}, "$id": "https://example.com/#a"},
+        {"$id": "#", "properties": {"a": {"$id": "#/properties/a"}, "b": {"$id": "#1"}}},
     ],
 )
 def test_all_else_is_left_alone(schema: Any) -> None:
@@ -77,6 +104,12 @@ def test_all_else_is_left_alone(schema: Any) -> None:
         ("other/properties/pair/items/0", "other/properties/pair/items/0"),
         ("#/properties/pair/items/two/items", "#/properties/pair/prefixItems/two/items"),
         ("https://example.com/#/items/0", "https://example.com/#/items/0"),
+        ("#/dependencies/d/items/0", "#/dependentSchemas/d/prefixItems/0"),
+        (
+            "#/properties/dependencies/dependencies/x",
+            "#/properties/dependencies/dependentSchemas/x",
+        ),
+        ("#/$defs/nested/dependencies", "#/$defs/nested/dependentSchemas"),
     ],
 )
 def test_references_into_tuples_lead_to_the_same_schema(old: str, new: str) -> None:
@@ -85,6 +118,7 @@ def test_references_into_tuples_lead_to_the_same_schema(old: str, new: str) -> N
     schema = {
         "properties": {"pair": pair, "items": {"items": {}}, "again": {"$ref": old}},
         "$defs": {"a/b%": pair, "nested": {"items": [{"items": [{}, {}]}]}},
+        "dependencies": {"d": pair},
     }
     assert modern(schema)["properties"]["again"] == {"$ref": new}
 
@@ -136,6 +170,29 @@ def test_grammars_and_checks_take_old_schemas() -> None:
     tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
     (inner,) = schemas(parse(tag))
     assert inner.schema == spec.document()
+
+
+def test_dependencies_hold() -> None:
+    """They were understood by none, and so went unchecked."""
+    schema = {"dependencies": {"a": ["b"], "c": {"properties": {"a": {"type": "null"}}}}}
+    spec = GrammarSpec.from_schema(schema)
+    assert audit(spec.document()).unenforced("llguidance") == ()
+    assert validate(spec, '{"a": 1, "b": 1}').passed
+    assert not validate(spec, '{"a": 1}').passed
+    assert not validate(spec, '{"a": 1, "b": 1, "c": 1}').passed
+    with pytest.raises(InvalidGrammar, match=r"must be an object.*at \$\.dependencies"):
+        GrammarSpec.from_schema({"dependencies": ["a"]}).validate()
+    for wrong in ({"dependentRequired": 3}, {"dependentRequired": {"a": 3}}, {"allOf": 3}):
+        with pytest.raises(InvalidGrammar):
+            GrammarSpec.from_schema(wrong | {"dependencies": {"a": ["b"]}}).validate()
+
+
+def test_a_place_may_be_named_by_an_identifier() -> None:
+    schema = {"allOf": [{"$ref": "#n"}], "definitions": {"a": {"$id": "#n", "type": "null"}}}
+    spec = GrammarSpec.from_schema(schema)
+    assert audit(spec.document()).unenforced("llguidance") == ()
+    assert validate(spec, "null").passed
+    assert not validate(spec, "1").passed
 
 
 def test_what_is_wrong_in_any_draft_is_still_refused() -> None:

@@ -12,7 +12,8 @@ template <typename T, template <typename, int> typename kTile, int D, int kRowTi
           Extras kExtras>
 void launch(int spans) {
   using Tile = kTile<T, D>;
-  using Memory = Shared<D, Tile::kBytes, kStages>;
+  using Kernel = Decoder<T, Tile, D, kRowTiles, kStages, kExtras>;
+  using Memory = typename Kernel::Memory;
   constexpr size_t kBytes = (sizeof(Memory) + 511) / 512 * 512;
   const int cluster = params.cluster.value;
   std::vector<uint8_t> memory(kBytes * cluster + 512, 0xff);  // NaN
@@ -25,7 +26,7 @@ void launch(int spans) {
       }
       emulation::run_cluster(cluster, [] {
         auto* shared = reinterpret_cast<Memory*>(emulation::shared_memory);
-        Decoder<T, Tile, D, kRowTiles, kStages, kExtras>(params, *shared).run();
+        Kernel(params, *shared).run();
       });
     }
   }
@@ -56,7 +57,7 @@ struct Call {
   const float *k_scale, *v_scale, *alibi_slopes;
   const void *new_k, *new_v;
   const float* cos_sin;
-  int *arrivals, *tile_ends;
+  int* tile_ends;
   float* partial_out;
   float2* partial_stats;
   int batch, table_width, block_size, kv_heads, parts, group, columns, head_dim, max_rows, spans;
@@ -100,7 +101,6 @@ extern "C" bool decode(const Call& c) {
   params.alibi_slopes = c.alibi_slopes;
   params.partial_out = c.partial_out;
   params.partial_stats = c.partial_stats;
-  params.arrivals = c.arrivals;
   params.q_stride = c.q_stride;
   params.out_stride = heads * c.head_dim;
   params.token_stride = c.kv_heads * c.head_dim;

@@ -20,6 +20,9 @@ inline bool lacks_half(uint32_t greatest) {
   return greatest >> 16 == 0xffff || (greatest & 0xffff) == 0xffff;
 }
 inline bool lacks(float x) { return emulation::bits<uint32_t>(x) == ~0u; }
+inline bool lacks(float2 a, float4 b) {
+  return lacks(a.x) || lacks(a.y) || lacks(b.x) || lacks(b.y) || lacks(b.z) || lacks(b.w);
+}
 
 // What is not empty is written once.
 template <typename T>
@@ -40,7 +43,13 @@ void look(T& x, const T* from) {
   x = *from;
 }
 
+template <typename T>
+void look_if(bool condition, T& x, const T* from) {
+  if (condition) look(x, from);
+}
+
 inline int claim(int* count) { return ++*count; }
 inline void empty(void* at) { std::memset(at, 0xff, 16); }
+inline void empty(float2* at) { std::memset(at, 0xff, sizeof(*at)); }
 
 }  // namespace sluice

@@ -21,7 +21,7 @@ inline std::deque<std::vector<Copy>>& copies() {
 }
 
 // Copies read as early as they may and write as late: when their thread waits for them.
-inline void cp_async_16(uint32_t to, const void* from, bool valid) {
+inline void cp_async_16(uint32_t to, const void* from, bool valid, uint64_t = 0) {
   Copy copy = {emulation::shared_memory + to};
   if (valid) std::memcpy(copy.bytes, from, sizeof(copy.bytes));
   copies().back().push_back(copy);
