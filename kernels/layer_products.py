@@ -87,7 +87,7 @@ class LayerProducts:
         is_bf16 = self._layers[0].qkv.dtype == torch.bfloat16
         with torch.cuda.device(self._layers[0].qkv.device):
             fits = torch.ops.sluice_cuda.layer_products_fit(*self._sizes, is_bf16)
-        return None if fits else "it has no room for all CTAs at a time, or is shared by MPS"
+        return None if fits else "has no room for all CTAs at a time, or is shared by MPS"
 
     def __call__(self, layer: int, attended: Tensor, residual: Tensor) -> Tensor | None:
         """Everything behind the attention of the layer with this index.

@@ -61,7 +61,7 @@ class PersistentLayers:
         norm: what the hidden states behind them go through.
         """
         first = layers[0].self_attn
-        weights = [found for layer in layers if (found := _weights(layer)) is not None]
+        weights = [found for layer in layers if (found := layer_weights(layer)) is not None]
         if not isinstance(first, SelfAttention) or len(weights) < len(layers):
             return None
         shape = {
@@ -110,7 +110,8 @@ class PersistentLayers:
         return self._norm(hidden)
 
 
-def _weights(layer: DecoderLayer) -> LayerWeights | None:
+def layer_weights(layer: DecoderLayer) -> LayerWeights | None:
+    """The weights of a packed layer; None if it computes something else than the kernels do."""
     # A mixture of experts has another name in some families.
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):

@@ -159,14 +159,15 @@ class Model(Module, ABC):
         """Create the weights without values."""
 
     @property
-    def max_one_kernel_batch(self) -> int:
-        """Sequences of a decode step for which it has one kernel for all layers, at most. A step
-        asks for that by ``StepContext.one_kernel``."""
-        return 0
+    def one_kernel_batches(self) -> range:
+        """Numbers of sequences of a decode step for which it has one kernel for all layers, or one
+        for each behind its attention. A step asks for that by ``StepContext.one_kernel``."""
+        return range(0)
 
     @property
     def max_one_kernel_drafted(self) -> int:
-        """Likewise, tokens of a step that checks drafts."""
+        """Tokens of a step that checks drafts for which it has one kernel for all layers, at
+        most."""
         return 0
 
     def place_of(self, name: str) -> str | None:

@@ -16,6 +16,7 @@ from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.fused_decoder import FusedDecoder
 from engine.layers.joined_layer import JoinedLayer
+from engine.layers.joined_products import JoinedProducts
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import GatedMLP
@@ -140,6 +141,8 @@ class LlamaModel(Module):
             self._tables = [self.cos_sin if window is None else table for window in config.windows]
         self._whole: FusedDecoder | PersistentLayers | None = None
         """All layers as one kernel, for the steps that it ``serves``; set by ``pack``."""
+        self._products: JoinedProducts | None = None
+        """The layers as one kernel behind each attention, likewise."""
         self._joined: list[JoinedLayer] | None = None
         """All layers as two calls each, for eager steps; set by ``pack``."""
 
@@ -148,13 +151,18 @@ class LlamaModel(Module):
         if all(type(layer).__call__ is LlamaDecoderLayer.__call__ for layer in self.layers):
             self._joined = JoinedLayer.of_all(self.layers)
             self._whole = PersistentLayers.of(self.layers, self.norm, self.cos_sin)
+            self._products = JoinedProducts.of(self.layers, self.norm, self.cos_sin)
         if type(self.layers[0]) is LlamaDecoderLayer:
             self._whole = self._whole or FusedDecoder.of(self.layers, self.norm, self.cos_sin)
 
     @property
-    def max_one_kernel_batch(self) -> int:
-        """See ``Model.max_one_kernel_batch``."""
-        return self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
+    def one_kernel_batches(self) -> range:
+        """See ``Model.one_kernel_batches``."""
+        few = self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
+        many = None if self._products is None else self._products.batches
+        if many is None:
+            return range(1, few + 1)
+        return range(1 if few else many.start, many.stop)
 
     @property
     def max_one_kernel_drafted(self) -> int:
@@ -166,6 +174,8 @@ class LlamaModel(Module):
         x = self.embed_tokens(token_ids)
         if self._whole is not None and self._whole.serves(step):
             return step.kept(self._whole(x, step))
+        if self._products is not None and self._products.serves(step):
+            return self._products(x, self.cos_sin, step)
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
         layers: Sequence[LlamaDecoderLayer | JoinedLayer] = self._joined_in(step) or self.layers
@@ -211,8 +221,8 @@ class ForCausalLM(Model):
         self._softcap = config.logits_softcap
 
     @property
-    def max_one_kernel_batch(self) -> int:
-        return self.model.max_one_kernel_batch
+    def one_kernel_batches(self) -> range:
+        return self.model.one_kernel_batches
 
     @property
     def max_one_kernel_drafted(self) -> int:

@@ -97,8 +97,8 @@ class WatchedModel(Model):
         """By the number of tokens, for small numbers."""
 
     @property
-    def max_one_kernel_batch(self) -> int:
-        return 0 if self._network.tapped_layers else self.model.max_one_kernel_batch
+    def one_kernel_batches(self) -> range:
+        return range(0) if self._network.tapped_layers else self.model.one_kernel_batches
 
     @property
     def max_one_kernel_drafted(self) -> int:

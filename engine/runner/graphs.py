@@ -42,8 +42,9 @@ class DecodeGraphs:
     """Graphs of the forward pass for steps in which every sequence computes one token.
 
     Steps that share prefixes have graphs of their own, and so have those with adapters: a step with
-    neither pays for neither. Few sequences have some with all layers as one kernel, if the model
-    has that, up to the lengths for which ``capture`` measured them to be faster.
+    neither pays for neither. Few sequences have some with all layers as one kernel, or with each
+    as one behind its attention, if the model has that, up to the lengths for which ``capture``
+    measured them to be faster.
     """
 
     def __init__(
@@ -81,11 +82,12 @@ class DecodeGraphs:
         if resting is not None:
             self._add_families(sizes, resting, adapted=False)
         self._as_one: dict[bool, SizedGraphs] = {}
-        """Those with the layers as one kernel, by whether the model is the resting one."""
+        """Those with the layers, or each behind its attention, as one kernel, by whether the model
+        is the resting one."""
         self._max_tokens: dict[int, int] = {}
         """By their sizes: of all sequences together, for which they are faster."""
         for each in (model,) if resting is None else (model, resting):
-            few = [size for size in sizes if size <= each.max_one_kernel_batch]
+            few = [size for size in sizes if size in each.one_kernel_batches]
             if few and self._leaves_attention_to_others():
                 forward = partial(self._forward, each, one_kernel=True)
                 self._as_one[each is resting] = SizedGraphs(few, forward)

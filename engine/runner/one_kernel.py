@@ -1,4 +1,5 @@
-"""Whether decode steps of few tokens are faster with all layers as one kernel.
+"""Whether decode steps of few tokens are faster with all layers as one kernel, or with each of them
+as one behind its attention.
 
 Measured with the graphs that would run: how fast a kernel reads the keys of long sequences, and
 what a model loses between kernels, differs from GPU to GPU.
@@ -105,7 +106,8 @@ def log_faster(steps: str, max_tokens: Mapping[str, int]) -> None:
     serves it; 0: never."""
     served = [f"{size} (up to {most} tokens)" for size, most in max_tokens.items() if most]
     if served:
-        logger.info("one kernel computes all layers of %s of %s", steps, ", ".join(served))
+        words = "one kernel computes all layers, or all products of a layer, in %s of %s"
+        logger.info(words, steps, ", ".join(served))
     else:
         logger.info("layer by layer, %s of all sizes are as fast as by one kernel", steps)
 

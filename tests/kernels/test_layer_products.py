@@ -30,7 +30,8 @@ def make_layers(
     gen = torch.Generator(device=device).manual_seed(hidden + intermediate)
 
     def matrix(rows: int, k: int) -> torch.Tensor:
-        return (torch.randn(rows, k, generator=gen, device=device) * k**-0.5).to(dtype)
+        made = torch.randn(rows, k, generator=gen, device=device)
+        return made.mul_(float(k**-0.5)).to(dtype)
 
     def norm() -> torch.Tensor:
         return (1 + 0.2 * torch.randn(hidden, generator=gen, device=device)).to(dtype)
