@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,9 @@ MAX_LISTED = 12
 """A list of more names helps nobody who reads one line."""
 MAX_COMPARED = 64
 """Characters of a word that is compared with names: a client may send one that takes seconds."""
+_LEAST_RATIO = 0.6
+"""How alike two words must be, by ``difflib``'s measure, for one to be a hint to the other: its own
+default."""
 
 _AT = " - at `$"
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -45,9 +48,74 @@ def one_of(kind: Any, path: str) -> str:
 def hint(word: str, known: Iterable[str]) -> str:
     """To append to an error about an unknown ``word``: the closest known one, else all of a few."""
     names = sorted(known)
-    if len(word) <= MAX_COMPARED and (close := difflib.get_close_matches(word, names, n=1)):
-        return f"; did you mean {close[0]}?"
+    if len(word) <= MAX_COMPARED and (close := closest(word, names)) is not None:
+        return f"; did you mean {close}?"
     return f"; known are {', '.join(names)}" if len(names) <= MAX_LISTED else ""
+
+
+def closest(word: str, names: Iterable[str]) -> str | None:
+    """What ``difflib.get_close_matches(word, names, n=1)`` finds, in about a quarter of its time.
+
+    Its ratio of two words is twice the number of characters that match, in blocks that do not
+    cross, by the length of both. Neither the characters that both have nor their longest common
+    subsequence can be fewer; both are found quickly, and rule out nearly all names.
+    """
+    letters, masks = _letters(word), _masks(word)
+    bounds = [
+        (_ratio(len(letters & _letters_of_name(name)), len(word) + len(name)), name)
+        for name in names
+    ]
+    matcher = difflib.SequenceMatcher(b=word)
+    best, found = _LEAST_RATIO, None
+    for bound, name in sorted(bounds, reverse=True):
+        if bound < best:
+            break
+        if _ratio(_common_subsequence(masks, len(word), name), len(word) + len(name)) < best:
+            continue
+        matcher.set_seq1(name)
+        ratio = matcher.ratio()
+        # Of equals the last one in the alphabet, as there.
+        if ratio > best or (ratio == best and (found is None or name > found)):
+            best, found = ratio, name
+    return found
+
+
+def _ratio(num_matching: int, num_in_all: int) -> float:
+    return 2.0 * num_matching / num_in_all if num_in_all else 1.0
+
+
+def _letters(word: str) -> frozenset[tuple[str, int]]:
+    """The multiset of its characters: each with the number of those like it before."""
+    counts: dict[str, int] = {}
+    letters = []
+    for letter in word:
+        counts[letter] = count = counts.get(letter, 0) + 1
+        letters.append((letter, count))
+    return frozenset(letters)
+
+
+# For names alone: a client may send any number of words.
+_letters_of_name = functools.lru_cache(maxsize=1024)(_letters)
+
+
+def _masks(word: str) -> dict[str, int]:
+    """For each character the places where it stands: bit i for ``word[i]``."""
+    masks: dict[str, int] = {}
+    for place, letter in enumerate(word):
+        masks[letter] = masks.get(letter, 0) | 1 << place
+    return masks
+
+
+def _common_subsequence(masks: Mapping[str, int], size: int, name: str) -> int:
+    """Length of the longest common subsequence of a word, given as its ``_masks`` and its size, and
+    a name: the bit-parallel algorithm of Hyyrö, "Bit-Parallel LCS-length Computation Revisited"
+    (2004)."""
+    full = (1 << size) - 1
+    unmatched = full
+    for letter in name:
+        hits = unmatched & masks.get(letter, 0)
+        unmatched = (unmatched + hits | unmatched - hits) & full
+    return size - unmatched.bit_count()
 
 
 def choices(kind: Any, path: str) -> list[str]:

@@ -74,7 +74,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker is killed and replaced."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
-    flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
+    flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 14.0
     """Time between two chunks of a stream, or an eighth less; tokens that come in between are sent
     together."""
     resume_grace_s: Seconds = 30.0

@@ -155,22 +155,12 @@ def create_services(
         readers=streams.readers,
         on_adapter_deleted=adapters.on_deleted,
     )
-    work = _background_work(config, store, accounts, peers, adapters, metrics, revocations)
+    work = _create_background(config, store, accounts, peers, adapters, metrics, revocations)
     engine.on_tokens = metrics.observe_inter_token
-    background = Background(work)
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
-    metrics.watch_background(lambda: background.num_deaths)
+    metrics.watch_background(lambda: work.num_deaths)
     lifecycle = _create_lifecycle(
-        config,
-        engine,
-        store,
-        accounts,
-        background,
-        sessions,
-        streams,
-        admission,
-        generations,
-        compiler,
+        config, engine, store, accounts, work, sessions, streams, admission, generations, compiler
     )
     return Services(
         config=config,
@@ -201,7 +191,7 @@ def _create_lifecycle(
     engine: EngineClient,
     store: Store,
     accounts: _Accounts,
-    background: Background,
+    work: Background,
     sessions: set[Session],
     streams: Streams,
     admission: Admission,
@@ -213,7 +203,7 @@ def _create_lifecycle(
         store=store,
         ledger=accounts.ledger,
         journal=accounts.journal,
-        background=background,
+        background=work,
         sessions=sessions,
         readers=streams.readers,
         admission=admission,
@@ -247,7 +237,7 @@ def _create_accounts(config: TenantsConfig, store: Store, secrets: Secrets) -> _
     )
 
 
-def _background_work(
+def _create_background(
     config: Config,
     store: Store,
     accounts: _Accounts,
@@ -255,7 +245,7 @@ def _background_work(
     adapters: Adapters,
     metrics: Metrics,
     revocations: Revocations,
-) -> dict[str, Callable[[], Awaitable[None]]]:
+) -> Background:
     """What runs beside the requests, as long as the gateway runs, by the name of its task."""
     work: dict[str, Callable[[], Awaitable[None]]] = {
         "quota leases": accounts.quota.run,
@@ -272,7 +262,7 @@ def _background_work(
         listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
         metrics.watch_changes(listener)
         work["changes"] = listener.run
-    return work
+    return Background(work)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:

@@ -54,13 +54,17 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free blocks, with one reference each. The caller checked ``num_free``."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
-        block_ids = []
-        for _ in range(count):
-            if not self._blank:
-                self._evict()
-            block_id = self._blank.pop()
+        blank, block_ids = self._blank, []
+        if 0 < count <= len(blank):  # All at once, as long as the cache is not full.
+            block_ids = blank[: -count - 1 : -1]
+            del blank[-count:]
+        else:
+            for _ in range(count):
+                if not blank:
+                    self._evict()
+                block_ids.append(blank.pop())
+        for block_id in block_ids:
             self._ref_counts[block_id] = 1
-            block_ids.append(block_id)
         return block_ids
 
     def acquire(self, block_id: int) -> None:

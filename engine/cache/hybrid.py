@@ -22,9 +22,11 @@ with one gets blocks for the tokens of one step: after that, the request reuses 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from engine.cache.groups import blocks_per_step, max_request_tokens
 from engine.cache.manager import NO_BLOCK, BlockTable, CacheManager, GroupTable, PrefixHit
@@ -36,20 +38,18 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 
-@dataclass(frozen=True, slots=True)
-class GroupHit:
+class GroupHit(Struct, frozen=True, gc=False):
     """The part of a prefix that one layer group has."""
 
     first: int = 0
     """The first block index that attention still reads."""
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = []
     """The blocks from ``first`` on, to be shared."""
     source: int = -1
     """A block to be copied from; see ``PrefixHit``."""
 
 
-@dataclass(frozen=True, slots=True)
-class HybridHit(PrefixHit):
+class HybridHit(PrefixHit, frozen=True, gc=False):
     """A ``PrefixHit`` by layer groups."""
 
     groups: tuple[GroupHit, ...] = ()
@@ -150,7 +150,7 @@ class HybridCacheManager(CacheManager):
         for mark in self._marks[: self._num_full]:
             for index in range(end):
                 if index == len(keys):  # Most match nothing: no need to know all their keys.
-                    self._extend_keys(table, token_ids, index + 1)
+                    self._extend_keys(table, token_ids, min(2 * index + 1, end))
                 if find(keys[index] + mark) is None:
                     end = index
                     break

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import Content, child_key, extend_chain, root_key, token_bytes
@@ -97,12 +99,11 @@ class GroupTable:
     """Index of the first block that is held, if any is."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
+class PrefixHit(msgspec.Struct, frozen=True, gc=False):
     """The leading tokens that need not be computed. Nothing is acquired yet."""
 
     num_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = []
     """Full blocks, to be shared."""
     source: int = -1
     """A block whose leading slots continue the prefix, to be copied; -1 for none."""
@@ -204,12 +205,13 @@ class CacheManager:
             return 0
         if table.skip_reading or not self._shares(table):
             return 0
-        for index in range((len(token_ids) - 1) // self.block_size):
+        max_blocks = (len(token_ids) - 1) // self.block_size
+        for index in range(max_blocks):
             if index == len(keys):  # Most match nothing: no need to know all their keys.
-                self._extend_keys(table, token_ids, index + 1)
+                self._extend_keys(table, token_ids, min(2 * index + 1, max_blocks))
             if find(keys[index]) is None:
                 return index * self.block_size
-        return (len(token_ids) - 1) // self.block_size * self.block_size
+        return max_blocks * self.block_size
 
     def _cached_blocks(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
         max_blocks = (len(token_ids) - 1) // self.block_size

@@ -8,14 +8,15 @@ enters where its first own block begins.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from engine.cache.ceilings import Ceiling
 
@@ -69,8 +70,7 @@ def extend_chain(
     return keys
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True, gc=False):
     """What a published block holds."""
 
     key: bytes
@@ -93,6 +93,9 @@ class PrefixIndex:
         self._by_key: dict[bytes, int] = {}
         self._children: dict[bytes, dict[int, bytes]] = {}
         """By parent key: its blocks, each with its tokens."""
+        self.find: Callable[[bytes], int | None] = self._by_key.get
+        """The block with this content, None if there is none. It may be evicted unless acquired at
+        once. (No method: admissions look up thousands of keys.)"""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -111,11 +114,6 @@ class PrefixIndex:
         if not siblings:
             del self._children[content.parent]
 
-    def find(self, key: bytes) -> int | None:
-        """The block with this content, None if there is none. It may be evicted unless acquired at
-        once."""
-        return self._by_key.get(key)
-
     def longest_overlap(self, parent: bytes, data: bytes) -> tuple[int, int]:
         """(block, tokens): the child of ``parent`` that shares most leading tokens with ``data``.
 
@@ -124,10 +122,13 @@ class PrefixIndex:
         best = (-1, 0)
         siblings = self._children.get(parent)
         if siblings is not None:
+            first_token = data[:_TOKEN_BYTES]
             for block_id in islice(reversed(siblings), _MAX_SIBLINGS_COMPARED):
-                count = _common_tokens(siblings[block_id], data)
-                if count > best[1]:
-                    best = (block_id, count)
+                sibling = siblings[block_id]
+                if sibling.startswith(first_token):  # Most siblings share nothing.
+                    count = _common_tokens(sibling, data)
+                    if count > best[1]:
+                        best = (block_id, count)
         return best
 
     def check_integrity(self, contents: Mapping[int, Content | None]) -> None:

@@ -11,13 +11,13 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
-from engine.runner.backlog import Backlog, Changes
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafted_slots import DraftedSlots
 from engine.runner.feature_holes import FeatureHoles
 from engine.runner.features import FeatureCache
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.memory import PagedCache
+from engine.runner.row_changes import Changes, RowChanges
 from engine.runner.rows import Ints, RowTable
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan
@@ -43,7 +43,7 @@ class Drafting(ABC):
     ) -> None:
         self._features = features
         self._holes = FeatureHoles()
-        self._backlog = Backlog(block_size)
+        self._changes = RowChanges(block_size)
         self._changed: Collection[int] = ()
         """Rows whose next chunk must not be missed."""
         self._table = table
@@ -55,14 +55,14 @@ class Drafting(ABC):
         copies the contents of blocks.) While no drafts are made, they are only noted."""
         if self._holes.are_open and not (plan.keeps_features or self._changed):
             if plan.admissions or plan.new_blocks or plan.released_rows:
-                self._backlog.note(plan)
+                self._changes.note(plan)
             return
-        self._follow_backlog()
+        self._follow_changes()
         self._apply(plan)
 
-    def _follow_backlog(self) -> None:
-        if not self._backlog.is_empty:
-            self._follow(self._backlog.take())
+    def _follow_changes(self) -> None:
+        if not self._changes.is_empty:
+            self._follow(self._changes.take())
 
     def _follow(self, changes: Changes) -> None:
         """Follow what was noted."""
@@ -75,7 +75,7 @@ class Drafting(ABC):
 
     def _fill_holes(self, asked: Sequence[tuple[int, int]]) -> None:
         """Write zeros in place of features that were not kept. asked: as for ``draft``."""
-        self._follow_backlog()
+        self._follow_changes()
         holes = self._holes.take([row for row, _ in asked])
         if holes and self._features is not None:
             rows = [np.full(end - start, row) for row, start, end in holes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.runner.backlog import Changes
+from engine.runner.row_changes import Changes
 from engine.scheduler.plan import StepPlan
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # How far the search for a cached prefix looks: tenants, and requests of each.
 _MAX_TENANTS_COMPARED = 4
 _MAX_REQUESTS_COMPARED = 4
+# Oldest requests of a tenant that are looked up at once: the next few searches find them there.
+_NUM_LOOKED_UP = 16
 # How often a tenant's oldest request may be overtaken by another of its own with a longer match.
 _MAX_OVERTAKES = 8
 # Accounts and classes kept before the first look for superfluous ones.
@@ -37,7 +39,7 @@ _MAX_IDLE_CLASSES = 64
 class Account:
     """What one tenant waits for and has been charged inside one priority class."""
 
-    __slots__ = ("_candidates", "counter", "in_heap", "num_overtakes", "waiting")
+    __slots__ = ("_oldest", "counter", "in_heap", "num_overtakes", "waiting")
 
     def __init__(self, counter: float) -> None:
         self.counter = counter
@@ -45,24 +47,27 @@ class Account:
         self.waiting = RequestHeap()
         self.in_heap = False
         self.num_overtakes = 0
-        self._candidates: list[Request] | None = None
+        self._oldest: list[Request] = []
+        """The first of ``waiting``, as far as they are known."""
 
     def push(self, request: Request) -> None:
         self.waiting.push(request.arrival, request)
-        self._candidates = None
+        if self._oldest and request.arrival < self._oldest[-1].arrival:
+            self._oldest = []
 
     def remove(self, request: Request) -> None:
         overtakes = self.waiting.peek() is not request
         self.num_overtakes = self.num_overtakes + 1 if overtakes else 0
         self.waiting.remove(request)
-        self._candidates = None
+        if request in self._oldest:
+            self._oldest.remove(request)
 
     def candidates(self) -> list[Request]:
         """The requests of this account that may go next, the oldest first."""
-        if self._candidates is None:
-            count = 1 if self.num_overtakes >= _MAX_OVERTAKES else _MAX_REQUESTS_COMPARED
-            self._candidates = self.waiting.first(count)
-        return self._candidates
+        count = 1 if self.num_overtakes >= _MAX_OVERTAKES else _MAX_REQUESTS_COMPARED
+        if len(self._oldest) < min(count, len(self.waiting)):
+            self._oldest = self.waiting.first(_NUM_LOOKED_UP)
+        return self._oldest[:count]
 
 
 class PriorityClass:

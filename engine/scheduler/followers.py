@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from engine.request import Request
 
@@ -17,6 +17,7 @@ class Followers:
     a burst of requests with one system prompt) would each compute it."""
 
     def __init__(self) -> None:
+        self._expected: set[bytes] = set()
         self._by_key: dict[bytes, list[Request]] = {}
         self._key_of: dict[Request, bytes] = {}
 
@@ -28,26 +29,33 @@ class Followers:
 
     def expect(self, keys: Iterable[bytes]) -> None:
         """Note that a step in flight computes the blocks with these keys."""
-        for key in keys:
-            self._by_key.setdefault(key, [])
+        self._expected.update(keys)
 
     def expects(self, key: bytes) -> bool:
         """Whether a step in flight computes the block with this key."""
-        return key in self._by_key
+        return key in self._expected
 
     def hold(self, request: Request, key: bytes) -> None:
-        """Let a request wait for the block with this key."""
-        self._by_key[key].append(request)
+        """Let a request wait for the block with this key, which is expected."""
+        assert key in self._expected, f"{request.request_id} would wait for ever"
+        self._by_key.setdefault(key, []).append(request)
         self._key_of[request] = key
 
     def discard(self, request: Request) -> None:
-        self._by_key[self._key_of.pop(request)].remove(request)
+        key = self._key_of.pop(request)
+        waiting = self._by_key[key]
+        waiting.remove(request)
+        if not waiting:
+            del self._by_key[key]
 
-    def release(self, keys: Iterable[bytes]) -> list[Request]:
+    def release(self, keys: Sequence[bytes]) -> list[Request]:
         """The step is over: returns the requests that waited for its blocks."""
-        released = []
+        # Two requests of one step, or two steps, may have computed the same block.
+        self._expected.difference_update(keys)
+        released: list[Request] = []
+        if not self._by_key:
+            return released  # Most steps: nobody waits for any of their many blocks.
         for key in keys:
-            # Two requests of one step may have computed the same block.
             for request in self._by_key.pop(key, ()):
                 del self._key_of[request]
                 released.append(request)

@@ -48,8 +48,15 @@ class GrowthForecast:
         self._outdated = False
         self._known: dict[int, float] = {}
         """Cache of expected lengths, valid until the next observation."""
-        self._batch = Growth.of(np.empty(0), np.empty(0), np.empty(0))
+        self._columns: tuple[Floats, Floats, Floats] = (np.empty(0), np.empty(0), np.empty(0))
+        """What ``Growth.of`` takes, for the running requests but ``_admitted``."""
+        self._admitted: list[tuple[float, float, float]] = []
+        self._growth: Growth | None = None
+        """Of all running requests; None until it is asked for."""
+        self._bound = 0.0
+        """What the running requests need at most."""
         self._candidate = (0.0, 0.0, 0.0)
+        self._candidate_bound = 0.0
 
     def observe(self, num_generated: int) -> None:
         """Record that an output ended by itself at this length."""
@@ -67,11 +74,20 @@ class GrowthForecast:
         lacking = self._num_full * num_tokens - held + self._unused
         for span in self._spans:
             lacking += np.minimum(num_tokens + remaining, span)
-        self._batch = Growth.of(self._num_full * remaining, held, lacking)
+        growing = self._num_full * remaining
+        self._columns = (growing, held, lacking)
+        self._admitted.clear()
+        self._growth = None
+        # Whoever ends gives back what it has, so the peak is no more than all get in the end.
+        self._bound = float(np.maximum(growing + lacking, 0.0).sum())
 
-    def peak_blocks(self, request: Request, num_slots: int) -> int:
+    def peak_blocks(self, request: Request, num_slots: int, num_enough: int = -1) -> int:
         """Most blocks ever needed beyond those held now, if ``request`` came in and took
-        ``num_slots``."""
+        ``num_slots``.
+
+        num_enough: a peak up to this many blocks need not be exact. Then an upper bound is
+        returned that is no more than ``num_enough`` either, wherever that is quicker.
+        """
         num_tokens = len(request.token_ids)
         generated = num_tokens - request.num_prompt_tokens
         remaining = min(
@@ -81,12 +97,30 @@ class GrowthForecast:
         lacking = self._num_full * num_tokens - num_slots + self._unused
         for span in self._spans:
             lacking += min(num_tokens + remaining, span)
-        self._candidate = (self._num_full * remaining, num_slots, lacking)
-        return math.ceil(self._batch.peak_with(*self._candidate) / self._block_size)
+        growing = self._num_full * remaining
+        self._candidate = (growing, num_slots, lacking)
+        self._candidate_bound = self._bound + max(growing + lacking, 0.0)
+        if self._candidate_bound > num_enough * self._block_size:
+            peak = self._growth_of_all().peak_with(growing, num_slots, lacking)
+            self._candidate_bound = max(peak, 0.0)
+            return math.ceil(peak / self._block_size)
+        return math.ceil(self._candidate_bound / self._block_size)
 
     def admit(self) -> None:
         """The request that ``peak_blocks`` was last asked about was admitted."""
-        self._batch = self._batch.with_one(*self._candidate)
+        self._admitted.append(self._candidate)
+        self._growth = None
+        self._bound = self._candidate_bound
+
+    def _growth_of_all(self) -> Growth:
+        if self._admitted:
+            new = np.array(self._admitted, dtype=np.float64).T
+            growing, held, lacking = np.concatenate((self._columns, new), axis=1)
+            self._columns = (growing, held, lacking)
+            self._admitted.clear()
+        if self._growth is None:
+            self._growth = Growth.of(*self._columns)
+        return self._growth
 
     def _expected_length_of_one(self, generated: int) -> float:
         if self._outdated:
@@ -146,14 +180,9 @@ class Growth:
     def of(cls, remaining: Floats, held: Floats, lacking: Floats) -> Growth:
         order = np.argsort(remaining)
         zero = np.zeros(1)
-        return cls._of_sorted(
-            remaining[order],
-            np.concatenate((np.cumsum(lacking[order][::-1])[::-1], zero)),
-            np.concatenate((zero, np.cumsum(held[order]))),
-        )
-
-    @classmethod
-    def _of_sorted(cls, ends: Floats, owed: Floats, given: Floats) -> Growth:
+        ends = remaining[order]
+        owed = np.concatenate((np.cumsum(lacking[order][::-1])[::-1], zero))
+        given = np.concatenate((zero, np.cumsum(held[order])))
         need = np.arange(len(ends), 0, -1) * ends + owed[:-1] - given[:-1]
         peak_before = np.maximum.accumulate(need + ends)
         peak_after = np.maximum.accumulate(need[::-1])[::-1]
@@ -169,12 +198,3 @@ class Growth:
         if place < len(self.ends):
             peak = max(peak, float(self.peak_after[place]) - held)
         return peak
-
-    def with_one(self, remaining: float, held: float, lacking: float) -> Growth:
-        place = int(self.ends.searchsorted(remaining, side="right"))
-        ends, owed, given = self.ends, self.owed, self.given
-        return self._of_sorted(
-            np.concatenate((ends[:place], (remaining,), ends[place:])),
-            np.concatenate((owed[: place + 1] + lacking, owed[place:])),
-            np.concatenate((given[: place + 1], given[place:] + held)),
-        )

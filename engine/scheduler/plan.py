@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from engine.spec.costs import StepCosts
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True, gc=False):
     """A request takes a row: new, or resumed after a preemption."""
 
     row: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from engine.scheduler.forecast import GrowthForecast
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from engine.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True, gc=False):
     """What admitting a request would take."""
 
     hit: PrefixHit
@@ -92,14 +92,16 @@ class Room:
         if self._running:
             num_lacking += self._num_watermark_blocks
             if num_lacking <= 0:
-                num_lacking += self._peak_blocks(request, hit, num_slots)
+                num_lacking += self._peak_blocks(request, hit, num_slots, -num_lacking)
         return Fit(hit, num_tokens, num_slots, num_lacking)
 
-    def _peak_blocks(self, request: Request, hit: PrefixHit, num_slots: int) -> int:
+    def _peak_blocks(
+        self, request: Request, hit: PrefixHit, num_slots: int, num_enough: int
+    ) -> int:
         if self._forecast is None:
             return 0
         if not self._forecast_begun:
             self._forecast.begin_step(self._running)
             self._forecast_begun = True
         num_held = self._cache.num_slots_reserved(hit, num_slots)
-        return self._forecast.peak_blocks(request, num_held)
+        return self._forecast.peak_blocks(request, num_held, num_enough)

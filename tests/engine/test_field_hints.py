@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher, get_close_matches
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.field_hints import choices, explain, hint, names
+from engine.field_hints import choices, closest, explain, hint, names
 
 Color = Literal["red", "green"]
 
@@ -116,6 +117,44 @@ def test_a_hint_is_the_nearest_word_or_all_of_them() -> None:
     assert hint("x", ["name", "age"]) == "; known are age, name"
     assert hint("x", map(str, range(100))) == ""
     assert "known are" in hint(100 * "name", [99 * "name"]), "a long word is not compared"
+
+
+WORDS = st.text(alphabet="abc_", max_size=12)
+
+
+@given(WORDS, st.lists(WORDS, max_size=8))
+def test_the_closest_word_is_the_one_that_difflib_finds(word: str, names: list[str]) -> None:
+    assert closest(word, names) == next(iter(get_close_matches(word, names, n=1)), None)
+
+
+@given(st.data())
+def test_a_mistyped_setting_is_found_as_difflib_does(data: st.DataObject) -> None:
+    settings = names(EngineConfig, "")
+    word = list(data.draw(st.sampled_from(settings)))
+    for _ in range(data.draw(st.integers(1, 6))):
+        place = data.draw(st.integers(0, len(word)))
+        word[place : place + data.draw(st.integers(0, 2))] = data.draw(
+            st.text("aemnt_", max_size=2)
+        )
+    wrong = "".join(word)
+    assert closest(wrong, settings) == next(iter(get_close_matches(wrong, settings, n=1)), None)
+
+
+def test_few_names_are_compared_at_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may send many wrong fields; comparing all names takes half a millisecond."""
+    num_compared = 0
+
+    class Counting(SequenceMatcher[str]):
+        def ratio(self) -> float:
+            nonlocal num_compared
+            num_compared += 1
+            return super().ratio()
+
+    monkeypatch.setattr("engine.field_hints.difflib.SequenceMatcher", Counting)
+    settings = names(EngineConfig, "")
+    assert closest("max_modellen", settings) == "max_model_len"
+    assert closest("user_defined_thing", settings) is None
+    assert 0 < num_compared <= 4 < len(settings)
 
 
 @given(st.text(max_size=30))

@@ -34,6 +34,16 @@ def test_a_new_pool_is_all_free() -> None:
     pool.check_integrity()
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 4])
+def test_many_at_once_are_those_that_would_come_one_by_one(count: int) -> None:
+    at_once, one_by_one = BlockPool(4), BlockPool(4)
+    expected = [block_id for _ in range(count) for block_id in one_by_one.allocate(1)]
+    assert at_once.allocate(count) == expected
+    assert at_once.num_free == 4 - count
+    assert [at_once.ref_count(block_id) for block_id in expected] == [1] * count
+    at_once.check_integrity()
+
+
 def test_allocate_hands_out_distinct_blocks_and_release_takes_them_back() -> None:
     pool = BlockPool(4)
     block_ids = pool.allocate(3)

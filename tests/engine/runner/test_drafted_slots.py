@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from engine.runner.backlog import Backlog
 from engine.runner.drafted_slots import DraftedSlots
+from engine.runner.row_changes import RowChanges
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
@@ -118,19 +118,19 @@ def test_who_has_gone_has_not_changed() -> None:
 
 
 def test_what_happens_in_a_rest_may_be_followed_behind_it() -> None:
-    made, backlog = slots(), Backlog(SIZE)
+    made, noted = slots(), RowChanges(SIZE)
     made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
     fill(made, 0, 8)
     made.apply(StepPlan(1, chunks=[chunk(0, 8, 1)]))
-    backlog.note(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 9, 1)]))
+    noted.note(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 9, 1)]))
     # One shares the first block and goes; another gets what was its own, and shares it, too.
     gone = StepPlan(3, admissions=[admission(1, [3, 6])], chunks=[chunk(1, 4, 4)])
     stays = StepPlan(4, admissions=[admission(2, [3, 6])], chunks=[chunk(2, 4, 4)])
     stays.released_rows = [1]
     for plan in (gone, stays, StepPlan(5, new_blocks=[(2, [7])], chunks=[chunk(2, 8, 1)])):
-        backlog.note(plan)
-    made.follow(backlog.take())
-    assert backlog.is_empty
+        noted.note(plan)
+    made.follow(noted.take())
+    assert noted.is_empty
     assert (made.start(0), made.room(0)) == (8, 12), "it is as before"
     assert (made.start(2), made.room(2)) == (4, 12)
     fill(made, 2, 9)
@@ -170,14 +170,14 @@ def random_plans(seed: int) -> list[tuple[bool, StepPlan]]:
 
 def test_put_off_or_not_it_comes_to_the_same() -> None:
     for seed in range(40):
-        at_once, later, backlog = slots(), slots(), Backlog(SIZE)
+        at_once, later, noted = slots(), slots(), RowChanges(SIZE)
         known: dict[int, int] = {}
         for drafts, plan in random_plans(seed):
             at_once.apply(plan)
             if not drafts and not later.changed:
-                backlog.note(plan)
+                noted.note(plan)
             else:
-                later.follow(backlog.take())
+                later.follow(noted.take())
                 later.apply(plan)
             known |= {each.row: each.num_computed_tokens + 1 for each in plan.chunks}
             if drafts:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from engine.runner.backlog import Backlog
 from engine.runner.feature_holes import FeatureHoles
+from engine.runner.row_changes import RowChanges
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
@@ -11,7 +11,7 @@ class Engine:
 
     def __init__(self, *, puts_off: bool = True) -> None:
         self.holes = FeatureHoles()
-        self._backlog, self._puts_off = Backlog(1), puts_off
+        self._changes, self._puts_off = RowChanges(1), puts_off
         self._computed: dict[int, int] = {}
 
     def step(
@@ -31,9 +31,9 @@ class Engine:
             plan.chunks.append(Chunk(row, str(row), self._computed[row], 1, True))
             self._computed[row] += 1
         if self._puts_off and self.holes.are_open and not keeps:
-            self._backlog.note(plan)
+            self._changes.note(plan)
             return
-        self.holes.follow(self._backlog.take())
+        self.holes.follow(self._changes.take())
         self.holes.apply(plan)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import RequestState
-from engine.scheduler.fair_share import FairSharePolicy
+from engine.scheduler.fair_share import Account, FairSharePolicy
 from tests.engine.scheduler.harness import Harness, config
 from tests.engine.scheduler.making import drain, make_request, names
 
@@ -65,6 +65,45 @@ class TestOrder:
         policy.enqueue(make_request(0, fair_key="a", priority=1, arrival_s=0.0))
         policy.enqueue(make_request(1, fair_key="b", priority=0, arrival_s=11.0))
         assert drain(policy) == ["r0", "r1"]
+
+
+@given(st.permutations(range(40)), st.lists(st.integers(0, 39), max_size=60))
+def test_candidates_are_the_oldest_whoever_comes_and_goes(
+    arrivals: list[int], choices: list[int]
+) -> None:
+    account, requests = Account(0.0), [make_request(arrival) for arrival in range(40)]
+    waiting = set(arrivals[:25])
+    for arrival in arrivals[:25]:
+        account.push(requests[arrival])
+    for choice in choices:
+        found = [request.arrival for request in account.candidates()]
+        assert found == sorted(waiting)[: len(found)]
+        assert bool(found) == bool(waiting)
+        if choice in waiting:
+            waiting.remove(choice)
+            account.remove(requests[choice])
+        else:
+            waiting.add(choice)
+            account.push(requests[choice])
+
+
+def test_one_search_serves_several_admissions(monkeypatch: pytest.MonkeyPatch) -> None:
+    account, num_searches = Account(0.0), 0
+    search = account.waiting.first
+
+    def counting(count: int) -> list[Request]:
+        nonlocal num_searches
+        num_searches += 1
+        return search(count)
+
+    monkeypatch.setattr(account.waiting, "first", counting)
+    requests = [make_request(arrival) for arrival in range(40)]
+    for request in requests:
+        account.push(request)
+    for number, request in enumerate(requests):
+        assert account.candidates() == requests[number : number + 4]
+        account.remove(request)
+    assert num_searches == 3
 
 
 class TestCharges:

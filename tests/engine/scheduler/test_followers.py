@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from engine.scheduler.followers import Followers
 from tests.engine.scheduler.making import make_request
 
@@ -30,11 +32,22 @@ def test_two_steps_may_compute_the_same_block() -> None:
     assert followers.release([b"a"]) == []
 
 
+def test_nobody_waits_for_a_block_that_no_step_computes() -> None:
+    followers = Followers()
+    followers.expect([b"a"])
+    followers.release([b"a"])
+    with pytest.raises(AssertionError, match="for ever"):
+        followers.hold(make_request(0), b"a")
+
+
 def test_who_ends_meanwhile_is_forgotten() -> None:
     followers = Followers()
     request = make_request(0)
     followers.expect([b"a"])
     followers.hold(request, b"a")
+    followers.hold(other := make_request(1), b"a")
     followers.discard(request)
     assert request not in followers
+    followers.discard(other)
+    assert len(followers) == 0
     assert followers.release([b"a"]) == []

@@ -69,17 +69,6 @@ def test_one_more_request_is_what_a_simulation_says(requests: list[tuple[int, in
     assert rest.peak_with(remaining[0], held[0], lacking[0]) == simulated_peak(*columns)
 
 
-@given(REQUESTS)
-def test_growing_one_by_one_or_at_once_is_the_same(requests: list[tuple[int, int, int]]) -> None:
-    columns = distinct_ends(requests)
-    one_by_one = growth(([], [], []))
-    for remaining, held, lack in zip(*columns, strict=True):
-        one_by_one = one_by_one.with_one(remaining, held, lack)
-    at_once = growth(columns)
-    for name in ("ends", "owed", "given", "peak_before", "peak_after"):
-        assert getattr(one_by_one, name).tolist() == getattr(at_once, name).tolist(), name
-
-
 class TestPeakBlocks:
     def test_a_request_alone_needs_what_it_has_left(self) -> None:
         forecast = GrowthForecast(4)
@@ -174,6 +163,32 @@ def test_who_runs_counts_as_when_it_was_admitted(
         forecasts[1].peak_blocks(request, request.block_table.num_held * 4)
         forecasts[1].admit()
     assert len({forecast.peak_blocks(newcomer, 8) for forecast in forecasts}) == 1
+
+
+@given(RUNNING, st.integers(0, 200), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_a_bound_is_returned_only_where_it_decides_like_the_peak(
+    rows: list[tuple[int, int, int, int]], num_enough: int, exact: list[bool]
+) -> None:
+    bounded, precise = GrowthForecast(4), GrowthForecast(4)
+    running = [make_request(99, num_prompt_tokens=9, num_generated=2, max_tokens=30, num_blocks=3)]
+    bounded.begin_step(running)
+    precise.begin_step(running)
+    for arrival, (row, is_exact) in enumerate(zip(rows, exact, strict=False)):
+        num_prompt, num_generated, num_left, num_blocks = row
+        request = make_request(
+            arrival,
+            num_prompt_tokens=num_prompt,
+            num_generated=num_generated,
+            max_tokens=num_generated + num_left,
+        )
+        peak = precise.peak_blocks(request, num_blocks * 4)
+        found = bounded.peak_blocks(request, num_blocks * 4, -1 if is_exact else num_enough)
+        assert found >= peak
+        assert (found <= num_enough) == (peak <= num_enough)
+        if is_exact or peak > num_enough:
+            assert found == peak
+        bounded.admit()
+        precise.admit()
 
 
 def test_a_step_admits_no_more_than_will_fit_together() -> None:

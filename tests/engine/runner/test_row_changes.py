@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine.runner.backlog import Arrival, Backlog
+from engine.runner.row_changes import Arrival, RowChanges
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
@@ -12,30 +12,30 @@ def arriving(row: int, block_ids: list[int], num_tokens: int, num_computed: int)
 
 
 def test_of_who_comes_and_goes_only_the_blocks_are_kept() -> None:
-    backlog = Backlog(4)
-    assert backlog.is_empty
-    backlog.note(arriving(0, [5, 6, 7], 11, 9))
-    assert not backlog.is_empty
-    backlog.note(StepPlan(1, new_blocks=[(0, [8]), (1, [9])]))
-    backlog.note(StepPlan(2, released_rows=[0]))
-    changes = backlog.take()
-    assert backlog.is_empty
+    noted = RowChanges(4)
+    assert noted.is_empty
+    noted.note(arriving(0, [5, 6, 7], 11, 9))
+    assert not noted.is_empty
+    noted.note(StepPlan(1, new_blocks=[(0, [8]), (1, [9])]))
+    noted.note(StepPlan(2, released_rows=[0]))
+    changes = noted.take()
+    assert noted.is_empty
     assert changes.released == {0}
     assert changes.arrivals == {}
     assert changes.grown == {1: [9]}
     assert list(changes.fresh) == [7, 8, 9], "5 and 6 are shared"
-    assert backlog.take().fresh == []
+    assert noted.take().fresh == []
 
 
 def test_a_row_may_change_hands_in_one_plan() -> None:
-    backlog = Backlog(4)
-    backlog.note(StepPlan(0, new_blocks=[(0, [3])]))
+    noted = RowChanges(4)
+    noted.note(StepPlan(0, new_blocks=[(0, [3])]))
     plan = arriving(0, [5, 6], 7, 0)
     plan.released_rows.append(0)
-    backlog.note(plan)
-    backlog.note(StepPlan(2, new_blocks=[(0, [7])]))
-    backlog.note(StepPlan(3, new_blocks=[(0, [8])]))
-    changes = backlog.take()
+    noted.note(plan)
+    noted.note(StepPlan(2, new_blocks=[(0, [7])]))
+    noted.note(StepPlan(3, new_blocks=[(0, [8])]))
+    changes = noted.take()
     assert changes.released == {0}
     assert changes.arrivals == {0: Arrival([5, 6], 7)}
     assert changes.grown == {0: [7, 8]}
@@ -43,20 +43,20 @@ def test_a_row_may_change_hands_in_one_plan() -> None:
 
 
 def test_what_is_swapped_in_counts_as_new() -> None:
-    backlog = Backlog(4)
+    noted = RowChanges(4)
     plan = arriving(0, [5, 6, 7], 11, 9)
     plan.swap_ins = [(5, 0)]
-    backlog.note(plan)
-    assert list(backlog.take().fresh) == [5, 6, 7]
+    noted.note(plan)
+    assert list(noted.take().fresh) == [5, 6, 7]
 
 
 def test_it_does_not_grow_with_the_number_of_requests() -> None:
-    backlog = Backlog(4)
+    noted = RowChanges(4)
     for _ in range(5000):
         plan = arriving(0, [5, 6, 7], 11, 0)
         plan.released_rows.append(0)
-        backlog.note(plan)
-    changes = backlog.take()
+        noted.note(plan)
+    changes = noted.take()
     assert len(changes.fresh) < 9000
     assert set(changes.fresh) == {5, 6, 7}
     assert len(changes.arrivals) == len(changes.released) == 1

@@ -37,7 +37,7 @@ class Changes:
     """Blocks that were handed out anew, some of them several times."""
 
 
-class Backlog:
+class RowChanges:
     """Sums up plans."""
 
     def __init__(self, block_size: int) -> None:
