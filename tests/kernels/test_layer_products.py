@@ -11,6 +11,7 @@ from kernels import cuda
 from kernels.layer_products import MAX_TOKENS, SIZES, LayerProducts, refusal
 from kernels.persistent_decoder import LayerWeights
 from kernels.reference_products import ReferenceProducts
+from tests.kernels.gpu_share import few_sms
 
 EPS = 1e-5
 LIMIT = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -85,13 +86,15 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("sizes", sorted(SIZES))
-    @pytest.mark.parametrize("tokens", [1, 17, 32, 33, 64])
+    @pytest.mark.parametrize("tokens", [1, 17, 31, 32, 33, 48, 63, 64])
     def test_equals_the_reference(
         self, tokens: int, sizes: tuple[int, int, int], dtype: torch.dtype
     ) -> None:
         layers = make_layers(*sizes, dtype=dtype)
         products, wanted = LayerProducts(layers, eps=EPS), ReferenceProducts(layers, eps=EPS)
         assert products.refused() is None
+        for workspace in products._workspace[:2]:
+            workspace.fill_(float("nan"))
         attended, ours = make_rows(layers, tokens)
         theirs = ours.clone()
         for layer in range(len(layers)):
@@ -115,6 +118,30 @@ class TestOnGpu:
             for tokens, rows in steps.items():
                 for got, want in zip(self.outputs(products, *rows), first[tokens], strict=True):
                     assert torch.equal(got, want)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_a_row_without_numbers_keeps_to_itself(self, dtype: torch.dtype) -> None:
+        """Also where its bits are all ones, as those of a place where nothing is yet."""
+        layers = make_layers(*LLAMA, dtype=dtype)
+        products = LayerProducts(layers, eps=EPS)
+        attended, residual = make_rows(layers, 40)
+        clean = self.outputs(products, attended, residual)
+        attended[3] = float("nan")
+        attended[9].view(torch.int16).fill_(-1)
+        residual[21].view(torch.int16).fill_(-1)
+        attended[39] = float("inf")
+        spoiled = torch.zeros(40, dtype=torch.bool, device="cuda")
+        spoiled[[3, 9, 21, 39]] = True
+        for got, want in zip(self.outputs(products, attended, residual), clean, strict=True):
+            assert torch.equal(got[~spoiled], want[~spoiled])
+            assert not got[spoiled].isfinite().all(dim=-1).any()
+
+    def test_a_gpu_without_room_for_all_ctas_is_refused(self) -> None:
+        products = LayerProducts(make_layers(*LLAMA), eps=EPS)
+        with few_sms():
+            assert str(products.refused()).startswith("has no room for all CTAs")
+            assert torch.ones(3, device="cuda").sum() == 3, "torch's launches hear nothing of it"
+        assert products.refused() is None
 
     def test_a_graph_is_replayed_for_other_tokens(self) -> None:
         layers = make_layers(*LLAMA)
