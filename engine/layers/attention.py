@@ -57,8 +57,10 @@ class StepContext:
     """The step is not captured in a CUDA graph, so the GPU may have to wait for the host. Layers
     then make fewer, larger calls where they can (``JoinedLayer``)."""
     one_kernel: bool = False
-    """Run all layers as one kernel, or each as one behind its attention, if the model has such. The
-    runner measures where that is faster."""
+    """Run all layers as one kernel, if the model has one. The runner measures where that is
+    faster."""
+    joins_products: bool = False
+    """Run all that a layer computes behind its attention as one kernel, likewise."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of ``x`` ([num_tokens, ...]) that belong to wanted tokens: [num_wanted, ...]."""

@@ -1,8 +1,8 @@
-"""Decoder layers on a GPU as one kernel behind each attention, for decode steps of 17 to 64 tokens.
+"""Decoder layers on a GPU as one kernel behind each attention, for steps of 17 to 64 tokens.
 
-So many tokens fill a GPU's tensor cores no better than its memory: between kernels it loads no
-weights, and a layer has six of them behind its attention. The kernel rounds where the layers do,
-but sums in another order, and scales normed rows behind the product.
+A layer has six kernels there, and between them the GPU loads no weights, which is most of what such
+steps do. The one kernel rounds where the layers do, but sums in another order, and scales normed
+rows behind the product. Attention stays as it is: with windows, shared prefixes, any cache.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 class JoinedProducts:
-    batches = range(MIN_TOKENS, MAX_TOKENS + 1)
-    """Tokens of a step, each of its own sequence."""
+    num_tokens = range(MIN_TOKENS, MAX_TOKENS + 1)
+    """Of a step."""
 
     def __init__(
         self,
         attentions: Sequence[SelfAttention],
         products: LayerProducts,
-        norms: tuple[RMSNorm, ...],
+        norms: tuple[RMSNorm, RMSNorm],
     ) -> None:
         """norms: before the first layer, and behind the last."""
         self._attentions = attentions
@@ -37,11 +37,9 @@ class JoinedProducts:
         self._first_norm, self._norm = norms
 
     @classmethod
-    def of(
-        cls, layers: Sequence[DecoderLayer], norm: RMSNorm, cos_sin: torch.Tensor
-    ) -> JoinedProducts | None:
-        """The packed layers, of which each computes what ``LlamaDecoderLayer`` does, with
-        ``cos_sin``; None where the kernel does not serve them.
+    def of(cls, layers: Sequence[DecoderLayer], norm: RMSNorm) -> JoinedProducts | None:
+        """The packed layers, of which each computes what ``LlamaDecoderLayer`` does; None where the
+        kernel does not serve them.
 
         norm: what the hidden states behind them go through.
         """
@@ -49,10 +47,11 @@ class JoinedProducts:
         attentions = [
             attention for layer in layers if isinstance(attention := layer.self_attn, SelfAttention)
         ]
-        is_built = not cos_sin.is_cuda or cuda.available()
-        if not is_built or len(weights) < len(layers) or refusal(weights) is not None:
+        if len(weights) < len(layers) or refusal(weights) is not None:
             return None
         first_norm = layers[0].input_layernorm
+        if first_norm.weight.data.is_cuda and not cuda.available():
+            return None
         products = LayerProducts(weights, eps=first_norm.eps)
         why = products.refused()
         if why is not None:
@@ -62,15 +61,20 @@ class JoinedProducts:
 
     def serves(self, step: StepContext) -> bool:
         """Whether the runner wants such kernels in this step, and they can be."""
-        if not step.one_kernel or step.adapted or step.taps or step.wanted:
+        if not step.joins_products or step.adapted or step.wanted is not None:
             return False
-        return len(step.positions) in self.batches
+        return len(step.positions) in self.num_tokens
 
-    def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [tokens, hidden], the embeddings, which are overwritten. Returns the normed hidden
-        states: of that shape."""
-        qkv: torch.Tensor | None = self._attentions[0].qkv_proj(self._first_norm(x))
-        for index, attention in enumerate(self._attentions):
-            assert qkv is not None
+    def __call__(
+        self, x: torch.Tensor, tables: Sequence[torch.Tensor], step: StepContext
+    ) -> torch.Tensor:
+        """x: [tokens, hidden], the embeddings, which are overwritten; tables: ``cos_sin`` of each
+        layer. Returns the normed hidden states: of that shape."""
+        qkv: torch.Tensor | None = None
+        for index, (attention, cos_sin) in enumerate(zip(self._attentions, tables, strict=True)):
+            if index in step.taps:
+                step.taps[index].copy_(x)
+            if qkv is None:
+                qkv = attention.qkv_proj(self._first_norm(x))
             qkv = self._products(index, attention.rotate_and_attend(qkv, cos_sin, step), x)
         return self._norm(x)

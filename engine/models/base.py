@@ -159,16 +159,21 @@ class Model(Module, ABC):
         """Create the weights without values."""
 
     @property
-    def one_kernel_batches(self) -> range:
-        """Numbers of sequences of a decode step for which it has one kernel for all layers, or one
-        for each behind its attention. A step asks for that by ``StepContext.one_kernel``."""
-        return range(0)
+    def max_one_kernel_batch(self) -> int:
+        """Sequences of a decode step for which it has one kernel for all layers, at most. A step
+        asks for that by ``StepContext.one_kernel``."""
+        return 0
 
     @property
     def max_one_kernel_drafted(self) -> int:
-        """Tokens of a step that checks drafts for which it has one kernel for all layers, at
-        most."""
+        """Likewise, tokens of a step that checks drafts."""
         return 0
+
+    @property
+    def joinable_tokens(self) -> range:
+        """Numbers of tokens of a step for which it has one kernel behind each attention. A step
+        asks for that by ``StepContext.joins_products``."""
+        return range(0)
 
     def place_of(self, name: str) -> str | None:
         """The name of the parameter that the checkpoint's tensor ``name`` belongs to; None if it is

@@ -142,7 +142,7 @@ class LlamaModel(Module):
         self._whole: FusedDecoder | PersistentLayers | None = None
         """All layers as one kernel, for the steps that it ``serves``; set by ``pack``."""
         self._products: JoinedProducts | None = None
-        """The layers as one kernel behind each attention, likewise."""
+        """One kernel behind each attention, likewise."""
         self._joined: list[JoinedLayer] | None = None
         """All layers as two calls each, for eager steps; set by ``pack``."""
 
@@ -151,23 +151,24 @@ class LlamaModel(Module):
         if all(type(layer).__call__ is LlamaDecoderLayer.__call__ for layer in self.layers):
             self._joined = JoinedLayer.of_all(self.layers)
             self._whole = PersistentLayers.of(self.layers, self.norm, self.cos_sin)
-            self._products = JoinedProducts.of(self.layers, self.norm, self.cos_sin)
+            self._products = JoinedProducts.of(self.layers, self.norm)
         if type(self.layers[0]) is LlamaDecoderLayer:
             self._whole = self._whole or FusedDecoder.of(self.layers, self.norm, self.cos_sin)
 
     @property
-    def one_kernel_batches(self) -> range:
-        """See ``Model.one_kernel_batches``."""
-        few = self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
-        many = None if self._products is None else self._products.batches
-        if many is None:
-            return range(1, few + 1)
-        return range(1 if few else many.start, many.stop)
+    def max_one_kernel_batch(self) -> int:
+        """See ``Model.max_one_kernel_batch``."""
+        return self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
 
     @property
     def max_one_kernel_drafted(self) -> int:
         """See ``Model.max_one_kernel_drafted``."""
         return self._whole.max_drafted if isinstance(self._whole, PersistentLayers) else 0
+
+    @property
+    def joinable_tokens(self) -> range:
+        """See ``Model.joinable_tokens``."""
+        return range(0) if self._products is None else self._products.num_tokens
 
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """As ``Model.hidden_states``."""
@@ -175,7 +176,7 @@ class LlamaModel(Module):
         if self._whole is not None and self._whole.serves(step):
             return step.kept(self._whole(x, step))
         if self._products is not None and self._products.serves(step):
-            return self._products(x, self.cos_sin, step)
+            return self._products(x, self._tables, step)
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
         layers: Sequence[LlamaDecoderLayer | JoinedLayer] = self._joined_in(step) or self.layers
@@ -221,12 +222,16 @@ class ForCausalLM(Model):
         self._softcap = config.logits_softcap
 
     @property
-    def one_kernel_batches(self) -> range:
-        return self.model.one_kernel_batches
+    def max_one_kernel_batch(self) -> int:
+        return self.model.max_one_kernel_batch
 
     @property
     def max_one_kernel_drafted(self) -> int:
         return self.model.max_one_kernel_drafted
+
+    @property
+    def joinable_tokens(self) -> range:
+        return self.model.joinable_tokens
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self.model(token_ids, step)

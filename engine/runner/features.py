@@ -97,12 +97,16 @@ class WatchedModel(Model):
         """By the number of tokens, for small numbers."""
 
     @property
-    def one_kernel_batches(self) -> range:
-        return range(0) if self._network.tapped_layers else self.model.one_kernel_batches
+    def max_one_kernel_batch(self) -> int:
+        return 0 if self._network.tapped_layers else self.model.max_one_kernel_batch
 
     @property
     def max_one_kernel_drafted(self) -> int:
         return self.model.max_one_kernel_drafted
+
+    @property
+    def joinable_tokens(self) -> range:
+        return self.model.joinable_tokens
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         layers = self._network.tapped_layers

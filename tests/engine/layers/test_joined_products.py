@@ -38,11 +38,11 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def joined(of: LlamaModel) -> JoinedProducts | None:
-    return JoinedProducts.of(of.layers, of.norm, of.cos_sin)
+    return JoinedProducts.of(of.layers, of.norm)
 
 
 def prepared(of: LlamaModel, *seq_lens: int) -> tuple[torch.Tensor, StepContext]:
-    """Token ids, and a decode step of sequences of these lengths, with one kernel."""
+    """Token ids, and a decode step of sequences of these lengths, with joined products."""
     weight, attention = of.norm.weight.data, of.layers[0].self_attn
     assert isinstance(attention, SelfAttention)
     device, dtype = weight.device, weight.dtype
@@ -59,29 +59,32 @@ def prepared(of: LlamaModel, *seq_lens: int) -> tuple[torch.Tensor, StepContext]
         torch.arange(len(lens) + 1, dtype=torch.int32, device=device),
         table.to(device, torch.int32),
     )
-    backend: Any = EmulatedAttention([None])
+    backend: Any = EmulatedAttention([attention.window])
     if device != CPU:
-        of_batch = BLOCK_SIZE, JoinedProducts.batches.stop
+        of_batch = BLOCK_SIZE, JoinedProducts.num_tokens.stop
         backend = select_backend(
             "cuda", GPU, AttentionShape(dtype, attention.num_heads, *heads, *of_batch)
         )
         assert isinstance(backend, CapturableBackend)
     attend = backend.prepare_decode(batch, BLOCK_SIZE)
     positions, slots = (of_tokens.view(-1).to(device) for of_tokens in (at, slots))
-    step = StepContext(positions, slots, attend, caches, one_kernel=True)
+    taps = {1: torch.zeros(len(slots), weight.shape[0], dtype=dtype, device=device)}
+    step = StepContext(positions, slots, attend, caches, taps, joins_products=True)
     return torch.randint(50, (len(slots),), generator=gen).to(device), step
 
 
-def run(of: LlamaModel, *seq_lens: int, one_kernel: bool) -> tuple[torch.Tensor, KVCache]:
+def run(of: LlamaModel, *seq_lens: int, joined: bool) -> tuple[torch.Tensor, KVCache]:
+    """The hidden states, with what is tapped behind them; and the cache."""
     token_ids, step = prepared(of, *seq_lens)
-    return of(token_ids, replace(step, one_kernel=one_kernel)), step.kv_cache
+    hidden = of(token_ids, replace(step, joins_products=joined))
+    return torch.cat((hidden, *step.taps.values())), step.kv_cache
 
 
 def assert_close(of: LlamaModel, seq_lens: tuple[int, ...], tolerance: float) -> None:
-    """With one kernel and with the layers' own; tolerance: of each row's distance, by its
+    """With joined products and with the layers' own; tolerance: of each row's distance, by its
     length."""
-    ours, our_cache = run(of, *seq_lens, one_kernel=True)
-    theirs, their_cache = run(of, *seq_lens, one_kernel=False)
+    ours, our_cache = run(of, *seq_lens, joined=True)
+    theirs, their_cache = run(of, *seq_lens, joined=False)
     assert distance(ours, theirs) < tolerance
     for ours_of_layer, theirs_of_layer in zip(our_cache, their_cache, strict=True):
         for mine, other in zip(ours_of_layer, theirs_of_layer, strict=True):
@@ -97,13 +100,16 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("windows", [(None, None, None), (12, 12, 12)])
 @pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
 def test_every_weight_comes_to_its_place(
-    layer: type[LlamaDecoderLayer], monkeypatch: pytest.MonkeyPatch
+    layer: type[LlamaDecoderLayer],
+    windows: tuple[int | None, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = model(layer, attention_scale=0.2)
+    made = model(layer, attention_scale=0.2, windows=windows)
     made._products = joined(made)
-    assert made.one_kernel_batches == range(17, 65)
+    assert made.joinable_tokens == range(17, 65)
     calls: list[tuple[int, int]] = []
     call = ReferenceProducts.__call__
 
@@ -117,7 +123,7 @@ def test_every_weight_comes_to_its_place(
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_serves_steps_that_nothing_else_is_wanted_of() -> None:
+def test_serves_steps_of_so_many_tokens_without_adapters() -> None:
     made = model()
     products = joined(made)
     assert products is not None
@@ -126,10 +132,9 @@ def test_serves_steps_that_nothing_else_is_wanted_of() -> None:
         assert products.serves(step) == serves
     _, step = prepared(made, *SEQ_LENS[17])
     for other in (
-        {"one_kernel": False},
+        {"joins_products": False},
         {"adapted": True},
         {"wanted": Wanted(torch.tensor([0]))},
-        {"taps": {1: torch.zeros(17, 256)}},
     ):
         assert not products.serves(replace(step, **other)), other
 
@@ -147,11 +152,11 @@ def test_what_the_gpu_has_no_room_for_is_left_alone_and_told(
     monkeypatch.setattr(ReferenceProducts, "refused", lambda _: "has no room")
     made = model()
     made._products = joined(made)
-    assert not made.one_kernel_batches
+    assert not made.joinable_tokens
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().endswith("this GPU has no room")
-    assert torch.isfinite(run(made, *SEQ_LENS[17], one_kernel=True)[0]).all()
+    assert torch.isfinite(run(made, *SEQ_LENS[17], joined=True)[0]).all()
 
 
 def test_a_cpu_has_no_such_kernel() -> None:
@@ -187,7 +192,7 @@ def test_equals_the_layers_but_for_rounding(
     made = on_gpu(family, dtype)
     if made._products is None:
         pytest.skip("not for this GPU")
-    assert made.one_kernel_batches == range(1, 65)
+    assert made.joinable_tokens == range(17, 65)
     assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075)
 
 

@@ -127,7 +127,7 @@ def test_every_weight_comes_to_its_place(
 ) -> None:
     made = model(layer, attention_bias=bias, attention_output_bias=False, attention_scale=0.2)
     made._whole = whole(made)
-    assert made.one_kernel_batches
+    assert made.max_one_kernel_batch
     calls: list[int] = []
     call = ReferenceDecoder.__call__
 
@@ -258,7 +258,7 @@ def test_what_the_gpu_does_not_launch_is_left_alone_and_told(
     monkeypatch.setattr(ReferenceDecoder, "refused", lambda _: "too many blocks")
     made = model()
     made._whole = whole(made)
-    assert not made.one_kernel_batches
+    assert not made.max_one_kernel_batch
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().endswith("launches no kernel for all (too many blocks)")
@@ -278,7 +278,7 @@ def test_any_other_error_is_none_of_its(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_cpu_has_no_such_kernel() -> None:
     made = model(dtype=torch.bfloat16)
     made.pack()
-    assert not made.one_kernel_batches
+    assert not made.max_one_kernel_batch
 
 
 @pytest.fixture
@@ -297,7 +297,7 @@ def on_gpu(layer: type[LlamaDecoderLayer] = LlamaDecoderLayer, **changes: Any) -
 
 
 def needs_kernel() -> None:
-    if not on_gpu().one_kernel_batches:
+    if not on_gpu().max_one_kernel_batch:
         pytest.skip("not for this GPU")
 
 
@@ -321,7 +321,7 @@ def test_families_that_differ_in_weights_alone_have_it(
     layer: type[LlamaDecoderLayer], changes: dict[str, Any], has_one: bool
 ) -> None:
     needs_kernel()
-    assert bool(on_gpu(layer, **changes).one_kernel_batches) == has_one
+    assert bool(on_gpu(layer, **changes).max_one_kernel_batch) == has_one
 
 
 @pytest.mark.gpu
@@ -358,7 +358,7 @@ def test_a_part_of_a_gpu_goes_layer_by_layer(caplog: pytest.LogCaptureFixture) -
     whole_gpu, _ = run(on_gpu(), 9, 300, one_kernel=False)
     with few_sms():
         made = on_gpu()
-        assert not made.one_kernel_batches
+        assert not made.max_one_kernel_batch
         part, _ = run(made, 9, 300, one_kernel=True)
         assert distance(part, whole_gpu) < 0.06
     assert "launches no kernel for all (cudaErrorCooperativeLaunchTooLarge" in caplog.text

@@ -93,7 +93,7 @@ def test_what_is_faster_is_told(caplog: pytest.LogCaptureFixture) -> None:
         log_faster("decode steps", {"1": 2048, "2": 1024, "4": 0})
         log_faster("steps that check drafts", {"1 × 4": 0})
     assert caplog.messages == [
-        "one kernel computes all layers, or all products of a layer, in decode steps of 1 (up to "
-        "2048 tokens), 2 (up to 1024 tokens)",
+        "one kernel computes all layers of decode steps of 1 (up to 2048 tokens), "
+        "2 (up to 1024 tokens)",
         "layer by layer, steps that check drafts of all sizes are as fast as by one kernel",
     ]

@@ -14,15 +14,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.layers import joined_products, linear, persistent_decoder
-from engine.layers.joined_products import JoinedProducts
+from engine.layers import linear, persistent_decoder
 from engine.runner import TorchRunner, load_runner, one_kernel
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields
 from engine.runner.sized_graphs import SizedGraphs
 from engine.runner.verify_graphs import VerifyGraphs
 from kernels.reference_decoder import ReferenceDecoder
-from kernels.reference_products import ReferenceProducts
 from tests.engine.insides import runner_of
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
 from tests.engine.runner.emulated_graphs import EmulatedAttention, emulate
@@ -124,43 +122,6 @@ def test_serves_few_sequences_by_their_tokens_together(
     assert calls == [n for n in range(16, 74, 2) if n <= max_tokens]
 
 
-@pytest.mark.parametrize(("max_len", "max_tokens"), [(0, 0), (12, 96), (1000, 4000)])
-def test_more_sequences_have_one_for_the_products_of_each_layer(
-    max_len: int,
-    max_tokens: int,
-    calls: list[int],
-    measured: Measure,
-    tiny_config: EngineConfig,
-    greedy: Greedy,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layers: list[int] = []
-
-    class Counted(ReferenceProducts):
-        def __call__(self, layer: int, *rows: torch.Tensor) -> torch.Tensor | None:
-            layers.append(layer)
-            return super().__call__(layer, *rows)
-
-    monkeypatch.setattr(joined_products, "LayerProducts", Counted)
-    monkeypatch.setattr(joined_products, "refusal", lambda layers: None)
-    monkeypatch.setattr(JoinedProducts, "batches", range(5, 65))
-    monkeypatch.setattr(persistent_decoder.PersistentLayers, "max_batch", 4)
-    measured(max_len)
-    runner = load_runner(tiny_config)
-    assert runner._model.one_kernel_batches == range(1, 65)
-    decoding, _, _ = emulate(runner, monkeypatch, 1)
-    calls.clear()
-    layers.clear()
-    shapes = [(length, 20) for length in (3, 5, 9, 4, 7)]
-    expected = [greedy(done.prompt, done.max_tokens) for done in generations(*shapes)]
-    assert run(runner, *shapes) == expected
-    assert not calls, "five are too many for all layers at once"
-    steps = [total for total in range(28 + 5, 28 + 5 * 20, 5) if total <= max_tokens]
-    assert decoding.num_runs == 19
-    num_layers = len(decode_graphs(runner)._kv_cache)
-    assert layers == [*range(num_layers)] * len(steps)
-
-
 def test_a_batch_for_which_it_is_not_faster_goes_layer_by_layer(
     calls: list[int], tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +189,7 @@ def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
     )
     monkeypatch.delattr(one_kernel, "longest_faster")
     runner = load_runner(tiny_config)
-    assert runner._model.one_kernel_batches
+    assert runner._model.max_one_kernel_batch
     emulate(runner, monkeypatch, 1)
     assert not decode_graphs(runner)._as_one
     assert not verify_graphs(runner)._as_one
@@ -248,7 +209,7 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     expected = outputs(engine(None, "plain"))
     llm = engine(tmp_path, method, 3)
     runner = runner_of(llm)
-    assert bool(runner._model.one_kernel_batches) == (not taps)
+    assert bool(runner._model.max_one_kernel_batch) == (not taps)
     emulate(runner, monkeypatch, 3)
     verify_graphs(runner)._as_one.clear()
     calls.clear()
