@@ -22,6 +22,7 @@ from kernels import cuda, ops
 from kernels.reference_products import ReferenceProducts
 from tests.engine.layers.test_joined_layer import BLOCK_SIZE, CPU, GPU, model
 from tests.engine.runner.emulated_graphs import EmulatedAttention
+from tests.kernels.gpu_share import few_sms
 
 NUM_BLOCKS = 700
 SERVED = {"llama": (LlamaDecoderLayer, 14336), "qwen3": (Qwen3DecoderLayer, 12288)}
@@ -194,6 +195,23 @@ def test_equals_the_layers_but_for_rounding(
         pytest.skip("not for this GPU")
     assert made.joinable_tokens == range(17, 65)
     assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+def test_a_part_of_a_gpu_goes_layer_by_layer(caplog: pytest.LogCaptureFixture) -> None:
+    made = on_gpu("llama", torch.bfloat16)
+    if made._products is None:
+        pytest.skip("not for this GPU")
+    whole_gpu, _ = run(made, *SEQ_LENS[17], joined=False)
+    with few_sms():
+        made.pack()
+        assert not made.joinable_tokens
+        part, _ = run(made, *SEQ_LENS[17], joined=True)
+        assert distance(part, whole_gpu) < 0.06
+    assert "products of a layer: this GPU has no room for all CTAs" in caplog.text
+    made.pack()
+    assert made.joinable_tokens
 
 
 @pytest.mark.gpu
