@@ -1,7 +1,8 @@
 """For which steps one kernel behind each attention (``JoinedProducts``) is faster than the layers.
 
 Measured before graphs are captured, which are then recorded with the one or the other. It depends
-on how many tokens a step has, and not on how long its sequences are: attention stays as it is.
+on how many tokens a step has. Long sequences need no limit: what is gained behind their attention
+only counts for less (on an H200, nothing is left of it with 64 of 8,192 tokens).
 """
 
 from __future__ import annotations
