@@ -215,6 +215,8 @@ class Quota:
         self._overdrawn: dict[UUID, int] = {}
         self._clock = clock
         self._reaps_from = -math.inf
+        self._store_ahead_s: float | None = None
+        """The store's clock at the last beat, less this process's own, which nobody can set."""
         self._holds: dict[UUID, Hold] = {}
         self._unshown: dict[Hold, float] = {}
         """When each is to be listed, by the event loop's clock, the oldest first."""
@@ -405,9 +407,26 @@ class Quota:
             await self._store.renew(self.owner, generated, self._lease)
         if self._clock() < self._reaps_from:
             return bool(generated)
+        await self._follow_clock()
+        if self._clock() < self._reaps_from:
+            return True
         while (request_id := await self._store.reap(patience=self._patience)) is not None:
             logger.warning("Request %s was settled for its dead owner", request_id)
         return True
+
+    async def _follow_clock(self) -> None:
+        """Look whether the store's clock was set: back, so that what lies in the future now must
+        not hold up anybody; or forward, so that all leases have run out."""
+        ahead_s = (await self._store.clock()).timestamp() - self._clock()
+        before_s, lease_s = self._store_ahead_s, self._lease.total_seconds()
+        set_by_s = 0.0 if before_s is None else ahead_s - before_s
+        if before_s is None or abs(set_by_s) > lease_s:
+            await self._store.follow_clock(self._lease)
+        if abs(set_by_s) > lease_s:
+            logger.warning("The store's clock was set by %+.0f s", set_by_s)
+        if set_by_s > lease_s:
+            self._spare_the_living()
+        self._store_ahead_s = ahead_s
 
     def _spare_the_living(self) -> None:
         """Settle nothing for others for a while: after an outage all leases may have run out.

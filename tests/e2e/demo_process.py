@@ -79,7 +79,7 @@ class DemoProcess:
         return family
 
     def engine(self) -> psutil.Process:
-        """The engine's process, by its command line. A child that it has forked has the same one for
+        """The engine's process, by its command line. A child that it forks has the same one for
         a moment, and torch in its memory, too."""
         family = {process.pid: process for process in self.look() if is_engine(process)}
         (engine,) = [process for process in family.values() if parent_of(process) not in family]
