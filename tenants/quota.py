@@ -25,6 +25,7 @@ import msgspec
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import Price, QuotaAnswer, QuotaRequest
 from tenants.outage import CALM_S, OutageLog
+from tenants.refusals import Refusals
 from tenants.store import Store
 from tenants.types import Principal
 
@@ -214,6 +215,7 @@ class Quota:
         self._usage_retention_months = usage_retention_months
         self._overdrawn: dict[UUID, int] = {}
         self._clock = clock
+        self._refusals = Refusals(clock)
         self._reaps_from = -math.inf
         self._store_ahead_s: float | None = None
         """The store's clock at the last beat, less this process's own, which nobody can set."""
@@ -267,7 +269,7 @@ class Quota:
             self._show_later(hold)
             return hold
         try:
-            answer = await self._ask(request)
+            answer = await self._ask(principal, request)
         except StoreUnavailable:
             tokens = request.prompt_tokens + request.completion_tokens
             if self._overdraft_left(request.tenant_id) < tokens:
@@ -287,6 +289,12 @@ class Quota:
         hold = Hold(self, request, max_tokens, answer, is_last=is_last)
         self._holds[request_id] = hold
         return hold
+
+    def check(self, principal: Principal) -> None:
+        """Raise ``QuotaExceeded`` if ``reserve`` is known to, whatever the request is; reserves
+        nothing."""
+        if (answer := self._refusals.find(principal)) is not None:
+            raise QuotaExceeded(answer)
 
     async def release(self, hold: Hold) -> None:
         """Release a reservation whose request never reached the engine and will not be settled."""
@@ -434,12 +442,14 @@ class Quota:
         count."""
         self._reaps_from = self._clock() + self._lease.total_seconds()
 
-    async def _ask(self, request: QuotaRequest) -> QuotaAnswer:
+    async def _ask(self, principal: Principal, request: QuotaRequest) -> QuotaAnswer:
         deadline = self._clock() + self._queue_timeout_s
         pause_s = 0.01
         while True:
+            asked_at = self._clock()
             answer = await self._store.reserve(request)
             if answer.state != "queued":
+                self._refusals.note(principal, answer, asked_at=asked_at)
                 return answer
             if self._queue_is_closed or self._clock() >= deadline:
                 await self._store.release(request.tenant_id, request.request_id)
