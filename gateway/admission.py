@@ -132,6 +132,7 @@ class Admission:
         unsupported.refuse(request, unsupported.COMPLETIONS)
         _check_stream_options(request)
         self._check_open(principal)
+        self._quota.check(principal)
         served = self.models.find(principal, request.model)
         end_user = _end_user(request.user, None)
         num_choices = _num_choices(request.n)
@@ -199,6 +200,7 @@ class Admission:
         ``errors.to_api_error`` translates for the client.
         """
         self._check_open(principal, scope)
+        self._quota.check(principal)
         served = self.models.find(principal, model)
         end_user = _end_user(fields.user, fields.safety_identifier)
         use = await self._tools(fields, principal)

@@ -25,6 +25,7 @@ import msgspec
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import Price, QuotaAnswer, QuotaRequest
 from tenants.outage import CALM_S, OutageLog
+from tenants.refusals import Refusals
 from tenants.store import Store
 from tenants.types import Principal
 
@@ -214,7 +215,10 @@ class Quota:
         self._usage_retention_months = usage_retention_months
         self._overdrawn: dict[UUID, int] = {}
         self._clock = clock
+        self._refusals = Refusals(clock)
         self._reaps_from = -math.inf
+        self._store_ahead_s: float | None = None
+        """The store's clock at the last beat, less this process's own, which nobody can set."""
         self._holds: dict[UUID, Hold] = {}
         self._unshown: dict[Hold, float] = {}
         """When each is to be listed, by the event loop's clock, the oldest first."""
@@ -265,7 +269,7 @@ class Quota:
             self._show_later(hold)
             return hold
         try:
-            answer = await self._ask(request)
+            answer = await self._ask(principal, request)
         except StoreUnavailable:
             tokens = request.prompt_tokens + request.completion_tokens
             if self._overdraft_left(request.tenant_id) < tokens:
@@ -285,6 +289,12 @@ class Quota:
         hold = Hold(self, request, max_tokens, answer, is_last=is_last)
         self._holds[request_id] = hold
         return hold
+
+    def check(self, principal: Principal) -> None:
+        """Raise ``QuotaExceeded`` if ``reserve`` is known to, whatever the request is; reserves
+        nothing."""
+        if (answer := self._refusals.find(principal)) is not None:
+            raise QuotaExceeded(answer)
 
     async def release(self, hold: Hold) -> None:
         """Release a reservation whose request never reached the engine and will not be settled."""
@@ -405,9 +415,26 @@ class Quota:
             await self._store.renew(self.owner, generated, self._lease)
         if self._clock() < self._reaps_from:
             return bool(generated)
+        await self._follow_clock()
+        if self._clock() < self._reaps_from:
+            return True
         while (request_id := await self._store.reap(patience=self._patience)) is not None:
             logger.warning("Request %s was settled for its dead owner", request_id)
         return True
+
+    async def _follow_clock(self) -> None:
+        """Look whether the store's clock was set: back, so that what lies in the future now must
+        not hold up anybody; or forward, so that all leases have run out."""
+        ahead_s = (await self._store.clock()).timestamp() - self._clock()
+        before_s, lease_s = self._store_ahead_s, self._lease.total_seconds()
+        set_by_s = 0.0 if before_s is None else ahead_s - before_s
+        if before_s is None or abs(set_by_s) > lease_s:
+            await self._store.follow_clock(self._lease)
+        if abs(set_by_s) > lease_s:
+            logger.warning("The store's clock was set by %+.0f s", set_by_s)
+        if set_by_s > lease_s:
+            self._spare_the_living()
+        self._store_ahead_s = ahead_s
 
     def _spare_the_living(self) -> None:
         """Settle nothing for others for a while: after an outage all leases may have run out.
@@ -415,12 +442,14 @@ class Quota:
         count."""
         self._reaps_from = self._clock() + self._lease.total_seconds()
 
-    async def _ask(self, request: QuotaRequest) -> QuotaAnswer:
+    async def _ask(self, principal: Principal, request: QuotaRequest) -> QuotaAnswer:
         deadline = self._clock() + self._queue_timeout_s
         pause_s = 0.01
         while True:
+            asked_at = self._clock()
             answer = await self._store.reserve(request)
             if answer.state != "queued":
+                self._refusals.note(principal, answer, asked_at=asked_at)
                 return answer
             if self._queue_is_closed or self._clock() >= deadline:
                 await self._store.release(request.tenant_id, request.request_id)
