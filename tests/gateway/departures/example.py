@@ -359,7 +359,7 @@ def _held(services: Services) -> dict[str, object]:
         "generations": services.generations._live,
         "settlements": services.generations._settlements,
         "holds": services.quota._holds,
-        "unshown": services.quota._unshown,
+        "unlisted": services.quota._to_be_listed,
         "undoing": services.quota._undoing,
         "streams": streams._running,
         "readers": streams.readers,
