@@ -155,7 +155,7 @@ class EngineClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         for stream in self._take_streams():
-            stream._deliver(
+            stream.deliver(
                 RequestOutput(
                     request_id=stream.request_id,
                     new_token_ids=[],
@@ -260,10 +260,10 @@ class EngineClient:
         since: list[float] = []
         for start in range(0, len(outputs), BURST):
             with self.around_outputs:
-                self._deliver(outputs[start : start + BURST], now, since)
+                self._deliver_burst(outputs[start : start + BURST], now, since)
         self.on_tokens(now, since)
 
-    def _deliver(self, outputs: list[RequestOutput], now: float, since: list[float]) -> None:
+    def _deliver_burst(self, outputs: list[RequestOutput], now: float, since: list[float]) -> None:
         streams, queued = self._streams, self._queued
         for output in outputs:
             stream = streams.get(output.request_id)
@@ -274,7 +274,7 @@ class EngineClient:
             if output.finish_reason is not None:
                 del streams[output.request_id]
                 self._forget_unsent(stream)
-            stream._deliver(output, now, since)
+            stream.deliver(output, now, since)
 
     def _on_stats(self, stats: Stats) -> None:
         working = stats.num_running + stats.num_waiting > 0
@@ -328,15 +328,17 @@ class EngineClient:
 
     # -- readers that stall
 
-    def _park_if_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
+    def on_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
+        """For ``RequestStream``: so many tokens wait for its reader. Parks it if they are many."""
         if num_unread_tokens > self._max_unread_tokens and stream not in self._parked:
             self._parked[stream] = time.monotonic()
             self._unsent_parks[stream.request_id] = True
             self._send_parks()
 
-    def _unpark(self, stream: RequestStream) -> None:
+    def on_read(self, stream: RequestStream) -> None:
+        """For ``RequestStream``: its reader has taken all that waited."""
         if self._parked.pop(stream, None) is not None and stream.finish_reason is None:
-            stream._last_token_at = None
+            stream.break_off_timing()
             self._unsent_parks[stream.request_id] = False
             self._send_parks()
 
@@ -404,7 +406,7 @@ class EngineClient:
         self._unsent_grants.clear()
         self._parked.clear()
         for stream in self._take_streams():
-            stream._fail(EngineDead(str(error)))
+            stream.fail(EngineDead(str(error)))
         self._death.set()
 
     def _take_streams(self) -> list[RequestStream]:
