@@ -29,7 +29,7 @@ class AdapterSlotQueue:
     def __contains__(self, request: Request) -> bool:
         return request in self._held
 
-    def lacking(self, request: Request, running: Iterable[Request]) -> bool:
+    def must_wait(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether a request must wait for a slot. running: the requests that occupy the slots."""
         digest = request.adapter_digest
         if not digest or self._held:
