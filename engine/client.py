@@ -67,7 +67,7 @@ def _ignore_tokens(_now: float, _since: Sequence[float]) -> None:
 
 
 class EngineClient:
-    """Owns one engine process. All methods belong to the event loop that called ``start``."""
+    """Owns one engine process. Call its methods only on the event loop that called ``start``."""
 
     def __init__(
         self,
@@ -204,13 +204,13 @@ class EngineClient:
         return stream
 
     def abort_nowait(self, request_id: str) -> None:
-        """Have the engine forget a request, and send its last output. Ignores unknown ids."""
+        """Ask the engine to end a request; its last output still comes. Ignores unknown ids."""
         if request_id in self._streams:
             self._unsent_aborts.add(request_id)
             self._send_aborts()
 
     async def abort(self, request_id: str) -> None:
-        """``abort_nowait``, then wait until the engine has forgotten the request."""
+        """``abort_nowait``, then wait until the request has ended."""
         if (stream := self._streams.get(request_id)) is not None:
             await stream.aclose()
 
@@ -428,7 +428,7 @@ class EngineClient:
             backoff_s = await self._restart(backoff_s)
 
     async def _watch(self) -> None:
-        """Returns when the engine is dead; one that hangs is declared so."""
+        """Return when the engine has died. One that hangs is declared dead."""
         interval_s = min(PING_INTERVAL_S, self._hang_timeout_s / 4, self._stall_timeout_s / 4)
         while True:
             try:
@@ -438,7 +438,7 @@ class EngineClient:
             except TimeoutError:
                 pass
             assert self._transport is not None
-            self._transport.drain()  # what came while this event loop was busy counts
+            self._transport.drain()  # Messages that came while this loop was busy are progress.
             if self._death.is_set():
                 return
             if time.monotonic() - self._progress_at > self._hang_timeout_s:
@@ -448,11 +448,11 @@ class EngineClient:
             self._send_aborts()
             self._send_parks()
             self._send_grants()
-            with contextlib.suppress(QueueFull):  # it does not read: the hang timeout decides
+            with contextlib.suppress(QueueFull):  # It does not read. The hang timeout decides.
                 self._ping()
 
     async def _restart(self, backoff_s: float) -> float:
-        """Returns the backoff of the next death."""
+        """Start the engine again; returns the backoff to begin with after the next death."""
         while True:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

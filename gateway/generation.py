@@ -29,12 +29,7 @@ from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.choice import Choice, engine_error
 from gateway.compliance import ComplianceChecks
-from gateway.errors import (
-    ApiError,
-    Gone,
-    InternalError,
-    to_api_error,
-)
+from gateway.errors import ApiError, Gone, InternalError, to_api_error
 from gateway.flushes import Flushes
 from gateway.grants import Grants
 from gateway.live_set import LiveSet
@@ -110,8 +105,8 @@ class Generation:
     async def first_output(self, within_s: float) -> None:
         """Wait at most ``within_s`` for the engine's first output, which ``deltas`` still yields.
 
-        Raises ``ApiError`` if it is an error. The answer has not begun then, so that its HTTP
-        status can still tell of the error.
+        Raises ``ApiError`` if it is an error: the answer has not begun, so the error can still have
+        its HTTP status.
         """
         choice = self._choices[0]
         try:
@@ -165,8 +160,8 @@ class Generation:
         self._abort()
 
     def end(self) -> None:
-        """``cancel`` and ``close``: it is settled now, even if its reader stands still, which may
-        read what is left whenever it likes."""
+        """``cancel``, then ``close``: the usage is settled now, even if the reader stands still. It
+        can still read the rest."""
         self.cancel()
         self.close()
 
@@ -211,7 +206,7 @@ class Generation:
         status = self._status()
         self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
-        self._reader = None  # It refers to this object: no cycles are left to the collector.
+        self._reader = None  # It refers to this object: leave no cycle to the garbage collector.
         self._settlement = self._owner.settle(self, status)
         self._settlement.add_done_callback(self._forget_settlement)
 
@@ -226,19 +221,20 @@ class Generation:
             await asyncio.wait((self._settlement,))
 
     def count_in(self, ledger: Ledger) -> None:
-        """Start to count tokens in ``ledger``'s file, from which they are charged even if this
+        """Count tokens in ``ledger``'s file from now on, so that they are charged even if this
         process is killed."""
         event = self._event("error", self.admitted.num_prompt_tokens, 0, 0)
         running = ledger.begin(event, self.admitted.price)
-        self._meter = Meter(running, self._grants, self._look)
+        self._meter = Meter(running, self._grants, self._count_cached)
         self._hold.watch(self._meter.generated)
         for choice in self._choices:
             choice.stream.on_count = self._meter.count
         if self._grants is not None:
             self._grants.begin([choice.stream for choice in self._choices])
 
-    def _look(self, num_tokens: int) -> tuple[int, bool]:
-        """For ``Meter``: how many prompt tokens were cached, and whether that may still change."""
+    def _count_cached(self, num_tokens: int) -> tuple[int, bool]:
+        """For ``Meter``: how many prompt tokens were cached, and whether that may still change. The
+        first tokens are reported to the metrics."""
         if not self._has_tokens and num_tokens:
             self._has_tokens = True
             self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
@@ -374,7 +370,9 @@ class Generations:
         """For ``Generation.close`` only. Settles in a task of its own, which a cancelled caller
         cannot interrupt."""
         self._live.discard(generation)
-        return self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
+        return self._start(
+            self._settle(generation, status), name=f"settle {generation.admitted.id}"
+        )
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):
@@ -459,16 +457,16 @@ class Generations:
             await generation.admitted.hold.close()
 
     def _release(self, hold: Hold) -> None:
-        self._own(self._quota.release(hold), name=f"release {hold.request_id}")
+        self._start(self._quota.release(hold), name=f"release {hold.request_id}")
 
-    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task that ``drain`` waits for."""
         task = asyncio.create_task(work, name=name)
         self._settlements.add(task)
-        task.add_done_callback(self._settled)
+        task.add_done_callback(self._on_end)
         return task
 
-    def _settled(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         self._settlements.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s failed", task.get_name(), exc_info=error)

@@ -7,7 +7,7 @@
 The ledger settles: its transaction gives back what was reserved and not used. A hold is a lease of
 this process. ``run`` renews all leases, with the number of tokens generated so far, and settles
 requests whose process has died. For principals without limits nothing is reserved, which saves the
-round trip; a request of theirs that runs for long is only listed, for administrators.
+round trip; their requests are only listed, for administrators, once they have run for a while.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Hold:
         except StoreUnavailable as error:
             granted = self._quota.overdraw(self.request.tenant_id, wanted)
             self._quota.extension_outage.failed(_WITHOUT_QUOTA, self.request_id, granted, error)
-        except Exception as error:  # Without an answer the request would wait for ever.
+        except Exception as error:  # Without an answer the request would wait forever.
             granted = self._quota.overdraw(self.request.tenant_id, wanted)
             logger.warning(_WITHOUT_QUOTA, self.request_id, granted, error, exc_info=error)
         else:

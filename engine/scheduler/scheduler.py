@@ -293,9 +293,8 @@ class Scheduler:
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
     def _may_run_short(self, order: list[Request]) -> bool:
-        """Whether the next chunks of these requests could need more blocks than are free: only then
-        does their order matter, and is it worth the time to rank them.
-        """
+        """Whether the next chunks of these requests could need more blocks than are free. Only then
+        does their order matter, and only then are they ranked."""
         cache = self.cache
         num_free, block_size = cache.num_free_blocks, cache.block_size
         most = len(order) + self._step_budget.max_num_tokens // block_size
@@ -315,8 +314,8 @@ class Scheduler:
     ) -> bool:
         """Preempt requests from the end of ``order`` until ``num_blocks`` are free.
 
-        False if ``request`` gets no chunk in this step: because enough blocks will be free once the
-        step in flight is over, or because ``request`` was the last one left to preempt.
+        False if ``request`` gets no chunk in this step: either enough blocks will be free once the
+        step in flight is over, or ``request`` itself was the last one to preempt.
         """
         while num_blocks > self.cache.num_free_blocks:
             num_coming = sum(
