@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 from engine.client import EngineClient
@@ -35,6 +34,7 @@ from gateway.grants import Grants
 from gateway.live_set import LiveSet
 from gateway.meter import Meter
 from gateway.metrics import Metrics
+from gateway.owned_tasks import OwnedTasks
 from gateway.public_prefixes import PublicPrefixes
 from gateway.reading import Reader, Sink
 from gateway.schemas.common import (
@@ -340,7 +340,7 @@ class Generations:
         self._texts: dict[int, Text] = {}
         """By token id, shared by all choices: see ``Choice.texts``."""
         self._live = LiveSet[Generation]()
-        self._settlements: set[asyncio.Task[None]] = set()
+        self._settlements = OwnedTasks()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -370,7 +370,7 @@ class Generations:
         """For ``Generation.close`` only. Settles in a task of its own, which a cancelled caller
         cannot interrupt."""
         self._live.discard(generation)
-        return self._start(
+        return self._settlements.start(
             self._settle(generation, status), name=f"settle {generation.admitted.id}"
         )
 
@@ -413,9 +413,7 @@ class Generations:
 
     async def drain(self, deadline_s: float) -> int:
         """Wait at most ``deadline_s`` for the settlements under way; returns how many are left."""
-        if self._settlements:
-            await asyncio.wait(self._settlements, timeout=deadline_s)
-        return len(self._settlements)
+        return await self._settlements.wait(deadline_s)
 
     def _submit(self, admitted: Admitted, index: int, grants: Grants | None) -> Choice:
         principal = admitted.principal
@@ -457,19 +455,7 @@ class Generations:
             await generation.admitted.hold.close()
 
     def _release(self, hold: Hold) -> None:
-        self._start(self._quota.release(hold), name=f"release {hold.request_id}")
-
-    def _start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run ``work`` in a task that ``drain`` waits for."""
-        task = asyncio.create_task(work, name=name)
-        self._settlements.add(task)
-        task.add_done_callback(self._on_end)
-        return task
-
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        self._settlements.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed", task.get_name(), exc_info=error)
+        self._settlements.start(self._quota.release(hold), name=f"release {hold.request_id}")
 
 
 def usage_of(

@@ -21,6 +21,7 @@ from uuid import UUID
 from gateway.assembler import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
 from gateway.keyed_reader import KeyedReader, Readers
+from gateway.owned_tasks import OwnedTasks
 from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
 from gateway.routed_ids import mint, worker_of
@@ -171,7 +172,7 @@ class Streams:
         self._running: dict[str, _Running] = {}
         self.readers = Readers()
         """The open readers that ``follow_as`` has made."""
-        self._archiving: set[asyncio.Task[None]] = set()
+        self._archiving = OwnedTasks()
         self._unkept = OutageLog(logger, calm_s=CALM_S)
         peers.follow_here = self._follow_for_peer
         peers.answer(StopStream, self._stop_for_peer)
@@ -311,8 +312,7 @@ class Streams:
             running.work.close()
         self._running.clear()
         await asyncio.sleep(0)  # the callbacks of those tasks
-        if self._archiving:
-            await asyncio.wait(self._archiving)
+        await self._archiving.wait()
 
     async def _record(
         self,
@@ -335,11 +335,9 @@ class Streams:
 
     def _keep(self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float) -> None:
         """Archive an ended stream in a task of its own, so that readers need not wait for it."""
-        task = asyncio.create_task(
+        self._archiving.start(
             self._put_away(stream_id, tenant_id, kind, retention_s), name=f"archive {stream_id}"
         )
-        self._archiving.add(task)
-        task.add_done_callback(self._archiving.discard)
 
     async def _put_away(
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float
