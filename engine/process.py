@@ -107,7 +107,7 @@ class Engine(msgspec.Struct, frozen=True):
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
     """Load the model and wire the core to it. Raises ``ModelLoadError`` or ``ConfigError``."""
-    # Imported here, so that the client hears from the engine before torch is there.
+    # Imported here, so that the first message goes out before torch is loaded.
     from engine.core import EngineCore
     from engine.runner import load_runner
     from engine.runner.memory import device_bytes

@@ -265,7 +265,7 @@ class Responses:
         try:
             await self.keep(run)
         except TenantsError as error:
-            # Its client gets the answer all the same, with ``store`` false.
+            # Its client still gets the answer, with ``store`` false.
             self._unstored.failed("%s is not stored: %s", run.id, error)
             run.mark_unstored()
         else:
