@@ -36,7 +36,7 @@ from gateway.meter import Meter
 from gateway.metrics import Metrics
 from gateway.owned_tasks import OwnedTasks
 from gateway.public_prefixes import PublicPrefixes
-from gateway.reading import Reader, Sink
+from gateway.reading import OutputReader, Sink
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
@@ -91,7 +91,7 @@ class Generation:
         self._failure: ApiError | None = None
         self._closed = False
         self._settlement: asyncio.Task[None] | None = None
-        self._reader: Reader | None = None
+        self._reader: OutputReader | None = None
         self._meter: Meter | None = None
 
     @property
@@ -147,7 +147,7 @@ class Generation:
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         first_output, self._first_output = self._first_output, None
         sink = None if self._cancelled else sink
-        self._reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
+        self._reader = OutputReader(self._choices, self._advance, self._owner.flushes, sink)
         return self._reader.deltas(first_output)
 
     def cancel(self) -> None:

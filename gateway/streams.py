@@ -85,8 +85,8 @@ class _Running:
             self.grace = None
 
 
-class Reader:
-    """Yields a stream's items from a position on, in batches. ``close`` it in a ``finally``."""
+class LocalReader:
+    """A ``StreamReader`` of a stream that this worker runs, or still keeps in memory."""
 
     __slots__ = ("_closed", "_cursor", "_owner", "stream_id")
 
@@ -97,7 +97,7 @@ class Reader:
         self._closed = False
         owner._attach(stream_id)
 
-    def __aiter__(self) -> Reader:
+    def __aiter__(self) -> LocalReader:
         return self
 
     async def __anext__(self) -> Sequence[bytes]:
@@ -199,11 +199,11 @@ class Streams:
         heartbeat: Callable[[], bytes | None] | None = None,
         is_detached: bool = False,
         retention_s: float | None = None,
-    ) -> Reader:
+    ) -> LocalReader:
         """Record ``body``, the items that ``work`` produces, and return the first reader.
 
         ``cut`` writes the last item if ``body`` raises. ``heartbeat`` writes the item that
-        ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
+        ``LocalReader.beat`` adds; it is logged too, so that all readers count the same items.
         ``is_detached``: the work runs to its end even without readers. ``retention_s``: how long
         the stream can be read after its end, if not as long as others. Raises ``RateLimited`` as
         ``StreamLog.create`` does; ``work`` is closed then.
@@ -221,7 +221,7 @@ class Streams:
         running.task.add_done_callback(
             lambda _: self._keep(stream_id, tenant_id, kind, retention_s or self._retention_s)
         )
-        return Reader(self, stream_id, 0)
+        return LocalReader(self, stream_id, 0)
 
     async def follow(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind, after: int
@@ -247,13 +247,13 @@ class Streams:
 
     async def _follow_here(
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, after: int
-    ) -> Reader:
+    ) -> LocalReader:
         await self._log.check(stream_id, tenant_id, kind=kind, after=after)
         running = self._running.get(stream_id)
         if kind == "answer" and running is not None and running.is_given_up:
             # It will break off, and a client that repeats its request must get a whole answer.
             raise stream_not_found()
-        return Reader(self, stream_id, after)
+        return LocalReader(self, stream_id, after)
 
     async def stop(self, stream_id: str, tenant_id: UUID) -> None:
         """End a stream because its client asked for it. What was recorded can still be read. Does
@@ -286,7 +286,7 @@ class Streams:
         worker_id = worker_of(stream_id)
         return None if worker_id == self._peers.worker_id else worker_id
 
-    async def _follow_for_peer(self, wanted: Follow) -> Reader:
+    async def _follow_for_peer(self, wanted: Follow) -> LocalReader:
         return await self._follow_here(
             wanted.stream_id, wanted.tenant_id, wanted.kind, wanted.after
         )
