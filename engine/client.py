@@ -26,24 +26,21 @@ from engine.errors import (
     QueueFull,
 )
 from engine.messages import (
-    AbortRequest,
     AdapterAnswer,
     ClientMessage,
     EngineMessage,
     Failed,
     GenerateRequest,
     Grant,
-    GrantTokens,
     LoadProgress,
-    ParkRequest,
     Ping,
     Ready,
     RequestOutput,
     Stats,
     StepOutputs,
-    UnparkRequest,
 )
 from engine.request_stream import RequestStream
+from engine.request_updates import RequestUpdates
 from engine.transport import EngineProcess, MakeTransport, Transport
 
 logger = logging.getLogger(__name__)
@@ -112,10 +109,7 @@ class EngineClient:
         self._asked: asyncio.Future[Stats] | None = None
         """The ping that all callers of ``check_queue`` wait for."""
         self._backlog = Backlog(config)
-        self._unsent_aborts: set[str] = set()
-        self._unsent_parks: dict[str, bool] = {}
-        """True to park, False to go on."""
-        self._unsent_grants: dict[str, Grant] = {}
+        self._updates = RequestUpdates(self._send_now)
         self._parked: dict[RequestStream, float] = {}
         """When each stream was parked, the longest ago first."""
         # Live requests; those without an output yet are also in _queued.
@@ -206,8 +200,7 @@ class EngineClient:
     def abort_nowait(self, request_id: str) -> None:
         """Ask the engine to end a request; its last output still comes. Ignores unknown ids."""
         if request_id in self._streams:
-            self._unsent_aborts.add(request_id)
-            self._send_aborts()
+            self._updates.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
         """``abort_nowait``, then wait until the request has ended."""
@@ -273,7 +266,8 @@ class EngineClient:
                 queued.discard(output.request_id)
             if output.finish_reason is not None:
                 del streams[output.request_id]
-                self._forget_unsent(stream)
+                self._parked.pop(stream, None)
+                self._updates.forget(output.request_id)
             stream.deliver(output, now, since)
 
     def _on_stats(self, stats: Stats) -> None:
@@ -300,31 +294,9 @@ class EngineClient:
         self._pings.append((waiter, self._backlog.mark()))
         return waiter
 
-    def _send_if_possible(self, *messages: ClientMessage) -> bool:
-        """Send messages; returns whether all were sent. Callers try again with the next ping."""
-        if self._info is None or self._transport is None:
-            return False
-        try:
-            for message in messages:
-                self._transport.send(message)
-        except QueueFull:
-            return False
-        return True
-
-    def _send_aborts(self) -> None:
-        aborts = self._unsent_aborts
-        if aborts and self._send_if_possible(AbortRequest(list(aborts))):
-            aborts.clear()
-
     def grant_nowait(self, grant: Grant) -> None:
         """For ``RequestStream.grant``."""
-        self._unsent_grants[grant.request_id] = grant
-        self._send_grants()
-
-    def _send_grants(self) -> None:
-        grants = self._unsent_grants
-        if grants and self._send_if_possible(GrantTokens(list(grants.values()))):
-            grants.clear()
+        self._updates.grant(grant)
 
     # -- readers that stall
 
@@ -332,28 +304,13 @@ class EngineClient:
         """For ``RequestStream``: so many tokens wait for its reader. Parks it if they are many."""
         if num_unread_tokens > self._max_unread_tokens and stream not in self._parked:
             self._parked[stream] = time.monotonic()
-            self._unsent_parks[stream.request_id] = True
-            self._send_parks()
+            self._updates.park(stream.request_id)
 
     def on_read(self, stream: RequestStream) -> None:
         """For ``RequestStream``: its reader has taken all that waited."""
         if self._parked.pop(stream, None) is not None and stream.finish_reason is None:
             stream.break_off_timing()
-            self._unsent_parks[stream.request_id] = False
-            self._send_parks()
-
-    def _send_parks(self) -> None:
-        messages: list[ClientMessage] = []
-        for park, message in ((True, ParkRequest), (False, UnparkRequest)):
-            if names := [name for name, wanted in self._unsent_parks.items() if wanted is park]:
-                messages.append(message(names))
-        if messages and self._send_if_possible(*messages):  # Sending one twice does no harm.
-            self._unsent_parks.clear()
-
-    def _forget_unsent(self, stream: RequestStream) -> None:
-        self._parked.pop(stream, None)
-        self._unsent_parks.pop(stream.request_id, None)
-        self._unsent_grants.pop(stream.request_id, None)
+            self._updates.unpark(stream.request_id)
 
     def _abort_abandoned(self) -> None:
         """Abort requests that were parked for too long."""
@@ -401,9 +358,7 @@ class EngineClient:
                 waiter.exception()  # Otherwise asyncio would log it if nobody waits.
         self._pings.clear()
         self.adapters.fail(self._dead_because)
-        self._unsent_aborts.clear()
-        self._unsent_parks.clear()
-        self._unsent_grants.clear()
+        self._updates.clear()
         self._parked.clear()
         for stream in self._take_streams():
             stream.fail(EngineDead(str(error)))
@@ -445,9 +400,7 @@ class EngineClient:
                 self._died(EngineDead(f"the engine made no progress in {self._hang_timeout_s:g} s"))
                 return
             self._abort_abandoned()
-            self._send_aborts()
-            self._send_parks()
-            self._send_grants()
+            self._updates.flush()
             with contextlib.suppress(QueueFull):  # It does not read. The hang timeout decides.
                 self._ping()
 

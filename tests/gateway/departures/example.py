@@ -371,6 +371,6 @@ def _held(services: Services) -> dict[str, object]:
         "engine": engine._streams,
         "queued": engine._queued if engine.ready else (),
         "parked": engine._parked,
-        "unsent": [*engine._unsent_aborts, *engine._unsent_parks, *engine._unsent_grants],
+        "unsent": engine._updates,
     }
     return {name: what for name, what in held.items() if what}
