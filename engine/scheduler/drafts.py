@@ -20,7 +20,7 @@ class Lookahead:
 
     def __init__(self, cache: CacheManager, num_tokens: int, max_num_tokens: int) -> None:
         """num_tokens: extra slots for each request. max_num_tokens: the longest that any request
-        can get. A request with a lower limit gets the slots all the same, because a network drafts
+        can get. A request with a lower limit gets the slots as well, because a network drafts
         as many tokens for each request of a batch."""
         self.num_tokens = num_tokens
         self._cache = cache

@@ -1,9 +1,16 @@
 """Where the core gets drafts from: tokens that grammars force, and the configured proposer.
 
-For each step the core calls ``rests`` and, unless that says so, ``foresees_drafts`` (if a step is
-in flight) and ``propose``; ``planned`` after the step was planned, ``collected`` when
-it is over, and ``learn`` at a time when the device is busy. How many drafts are worth while is
-decided by ``AdaptiveLength``."""
+For each step the core calls, in this order::
+
+    rests              whether the step runs without speculation; if so, ``planned`` is next
+    foresees_drafts    with a step in flight: whether to wait for its tokens, to draft after them
+    propose            draft
+    planned            once the step is planned
+    collected          when its result is there
+    learn              while the device is busy with the next step
+
+``AdaptiveLength`` decides how many drafts pay. Its module says what probes, rests and streaks are:
+read that first."""
 
 from __future__ import annotations
 
