@@ -186,7 +186,6 @@ class MarkedParser(ABC):
             and self._region is None
             and not self._held
             and not self._after_call
-            and text != ""
             and not any(mark[0] in text for mark in self.opens)
             and not text[-1:].isspace()
         )
