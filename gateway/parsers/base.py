@@ -255,6 +255,7 @@ class MarkedParser(ABC):
         if self.num_calls > self._calls_before:
             self._after_call = True
         else:
+            self._after_call = False
             self._has_content = True
             said.append(f"{self._mark}{region.raw}")
 

@@ -116,6 +116,16 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         f"{OPEN}nonsense{CLOSE}",
         [FOUND],
     ),
+    "no JSON behind a call, and more": (
+        f"{OPEN}{WEATHER}{CLOSE}{OPEN}nonsense{CLOSE}\n Done",
+        f"{OPEN}nonsense{CLOSE}\n Done",
+        [FOUND],
+    ),
+    "no JSON behind a call, and blanks": (
+        f"{OPEN}{WEATHER}{CLOSE}{OPEN}nonsense{CLOSE}\n",
+        f"{OPEN}nonsense{CLOSE}\n",
+        [FOUND],
+    ),
     "a word that is no JSON": (
         f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
         f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
