@@ -111,6 +111,7 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [FOUND],
     ),
     "no JSON": (f"{OPEN}nonsense{CLOSE} x", f"{OPEN}nonsense{CLOSE} x", []),
+    "no JSON behind blanks": (f"\n {OPEN}nonsense{CLOSE}", f"\n {OPEN}nonsense{CLOSE}", []),
     "no JSON behind a call": (
         f"{OPEN}{WEATHER}{CLOSE}\n{OPEN}nonsense{CLOSE}",
         f"{OPEN}nonsense{CLOSE}",
@@ -124,6 +125,11 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "no JSON behind a call, and blanks": (
         f"{OPEN}{WEATHER}{CLOSE}{OPEN}nonsense{CLOSE}\n",
         f"{OPEN}nonsense{CLOSE}\n",
+        [FOUND],
+    ),
+    "no JSON behind a call and a text": (
+        f"{OPEN}{WEATHER}{CLOSE}\nSo \n{OPEN}nonsense{CLOSE}",
+        f"So \n{OPEN}nonsense{CLOSE}",
         [FOUND],
     ),
     "a word that is no JSON": (
