@@ -74,15 +74,16 @@ class EngineCore:
             max_cached_tokens=self._cache.max_num_tokens,
             max_logprobs=config.max_logprobs,
         )
+        self._lookahead = Lookahead(
+            self._cache, runner.num_lookahead_tokens, self._checks.max_total_tokens
+        )
         self.scheduler = Scheduler(
             config,
             self._cache,
             create_policy(config, self._prefix_match),
             clock,
             swap_s_per_block=runner.swap_s_per_block,
-            lookahead=Lookahead(
-                self._cache, runner.num_lookahead_tokens, self._checks.max_total_tokens
-            ),
+            lookahead=self._lookahead,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._speculator = Speculator(
@@ -285,13 +286,20 @@ class EngineCore:
         self._queue_compiled()
         self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
+        keeps_features = self._speculator.keeps_features
+        self._lookahead.expect_drafts(expected=keeps_features)
         step = self.scheduler.schedule()
         if step is not None:
-            step.plan.keeps_features = self._speculator.keeps_features
+            step.plan.keeps_features = keeps_features
             self._runner.forward(step.plan)
             if not step.constrained:
                 self._runner.sample(None)
-            self._speculator.planned(step.plan, step.num_tokens, overlaps=num_due > 0)
+            self._speculator.planned(
+                step.plan,
+                step.num_tokens,
+                overlaps=num_due > 0,
+                constrained=bool(step.constrained),
+            )
         if num_due:
             self._collect()
         if step is not None:
