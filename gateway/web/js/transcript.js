@@ -38,6 +38,7 @@ export class Transcript {
     for (const button of this.#list.querySelectorAll("[data-only-last]")) button.remove();
     const item = document.createElement("li");
     item.className = `turn ${message.role}`;
+    item.append(speaker(message.role));
     this.#list.append(item);
     if (message.role === "user") {
       item.append(...question(message.content));
@@ -123,6 +124,14 @@ class AnswerView {
     box.append(mend);
     return box;
   }
+}
+
+/** Who speaks, as the page shows it by place and colour; screen readers go from heading to heading. */
+function speaker(role) {
+  const heading = document.createElement("h2");
+  heading.className = "visually-hidden";
+  heading.textContent = role === "user" ? "You" : "Answer";
+  return heading;
 }
 
 /** The nodes of a question; one that fills screens is shown from its beginning, the rest on demand. */

@@ -563,6 +563,18 @@ def test_screen_readers_hear_the_answer_once(page: Page, server: ScriptedServer)
     assert page.get_attribute("#transcript", "aria-live") == "off"
 
 
+def test_every_message_has_a_heading_that_says_whose_it_is(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say("# Title\n\nWords.")
+    ask(page, "Go")
+    ended(page)
+    headings = page.get_by_role("log").get_by_role("heading")
+    assert headings.all_inner_texts() == ["You", "Answer", "Title"]
+    levels = headings.evaluate_all("nodes => nodes.map((node) => node.tagName)")
+    assert levels == ["H2", "H2", "H3"]
+
+
 def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
     page.evaluate("document.activeElement.blur()")
     reached = []
