@@ -139,6 +139,7 @@ function contextInUse() {
 
 // The server writes on for `resume_grace_s`: after a reload the answer is read on.
 addEventListener("pagehide", () => conversation.save());
+byId("transcript").addEventListener("grown", () => follower.grown());
 byId("new-chat").addEventListener("click", newChat);
 byId("change-key").addEventListener("click", () => apiKey.ask());
 byId("openers").addEventListener("click", (event) => {

@@ -341,7 +341,7 @@ def test_a_question_that_fills_screens_shows_its_beginning(
     expect(more).to_have_count(0)
     assert server.turns()[0]["messages"][0]["content"] == text.strip()
     ask(page, "Short")
-    expect(page.locator(".turn.user").last).to_have_text("Short")
+    expect(page.locator(".question").last).to_have_text("Short")
 
 
 def test_ask_again_replaces_the_answer(page: Page, server: ScriptedServer) -> None:
