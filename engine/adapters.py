@@ -4,9 +4,9 @@
     GenerateRequest ──►                           │
                                                   └► unloaded: no new users, gone with the last
 
-A request brings all that is needed to read its adapter. So nothing has to be told again to an
-engine that was restarted, or that has put the adapter away: the request is held here until the
-adapter is in memory, and is its user from then on.
+A request brings all that is needed to read its adapter. So it does not matter whether the engine
+was restarted, or has put the adapter away: the request is held here until the adapter is in memory,
+and is its user from then on.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Adapters:
     # ---- adapters come and go -------------------------------------------------------------------
 
     def load(self, ref: AdapterRef, on_done: OnLoaded) -> None:
-        """Start reading an adapter. ``on_done`` is told the outcome, here or from within
+        """Start reading an adapter. ``on_done`` is called with the outcome, here or from within
         ``arrived``."""
         entry = self._entries.get(ref.name)
         if entry is None:

@@ -10,7 +10,8 @@ Prints one JSON line for each measurement. Engines take turns in short rounds (`
 ``speed_up`` is the median of the rounds, with the confidence interval ``interval``; ``in_all`` is
 the ratio of the times of all rounds. ``control`` compares a second plain engine with the first:
 smaller differences are noise. ``num_rounds_for_precision`` says about how many rounds make half of
-``interval`` as narrow as ``--precision``, 0.01 if none is given. EOS is ignored in ``synthetic``.
+``interval`` as narrow as ``--precision``, 0.01 if none is given; ``num_disturbed`` how many more
+there were, in which the CPU core was slow. EOS is ignored in ``synthetic``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from engine.demo.heads.answers import draw_prompts
 from engine.demo.template import render
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.messages import Stats
-from engine.race import race, settle_down
+from engine.race import Core, race, settle_down
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -64,11 +65,15 @@ PLAIN = "plain", "control"
 
 
 def compare(
-    engines: dict[str, LLM], work: Callable[[LLM, int], int], options: argparse.Namespace
+    engines: dict[str, LLM],
+    work: Callable[[LLM, int], int],
+    options: argparse.Namespace,
+    core: Core | None,
 ) -> dict[str, dict[str, Any]]:
     """The speed of each engine against those named ``PLAIN``, and its drafts.
 
     ``work``: runs the round with the given number, and returns the number of tokens generated.
+    ``core``: what ``settle_down`` returned.
     """
     before = {name: llm.stats() for name, llm in engines.items()}
     found = race(
@@ -77,6 +82,7 @@ def compare(
         precision=options.precision,
         max_s=options.max_seconds,
         min_rounds=options.min_rounds,
+        core=core,
     )
     return {
         name: {
@@ -85,6 +91,7 @@ def compare(
             "interval": [round(end, 3) for end in standing.interval],
             "in_all": round(standing.in_all, 3),
             "num_rounds": standing.num_rounds,
+            "num_disturbed": standing.num_disturbed,
             "num_rounds_for_precision": standing.num_rounds_for(options.precision),
             **_drafted(engines[name], before[name]),
         }
@@ -168,10 +175,10 @@ def synthetic(options: argparse.Namespace) -> None:
                 synthetic_acceptance_length=length,
             )
             kind = {"num_speculative_tokens": num_tokens, "length": length, "adaptive": adaptive}
-            settle_down(on_gpu=on_gpu(options))
+            core = settle_down(on_gpu=on_gpu(options))
             for batch in options.batches:
                 work = _decode(batch, options.input_len, options.output_len)
-                found = compare({**plain, "drafting": llm}, work, options)
+                found = compare({**plain, "drafting": llm}, work, options, core)
                 of_control = found["control"]
                 _say(
                     **kind,
@@ -213,7 +220,7 @@ def chat(options: argparse.Namespace) -> None:
     drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, options.prompts)
     prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
     params = SamplingParams(temperature=0.0, max_tokens=128)
-    settle_down(on_gpu=on_gpu(options))
+    core = settle_down(on_gpu=on_gpu(options))
     for batch in options.batches:
 
         def work(llm: LLM, number: int, batch: int = batch) -> int:
@@ -227,7 +234,7 @@ def chat(options: argparse.Namespace) -> None:
                 count += sum(len(result.outputs[0].token_ids) for result in results)
             return count
 
-        for name, found in compare(engines, work, options).items():
+        for name, found in compare(engines, work, options, core).items():
             _say(engine=name, batch=batch, **found)
 
 
@@ -253,8 +260,8 @@ def copy(options: argparse.Namespace) -> None:
     def work(llm: LLM, number: int) -> int:
         return len(llm.generate(prompts[number % len(prompts)], params)[0].outputs[0].token_ids)
 
-    settle_down(on_gpu=on_gpu(options))
-    for name, found in compare(engines, work, options).items():
+    core = settle_down(on_gpu=on_gpu(options))
+    for name, found in compare(engines, work, options, core).items():
         _say(engine=name, **found)
 
 
@@ -295,7 +302,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     answering = kinds.add_parser("chat")
     answering.add_argument("--method", choices=("eagle3", "eagle", "medusa"), default="eagle3")
     answering.add_argument("--drafts", type=int, nargs="+", default=[4])
-    answering.add_argument("--adaptive", type=_switch, nargs="+", default=[True], metavar="BOOL")
+    answering.add_argument(
+        "--adaptive",
+        type=_switch,
+        nargs="*",
+        default=[True],
+        metavar="BOOL",
+        help="none: only what --never-right adds",
+    )
     answering.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     answering.add_argument("--prompts", type=int, default=64)
     answering.add_argument(

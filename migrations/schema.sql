@@ -548,6 +548,30 @@ CREATE FUNCTION public.quota_extend_many(p_request_ids uuid[], p_tenant_ids uuid
     END
     $$;
 
+CREATE FUNCTION public.quota_follow_clock(p_lease interval, p_now timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+    DECLARE
+        v_now timestamptz := coalesce(p_now, clock_timestamp());
+        v_month date := limit_month(v_now);
+    BEGIN
+        PERFORM 1 FROM reservation WHERE expires_at > v_now + p_lease + interval '1 minute'
+        ORDER BY request_id FOR UPDATE;
+        UPDATE reservation SET expires_at = v_now + p_lease
+        WHERE expires_at > v_now + p_lease + interval '1 minute';
+        PERFORM 1 FROM limit_state
+        WHERE refilled_at > v_now + interval '1 minute' OR month > v_month + interval '1 month'
+        ORDER BY scope_id FOR UPDATE;
+        UPDATE limit_state SET
+            refilled_at = CASE WHEN refilled_at > v_now + interval '1 minute' THEN v_now
+                ELSE refilled_at END,
+            month = CASE WHEN month > v_month + interval '1 month' THEN v_month ELSE month END
+        WHERE refilled_at > v_now + interval '1 minute' OR month > v_month + interval '1 month';
+        UPDATE gateway_worker SET expires_at = v_now + p_lease
+        WHERE expires_at > v_now + p_lease + interval '1 minute';
+    END
+    $$;
+
 CREATE FUNCTION public.quota_lacking(p_asked public.quota_asked[], p_now timestamp with time zone) RETURNS uuid[]
     LANGUAGE sql STABLE
     AS $$
@@ -1124,12 +1148,17 @@ CREATE FUNCTION public.usage_event_add_partitions(p_from date, p_months integer)
             v_month := date_trunc('month', p_from)::date + make_interval(months => i);
             v_name := to_char(v_month, '"usage_event_"YYYY"_"MM');
             IF to_regclass(v_name) IS NULL THEN
+                BEGIN
                 EXECUTE format(
                     'CREATE TABLE %I PARTITION OF usage_event FOR VALUES FROM (%L) TO (%L)',
                     v_name,
                     to_char(v_month, 'YYYY-MM-DD"T00:00:00Z"'),
                     to_char(v_month + interval '1 month', 'YYYY-MM-DD"T00:00:00Z"')
                 );
+                EXCEPTION WHEN check_violation THEN
+                    -- The default partition has rows of this month: it keeps the others, too.
+                    CONTINUE;
+                END;
                 EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', v_name);
                 EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', v_name);
                 v_added := v_added + 1;

@@ -458,6 +458,13 @@ class MemoryStore(Store):
             self._quota.release(request.request_id, self._now())
         return request.request_id
 
+    async def clock(self) -> datetime:
+        return self._now()
+
+    async def follow_clock(self, lease: timedelta) -> None:
+        self._quota.follow_clock(lease, self._now())
+        self.shared.follow_clock(lease)
+
     async def sum_usage(
         self,
         tenant_id: UUID | None,

@@ -52,15 +52,17 @@ class _State:
         if self.month < month_of(now):
             self.month, self.month_tokens, self.month_cost_micro = month_of(now), 0, 0
 
-    def charge(self, requests: int, tokens: int, cost_micro: int, month: date) -> None:
+    def charge(
+        self, requests: int, tokens: int, cost_micro: int, month: date, now: datetime
+    ) -> None:
         if self.limits.requests_per_minute is not None:
             self.requests_used = buckets.charged(self.requests_used, requests)
         if self.limits.tokens_per_minute is not None:
             self.tokens_used = buckets.charged(self.tokens_used, tokens)
         # Tokens that were reserved in an earlier month are not given back in this one.
-        if tokens > 0 or month == self.month:
+        if tokens > 0 or month == month_of(now):
             self.month_tokens = max(0, self.month_tokens + tokens)
-        if cost_micro > 0 or month == self.month:
+        if cost_micro > 0 or month == month_of(now):
             self.month_cost_micro = max(0, self.month_cost_micro + cost_micro)
 
 
@@ -90,11 +92,16 @@ class _Refusal(NamedTuple):
 
 
 _MICROSECOND = timedelta(microseconds=1)
+_MINUTE = timedelta(minutes=1)
 
 
 def month_of(now: datetime) -> date:
     """The first day of the month, in UTC."""
     return now.astimezone(UTC).date().replace(day=1)
+
+
+def next_month(month: date) -> date:
+    return (month + timedelta(days=31)).replace(day=1)
 
 
 class MemoryQuota:
@@ -157,7 +164,7 @@ class MemoryQuota:
             if reservation.is_running:
                 scope.num_running += 1
                 tokens = request.prompt_tokens + granted
-                scope.charge(1, tokens, reservation.held_cost_micro, reservation.month)
+                scope.charge(1, tokens, reservation.held_cost_micro, reservation.month, now)
         if refusal is not None:
             return self._answer("queued", scopes, refusal)
         return self._answer("running", scopes, completion_tokens=granted)
@@ -180,7 +187,7 @@ class MemoryQuota:
         before = held.held_cost_micro
         held.completion_tokens += granted
         for scope in scopes:
-            scope.charge(0, granted, held.held_cost_micro - before, held.month)
+            scope.charge(0, granted, held.held_cost_micro - before, held.month, now)
         held.generated_tokens = max(held.generated_tokens, generated)
         held.expires_at = max(held.expires_at, now + lease)
         return granted
@@ -198,7 +205,7 @@ class MemoryQuota:
             scope.move_to(now)
             scope.num_running -= held.is_running
             scope.num_queued -= not held.is_running
-            scope.charge(0, tokens, cost_micro, held.month)
+            scope.charge(0, tokens, cost_micro, held.month, now)
         return True
 
     def release(self, request_id: UUID, now: datetime) -> bool:
@@ -212,7 +219,7 @@ class MemoryQuota:
         for scope_id in scope_ids:
             if scope_id in self._scopes:
                 self._scopes[scope_id].move_to(now)
-                self._scopes[scope_id].charge(1, tokens, cost_micro, month_of(now))
+                self._scopes[scope_id].charge(1, tokens, cost_micro, month_of(now), now)
 
     def expired(self, now: datetime, patience: timedelta) -> Reservation | None:
         """The reservation whose lease ran out first; a running one at least ``patience`` ago."""
@@ -222,6 +229,17 @@ class MemoryQuota:
             if held.expires_at <= now - (patience if held.is_running else timedelta())
         ]
         return min(late, key=lambda held: held.expires_at, default=None)
+
+    def follow_clock(self, lease: timedelta, now: datetime) -> None:
+        """As ``quota_follow_clock``."""
+        for held in self.reservations.values():
+            if held.expires_at > now + lease + _MINUTE:
+                held.expires_at = now + lease
+        for scope in self._scopes.values():
+            if scope.refilled_at is not None and scope.refilled_at > now + _MINUTE:
+                scope.refilled_at = now
+            if scope.month > next_month(month_of(now)):
+                scope.month = month_of(now)
 
     def _granted(self, request: QuotaRequest, scopes: list[_State]) -> tuple[int, _Refusal | None]:
         """The size of the slice, or a refusal that waiting cannot change."""

@@ -151,6 +151,13 @@ class MemoryShared(SharedState):
         address, expires_at = self._workers.get(worker_id, ("", self._now()))
         return address if expires_at > self._now() else None
 
+    def follow_clock(self, lease: timedelta) -> None:
+        """As the last part of ``quota_follow_clock``."""
+        latest = self._now() + lease
+        for name, (address, expires_at) in self._workers.items():
+            if expires_at > latest + timedelta(minutes=1):
+                self._workers[name] = (address, latest)
+
     async def forget_worker(self, worker_id: str) -> None:
         self._workers.pop(worker_id, None)
 

@@ -435,6 +435,13 @@ class PostgresStore(Store):
         request_id: UUID | None = (await self._one("reap", patience, self._now()))["request_id"]
         return request_id
 
+    async def clock(self) -> datetime:
+        now: datetime = (await self._one("clock", self._now()))["now"]
+        return now
+
+    async def follow_clock(self, lease: timedelta) -> None:
+        await self._one("follow_clock", lease, self._now())
+
     async def sum_usage(
         self,
         tenant_id: UUID | None,

@@ -218,6 +218,14 @@ RETURNING r.request_id;
 -- Settles one request whose lease ran out.
 SELECT quota_reap($1, $2) AS request_id;
 
+-- name: clock
+-- What time it is for limits and leases.
+SELECT coalesce($1::timestamptz, clock_timestamp()) AS now;
+
+-- name: follow_clock for operator
+-- Brings back what a clock that was set back has left in the future.
+SELECT quota_follow_clock($1, $2);
+
 -- name: sum_usage for tenant
 -- A tenant's sums by whatever is asked for.
 SELECT

@@ -194,6 +194,13 @@ class Store(Protocol):
         """Settle, with the status ``error``, one request whose lease ran out at least ``patience``
         ago; None if there is none. A queued one is released as soon as its lease runs out."""
 
+    async def clock(self) -> datetime:
+        """What time it is for limits and leases. It may be set, back or forward."""
+
+    async def follow_clock(self, lease: timedelta) -> None:
+        """Bring back what a clock that was set back has left in the future: leases, of which none
+        is longer than ``lease``, the moments that rates refill from, and months."""
+
     async def sum_usage(
         self,
         tenant_id: UUID | None,

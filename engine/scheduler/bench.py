@@ -1,7 +1,8 @@
 """What planning costs: ``python -m engine.scheduler.bench``.
 
 Times ``schedule`` + ``update`` per step with a full batch and a long queue, without any model. The
-goal is at most 1 ms at 256 running and 10,000 waiting requests.
+goal is at most 1 ms at 256 running and 10,000 waiting requests. And the ``schedule`` that admits a
+burst of requests of many tenants, all in one step, which an idle engine's first tokens wait for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_MODEL_LEN = 2048
+_MAX_PROMPT_TOKENS = 160
 _NUM_TENANTS = 50
 
 
@@ -51,16 +53,40 @@ class Timing:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Of the step that admits a whole burst, in microseconds of CPU time."""
+
+    policy: str
+    p50_us: float
+    p99_us: float
+    us_per_request: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.policy:<10}  {self.p50_us:8.0f}  {self.p99_us:8.0f}"
+            f"  {self.us_per_request:10.1f}"
+        )
+
+
 class Load:
     """A scheduler with a full batch, a queue that never gets shorter, and no model."""
 
-    def __init__(self, policy: Policy, bound: str, num_running: int, num_waiting: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        bound: str,
+        num_running: int,
+        num_waiting: int,
+        *,
+        max_num_batched_tokens: int = 8192,
+    ) -> None:
         # So many slots does a request have at a time, on average.
         num_slots = num_running * (_MAX_MODEL_LEN if bound == "rows" else 340)
         config = EngineConfig(
             model="none",
             max_num_seqs=num_running if bound == "rows" else 2 * num_running,
-            max_num_batched_tokens=8192,
+            max_num_batched_tokens=max_num_batched_tokens,
             policy=policy,
         )
         cache = CacheManager(num_slots // config.block_size, config.block_size)
@@ -105,9 +131,9 @@ class Load:
         if overlap and len(results) == 1:
             return spent
         started = time.thread_time()
-        moved = self.scheduler.update(results.pop(0))
+        new_tokens = self.scheduler.update(results.pop(0))
         spent += time.thread_time() - started
-        for request, _ in moved:
+        for request, _ in new_tokens:
             if request.finished:
                 self.add()
         return spent
@@ -137,11 +163,43 @@ def measure(
     )
 
 
+def measure_burst(policy: Policy, *, num_requests: int, num_bursts: int) -> Burst:
+    load = Load(
+        policy, "rows", num_requests, 0, max_num_batched_tokens=num_requests * _MAX_PROMPT_TOKENS
+    )
+    scheduler, times = load.scheduler, []
+    thresholds = gc.get_threshold()
+    tune_collector()
+    for _ in range(num_bursts):
+        started = time.thread_time()
+        step = scheduler.schedule()
+        times.append(time.thread_time() - started)
+        assert step is not None
+        assert len(step.plan.admissions) == num_requests
+        for request in list(scheduler.running.values()):
+            scheduler.finish(request, "abort")
+        scheduler.update(StepResult(step.plan.step_id, [[1] for _ in step.plan.chunks]))
+        for _ in range(num_requests):
+            load.add()
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    times.sort()
+    middle = 1e6 * times[num_bursts // 2]
+    return Burst(
+        policy,
+        p50_us=middle,
+        p99_us=1e6 * times[int(num_bursts * 0.99)],
+        us_per_request=middle / num_requests,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Times schedule + update per step.")
+    parser = argparse.ArgumentParser(description="Times schedule + update per step, and bursts.")
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--burst", type=int, default=250, help="requests admitted in one step")
+    parser.add_argument("--bursts", type=int, default=100)
     options = parser.parse_args(argv)
     print(f"{options.running} running, {options.waiting} waiting, {options.steps} steps")
     print("policy      bound   overlap   mean us    p50 us    p99 us  tokens/step")
@@ -156,6 +214,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 num_steps=options.steps,
             )
         )
+    print(f"{options.bursts} bursts of {options.burst}")
+    print("policy        p50 us    p99 us  us/request")
+    for policy in get_args(Policy):
+        print(measure_burst(policy, num_requests=options.burst, num_bursts=options.bursts))
 
 
 if __name__ == "__main__":

@@ -50,10 +50,12 @@ class Floor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
-        await send({"type": "http.response.start", "status": 200, "headers": []})
         if scope["method"] == "GET":
+            length = [(b"content-length", str(len(_MODELS)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": length})
             await send({"type": "http.response.body", "body": _MODELS, "more_body": False})
             return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         body = b""
         while True:
             message = await receive()

@@ -146,7 +146,7 @@ class MarkedParser(ABC):
         self.is_full = False
         self._held = ""  # text that may turn out to be layout, or the beginning of a mark
         self._region: Region | None = None
-        self._mark = ""  # the one that opened the region
+        self._mark = ""  # the one that opened the region, with the blanks before it
         self._calls_before = 0  # calls before the region
         self._after_call = False  # only layout since the last call
         self._has_content = False
@@ -186,7 +186,6 @@ class MarkedParser(ABC):
             and self._region is None
             and not self._held
             and not self._after_call
-            and text != ""
             and not any(mark[0] in text for mark in self.opens)
             and not text[-1:].isspace()
         )
@@ -211,9 +210,12 @@ class MarkedParser(ABC):
             self._held = text[free:]
             return ""
         start, mark = found
-        self._say(text[:start].rstrip(), said)
+        before = text[:start].rstrip()
+        self._say(before, said)
         self._held = ""
-        self._mark, self._region = mark, self._open(mark)
+        # Blanks before it are layout only if it has a call, or comes right after one.
+        self._mark = mark if self._after_call else text[len(before) : start] + mark
+        self._region = self._open(mark)
         self._calls_before = self.num_calls
         return text[start + len(mark) :]
 
@@ -256,6 +258,7 @@ class MarkedParser(ABC):
         if self.num_calls > self._calls_before:
             self._after_call = True
         else:
+            self._after_call = False
             self._has_content = True
             said.append(f"{self._mark}{region.raw}")
 

@@ -79,8 +79,10 @@ class DemoProcess:
         return family
 
     def engine(self) -> psutil.Process:
-        """The engine's process: the one of ours that has loaded torch."""
-        (engine,) = [process for process in self.look() if maps_torch(process.pid)]
+        """The engine's process, by its command line. A child that it forks has the same one for
+        a moment, and torch in its memory, too."""
+        family = {process.pid: process for process in self.look() if is_engine(process)}
+        (engine,) = [process for process in family.values() if parent_of(process) not in family]
         return engine
 
     def interrupt_group(self) -> None:
@@ -107,6 +109,20 @@ class DemoProcess:
         """Processes of the demo that outlived it (given a moment to be reaped)."""
         alive = psutil.wait_procs(list(self._seen.values()), timeout=30)[1]
         return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def is_engine(process: psutil.Process) -> bool:
+    try:
+        return "engine.process" in process.cmdline()
+    except psutil.Error:  # gone
+        return False
+
+
+def parent_of(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None
 
 
 def maps_torch(pid: int) -> bool:

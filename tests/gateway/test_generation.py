@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,134 +9,17 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
-from engine.client import EngineClient
-from engine.config import EngineConfig
 from engine.errors import QueueFull
-from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
-from gateway.admitted import Admitted
-from gateway.assembler import Delta
-from gateway.compliance import ComplianceChecks
 from gateway.errors import ApiError, Draining, EngineUnavailable, Gone, InternalError
-from gateway.flushes import Flushes
-from gateway.generation import Generation, Generations, usage_of
-from gateway.metrics import Metrics
-from tenants.errors import StoreUnavailable
-from tenants.journal import Journal
+from gateway.generation import Generation, usage_of
 from tenants.keys import mint
 from tenants.limits import Limits, ScopePolicy
-from tenants.memory import MemoryStore
-from tenants.quota import Quota
 from tenants.types import Principal, UsageEvent
-from tenants.usage import Ledger
-from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.holds import free_hold
+from tests.gateway.engine_double import Play
+from tests.gateway.generating import bench, read
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
-
-
-class RecordingStore(MemoryStore):
-    """Remembers every event it was given, and can be away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[UsageEvent] = []
-        self.away = False
-
-    async def record_usage(self, event: UsageEvent) -> bool:
-        if self.away:
-            raise StoreUnavailable("gone")
-        self.events.append(event)
-        return await super().record_usage(event)
-
-
-@dataclass
-class Bench:
-    generations: Generations
-    double: EngineDouble
-    store: RecordingStore
-    principal: Principal
-    ledger: Ledger
-    quota: Quota
-    tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
-
-    def begin(self, **fields: object) -> Generation:
-        values: dict[str, object] = {
-            "id": uuid4(),
-            "principal": self.principal,
-            "model": "tiny",
-            "prompts": [self.tokens],
-            "params": SamplingParams(max_tokens=1000),
-            "stop": (),
-            "num_choices": 1,
-            "make_parser": None,
-            "skip_special_tokens": True,
-            "cache_salt": "",
-        }
-        values |= fields
-        if "hold" not in values:
-            values["hold"] = free_hold(self.quota, self.principal, values["id"])
-        return self.generations.begin(Admitted(**values))  # type: ignore[arg-type]
-
-    async def event(self) -> UsageEvent:
-        """The one event there is."""
-        await until(lambda: self.store.events)
-        (event,) = self.store.events
-        return event
-
-
-@asynccontextmanager
-async def bench(
-    model_dir: Path,
-    *,
-    flush_interval_s: float = 0.0,
-    max_queued: int = 100,
-    journal: Journal | None = None,
-    checks: ComplianceChecks | None = None,
-    **options: float,
-) -> AsyncIterator[Bench]:
-    tokenizer = Tokenizer.load(model_dir)
-    double = EngineDouble(tokenizer, script=lambda prompt: Play(text="hello"))
-    engine = EngineClient(
-        EngineConfig(model=str(model_dir)),
-        transport=double,
-        max_num_queued_reqs=max_queued,
-        **options,  # type: ignore[arg-type]
-    )
-    await engine.start()
-    store = RecordingStore()
-    tenant = await store.create_tenant("acme")
-    minted = mint(b"p" * 32)
-    key = await store.create_key(
-        tenant.id,
-        public_id=minted.public_id,
-        key_hash=minted.key_hash,
-        name="key",
-        scopes=["chat"],
-    )
-    ledger = Ledger(store, journal=journal)
-    quota = Quota(store)
-    generations = Generations(
-        engine=engine,
-        tokenizer=tokenizer,
-        ledger=ledger,
-        quota=quota,
-        metrics=Metrics(),
-        flushes=Flushes(flush_interval_s),
-        checks=checks,
-    )
-    yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)
-    await engine.close()
-    assert await generations.drain(5) == 0
-    generations.close()
-    assert await ledger.drain(5) == 0
-    assert not len(generations)
-
-
-async def read(generation: Generation) -> list[Delta]:
-    async with aclosing(generation.deltas()) as deltas:
-        return [delta async for delta in deltas]
 
 
 async def test_an_answer_that_nobody_takes_is_given_up(model_dir: Path) -> None:

@@ -30,8 +30,8 @@ from tenants.limits import Limits, ScopePolicy
 from tenants.progress import read as read_progress
 from tenants.types import UsageEvent
 from tests.gateway.engine_double import Play, says
+from tests.gateway.generating import Bench, bench, read
 from tests.gateway.serving import until
-from tests.gateway.test_generation import Bench, bench, read
 
 pytestmark = pytest.mark.asyncio
 

@@ -20,11 +20,12 @@ from openai import APIError, AuthenticationError, RateLimitError
 from engine.tokenizer import Tokenizer
 from gateway import config as configuration
 from tenants.keys import mint
-from tenants.limits import Limits
+from tenants.limits import Limits, QuotaAnswer, QuotaRequest
 from tenants.postgres import PostgresStore
+from tenants.refusals import MAX_S
 from tenants.types import ApiKey
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.raw_http import Answer, events, exchange, get, post
+from tests.gateway.raw_http import Answer, chat, events, exchange, get, post
 from tests.gateway.serving import (
     MODEL,
     SECRETS,
@@ -142,6 +143,43 @@ async def test_above_the_rate_the_client_learns_when_to_come_back(
         assert frame["headers"]["x-ratelimit-remaining-requests"] == "0"
         assert int(frame["headers"]["retry-after-ms"]) > 0
         assert len(here.double.requests) == 2
+
+
+async def test_a_flood_above_the_rate_costs_the_database_little_and_ends_in_time(
+    model_dir: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        await here.limit(requests_per_minute=30, tokens_per_minute=10_000)
+        reserve, num_asked = here.store.reserve, 0
+
+        async def counted(request: QuotaRequest) -> QuotaAnswer:
+            nonlocal num_asked
+            num_asked += 1
+            return await reserve(request)
+
+        monkeypatch.setattr(here.store, "reserve", counted)
+        began, num_refused, num_served = time.monotonic(), 0, 0
+        while num_served < 31:
+            answer = await chat(here.gateway, chat_body())
+            if answer.status == 200:
+                num_served += 1
+                continue
+            num_refused += 1
+            headers = answer.headers
+            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+            assert (headers["retry-after"], headers["x-ratelimit-limit-requests"]) in (
+                ("1", "30"),
+                ("2", "30"),
+            )
+            assert 0 < int(headers["retry-after-ms"]) <= 2000
+            assert headers["x-ratelimit-remaining-requests"] == "0"
+            assert int(headers["x-ratelimit-remaining-tokens"]) > 9000
+        took_s = time.monotonic() - began
+        assert took_s > 1.9, "the 31st fits in when 2 s have given it back"
+        assert num_refused > 10
+        # Each is asked for that is served, and one that is refused a second.
+        assert num_asked <= 31 + 1 + took_s / MAX_S
+        assert len(here.double.requests) == 31
 
 
 async def test_the_engine_is_told_how_many_blocks_may_stay_cached(

@@ -19,8 +19,8 @@ from gateway.errors import InternalError
 from gateway.generation import Generation
 from gateway.text_events import Text, TextSink
 from tests.gateway.engine_double import Play
+from tests.gateway.generating import Bench, bench
 from tests.gateway.serving import until
-from tests.gateway.test_generation import Bench, bench
 
 pytestmark = pytest.mark.asyncio
 

@@ -19,10 +19,10 @@ from tenants.authenticator import Authenticator
 from tenants.changes import EVERYTHING, Change
 from tenants.types import Principal
 from tests.gateway.engine_double import Play
+from tests.gateway.generating import Bench, bench, read
 from tests.gateway.serving import until
-from tests.gateway.test_generation import Bench, bench, read
+from tests.tenants.authenticating import WatchedStore
 from tests.tenants.samples import PEPPER, make_key
-from tests.tenants.test_authenticator import WatchedStore
 
 pytestmark = pytest.mark.asyncio
 

@@ -217,6 +217,23 @@ class TestFailures:
         assert await connection.fetchval("SELECT count(*) FROM usage_event_2041_01") == 1
         await connection.close()
 
+    async def test_a_month_that_a_wrong_clock_has_begun_stays_where_it_is(
+        self, pg_dsn: str, pg_store: PostgresStore
+    ) -> None:
+        """When it comes, its rows have no partition of their own, and the next month has."""
+        _, principal = await make_key(pg_store)
+        early, late = (datetime(2050, 3, day, tzinfo=UTC) for day in (1, 31))
+        assert await pg_store.record_usage(make_event(principal.key, created_at=early))
+        connection = await asyncpg.connect(pg_dsn)
+        added = await connection.fetchval("SELECT usage_event_add_partitions('2050-03-01', 2)")
+        assert added == 1
+        assert await pg_store.record_usage(make_event(principal.key, created_at=late))
+        rows = await connection.fetch("SELECT tableoid::regclass::text FROM usage_event")
+        assert [row[0] for row in rows] == ["usage_event_default"] * 2
+        assert await connection.fetchval("SELECT to_regclass('usage_event_2050_04') IS NOT NULL")
+        await connection.close()
+        assert (await usage_totals(pg_store, principal.tenant.id)).requests == 2
+
     async def test_old_months_are_dropped_and_their_sums_stay(
         self, pg_dsn: str, pg_store: PostgresStore
     ) -> None:

@@ -432,6 +432,8 @@ steps = st.one_of(
     st.tuples(st.just("reap"), st.just(0), st.just(0), st.just(0)),
     st.tuples(st.just("wait"), st.integers(0, 40_000_000), st.just(0), st.just(0)),
     st.tuples(st.just("month"), st.just(0), st.just(0), st.just(0)),
+    st.tuples(st.just("set back"), st.sampled_from((30, 3600, 10**6)), st.just(0), st.just(0)),
+    st.tuples(st.just("follow"), st.just(0), st.just(0), st.just(0)),
 )
 policies = st.dictionaries(st.sampled_from(SCOPES), limit_values, min_size=1)
 changes = st.tuples(st.sampled_from(SCOPES), limit_values)
@@ -480,6 +482,9 @@ async def test_twins_give_the_same_answers(
             return await store.release(key.tenant_id, names[number])
         if action == "renew":
             return await store.renew(owner, {names[number]: a}, LEASE)
+        if action == "follow":
+            await store.follow_clock(LEASE)
+            return None
         return await store.reap()
 
     async def compare(steps: list[tuple[str, int, int, int]]) -> None:
@@ -488,6 +493,8 @@ async def test_twins_give_the_same_answers(
                 clock.advance(microseconds=step[1])
             elif step[0] == "month":
                 clock.advance(days=20)
+            elif step[0] == "set back":
+                clock.advance(seconds=-step[1])
             else:
                 answers = [await play(store, key, step) for store, key in twins]
                 assert answers[0] == answers[1], step

@@ -66,6 +66,16 @@ def test_what_follows_a_call_too_many_is_dropped_however_it_is_cut(
         assert parser.is_full
 
 
+@pytest.mark.parametrize("rest", ['{"name": "g"}', '{"name": "g"}</tool_call>'])
+def test_a_call_too_many_adds_nothing_to_the_last_one(rest: str) -> None:
+    """Its arguments, which are left out here, are none of that one's."""
+    parser = AnswerParser(tools=HermesParser(), max_calls=1)
+    pieces = [parser.push(CALL), parser.push(f"<tool_call>{rest}"), parser.finish()]
+    arguments = [call.function.arguments for piece in pieces for call in piece.calls]
+    assert "".join(part for part in arguments if isinstance(part, str)) == "{}"
+    assert parser.is_full
+
+
 @given(
     fragments=st.lists(
         st.sampled_from(["<think>", "</think>", CALL, CALL[:20], "<", "</", ">", "a", " ", "\n"]),

@@ -58,6 +58,23 @@ CASES: dict[str, tuple[str, Expected]] = {
         call(n="NaN", any="[1e999]"),
         ("", [("f", '{"n": "NaN", "any": "[1e999]"}')]),
     ),
+    "two functions in one tag": (
+        f"{OPEN}<function=><function=f><parameter=n>1</parameter></function>"
+        f"<function=g><parameter=a>2</parameter></function>{CLOSE}",
+        ("", [("f", '{"n": 1}'), ("g", '{"a": 2}')]),
+    ),
+    "a tag in a value, and another value": (
+        call(any='["</parameter>"]', n="1"),
+        ("", [("f", '{"any": ["</parameter>"], "n": 1}')]),
+    ),
+    "a quote in what is no JSON": (
+        call(any='5" wide', n="1"),
+        ("", [("f", '{"any": "5\\" wide", "n": 1}')]),
+    ),
+    "letters as they are": (
+        call(zip="é", any='"日"', ñ="ö"),
+        ("", [("f", '{"zip": "é", "any": "日", "ñ": "ö"}')]),
+    ),
     "half a character": (
         call(any='["\\ud800"]'),
         ("", [("f", '{"any": ["\\ud800"]}')]),
@@ -68,6 +85,11 @@ CASES: dict[str, tuple[str, Expected]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_split_at_every_position(name: str) -> None:
     check_splits(make, *CASES[name])
+
+
+def test_a_schema_whose_properties_are_none_says_nothing_of_values() -> None:
+    found = replay(QwenParser({"f": {"properties": []}}), [call(n="1", zip="a")])
+    assert found.plain == ("", [("f", '{"n": 1, "zip": "a"}')])
 
 
 _FRAGMENTS = st.sampled_from(

@@ -11,7 +11,7 @@ from gateway.assembler import ChatCompletion
 from gateway.extensions import Departure
 from gateway.routes import answers
 from tests.gateway.engine_double import Play
-from tests.gateway.test_generation import bench
+from tests.gateway.generating import bench
 
 pytestmark = pytest.mark.asyncio
 
