@@ -95,27 +95,35 @@ def test_strided_rows_of_a_fused_projection() -> None:
     check(case)
 
 
-def test_replays_in_a_cuda_graph_with_new_lengths() -> None:
+@pytest.mark.parametrize(("batch", "clusters"), [(4, False), (2, True)])
+def test_replays_in_a_cuda_graph_with_new_lengths(batch: int, clusters: bool) -> None:
+    """With clusters, which of them share an item and which have a line changes, too."""
     from kernels import cuda
 
-    small = make_case([64, 300, 0, 0], [1, 1, 1, 1])
-    large = make_case([4000, 5, 900, 17], [1, 1, 1, 1], seed=1)
+    small = make_case([64, 300, 0, 0][:batch], [1] * batch)
+    large = make_case([4000, 5, 900, 17][:batch], [1] * batch, seed=1)
     lens, cu = small.seq_lens.clone(), small.cu_queries.clone()
     width = max(small.block_table.shape[1], large.block_table.shape[1])
-    table = torch.zeros(4, width, dtype=torch.int32, device="cuda")
+    table = torch.zeros(batch, width, dtype=torch.int32, device="cuda")
     q, out = small.q.clone(), torch.empty_like(small.q)
-    workspace = cuda.DecodeWorkspace.create(4, 32, 128, q.device)
+    workspace = cuda.DecodeWorkspace.create(batch, 32, 128, q.device)
 
     def step() -> None:
         cuda.decode_schedule(
-            workspace, lens, cu, table, block_size=16, num_q_heads=32, num_kv_heads=8, head_dim=128
+            *(workspace, lens, cu, table),
+            block_size=16,
+            num_q_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            clusters=clusters,
         )
+        caches = large.k_cache, large.v_cache
         cuda.paged_decode(
-            out, q, large.k_cache, large.v_cache, table, lens, cu, workspace, scale=128**-0.5
+            *(out, q, *caches, table, lens, cu, workspace), scale=128**-0.5, clusters=clusters
         )
 
     table[:, : large.block_table.shape[1]] = large.block_table
-    lens.copy_(torch.tensor([16, 5, 0, 0], dtype=torch.int32))
+    lens.copy_(torch.tensor([16, 5, 0, 0][:batch], dtype=torch.int32))
     step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -208,4 +216,6 @@ def test_clusters(lens: list[int], dim: int, dtype: torch.dtype, fp8: bool) -> N
 
 def test_clusters_where_lengths_differ() -> None:
     check(make_case([5000, 1, 17, 300], [1] * 4), clusters=True)
+    check(make_case([5000, 1], [1] * 2), clusters=True)
+    check(make_case([40_000], [1]), clusters=True)
     check(make_case([300, 280], [4, 3]), clusters=True)  # too many rows
