@@ -1,13 +1,13 @@
-"""Compares engines that do the same steps: a stall of the host in one of them decides nothing.
+"""Compares engines that do the same steps: a stall of the host in some of them decides nothing.
 
-A round's time has all that happens to the host in it, such as others on its cores: for a second
-everything takes twice as long. Step by step such a round has hundreds of times to compare. Step i
-of a round is the same work for each engine, so its times differ by what the engines differ by, and
-by noise; the median of such differences, of each kind of step, knows little of noise.
+A round's time has all in it that happens to the host, such as others on its cores. Step by step it
+has hundreds of times, so what it usually takes is known better: of each kind of step the median,
+as often as there are such steps. What happens in few steps only, as probes do, does not count.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.messages import RequestOutput
     from engine.scheduler.plan import StepPlan
 
-_NUM_RESAMPLES = 400
+_NUM_RESAMPLES = 1000
 _TAIL = 2.5
 """Per cent of the resamples on each side of the interval."""
 
@@ -73,7 +73,7 @@ class StepStanding:
     """The result of one engine."""
 
     speed_up: float
-    """The ratio to the baseline's speed, by the median of each kind of step."""
+    """The ratio to the baseline's speed: the median of the rounds."""
     interval: tuple[float, float]
     """The confidence interval (95 %), from rounds drawn anew (a bootstrap)."""
     num_rounds: int
@@ -85,8 +85,8 @@ def compare_steps(
 ) -> dict[str, StepStanding]:
     """Compare each engine with those of the baseline; these with the first of them.
 
-    rounds: of each the steps by engine. Left out are engines with other steps than the baseline, as
-    drafts that are right make them; what is expected is that none are.
+    rounds: of each the steps by engine. Engines that do other steps than the baseline in most
+    rounds are left out: drafts that are right make other steps.
     """
     rng = np.random.default_rng(seed)
     found = {}
@@ -95,12 +95,14 @@ def compare_steps(
         alike = [each for each in rounds if _are_alike([each[n] for n in (name, *usual)])]
         if len(alike) * 2 < len(rounds):
             continue
-        by_kind = _pair(alike, name, usual)
+        # Not with their mean: of two engines one is stalled more often than a single one is.
+        ratios = np.array(
+            [[_usual_s(each[u]) / _usual_s(each[name]) for u in usual] for each in alike]
+        )
         drawn = rng.integers(len(alike), size=(_NUM_RESAMPLES, len(alike)))
-        ratios = [_ratio(by_kind, np.bincount(one, minlength=len(alike))) for one in drawn]
-        low, high = np.percentile(ratios, [_TAIL, 100 - _TAIL])
-        ratio = _ratio(by_kind, np.ones(len(alike), np.int64))
-        found[name] = StepStanding(ratio, (float(low), float(high)), len(alike))
+        medians = np.median(ratios[drawn].reshape(_NUM_RESAMPLES, -1), axis=1)
+        low, high = np.percentile(medians, [_TAIL, 100 - _TAIL])
+        found[name] = StepStanding(float(np.median(ratios)), (float(low), float(high)), len(alike))
     return found
 
 
@@ -110,38 +112,9 @@ def _are_alike(engines: Sequence[Sequence[Step]]) -> bool:
     return all(kinds == first for kinds in others)
 
 
-class _Pairs(NamedTuple):
-    """Steps of one kind: [num_steps] each."""
-
-    rounds: np.ndarray[tuple[int], np.dtype[np.int64]]
-    usual_s: np.ndarray[tuple[int], np.dtype[np.float64]]
-    """Of the baseline."""
-    more_s: np.ndarray[tuple[int], np.dtype[np.float64]]
-    """What the engine takes beyond that."""
-
-
-def _pair(
-    rounds: Sequence[Mapping[str, Sequence[Step]]], name: str, usual: Sequence[str]
-) -> list[_Pairs]:
-    by_kind: defaultdict[Kind, list[tuple[int, float, float]]] = defaultdict(list)
-    for number, each in enumerate(rounds):
-        for other in usual:
-            # Not with their mean: of two engines one is stalled more often than a single one is.
-            for step, usual_step in zip(each[name], each[other], strict=True):
-                usual_s = usual_step.seconds
-                by_kind[step.kind].append((number, usual_s, step.seconds - usual_s))
-    return [
-        _Pairs(*(np.array(column) for column in zip(*pairs, strict=True)))
-        for pairs in by_kind.values()
-    ]
-
-
-def _ratio(by_kind: Sequence[_Pairs], counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
-    """counts: how often each round counts."""
-    usual_s = more_s = 0.0
-    for pairs in by_kind:
-        weights = counts[pairs.rounds]
-        if total := int(weights.sum()):
-            usual_s += total * float(np.median(np.repeat(pairs.usual_s, weights)))
-            more_s += total * float(np.median(np.repeat(pairs.more_s, weights)))
-    return usual_s / (usual_s + more_s)
+def _usual_s(steps: Sequence[Step]) -> float:
+    """Seconds of a round in which each step takes what is usual for its kind."""
+    by_kind: defaultdict[Kind, list[float]] = defaultdict(list)
+    for step in steps:
+        by_kind[step.kind].append(step.seconds)
+    return sum(len(each) * statistics.median(each) for each in by_kind.values())

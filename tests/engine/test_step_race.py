@@ -14,21 +14,22 @@ from engine.sampling_params import SamplingParams
 from engine.step_race import Kind, Step, StepTimes, compare_steps
 
 PROMPT, LARGE, SMALL = Kind(True, 64), Kind(False, 64), Kind(False, 8)
-ROUND = [PROMPT] * 2 + [LARGE] * 10 + [SMALL] * 40
+ROUND = [PROMPT] * 2 + [LARGE] * 10 + [SMALL] * 20
 USUAL_S = {PROMPT: 8e-3, LARGE: 7e-4, SMALL: 3e-4}
 IN_ALL_S = sum(USUAL_S[kind] for kind in ROUND)
 
 
 def rounds(number: int, seed: int = 0, **more: float) -> list[dict[str, list[Step]]]:
-    """Whose hosts take twice as long for a quarter of the time; the more seconds that each step of
-    an engine takes."""
+    """On a host that takes twice as long in a quarter of the rounds, and now and then for a single
+    engine; ``more``: the seconds that each step of an engine takes beyond the usual."""
     rng = random.Random(seed)
 
-    def steps(more_s: float) -> list[Step]:
-        stall = rng.choice((1.0, 1.0, 1.0, 2.0))
-        return [Step(k, (USUAL_S[k] + more_s) * stall * rng.lognormvariate(0, 0.03)) for k in ROUND]
+    def steps(more_s: float, pace: float) -> list[Step]:
+        pace *= rng.choice((1.0,) * 12 + (2.0,))
+        return [Step(k, (USUAL_S[k] + more_s) * pace * rng.lognormvariate(0, 0.03)) for k in ROUND]
 
-    return [{name: steps(more_s) for name, more_s in more.items()} for _ in range(number)]
+    paces = [rng.choice((1.0, 1.0, 1.0, 2.0)) for _ in range(number)]
+    return [{name: steps(more_s, pace) for name, more_s in more.items()} for pace in paces]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -38,10 +39,10 @@ def test_a_per_cent_is_told_on_a_host_that_stalls(seed: int) -> None:
         rounds(60, seed, plain=0.0, control=0.0, slower=more_s), ["plain", "control"]
     )
     assert found["slower"].speed_up == pytest.approx(1 / 1.02, abs=0.006)
-    assert found["control"].speed_up == pytest.approx(1.0, abs=0.008)
+    assert found["control"].speed_up == pytest.approx(1.0, abs=0.006)
     low, high = found["slower"].interval
     assert low <= found["slower"].speed_up <= high < 1.0
-    assert high - low < 0.04
+    assert high - low < 0.02
     assert (found["plain"].speed_up, found["plain"].interval) == (1.0, (1.0, 1.0))
 
 
