@@ -11,7 +11,7 @@ Prints one JSON line for each measurement. Engines take turns in short rounds (`
 the ratio of the times of all rounds. ``control`` compares a second plain engine with the first:
 smaller differences are noise. ``num_rounds_for_precision`` says about how many rounds make half of
 ``interval`` as narrow as ``--precision``, 0.01 if none is given. ``by_step``, with its interval, is
-``speed_up`` by what a step of each kind usually takes (``engine.step_race``), for engines of ``chat``
+``speed_up`` by what steps of each kind usually take (``engine.step_race``), for engines of ``chat``
 that do the same steps. EOS is ignored in ``synthetic``.
 """
 
