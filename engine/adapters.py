@@ -25,6 +25,9 @@ from engine.messages import AdapterRef, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
+MAX_UNLOADED = 10_000
+"""The most names of unloaded adapters that are remembered, the latest."""
+
 
 class LoadedAdapter(Protocol):
     """What the core needs of ``engine.lora.adapter.Adapter``: weights in host memory, already
@@ -99,9 +102,9 @@ class Adapters:
         """By name, the most recently used last."""
         self._held: dict[str, _Entry] = {}
         """By the id of the request that waits for the adapter."""
-        self._unloaded: set[str] = set()
-        """Names that were unloaded; clients that have not heard of it may still send requests for
-        them."""
+        self._unloaded: dict[str, None] = {}
+        """Names that were unloaded, the latest last: clients that do not know it yet may still send
+        requests for them."""
         self._reader = reader or ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._reads: queue.SimpleQueue[tuple[_Entry, Future[LoadedAdapter]]] = queue.SimpleQueue()
         self._num_reading = 0
@@ -137,7 +140,7 @@ class Adapters:
         ``arrived``."""
         entry = self._entries.get(ref.name)
         if entry is None:
-            self._unloaded.discard(ref.name)
+            self._unloaded.pop(ref.name, None)
             self._read(ref).callers.append(on_done)
         elif (obstacle := _obstacle(entry, ref)) is not None:
             on_done(AdapterLoadError(obstacle))
@@ -148,7 +151,10 @@ class Adapters:
 
     def unload(self, name: str) -> None:
         """Refuse new requests for it; those that use it go on to their end."""
-        self._unloaded.add(name)
+        self._unloaded.pop(name, None)
+        self._unloaded[name] = None
+        if len(self._unloaded) > MAX_UNLOADED:
+            del self._unloaded[next(iter(self._unloaded))]
         entry = self._entries.get(name)
         if entry is not None:
             entry.unloaded = True

@@ -238,7 +238,7 @@ class EngineClient:
             case Stats():
                 self._on_stats(message)
             case AdapterAnswer():
-                self.adapters.hear(message)
+                self.adapters.answer(message)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -277,7 +277,7 @@ class EngineClient:
         self.stats = stats
         if self._pings:
             waiter, mark = self._pings.popleft()
-            self._backlog.hear(stats, mark)
+            self._backlog.report(stats, mark)
             if not waiter.done():
                 waiter.set_result(stats)
 

@@ -23,6 +23,7 @@ from gateway.middleware.auth import Auth
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.errors import Errors
 from gateway.middleware.idempotency import Idempotency
+from gateway.middleware.rate_limit import RateLimit
 from gateway.middleware.request_id import RequestId
 from gateway.routes.admin import PREFIX as ADMIN_PREFIX
 from gateway.routes.admin_adapters import adapter_routes
@@ -48,6 +49,9 @@ from gateway.secrets import Secrets
 from gateway.services import Services, create_services
 from gateway.streaming import STREAM_ID_HEADER
 from tenants.store import Store
+
+_GENERATING = frozenset({CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH})
+"""The routes whose requests reserve quota."""
 
 
 def create_app(
@@ -151,13 +155,14 @@ def _middleware(services: Services) -> list[Middleware]:
                 f"{RESPONSES_PATH}/": "responses",
             },
         ),
+        Middleware(RateLimit, quota=services.quota, paths=_GENERATING),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
         Middleware(
             Idempotency,
             shared=services.store.shared,
             streams=services.streams,
             peers=services.peers,
-            paths={CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH},
+            paths=_GENERATING,
             retention_s=config.idempotency_retention_s,
         ),
     ]

@@ -50,6 +50,7 @@ from gateway.response_run import ResponseRun
 from gateway.routed_ids import mint, worker_of
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
+from gateway.trim_schedule import TrimSchedule
 from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState, StoredResponse
@@ -87,7 +88,7 @@ class Responses:
         self._generations = generations
         self._retention = timedelta(seconds=config.tenants.response_retention_s)
         self._max_bytes = config.tenants.max_response_bytes
-        self._written: dict[UUID, int] = {}
+        self._trims = TrimSchedule()
         self._running: dict[str, ResponseRun] = {}
         self._tasks = OwnedTasks()
         self._unstored = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)
@@ -278,10 +279,7 @@ class Responses:
         record = run.record()
         await self._shared.put_response(record, self._retention)
         size = len(record.body) + len(record.input)
-        written = self._written[run.tenant_id] = self._written.get(run.tenant_id, 0) + size
-        # Not each time: that would cost more than a small excess.
-        if written > self._max_bytes // 16:
-            del self._written[run.tenant_id]
+        if self._trims.is_due(run.tenant_id, size, self._max_bytes):
             await self._shared.trim_responses(run.tenant_id, self._max_bytes)
 
     def _abandoned(self, run: ResponseRun) -> None:

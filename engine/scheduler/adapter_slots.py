@@ -32,8 +32,10 @@ class AdapterSlotQueue:
     def must_wait(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether a request must wait for a slot. running: the requests that occupy the slots."""
         digest = request.adapter_digest
-        if not digest or self._held:
-            return bool(digest)
+        if not digest:
+            return False
+        if self._held:
+            return True
         in_use = {other.adapter_digest for other in running} - {"", digest}
         return len(in_use) >= self._max_loras
 

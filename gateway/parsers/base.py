@@ -138,7 +138,7 @@ class MarkedParser(ABC):
     opens: ClassVar[tuple[str, ...]]
     """The marks that open a region."""
     layout: ClassVar[str] = " \t\r\n"
-    """White space that is dropped after a call."""
+    """What is dropped between two calls, and after the last one."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -172,7 +172,7 @@ class MarkedParser(ABC):
         calls: list[ToolCallDelta] = []
         if self._region is None:
             held, self._held = self._held, ""
-            if held.strip(self.layout) or not self._after_call:
+            if not self._is_layout(held):
                 self._say(held, said)
         elif not self.is_full:
             self._region.end()
@@ -190,6 +190,10 @@ class MarkedParser(ABC):
             and not text[-1:].isspace()
         )
 
+    def _is_layout(self, text: str) -> bool:
+        """Whether ``text`` only separates a call from what follows it."""
+        return self._after_call and not text.strip(self.layout)
+
     def _find(self, text: str) -> tuple[int, str] | None:
         """The position of the next region's mark, and the mark."""
         found = [(start, mark) for mark in self.opens if (start := text.find(mark)) >= 0]
@@ -206,11 +210,15 @@ class MarkedParser(ABC):
         found = self._find(text)
         if found is None:
             free = len(text[: self._num_certain(text)].rstrip())
+            if self._is_layout(text[:free]):
+                free = 0
             self._say(text[:free], said)
             self._held = text[free:]
             return ""
         start, mark = found
         before = text[:start].rstrip()
+        if self._is_layout(before):
+            before = ""
         self._say(before, said)
         self._held = ""
         # Blanks before it are layout only if it has a call, or comes right after one.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import random
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
-from engine.race import Core, Standing, median_interval, race, settle_down
+from engine.race import Standing, median_interval, race
 
 
 class Machine:
@@ -116,87 +113,3 @@ def test_an_interval_has_the_median_as_often_as_it_says() -> None:
         num_hits += low <= 0.6931 <= high
     assert 0.94 < num_hits / 2000 < 0.99
     assert median_interval([2.0]) == (2.0, 2.0)
-
-
-class Host:
-    """Cores of which some are slow for a while; whoever works on such a one takes twice as long."""
-
-    def __init__(self, *slow: range) -> None:
-        """slow: the work done by when each of the cores is."""
-        self.slow, self.on, self.num_done = slow, 0, 0
-        self.core = Core(range(len(slow)), self.test, self.move)
-
-    def move(self, core: int) -> None:
-        self.on = core
-
-    @property
-    def pace(self) -> float:
-        return 1.0 + (self.num_done in self.slow[self.on])
-
-    def test(self) -> float:
-        return 3e-4 * self.pace
-
-    def race(self, num_rounds: int) -> dict[str, Standing]:
-        machine = Machine()
-
-        def work(steady: Callable[[int], int], number: int) -> int:
-            self.num_done += 1
-            before = machine.now
-            num_tokens = steady(number)
-            machine.now = before + (machine.now - before) * self.pace
-            return num_tokens
-
-        engines = {
-            name: partial(work, machine.engine(name, taken))
-            for name, taken in (("plain", 0.1), ("control", 0.1), ("faster", 0.08))
-        }
-        return race(
-            engines,
-            ["plain", "control"],
-            precision=1e-9 if num_rounds else 1.0,
-            max_s=num_rounds * 4.0,
-            clock=lambda: machine.now,
-            core=self.core,
-        )
-
-
-NEVER = range(0)
-
-
-def test_it_moves_away_from_a_core_that_others_slow_down() -> None:
-    host = Host(range(20, 1000), NEVER)
-    found = host.race(15)["faster"]
-    assert host.on == 1
-    assert found.num_disturbed == 1, "the round in which it was noticed"
-    assert found.in_all == pytest.approx(1.25)
-
-
-def test_rounds_are_left_out_where_there_is_nowhere_to_go() -> None:
-    host = Host(range(20, 30), range(20, 30))
-    found = host.race(20)
-    assert {each.num_disturbed for each in found.values()} == {4}
-    assert found["faster"].in_all == pytest.approx(1.25)
-    assert found["faster"].interval == pytest.approx((1.25, 1.25))
-
-
-def test_a_host_that_is_never_quiet_is_judged_all_the_same() -> None:
-    host = Host(range(3, 10000), range(3, 10000))
-    found = host.race(0)["faster"]
-    assert (found.num_rounds, found.num_disturbed) == (8, 0)
-    assert found.speed_up == pytest.approx(1.25)
-
-
-def test_the_least_disturbed_core_is_the_usual_one() -> None:
-    assert not Host(range(5), range(5), NEVER, NEVER).core.is_quiet()
-    quiet = Host(NEVER, range(5))
-    assert quiet.core.is_quiet()
-    assert quiet.on == 0, "the first one is preferred"
-
-
-def test_without_a_gpu_engines_keep_their_cores() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        assert settle_down(on_gpu=False) is None
-    finally:
-        gc.unfreeze()
-    assert os.sched_getaffinity(0) == before

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from gateway.services import Services
+from tenants.limits import Limits
+from tests.gateway.raw_http import Answer, chat, exchange, get, post
+from tests.gateway.serving import Gateway, chat_body, encode, until
+
+pytestmark = pytest.mark.asyncio
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+async def use_up(gateway: Gateway) -> Answer:
+    """The refusal after which the worker knows of it."""
+    tenant_id = gateway.tenant.id
+    await gateway.store.put_limits(tenant_id, "tenant", tenant_id, Limits(requests_per_minute=1))
+    gateway.authenticator.forget()
+    assert (await chat(gateway, chat_body())).status == 200
+    return await chat(gateway, chat_body())
+
+
+async def test_it_answers_as_admission_does(gateway: Gateway) -> None:
+    first = await use_up(gateway)
+    again = await chat(gateway, chat_body())
+    assert (first.status, again.status) == (429, 429)
+    changing = ("date", "x-request-id", "retry-after-ms", "x-ratelimit-reset-requests")
+    assert first.headers.keys() == again.headers.keys()
+    for name, value in first.headers.items():
+        if name not in changing and not name.startswith("content-length"):
+            assert again.headers[name] == value, name
+    before, after = first.json()["error"], again.json()["error"]
+    assert (before["type"], before["code"]) == (after["type"], after["code"])
+    assert int(again.headers["retry-after-ms"]) <= int(first.headers["retry-after-ms"])
+
+
+async def test_nothing_of_the_body_is_looked_at(gateway: Gateway) -> None:
+    await use_up(gateway)
+    for path in PATHS:
+        answer = await exchange(gateway, post(gateway, b"{not json", path=path))
+        assert answer.status == 429, path
+
+
+async def test_the_refusals_are_counted_under_their_route(gateway: Gateway) -> None:
+    await use_up(gateway)
+    services: Services = gateway.app.state.services
+
+    def num_refused() -> list[bytes]:
+        lines = services.metrics.render().splitlines()
+        return [line for line in lines if b'"429"' in line and b"/v1/completions" in line]
+
+    assert not num_refused()
+    await exchange(gateway, post(gateway, encode({}), path="/v1/completions"))
+    await until(num_refused)
+
+
+async def test_other_routes_and_the_keys_of_others_pass(gateway: Gateway) -> None:
+    await use_up(gateway)
+    own = f"Bearer {gateway.api_key}"
+    assert (await get(gateway, "/v1/models", authorization=own)).status == 200
+    body = encode({"model": "tiny", "prompt": "hi"})
+    assert (await exchange(gateway, post(gateway, body, path="/v1/tokenize"))).status == 200
+    assert (await exchange(gateway, post(gateway, b"{}", key="sk-slc-x"))).status == 401
+
+
+async def test_an_answer_that_is_there_is_given_again(gateway: Gateway) -> None:
+    key, body = str(uuid4()), encode(chat_body())
+    first = await exchange(gateway, post(gateway, body, idempotency_key=key))
+    await use_up(gateway)
+    again = await exchange(gateway, post(gateway, body, idempotency_key=key))
+    assert (again.status, again.body) == (200, first.body)
+    assert again.headers["idempotent-replayed"] == "true"
+    other = await exchange(gateway, post(gateway, body, idempotency_key=str(uuid4())))
+    assert other.status == 429
