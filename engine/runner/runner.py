@@ -17,19 +17,19 @@ from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.runner.arrivals import Arrivals
 from engine.runner.block_copies import BlockCopies
-from engine.runner.drafting import Drafting
-from engine.runner.features import WatchedModel
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.drafts.drafting import Drafting
+from engine.runner.drafts.features import WatchedModel
+from engine.runner.drafts.unseen import UnseenDrafts
+from engine.runner.graphs.decode import DecodeGraphs
+from engine.runner.graphs.prompt import PromptGraphs
+from engine.runner.graphs.verify import VerifyGraphs
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs, other_groups
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
-from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.step_waits import StepWaits
 from engine.runner.swap import HostBlocks
-from engine.runner.unseen_drafts import UnseenDrafts
-from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.runner.shared_prefix import Layout, find_groups
+from engine.runner.graphs.shared_prefix import Layout, find_groups
 from tests.kernels.paged_cases import attention_float64
 
 if TYPE_CHECKING:

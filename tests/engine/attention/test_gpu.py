@@ -19,7 +19,7 @@ from engine.attention.base import (
 )
 from engine.attention.cuda import CudaAttention
 from engine.attention.select import select_backend
-from engine.runner.prompt_graphs import capture_sizes
+from engine.runner.graphs.prompt import capture_sizes
 from tests.kernels.paged_cases import Case, NewKeys, make_case
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,8 @@ import torch
 
 from engine.architectures import FALLBACK_TESTED, NATIVE
 from engine.config import EngineConfig
-from engine.runner import load_runner, one_kernel
+from engine.runner import load_runner
+from engine.runner.graphs import one_kernel
 from engine.runner.inputs import ChunkFields, StepInputs
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import watch_logits

@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
 from engine.runner import load_runner
-from engine.runner.drafting import ChainDrafting
+from engine.runner.drafts.drafting import ChainDrafting
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from kernels import cpu

@@ -17,7 +17,7 @@ from engine.errors import ModelLoadError
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.models.transformers_fallback import max_length
 from engine.runner import load_runner
-from engine.runner.model import read_facts
+from engine.runner.startup.model import read_facts
 from tests.engine.insides import runner_of
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
 from tests.engine.runner.emulated_graphs import emulate

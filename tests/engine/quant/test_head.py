@@ -21,7 +21,7 @@ from engine.llm import LLM
 from engine.models.llama import ForCausalLM
 from engine.quant.head import ROUNDED
 from engine.quant.transformers_linears import quantize_head
-from engine.runner.model import load_model, read_facts
+from engine.runner.startup.model import load_model, read_facts
 from engine.sampling_params import SamplingParams
 from kernels import quantized, reference
 from tests.engine.models.families import FALLBACK_CASES, write

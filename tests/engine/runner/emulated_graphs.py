@@ -13,14 +13,14 @@ import torch
 
 from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
-from engine.runner import sized_graphs
-from engine.runner.draft_graphs import DraftGraphs
-from engine.runner.drafting import ChainDrafting
-from engine.runner.features import WatchedModel
-from engine.runner.graphs import DecodeGraphs
-from engine.runner.prompt_graphs import PromptGraphs
+from engine.runner.drafts.drafting import ChainDrafting
+from engine.runner.drafts.features import WatchedModel
+from engine.runner.drafts.graphs import DraftGraphs
+from engine.runner.graphs import sized
+from engine.runner.graphs.decode import DecodeGraphs
+from engine.runner.graphs.prompt import PromptGraphs
+from engine.runner.graphs.verify import VerifyGraphs
 from engine.runner.runner import TorchRunner
-from engine.runner.verify_graphs import VerifyGraphs
 from kernels import cuda, cuda_sampling
 from tests.engine.runner.conftest import BLOCK_SIZE
 
@@ -207,7 +207,7 @@ def emulate_prompts(
 
 
 def _emulate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sized_graphs, "record", record)
+    monkeypatch.setattr(sized, "record", record)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(cuda, "step_inputs", step_inputs)
 

@@ -14,13 +14,14 @@ import torch
 import engine.demo
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
-from engine.runner import load_runner, one_kernel
-from engine.runner.graphs import DecodeGraphs
+from engine.runner import load_runner
+from engine.runner.graphs import one_kernel
+from engine.runner.graphs.decode import DecodeGraphs
+from engine.runner.graphs.one_kernel import longest_faster
+from engine.runner.graphs.shared_inputs import SharedInputs
+from engine.runner.graphs.sized import SizedGraphs
+from engine.runner.graphs.verify import VerifyGraphs
 from engine.runner.inputs import ChunkFields
-from engine.runner.one_kernel import longest_faster
-from engine.runner.shared_inputs import SharedInputs
-from engine.runner.sized_graphs import SizedGraphs
-from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling_params import SamplingParams
 from kernels import cuda
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -497,7 +498,7 @@ def test_reading_a_shared_prefix_once_changes_only_near_ties(
         send(self, size)
 
     monkeypatch.setattr(SharedInputs, "send", spy)
-    monkeypatch.setattr("engine.runner.shared_inputs.MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr("engine.runner.graphs.shared_inputs.MIN_SAVED_TOKENS", 1)
     together = shared_outputs(wide_dir)
     assert {32} <= set(sizes) <= {32, 16, 8, 40}
     common = [first_difference(a, b) for a, b in zip(apart, together, strict=True)]

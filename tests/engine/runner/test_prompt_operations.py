@@ -13,8 +13,8 @@ from engine.core import EngineCore
 from engine.demo import MODEL_DIR
 from engine.demo.heads import HEADS_DIR
 from engine.llm import LLM, SamplingParams, TokensPrompt
-from engine.runner import features
 from engine.runner.block_copies import BlockCopies
+from engine.runner.drafts import features
 from engine.scheduler.plan import StepPlan
 from kernels import cuda
 

@@ -15,8 +15,8 @@ from engine.demo.heads import HEADS_DIR
 from engine.demo.heads.answers import draw_prompts
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
+from engine.runner.graphs.verify import capture_lengths, capture_sizes, cut, max_num_tokens
 from engine.runner.inputs import ChunkFields
-from engine.runner.verify_graphs import capture_lengths, capture_sizes, cut, max_num_tokens
 from tests.engine.insides import core_of, runner_of
 from tests.engine.runner.conftest import BLOCK_SIZE
 from tests.engine.runner.emulated_graphs import MAX_QUERIES, emulate, emulate_prompts

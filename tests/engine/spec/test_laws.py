@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
 from engine.request import Request
-from engine.runner.load import load_runner
+from engine.runner.startup.load import load_runner
 from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig

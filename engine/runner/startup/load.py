@@ -1,0 +1,296 @@
+"""From a config to a runner that is ready for its first plan."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from engine.attention.base import AttentionBackend, CapturableBackend, PromptBackend
+from engine.attention.select import select_backend
+from engine.config import EngineConfig
+from engine.layers.linear import Linear, TiedLinear
+from engine.layers.mlp import GatedMLP
+from engine.layers.module import Module
+from engine.lora.slots import AdapterSlots
+from engine.messages import LoadProgress
+from engine.models.base import Model, ModelFacts
+from engine.models.llama import ForCausalLM
+from engine.runner.block_copies import BlockCopies
+from engine.runner.drafts.features import WatchedModel
+from engine.runner.graphs.decode import DecodeGraphs
+from engine.runner.graphs.decode import capture_sizes as batch_sizes
+from engine.runner.graphs.prompt import MAX_TOKENS, PromptGraphs, capture_sizes
+from engine.runner.graphs.verify import max_num_tokens
+from engine.runner.memory import (
+    PagedCache,
+    block_bytes,
+    choose_groups,
+    count_blocks,
+    fit_max_model_len,
+)
+from engine.runner.rows import RowTable
+from engine.runner.runner import TorchRunner
+from engine.runner.startup.kv_scales import load_kv_scales
+from engine.runner.startup.load_drafting import (
+    acceptance,
+    capture_verify_graphs,
+    create_drafting,
+    draft_block_bytes,
+    load_draft_network,
+)
+from engine.runner.startup.model import OnProgress, load_model
+from engine.runner.startup.profile import measure_activation_bytes
+from engine.runner.startup.target import Target, resolve
+from engine.runner.swap import load_host_blocks
+from engine.sampling.cuda import CudaSampler
+from engine.sampling.sampler import Sampler
+from engine.spec.draft_network import DraftNetwork
+from kernels import cpu, cuda, cuda_experts, cuda_low_rank, tuning
+from kernels.build import cache_dir
+from kernels.kept_choices import KeptChoices
+
+LATE_BYTES = 256 * 1024 * 1024
+"""GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
+
+
+def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) -> TorchRunner:
+    """Load the model and lay out its memory.
+
+    Raises ``ModelLoadError`` or ``ConfigError`` with the cause and the mend in one line.
+    """
+    report = on_progress or (lambda _progress: None)
+    report(LoadProgress(f"Reading {config.model}", 0.0))
+    target = resolve(config)
+    config, facts, asked_len = target.config, target.facts, target.asked_len
+    device, dtype, shape = target.device, target.dtype, target.attention_shape
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    report(LoadProgress("Preparing the kernels, compiled at the first start", 0.02))
+    has_kernels = _register_kernels(device)
+    attention = select_backend(config.attention_backend, device, shape)
+    model = load_model(
+        config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
+    )
+    adapters = _adapter_slots(config, model, dtype, device)
+    if shape.is_fp8:
+        report(LoadProgress("Scaling the KV cache", 0.9))
+        model.set_kv_scales(load_kv_scales(target, model))
+    network = load_draft_network(
+        config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
+    )
+    cache, max_model_len = _allocate_cache(target, model, attention, adapters, network, report)
+    table = RowTable(config.num_seqs, max_model_len, config.block_size, device, cache.groups)
+    sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
+    if device.type == "cuda" and has_kernels:
+        _measure_products(target, model, network, report)
+    made = create_drafting(network, model, config, cache, table, sampler, dtype)
+    host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
+    graphs, verify_graphs = None, None
+    held = adapters if adapters is not None and adapters.is_capturable else None
+    capturable = made.model.is_capturable and not config.enforce_eager
+    if capturable and isinstance(attention, CapturableBackend):
+        graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
+        verify_graphs = capture_verify_graphs(
+            config, made.model, cache, table, attention, held, graphs.joined_tokens
+        )
+    prompt_graphs = None
+    if capturable and isinstance(attention, PromptBackend):
+        prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention, held)
+    runner = TorchRunner(
+        made.model,
+        cache,
+        table,
+        sampler,
+        attention,
+        graphs=graphs,
+        block_copies=BlockCopies([cache.stack, *made.copied]),
+        host_blocks=host_blocks,
+        drafting=made.drafting,
+        verify_graphs=verify_graphs,
+        prompt_graphs=prompt_graphs,
+        accept=acceptance(config),
+        adapters=adapters,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        device=device,
+    )
+    report(LoadProgress("Warming up", 0.99))
+    runner.warm_up()
+    if (speculative := config.speculative_config) is not None and speculative.adaptive:
+        runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
+    report(LoadProgress("Model loaded", 1.0))
+    return runner
+
+
+def _allocate_cache(
+    target: Target,
+    model: Model,
+    attention: AttentionBackend,
+    adapters: AdapterSlots | None,
+    network: DraftNetwork | None,
+    report: OnProgress,
+) -> tuple[PagedCache, int]:
+    """As many blocks as fit beside the weights and the largest step, and ``max_model_len``."""
+    config, facts, device, kv_dtype = target.config, target.facts, target.device, target.kv_dtype
+
+    def needed_bytes() -> int:
+        report(LoadProgress("Measuring the largest step", 0.9))
+        peak = measure_activation_bytes(target, model, attention)
+        # CUDA graphs keep memory of their own, for a step that is no larger.
+        num_peaks = 1 if config.enforce_eager else 2
+        adapter_bytes = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
+        return LATE_BYTES + adapter_bytes + num_peaks * peak
+
+    draft_bytes = draft_block_bytes(network, config.block_size, target.dtype, device)
+    layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
+    draft_layers = None if network is None else draft_bytes / layer_bytes
+    groups = choose_groups(config, facts, target.asked_len, device, draft_layers=draft_layers)
+    num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
+    max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
+    report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
+    cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
+    return cache, max_model_len
+
+
+def _adapter_slots(
+    config: EngineConfig, model: Model, dtype: torch.dtype, device: torch.device
+) -> AdapterSlots | None:
+    if not config.enable_lora:
+        return None
+    speculative = config.speculative_config
+    num_drafts = 0 if speculative is None else speculative.num_tokens
+    most_checked = max_num_tokens(config.num_seqs, num_drafts)
+    adapters = AdapterSlots(
+        model,
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        max_num_rows=config.num_seqs,
+        max_graph_tokens=max(config.num_seqs, most_checked, MAX_TOKENS),
+        dtype=dtype,
+        device=device,
+    )
+    adapters.warm_up()
+    return adapters
+
+
+def _create_sampler(
+    config: EngineConfig, facts: ModelFacts, device: torch.device, *, has_kernels: bool
+) -> Sampler:
+    sampler = CudaSampler if has_kernels and device.type == "cuda" else Sampler
+    return sampler(
+        config.num_seqs,
+        facts.vocab_size,
+        facts.eos_token_ids,
+        seed=config.seed,
+        device=device,
+    )
+
+
+def _capture_graphs(
+    config: EngineConfig,
+    model: Model,
+    cache: PagedCache,
+    table: RowTable,
+    attention: CapturableBackend,
+    adapters: AdapterSlots | None,
+    report: OnProgress,
+) -> DecodeGraphs:
+    graphs = DecodeGraphs(
+        model,
+        cache.layers,
+        table,
+        attention,
+        adapters,
+        model.model if isinstance(model, WatchedModel) else None,
+        block_size=config.block_size,
+        max_num_seqs=config.num_seqs,
+    )
+    graphs.capture(lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)))
+    return graphs
+
+
+def _capture_prompt_graphs(
+    config: EngineConfig,
+    model: Model,
+    cache: PagedCache,
+    table: RowTable,
+    attention: PromptBackend,
+    adapters: AdapterSlots | None,
+) -> PromptGraphs | None:
+    """None where prompts cannot be captured, or would be longer than a sequence may be."""
+    sizes = capture_sizes(min(config.step_tokens, table.tokens.shape[1]))
+    if not attention.captures_prompts or len(table.windows) > 1 or not sizes:
+        return None
+    target = model.model if isinstance(model, WatchedModel) else model
+    if not isinstance(target, ForCausalLM):
+        return None  # Of transformers' models only decode steps are known to wait for nothing.
+    graphs = PromptGraphs(
+        model, cache.layers, table, attention, adapters, block_size=config.block_size, sizes=sizes
+    )
+    graphs.capture()
+    return graphs
+
+
+def _register_kernels(device: torch.device) -> bool:
+    """Offer our own kernels for the device to ``ops``; False where they cannot be built."""
+    kernels = cuda if device.type == "cuda" else cpu
+    if not kernels.available():
+        return False
+    kernels.register()
+    if device.type == "cuda":
+        cuda_experts.register()
+        cuda_low_rank.register()
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
+
+        fp8_linear.register()
+        grouped_gemm.register()
+        low_rank.register()
+        quantize.register()
+    return True
+
+
+def _measure_products(
+    target: Target, model: Model, network: DraftNetwork | None, report: OnProgress
+) -> None:
+    """Before graphs are captured, those of drafts, too: they keep the products that they began
+    with."""
+
+    def tell() -> None:
+        words = f"Measuring matrix products, once for this model; kept in {cache_dir()}"
+        report(LoadProgress(words, 0.95))
+
+    report(LoadProgress("Loading matrix products", 0.95))
+    parts = [model] if network is None else [model, network]
+    modules = [module for part in parts for module in part.modules()]
+    config = target.config
+    uses = _uses(config, modules, target.facts)
+    batches = [] if config.enforce_eager else batch_sizes(config.num_seqs)
+    fastest = tuning.measure(uses, KeptChoices.of(target.device), batches, tell)
+    for module in modules:
+        if isinstance(module, Linear | TiedLinear):
+            module.products = fastest
+
+
+def _uses(
+    config: EngineConfig, modules: Iterable[Module], facts: ModelFacts
+) -> Iterator[tuning.Use]:
+    """The weights that are multiplied as they are, quantized ones left out."""
+    gated: set[Linear] = set()
+    for module in modules:
+        match module:
+            case GatedMLP() if module.activation == "silu":
+                gated.add(module.gate_up_proj)
+            case Linear() | TiedLinear() if module.quantized is not None:
+                pass
+            case Linear() | TiedLinear():
+                weight = module.weight.data
+                is_head = weight.shape[0] == facts.vocab_size
+                rows = config.num_seqs if is_head else config.step_tokens
+                bias = module.bias if isinstance(module, Linear) else None
+                added = None if bias is None else bias.data
+                yield tuning.Use(weight, module in gated, rows, added)

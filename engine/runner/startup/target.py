@@ -1,0 +1,77 @@
+"""What is to be served and how: the settings, with everything decided that they leave open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.attention.base import FP8, AttentionShape
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models.base import ModelConfig, ModelFacts
+from engine.models.config import DTYPES
+from engine.runner.graphs.verify import max_num_tokens
+from engine.runner.memory import device_bytes, requested_max_model_len
+from engine.runner.startup.model import read_facts
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model to serve, on which device, in which dtypes. ``resolve`` makes it."""
+
+    config: EngineConfig
+    """With the device's defaults filled in."""
+    facts: ModelFacts
+    asked_len: int
+    """``max_model_len`` as configured, or the model's own limit; the cache may hold less."""
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    """Of the stored keys and values."""
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        layout, speculative = self.facts.cache_layout, self.config.speculative_config
+        num_drafts = 0 if speculative is None else speculative.num_tokens
+        return AttentionShape(
+            self.dtype,
+            self.facts.num_heads,
+            layout.num_kv_heads,
+            layout.head_dim,
+            self.config.block_size,
+            self.config.num_seqs,
+            window=self.facts.narrowest_window,
+            softcap=self.facts.attention_softcap,
+            kv_dtype=self.kv_dtype,
+            max_num_parts=max_num_tokens(self.config.num_seqs, num_drafts) if num_drafts else 0,
+        )
+
+
+def resolve(config: EngineConfig) -> Target:
+    """Read the model's config and choose device and dtypes.
+
+    Raises ``ModelLoadError`` or ``ConfigError``.
+    """
+    facts = read_facts(config)
+    asked_len = requested_max_model_len(config, facts)
+    if isinstance(facts, ModelConfig):
+        facts = replace(facts, max_position_embeddings=asked_len)
+    device = _device(config)
+    config = config.for_device(device.type, device_bytes(device))
+    dtype = _dtype(config, facts, device)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
+    return Target(config, facts, asked_len, device, dtype, kv_dtype)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    return torch.float32 if device.type == "cpu" else model.dtype

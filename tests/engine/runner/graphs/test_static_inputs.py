@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.cache.groups import LayerGroups
+from engine.runner.graphs.static_inputs import SentRows, SequenceBuffers
+from engine.runner.rows import RowTable
+from kernels import cuda
+from tests.engine.runner.emulated_graphs import step_inputs
+
+CPU = torch.device("cpu")
+
+
+def test_what_is_sent_is_read_by_graphs_of_that_size() -> None:
+    sent = SentRows(8, CPU, num_others=2)
+    for size, rows in ((4, [5, 0, 3]), (2, [1, 2]), (4, [7])):
+        values = np.array(rows)
+        sent.send(values, 10 * values, 100 * values, size=size)
+        num_others = size - len(rows)
+        found = [part.tolist() for part in sent.of(size)]
+        assert found[0] == rows + [-1] * num_others
+        assert found[1] == [10 * row for row in rows] + [0] * num_others
+        assert found[2] == [100 * row for row in rows] + [0] * num_others
+
+
+def test_parts_are_the_same_memory_whenever_they_are_asked_for() -> None:
+    sent = SentRows(8, CPU)
+    graph_reads = sent.of(4)
+    sent.send(np.array([3, 1]), np.array([30, 10]), size=4)
+    assert [part.tolist() for part in graph_reads] == [[3, 1, -1, -1], [30, 10, 0, 0]]
+    sent.pad(2)
+    assert sent.of(2)[0].tolist() == [-1, -1]
+
+    table = RowTable(6, 20, 4, CPU)
+    buffers = SequenceBuffers(table, 4, 6, 3)
+    for size in (2, 5, 2):
+        token_ids, positions, slots = buffers.tokens(size)
+        assert len(token_ids) == len(positions) == len(slots) == 3 * size
+        batch = buffers.batch(size)
+        assert batch.cu_queries.tolist() == [3 * i for i in range(size + 1)]
+        assert len(batch.seq_lens) == len(batch.block_table) == size
+    slots.fill_(9)
+    buffers.skip_first(torch.tensor([1, 0], dtype=torch.int32))
+    assert buffers.tokens(2)[2].tolist() == [-1, 9, 9, 9, 9, 9]
+    assert buffers.tokens(5)[2][:6].tolist() == [-1, 9, 9, 9, 9, 9]
+
+
+def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    groups = LayerGroups(windows=(None, 8), places=((0, 0), (1, 0)))
+    table = RowTable(6, 20, 4, CPU, groups)
+    table.tokens.copy_(torch.arange(120).view(6, 20))
+    table.block_tables.copy_(torch.arange(60).view(2, 6, 5))
+    buffers = SequenceBuffers(table, 4, 6, 1)
+    buffers.send(np.array([5, 0]), np.array([6, 19]), size=4)
+    assert buffers.rows(4).tolist() == [5, 0, -1, -1]
+    token_ids, positions, slots = buffers.tokens(4)
+    assert token_ids.tolist() == [106, 19, 0, 0]
+    assert positions.tolist() == [6, 19, 0, 0]
+    assert slots.tolist() == [26 * 4 + 2, 4 * 4 + 3, -1, -1]
+    for group, first in ((0, 0), (1, 30)):
+        batch = buffers.batch(4, group)
+        assert batch.seq_lens.tolist() == [7, 20, 0, 0]
+        assert batch.block_table[1].tolist() == [first + i for i in range(5)]
+
+
+def test_parts_of_a_sequence_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    table = RowTable(6, 20, 4, CPU)
+    table.tokens.copy_(torch.arange(120).view(6, 20))
+    table.block_table.copy_(torch.arange(30).view(6, 5))
+    whole, cut = SequenceBuffers(table, 4, 3, 6), SequenceBuffers(table, 4, 3, 6, num_parts=2)
+    rows, computed = (torch.tensor(x, dtype=torch.int32) for x in ([5, 0, -1], [6, 14, 0]))
+    for buffers in (whole, cut):
+        buffers.look_up(rows, computed)
+    for ours, expected in zip(cut.tokens(3), whole.tokens(3), strict=True):
+        assert ours.tolist() == expected.tolist()
+    batch = cut.batch(3)
+    assert batch.in_parts
+    assert not whole.batch(3).in_parts
+    assert cut.part_length == 3
+    assert batch.cu_queries.tolist() == [0, 3, 6, 9, 12, 15, 18]
+    assert batch.seq_lens.tolist() == [9, 12, 17, 20, 0, 0]
+    assert batch.block_table[1].tolist()[:3] == [25, 26, 27]
+    assert batch.block_table[2].tolist() == [0, 1, 2, 3, 4]
