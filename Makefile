@@ -1,6 +1,8 @@
 # Thin on purpose: each target is one command. `sluice --help` lists the rest.
+# Options go through ARGS: make demo ARGS="--port 8001".
 PYTHON ?= python3
 VENV ?= .venv
+ARGS =
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLD_PYTHON = Sluice needs Python 3.11 or newer, and "$(PYTHON)" is not; name one that is: make PYTHON=python3.12
@@ -16,13 +18,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 install: $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/sluice demo
+	@$(BIN)/sluice demo $(ARGS)
 
 serve: $(STAMP)
-	@$(BIN)/sluice serve --config sluice.toml
+	@$(BIN)/sluice serve $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

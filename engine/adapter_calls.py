@@ -48,7 +48,7 @@ class AdapterCalls:
         finally:
             del self._waiters[call_id]
 
-    def hear(self, answer: AdapterAnswer) -> None:
+    def answer(self, answer: AdapterAnswer) -> None:
         """Take in an answer of the engine."""
         waiter = self._waiters.get(answer.call_id)
         if waiter is not None and not waiter.done():

@@ -4,9 +4,9 @@
     GenerateRequest ──►                           │
                                                   └► unloaded: no new users, gone with the last
 
-A request brings all that is needed to read its adapter. So nothing has to be told again to an
-engine that was restarted, or that has put the adapter away: the request is held here until the
-adapter is in memory, and is its user from then on.
+A request brings all that is needed to read its adapter. So it does not matter whether the engine
+was restarted, or has put the adapter away: the request is held here until the adapter is in memory,
+and is its user from then on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest
 from engine.messages import AdapterRef, GenerateRequest
 
 logger = logging.getLogger(__name__)
+
+MAX_UNLOADED = 10_000
+"""The most names of unloaded adapters that are remembered, the latest."""
 
 
 class LoadedAdapter(Protocol):
@@ -99,9 +102,9 @@ class Adapters:
         """By name, the most recently used last."""
         self._held: dict[str, _Entry] = {}
         """By the id of the request that waits for the adapter."""
-        self._unloaded: set[str] = set()
-        """Names that were unloaded; clients that have not heard of it may still send requests for
-        them."""
+        self._unloaded: dict[str, None] = {}
+        """Names that were unloaded, the latest last: clients that do not know it yet may still send
+        requests for them."""
         self._reader = reader or ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._reads: queue.SimpleQueue[tuple[_Entry, Future[LoadedAdapter]]] = queue.SimpleQueue()
         self._num_reading = 0
@@ -133,11 +136,11 @@ class Adapters:
     # ---- adapters come and go -------------------------------------------------------------------
 
     def load(self, ref: AdapterRef, on_done: OnLoaded) -> None:
-        """Start reading an adapter. ``on_done`` is told the outcome, here or from within
+        """Start reading an adapter. ``on_done`` is called with the outcome, here or from within
         ``arrived``."""
         entry = self._entries.get(ref.name)
         if entry is None:
-            self._unloaded.discard(ref.name)
+            self._unloaded.pop(ref.name, None)
             self._read(ref).callers.append(on_done)
         elif (obstacle := _obstacle(entry, ref)) is not None:
             on_done(AdapterLoadError(obstacle))
@@ -148,7 +151,10 @@ class Adapters:
 
     def unload(self, name: str) -> None:
         """Refuse new requests for it; those that use it go on to their end."""
-        self._unloaded.add(name)
+        self._unloaded.pop(name, None)
+        self._unloaded[name] = None
+        if len(self._unloaded) > MAX_UNLOADED:
+            del self._unloaded[next(iter(self._unloaded))]
         entry = self._entries.get(name)
         if entry is not None:
             entry.unloaded = True

@@ -27,19 +27,19 @@ class Backlog:
         self._stats = Stats()
         self._tenants: dict[str, Queued] = {}
         self._sent: deque[tuple[int, str, int]] = deque()
-        """(number, fair key, tokens) of each request sent since the engine's last report."""
-        self._unheard: defaultdict[str, Queued] = defaultdict(Queued)
-        self._unheard_in_all = Queued()
+        """(number, fair key, tokens) of each request that no report of the engine covers yet."""
+        self._unreported: defaultdict[str, Queued] = defaultdict(Queued)
+        self._unreported_in_all = Queued()
         self._num_sent = 0
-        self._heard_at = -float("inf")
+        self._reported_at = -float("inf")
 
     @property
     def age_s(self) -> float:
         """Seconds since the engine's last report."""
-        return time.monotonic() - self._heard_at
+        return time.monotonic() - self._reported_at
 
     def mark(self) -> int:
-        """A position to be passed to ``hear`` with the answer to a question that is sent now, which
+        """To be passed to ``report`` with the answer to a question that is sent now: the answer
         covers all requests sent before."""
         return self._num_sent
 
@@ -49,8 +49,9 @@ class Backlog:
         self._sent.append((self._num_sent, request.fair_key, num_tokens))
         self._count(request.fair_key, +1, num_tokens)
 
-    def hear(self, stats: Stats, mark: int) -> None:
-        self._heard_at = time.monotonic()
+    def report(self, stats: Stats, mark: int) -> None:
+        """Take in a report of the engine. ``mark``: from when the question for it was sent."""
+        self._reported_at = time.monotonic()
         self._stats = stats
         self._tenants = {t.fair_key: Queued(t.num_queued, t.queued_tokens) for t in stats.tenants}
         while self._sent and self._sent[0][0] <= mark:
@@ -63,8 +64,8 @@ class Backlog:
         in_all = Queued(self._stats.num_queued_reqs + 1, self._stats.num_queued_tokens + 1)
         tenant = Queued(1, 1)
         for queued, parts in (
-            (in_all, (self._unheard_in_all,)),
-            (tenant, (self._tenants.get(fair_key), self._unheard.get(fair_key))),
+            (in_all, (self._unreported_in_all,)),
+            (tenant, (self._tenants.get(fair_key), self._unreported.get(fair_key))),
         ):
             for part in parts:
                 if part is not None:
@@ -72,8 +73,8 @@ class Backlog:
         return refusal(self._config, in_all, tenant)
 
     def _count(self, fair_key: str, num_reqs: int, num_tokens: int) -> None:
-        self._unheard_in_all.add(num_reqs, num_tokens)
-        tenant = self._unheard[fair_key]
+        self._unreported_in_all.add(num_reqs, num_tokens)
+        tenant = self._unreported[fair_key]
         tenant.add(num_reqs, num_tokens)
         if tenant.num_reqs == 0:
-            del self._unheard[fair_key]
+            del self._unreported[fair_key]

@@ -26,24 +26,21 @@ from engine.errors import (
     QueueFull,
 )
 from engine.messages import (
-    AbortRequest,
     AdapterAnswer,
     ClientMessage,
     EngineMessage,
     Failed,
     GenerateRequest,
     Grant,
-    GrantTokens,
     LoadProgress,
-    ParkRequest,
     Ping,
     Ready,
     RequestOutput,
     Stats,
     StepOutputs,
-    UnparkRequest,
 )
 from engine.request_stream import RequestStream
+from engine.request_updates import RequestUpdates
 from engine.transport import EngineProcess, MakeTransport, Transport
 
 logger = logging.getLogger(__name__)
@@ -67,7 +64,7 @@ def _ignore_tokens(_now: float, _since: Sequence[float]) -> None:
 
 
 class EngineClient:
-    """Owns one engine process. All methods belong to the event loop that called ``start``."""
+    """Owns one engine process. Call its methods only on the event loop that called ``start``."""
 
     def __init__(
         self,
@@ -112,10 +109,7 @@ class EngineClient:
         self._asked: asyncio.Future[Stats] | None = None
         """The ping that all callers of ``check_queue`` wait for."""
         self._backlog = Backlog(config)
-        self._unsent_aborts: set[str] = set()
-        self._unsent_parks: dict[str, bool] = {}
-        """True to park, False to go on."""
-        self._unsent_grants: dict[str, Grant] = {}
+        self._updates = RequestUpdates(self._send_now)
         self._parked: dict[RequestStream, float] = {}
         """When each stream was parked, the longest ago first."""
         # Live requests; those without an output yet are also in _queued.
@@ -155,7 +149,7 @@ class EngineClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         for stream in self._take_streams():
-            stream._deliver(
+            stream.deliver(
                 RequestOutput(
                     request_id=stream.request_id,
                     new_token_ids=[],
@@ -204,13 +198,12 @@ class EngineClient:
         return stream
 
     def abort_nowait(self, request_id: str) -> None:
-        """Have the engine forget a request, and send its last output. Ignores unknown ids."""
+        """Ask the engine to end a request; its last output still comes. Ignores unknown ids."""
         if request_id in self._streams:
-            self._unsent_aborts.add(request_id)
-            self._send_aborts()
+            self._updates.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
-        """``abort_nowait``, then wait until the engine has forgotten the request."""
+        """``abort_nowait``, then wait until the request has ended."""
         if (stream := self._streams.get(request_id)) is not None:
             await stream.aclose()
 
@@ -245,7 +238,7 @@ class EngineClient:
             case Stats():
                 self._on_stats(message)
             case AdapterAnswer():
-                self.adapters.hear(message)
+                self.adapters.answer(message)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -260,10 +253,10 @@ class EngineClient:
         since: list[float] = []
         for start in range(0, len(outputs), BURST):
             with self.around_outputs:
-                self._deliver(outputs[start : start + BURST], now, since)
+                self._deliver_burst(outputs[start : start + BURST], now, since)
         self.on_tokens(now, since)
 
-    def _deliver(self, outputs: list[RequestOutput], now: float, since: list[float]) -> None:
+    def _deliver_burst(self, outputs: list[RequestOutput], now: float, since: list[float]) -> None:
         streams, queued = self._streams, self._queued
         for output in outputs:
             stream = streams.get(output.request_id)
@@ -273,8 +266,9 @@ class EngineClient:
                 queued.discard(output.request_id)
             if output.finish_reason is not None:
                 del streams[output.request_id]
-                self._forget_unsent(stream)
-            stream._deliver(output, now, since)
+                self._parked.pop(stream, None)
+                self._updates.forget(output.request_id)
+            stream.deliver(output, now, since)
 
     def _on_stats(self, stats: Stats) -> None:
         working = stats.num_running + stats.num_waiting > 0
@@ -283,7 +277,7 @@ class EngineClient:
         self.stats = stats
         if self._pings:
             waiter, mark = self._pings.popleft()
-            self._backlog.hear(stats, mark)
+            self._backlog.report(stats, mark)
             if not waiter.done():
                 waiter.set_result(stats)
 
@@ -300,58 +294,23 @@ class EngineClient:
         self._pings.append((waiter, self._backlog.mark()))
         return waiter
 
-    def _send_if_possible(self, *messages: ClientMessage) -> bool:
-        """Send messages; returns whether all were sent. Callers try again with the next ping."""
-        if self._info is None or self._transport is None:
-            return False
-        try:
-            for message in messages:
-                self._transport.send(message)
-        except QueueFull:
-            return False
-        return True
-
-    def _send_aborts(self) -> None:
-        aborts = self._unsent_aborts
-        if aborts and self._send_if_possible(AbortRequest(list(aborts))):
-            aborts.clear()
-
     def grant_nowait(self, grant: Grant) -> None:
         """For ``RequestStream.grant``."""
-        self._unsent_grants[grant.request_id] = grant
-        self._send_grants()
-
-    def _send_grants(self) -> None:
-        grants = self._unsent_grants
-        if grants and self._send_if_possible(GrantTokens(list(grants.values()))):
-            grants.clear()
+        self._updates.grant(grant)
 
     # -- readers that stall
 
-    def _park_if_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
+    def on_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
+        """For ``RequestStream``: so many tokens wait for its reader. Parks it if they are many."""
         if num_unread_tokens > self._max_unread_tokens and stream not in self._parked:
             self._parked[stream] = time.monotonic()
-            self._unsent_parks[stream.request_id] = True
-            self._send_parks()
+            self._updates.park(stream.request_id)
 
-    def _unpark(self, stream: RequestStream) -> None:
+    def on_read(self, stream: RequestStream) -> None:
+        """For ``RequestStream``: its reader has taken all that waited."""
         if self._parked.pop(stream, None) is not None and stream.finish_reason is None:
-            stream._last_token_at = None
-            self._unsent_parks[stream.request_id] = False
-            self._send_parks()
-
-    def _send_parks(self) -> None:
-        messages: list[ClientMessage] = []
-        for park, message in ((True, ParkRequest), (False, UnparkRequest)):
-            if names := [name for name, wanted in self._unsent_parks.items() if wanted is park]:
-                messages.append(message(names))
-        if messages and self._send_if_possible(*messages):  # Sending one twice does no harm.
-            self._unsent_parks.clear()
-
-    def _forget_unsent(self, stream: RequestStream) -> None:
-        self._parked.pop(stream, None)
-        self._unsent_parks.pop(stream.request_id, None)
-        self._unsent_grants.pop(stream.request_id, None)
+            stream.break_off_timing()
+            self._updates.unpark(stream.request_id)
 
     def _abort_abandoned(self) -> None:
         """Abort requests that were parked for too long."""
@@ -399,12 +358,10 @@ class EngineClient:
                 waiter.exception()  # Otherwise asyncio would log it if nobody waits.
         self._pings.clear()
         self.adapters.fail(self._dead_because)
-        self._unsent_aborts.clear()
-        self._unsent_parks.clear()
-        self._unsent_grants.clear()
+        self._updates.clear()
         self._parked.clear()
         for stream in self._take_streams():
-            stream._fail(EngineDead(str(error)))
+            stream.fail(EngineDead(str(error)))
         self._death.set()
 
     def _take_streams(self) -> list[RequestStream]:
@@ -426,7 +383,7 @@ class EngineClient:
             backoff_s = await self._restart(backoff_s)
 
     async def _watch(self) -> None:
-        """Returns when the engine is dead; one that hangs is declared so."""
+        """Return when the engine has died. One that hangs is declared dead."""
         interval_s = min(PING_INTERVAL_S, self._hang_timeout_s / 4, self._stall_timeout_s / 4)
         while True:
             try:
@@ -436,21 +393,19 @@ class EngineClient:
             except TimeoutError:
                 pass
             assert self._transport is not None
-            self._transport.drain()  # what came while this event loop was busy counts
+            self._transport.drain()  # Messages that came while this loop was busy are progress.
             if self._death.is_set():
                 return
             if time.monotonic() - self._progress_at > self._hang_timeout_s:
                 self._died(EngineDead(f"the engine made no progress in {self._hang_timeout_s:g} s"))
                 return
             self._abort_abandoned()
-            self._send_aborts()
-            self._send_parks()
-            self._send_grants()
-            with contextlib.suppress(QueueFull):  # it does not read: the hang timeout decides
+            self._updates.flush()
+            with contextlib.suppress(QueueFull):  # It does not read. The hang timeout decides.
                 self._ping()
 
     async def _restart(self, backoff_s: float) -> float:
-        """Returns the backoff of the next death."""
+        """Start the engine again; returns the backoff to begin with after the next death."""
         while True:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

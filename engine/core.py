@@ -74,15 +74,16 @@ class EngineCore:
             max_cached_tokens=self._cache.max_num_tokens,
             max_logprobs=config.max_logprobs,
         )
+        self._lookahead = Lookahead(
+            self._cache, runner.num_lookahead_tokens, self._checks.max_total_tokens
+        )
         self.scheduler = Scheduler(
             config,
             self._cache,
             create_policy(config, self._prefix_match),
             clock,
             swap_s_per_block=runner.swap_s_per_block,
-            lookahead=Lookahead(
-                self._cache, runner.num_lookahead_tokens, self._checks.max_total_tokens
-            ),
+            lookahead=self._lookahead,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._speculator = Speculator(
@@ -101,9 +102,9 @@ class EngineCore:
         """Requests, parked ones excluded, that may generate nothing until they are granted more."""
         self._outputs: list[RequestOutput] = []
         """What the next ``step`` returns."""
-        self._goes_on = False
-        """Whether there was still work when the last step returned: then the time since is a part
-        of the next step's."""
+        self._was_busy = False
+        """Whether there was still work when the last step returned. If so, the time since then
+        counts as a part of the next step."""
         self._early_grants: dict[str, Grant] = {}
         """Grants for requests that still wait for their adapter."""
         self._arrivals = count()
@@ -117,8 +118,8 @@ class EngineCore:
 
     @property
     def _num_active(self) -> int:
-        """Unfinished requests that need no word from outside to go on: neither parked nor out of
-        their grant."""
+        """Unfinished requests that can go on by themselves: neither parked nor out of their
+        grant."""
         return len(self._requests) - len(self._parked) - len(self._ungranted)
 
     def _prefix_match(self, request: Request) -> int:
@@ -132,16 +133,13 @@ class EngineCore:
         Raises ``InvalidRequest`` only for the id of a request that is still running, because an
         answer would reach that one's reader.
         """
-        adapters = self._adapters
-        if message.request_id in self._requests or (
-            adapters is not None and adapters.holds(message.request_id)
-        ):
+        if message.request_id in self._requests or self._waits_for_adapter(message.request_id):
             raise InvalidRequest(f"request_id {message.request_id!r} is in use")
         digest: str | None = ""  # None: the adapter is being read, and the request waits there.
         try:
             self._checks.check(message)
             if message.adapter is not None:
-                digest = self._with_adapters(message.adapter).admit(message)
+                digest = self._adapters_for(message.adapter).admit(message)
         except (InvalidRequest, AdapterLoadError) as error:
             self._refuse(message, error, "invalid_request")
         except AdapterUnloaded as error:
@@ -195,7 +193,7 @@ class EngineCore:
         """Read and check an adapter ahead of requests. ``on_done`` is called with the outcome, here
         or in a later ``step``."""
         try:
-            self._with_adapters(adapter).load(adapter, on_done)
+            self._adapters_for(adapter).load(adapter, on_done)
         except AdapterLoadError as error:
             on_done(error)
 
@@ -204,12 +202,17 @@ class EngineCore:
         if self._adapters is not None:
             self._adapters.unload(name)
 
-    def _with_adapters(self, adapter: AdapterRef) -> Adapters:
+    def _adapters_for(self, adapter: AdapterRef) -> Adapters:
+        """Raises ``AdapterLoadError`` if the engine runs without adapters."""
         if self._adapters is None:
             raise AdapterLoadError(
                 f"adapter {adapter.name!r} cannot be loaded: enable_lora is not set"
             )
         return self._adapters
+
+    def _waits_for_adapter(self, request_id: str) -> bool:
+        """Whether a request is held until its adapter has been read."""
+        return self._adapters is not None and self._adapters.holds(request_id)
 
     def _release_adapter(self, request: Request) -> None:
         if request.adapter and self._adapters is not None:
@@ -250,7 +253,7 @@ class EngineCore:
         for grant in grants:
             request = self._requests.get(grant.request_id)
             if request is None:
-                if self._adapters is not None and self._adapters.holds(grant.request_id):
+                if self._waits_for_adapter(grant.request_id):
                     self._early_grants[grant.request_id] = grant
                 continue
             request.grant(grant)
@@ -279,17 +282,24 @@ class EngineCore:
         computes its masks beside the forward pass. Only drafts have to wait until the step before
         is over, because they continue what it sampled.
         """
-        self._start_loaded()
-        self._start_compiled()
+        self._queue_loaded()
+        self._queue_compiled()
         self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
+        keeps_features = self._speculator.keeps_features
+        self._lookahead.expect_drafts(expected=keeps_features)
         step = self.scheduler.schedule()
         if step is not None:
-            step.plan.keeps_features = self._speculator.keeps_features
+            step.plan.keeps_features = keeps_features
             self._runner.forward(step.plan)
             if not step.constrained:
                 self._runner.sample(None)
-            self._speculator.planned(step.plan, step.num_tokens, overlaps=num_due > 0)
+            self._speculator.planned(
+                step.plan,
+                step.num_tokens,
+                overlaps=num_due > 0,
+                constrained=bool(step.constrained),
+            )
         if num_due:
             self._collect()
         if step is not None:
@@ -299,10 +309,10 @@ class EngineCore:
                 self._collect()
         self._speculator.learn(self._requests)  # while the device works
         outputs, self._outputs = self._outputs, []
-        self._goes_on = self.has_unfinished
+        self._was_busy = self.has_unfinished
         return outputs
 
-    def _start_loaded(self) -> None:
+    def _queue_loaded(self) -> None:
         """Queue the requests whose adapter has been read."""
         if self._adapters is None or not self._adapters.is_reading:
             return
@@ -313,11 +323,11 @@ class EngineCore:
                 self._begin(message, outcome)
                 self.grant([] if grant is None else [grant])
             else:
-                # The reason is logged for the operator, and not told to clients.
+                # The reason is in the log, for the operator; clients do not get it.
                 error = AdapterLoadError("the adapter's files cannot be used at the moment")
                 self._refuse(message, error, "adapter_unavailable")
 
-    def _start_compiled(self) -> None:
+    def _queue_compiled(self) -> None:
         """Queue the requests whose grammar is ready."""
         num_others = self._num_active - self._constraints.num_compiling
         idle = num_others == 0 and not self._outputs
@@ -331,7 +341,7 @@ class EngineCore:
     def _prepare_drafts(self) -> None:
         """Draft for the next step. Where drafts are likely, this first waits for the step in
         flight."""
-        if self._speculator.rests(len(self.scheduler.running), goes_on=self._goes_on):
+        if self._speculator.rests(len(self.scheduler.running), goes_on=self._was_busy):
             return
         running = self.scheduler.running.values()
         if self.scheduler.num_in_flight and (
@@ -344,9 +354,9 @@ class EngineCore:
     def _collect(self) -> None:
         """Wait for the oldest step in flight, and process its results."""
         result = self._runner.collect()
-        moved = self.scheduler.update(result)
-        self._speculator.collected(result, moved)
-        for request, token_ids in moved:
+        new_tokens = self.scheduler.update(result)
+        self._speculator.collected(result, new_tokens)
+        for request, token_ids in new_tokens:
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)
                 if ending is not None:
@@ -355,7 +365,7 @@ class EngineCore:
             self._report(request, token_ids)
 
     def _sample_constrained(self, step: Step) -> None:
-        """Sample a step with grammar masks; every token before is known by now."""
+        """Sample a step with grammar masks: the grammars have seen every token before it."""
         mask, endings = self._constraints.mask(
             (index, step.requests[index], step.plan.chunks[index].draft_token_ids)
             for index in step.constrained
@@ -382,11 +392,11 @@ class EngineCore:
         error: str | None = None,
         error_code: str | None = None,
     ) -> None:
-        """Put new tokens of a request, or its end, into the outputs; forget it if it has ended."""
+        """Add new tokens of a request, or its end, to the outputs; forget it if it has ended."""
         self.scheduler.stats.generation_tokens += len(token_ids)
         logprobs = request.logprobs
         self._outputs.append(
-            RequestOutput(
+            RequestOutput(  # By position: this runs for every request in every step.
                 request.request_id,
                 token_ids,
                 request.finish_reason,

@@ -61,6 +61,11 @@ def fetch(model: str, revision: str | None, also: tuple[str, ...] = ()) -> Path:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelLoadError(f"{folder} is not the folder of a model: it has no config.json")
+        if revision is not None:
+            raise ModelLoadError(
+                f"revision {revision!r} is for models of the hub, and {folder} is a folder: "
+                "leave it out"
+            )
         return folder
     if not is_hub_id(model):
         raise ModelLoadError(

@@ -66,9 +66,9 @@ class LLM:
         on_progress: Callable[[LoadProgress], None] | None = None,
         **options: object,
     ) -> None:
-        """``options`` are the fields of ``EngineConfig``.
+        """Load a model. ``options`` are the fields of ``EngineConfig``.
 
-        ``ConfigError`` names an unknown or wrong one; ``ModelLoadError`` says what ails the model.
+        Raises ``ConfigError``, which names an unknown or wrong option, or ``ModelLoadError``.
         """
         self.config = _config(str(model), options)
         engine = build_engine(self.config, on_progress or (lambda _: None))
@@ -101,7 +101,8 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's own ``generation_config.json`` states; used where none are given."""
+        """The parameters of the model's ``generation_config.json``: those of calls that give
+        none."""
         stated: Mapping[str, Any] = sampling_defaults.load(self.config.model_dir)
         return SamplingParams(**stated)
 
@@ -113,12 +114,12 @@ class LLM:
         lora_request: LoRA = None,
         on_output: Callable[[GenerationOutput], None] | None = None,
     ) -> list[GenerationOutput]:
-        """Completes all prompts in one continuous batch; results are in the prompts' order.
+        """Complete all prompts in one continuous batch; returns the results in the prompts' order.
 
-        All results are final, whatever ``output_kind`` says; ``on_output`` is called with each as
-        soon as it is there. ``InvalidRequest`` names the first prompt that can never run; nothing
-        is generated then. ``lora_request``: the adapter of all prompts, or of each; needs
-        ``enable_lora``. ``AdapterLoadError`` says what ails an adapter.
+        All results are final, whatever ``output_kind`` says. ``on_output`` is called with each as
+        soon as it is there. ``lora_request``: the adapter of all prompts, or of each; needs
+        ``enable_lora``. Raises ``InvalidRequest``, which names the first prompt that can never run,
+        before anything is generated; or ``AdapterLoadError``.
         """
         with full_collections_held_back():
             jobs = self._begin(prompts, sampling_params, lora_request)
@@ -131,10 +132,10 @@ class LLM:
         *,
         lora_request: LoRA = None,
     ) -> Generator[GenerationOutput, None, None]:
-        """As ``generate``, but yields results as they grow, in the order of events.
+        """As ``generate``, but yields results as tokens come.
 
-        What each holds is for its ``output_kind`` to say: all of one completion so far, what is new
-        of it, or everything at the end. Closing the generator ends what still runs.
+        ``output_kind`` says what each result holds: all of one completion so far, what is new of
+        it, or everything at the end. Closing the generator ends the completions that still run.
         """
         return self._stream(self._begin(prompts, sampling_params, lora_request))
 
@@ -167,7 +168,8 @@ class LLM:
             return self._complete(jobs, None)
 
     def load_lora(self, lora_request: LoRARequest) -> None:
-        """Load an adapter before its first use. ``AdapterLoadError`` says what does not fit."""
+        """Load an adapter before its first use. Raises ``AdapterLoadError``, which says what does
+        not fit, or ``InvalidRequest``."""
         name, path = lora_request.lora_name, str(lora_request.lora_path)
         known = self._adapters.get(name)
         if known is None:
@@ -182,7 +184,7 @@ class LLM:
     def unload_lora(self, lora_name: str) -> None:
         """Forget an adapter; a stream that uses it goes on to its end.
 
-        ``InvalidRequest`` if it is not loaded.
+        Raises ``InvalidRequest`` if it is not loaded.
         """
         if lora_name not in self._adapters:
             raise InvalidRequest(f"adapter {lora_name!r} is not loaded")
@@ -325,7 +327,7 @@ class LLM:
             self._clear(list(live))
 
     def _clear(self, request_ids: list[str]) -> None:
-        """After an error, Ctrl-C or a closed stream the next call must find an idle core."""
+        """Leave an idle core for the next call, after an error, Ctrl-C or a closed stream."""
         self._obstacle = _STEP_BROKEN
         # The error that broke the step is the one to report, not one raised here.
         with interrupts_held_back(), suppress(Exception):
@@ -336,8 +338,8 @@ class LLM:
             self._obstacle = None
 
     def _num_first(self, jobs: list[GenerationProgress]) -> int:
-        """How many jobs to submit before the first step: those that fill it. To submit the others
-        takes no time of the device, if that computes meanwhile."""
+        """How many jobs to submit before the first step: those that fill it. The others are
+        submitted while the device computes that step."""
         most = self._max_tokens_launched
         if most is None:
             return len(jobs)

@@ -190,7 +190,7 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Engine to client: one message a step for all requests that moved."""
+    """Engine to client: one message a step, with the outputs of all requests that have some."""
 
     outputs: list[RequestOutput]
 

@@ -31,7 +31,7 @@ class Compliance:
     unenforced: list[tuple[str, str]]
     """(keyword, path in the schema) of what was not enforced."""
     valid: bool | None
-    """Whether the document satisfies the schema all the same; None with ``skip_tokenizer_init``."""
+    """Whether the document satisfies the schema nevertheless; None with ``skip_tokenizer_init``."""
     violations: tuple[Violation, ...]
     """The first ten violations."""
 

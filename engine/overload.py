@@ -33,7 +33,7 @@ _BLOCK_SIZE = 16
 
 
 class ModelledRunner:
-    """A runner that samples the same token for ever. ``now`` advances by a fixed time for each
+    """A runner that samples the same token forever. ``now`` advances by a fixed time for each
     step, token and copy."""
 
     vocab_size = 1000

@@ -1,7 +1,7 @@
 """The engine process: receive, step, send; one message a step.
 
-Started by ``engine.transport`` as ``python -m engine.process``, told what to do by the first line
-of its stdin, and gone as soon as that pipe closes: no gateway, no engine.
+``engine.transport`` starts it as ``python -m engine.process`` and writes a ``Launch`` to its stdin,
+as one line. The process ends as soon as that pipe closes: no gateway, no engine.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Engine(msgspec.Struct, frozen=True):
     ready: Ready
     max_tokens_launched: int | None = None
     """The most tokens of a step, if ``core.step`` returns while the device still computes them;
-    None if it returns with what they led to."""
+    None if it returns their results."""
     warm_up: Callable[[], object] = _nothing
     """Starts, in the background, what the first request with a grammar would otherwise wait for."""
     close: Callable[[], object] = _nothing
@@ -106,8 +106,8 @@ class Engine(msgspec.Struct, frozen=True):
 
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
-    """Loads the model and wires the core to it (``ModelLoadError``, ``ConfigError``)."""
-    # Imported here, so that the client hears from the engine before torch is there.
+    """Load the model and wire the core to it. Raises ``ModelLoadError`` or ``ConfigError``."""
+    # Imported here, so that the first message goes out before torch is loaded.
     from engine.core import EngineCore
     from engine.runner import load_runner
     from engine.runner.memory import device_bytes
@@ -172,14 +172,14 @@ def _grammar_compiler(
 
 
 def serve(core: Core, clients: Clients, ready: Ready) -> None:
-    """Steps until told to shut down; blocks on the sockets while there is nothing to do."""
+    """Step until a ``Shutdown`` comes; block on the sockets while there is nothing to do."""
     while True:
-        moved = False
+        has_work = False
         for client, message in clients.received(wait=not core.has_unfinished):
             if isinstance(message, Shutdown):
                 return
-            moved |= _handle(client, message, core, clients, ready)
-        if moved or core.has_unfinished:
+            has_work |= _handle(client, message, core, clients, ready)
+        if has_work or core.has_unfinished:
             outputs = core.step()
             orphans = clients.deliver(outputs) if outputs else []
             if orphans:
@@ -235,7 +235,8 @@ def _send(socket: zmq.Socket[bytes], message: EngineMessage) -> None:
 
 
 def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> int:
-    """One engine's life at ``launch.address``. Returns the exit code; failures go to the client."""
+    """Run one engine, whose client listens at ``launch.address``; returns the exit code. Failures
+    are sent to the client."""
     context = zmq.Context()
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.sndhwm = SEND_HIGH_WATER_MARK
@@ -256,7 +257,7 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
             engine.warm_up()
             serve(engine.core, clients, engine.ready)
         except Exception as error:
-            # Now: to close the engine may take a while, as long as a grammar's compiler works.
+            # Before the engine is closed, which may take as long as a grammar is being compiled.
             _send(socket, _failure(error))
             return 1
     return 0
@@ -302,8 +303,8 @@ def main(build: Callable[[EngineConfig, OnProgress], Engine] = build_engine) -> 
 
 
 def _end(code: int) -> NoReturn:
-    """Without the teardown of Python and of libraries, which takes time and tells of their own
-    leaks: what is ours is closed, and the rest is the operating system's."""
+    """Exit without the teardown of Python and of libraries, which takes time and reports leaks of
+    their own. What is ours is closed by now, and the operating system frees the rest."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -64,7 +64,7 @@ class ReplayCore:
         sleep: Callable[[float], None] = time.sleep,
         on_abort: Callable[[str], None] | None = None,
     ) -> None:
-        """``on_abort`` is told of each request that is aborted while it runs."""
+        """``on_abort`` is called with the id of each request that is aborted while it runs."""
         self._on_abort = on_abort
         self._text = text
         self._interval_s = 1 / tokens_per_s

@@ -21,7 +21,7 @@ class RequestState(enum.Enum):
     RUNNING = "running"  #: Has a row and blocks.
     PREEMPTED = "preempted"  #: Back in the queue; its blocks were taken from it.
     SWAPPED = "swapped"  #: Likewise, but host memory keeps what it had computed.
-    PARKED = "parked"  #: Set aside until its reader reads again; holds nothing.
+    PARKED = "parked"  #: Set aside until its reader reads again; holds no row and no blocks.
     FINISHED = "finished"  #: ``finish_reason`` says why. Blocks may wait for a step in flight.
 
 
@@ -210,7 +210,7 @@ class Request:
             token_id in self.stop_token_ids
             and num_tokens - self.num_prompt_tokens >= self.params.min_tokens
         ):
-            # Clients learn which of their own stop tokens it was; EOS goes without saying.
+            # Clients learn which of their own stop tokens it was, but not of EOS.
             self.stop_reason = None if token_id in self.eos_token_ids else token_id
             return "stop"
         return "length" if num_tokens >= self.max_total_tokens else None

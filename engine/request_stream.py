@@ -85,7 +85,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 raise StopAsyncIteration
             await self._change()
         output, self._pending = self._pending, None
-        self._client._unpark(self)
+        self._client.on_read(self)
         return output
 
     @property
@@ -128,9 +128,9 @@ class RequestStream(AsyncIterator[RequestOutput]):
         finally:
             self._wakers.remove(waker)
 
-    def _deliver(self, output: RequestOutput, now: float, since: list[float]) -> None:
-        """Take an output. ``now``: when it came, in seconds of ``time.monotonic``. ``since``: a
-        list for ``EngineClient.on_tokens``, to append to."""
+    def deliver(self, output: RequestOutput, now: float, since: list[float]) -> None:
+        """For ``EngineClient``: take an output. ``now``: when it came, in seconds of
+        ``time.monotonic``. ``since``: a list for ``EngineClient.on_tokens``, to append to."""
         if num_tokens := len(output.new_token_ids):
             self.num_generated_tokens += num_tokens
             if (last_at := self._last_token_at) is not None:
@@ -152,7 +152,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if output.finish_reason is None:
             if self._pending is not None:
                 self._pending = _merge(self._pending, output)
-                self._client._park_if_unread(self, len(self._pending.new_token_ids))
+                self._client.on_unread(self, len(self._pending.new_token_ids))
                 return
             divert = self.divert
             taken = False if divert is None else divert(output, now)
@@ -175,13 +175,19 @@ class RequestStream(AsyncIterator[RequestOutput]):
             return
         if self.finish_reason is None and self.divert is not None and self.divert(output, now):
             self._pending = None
-            self._client._unpark(self)
+            self._client.on_read(self)
         else:
             self._wake()
 
-    def _fail(self, error: EngineDead) -> None:
+    def fail(self, error: EngineDead) -> None:
+        """For ``EngineClient``: end the stream, because the engine has died."""
         self._error = error
         self._wake()
+
+    def break_off_timing(self) -> None:
+        """For ``EngineClient``: the time until the next token is the reader's doing, and is not
+        reported to ``on_tokens``."""
+        self._last_token_at = None
 
     def _wake(self) -> None:
         for waker in self._wakers:

@@ -91,6 +91,7 @@ class Engine:
     ) -> None:
         """num_drafts: 0 for an engine without speculation."""
         runner = InstantRunner(_costs(draft_s), right, adaptive=adaptive)
+        runner.num_lookahead_tokens = num_drafts
         speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=max(1, num_drafts))
         self._core = EngineCore(
             EngineConfig(

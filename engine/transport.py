@@ -1,6 +1,6 @@
-"""The engine process as its client sees it: spawned, spoken to over a private socket, and buried.
+"""The engine process as its client sees it: started, reached over a private socket, and stopped.
 
-Nothing of one engine process outlives it: a restart makes a new folder, socket and process.
+Nothing of an engine process outlives it: a restart makes a new folder, socket and process.
 """
 
 from __future__ import annotations
@@ -67,16 +67,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transport(Protocol):
-    """One life of one engine. Callbacks come on the event loop it was made on."""
+    """A connection to one engine, from its start to its end. Callbacks run on the event loop that
+    it was made on."""
 
     def send(self, message: ClientMessage) -> None:
-        """Never blocks. ``QueueFull`` when the engine has stopped reading."""
+        """Never blocks. Raises ``QueueFull`` if the engine has stopped reading."""
 
     def drain(self) -> None:
         """Deliver what has arrived already."""
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask it to shut down; after ``timeout_s`` kill it. Returns with nothing left over."""
+        """Ask it to shut down; after ``timeout_s`` kill it. Nothing of it is left afterwards."""
 
 
 MakeTransport = Callable[[EngineConfig, OnMessage, OnExit], Transport]
@@ -93,7 +94,7 @@ class EngineSocket:
         self._socket = self._context.socket(socket_type)
 
     def send(self, message: ClientMessage) -> None:
-        """Never blocks. ``QueueFull`` when the engine has stopped reading."""
+        """Never blocks. Raises ``QueueFull`` if the engine has stopped reading."""
         try:
             self._socket.send(encode(message), zmq.DONTWAIT)
         except zmq.Again:
@@ -121,7 +122,7 @@ class EngineSocket:
 
 
 class EngineProcess(EngineSocket):
-    """A ``Transport``: ``python -m engine.process`` at the other end of a ZeroMQ pair."""
+    """A ``Transport`` to a new ``python -m engine.process``, over a ZeroMQ pair."""
 
     module = "engine.process"
     arguments: tuple[str, ...] = ()
@@ -160,8 +161,8 @@ class EngineProcess(EngineSocket):
 
     def _receive(self, message: EngineMessage) -> None:
         if not self._connected:
-            # Both ends hold the socket now: without its name nobody else can, and nothing is
-            # left to tidy up however the two processes end.
+            # Both ends are connected. Without the socket's name nobody else can be, and nothing is
+            # left behind however the two processes end.
             self._connected = True
             shutil.rmtree(self._directory, ignore_errors=True)
         self._failed = self._failed or isinstance(message, Failed)
@@ -198,12 +199,12 @@ class EngineProcess(EngineSocket):
             process.stdin.write(msgspec.json.encode(launch) + b"\n")
             process.stdin.flush()  # left open: its end tells the engine that its client died
         except BrokenPipeError:
-            pass  # it is dead already, which _wait reports
+            pass  # It is dead already, which ``_wait`` reports.
         return process
 
     def _wait(self) -> None:
         code = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is to be told
+        with contextlib.suppress(RuntimeError):  # The event loop is closed: nobody waits.
             self._loop.call_soon_threadsafe(self._died, code)
 
     def _died(self, code: int) -> None:
@@ -254,7 +255,7 @@ class ReplayProcess(EngineProcess):
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:
-    """To ask costs a third of finding out by an exception."""
+    """Whether a message has arrived. Asking costs a third of finding out by an exception."""
     events = socket.get(zmq.EVENTS)
     assert isinstance(events, int)
     return events & READABLE != 0

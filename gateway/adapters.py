@@ -91,7 +91,7 @@ class Adapters:
         raise AdapterNotFound(named)
 
     def on_deleted(self, adapter_id: UUID) -> None:
-        """Note that some worker deleted the adapter, so that the engine is told to forget it.
+        """Note that some worker deleted the adapter, so that the engine forgets it, too.
         Harmless if repeated."""
         self._deleted.put_nowait(adapter_id)
 

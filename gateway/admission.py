@@ -5,16 +5,15 @@ No field is accepted and ignored: one that the server cannot act on is refused b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
-from engine.sampling_params import SamplingParams, StructuredOutputs
+from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
-from gateway import output_format, text_prompt, tool_use, unsupported
+from gateway import field_checks, output_format, text_prompt, tool_use, unsupported
 from gateway.admitted import Admitted
 from gateway.chat_prompt import ChatPrompt, ChatPrompts
 from gateway.compliance import LooseCalls, Unenforced
@@ -44,21 +43,16 @@ from gateway.tool_use import Tools, ToolUse
 from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable, GrammarError
 from grammar.schema.scope import Finding
-from grammar.spec import GrammarSpec
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
-from tenants.errors import InvalidValue, QuotaExceeded
-from tenants.names import normalize_name
+from tenants.errors import QuotaExceeded
 from tenants.quota import Hold, Quota
 from tenants.salts import cache_salt
 from tenants.types import Principal, Scope
 from tenants.usage import Ledger
 
-MAX_CHOICES = 8
 DEFAULT_COMPLETION_TOKENS = 16
 """New tokens of a text completion that sets no limit, as in OpenAI's API."""
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-MAX_CACHE_SALT = 256
 
 
 class Admission:
@@ -115,11 +109,11 @@ class Admission:
     ) -> Admitted:
         """As ``admit``, with the fields that only Chat Completions has."""
         unsupported.refuse(request, unsupported.CHAT)
-        _check_stream_options(request)
+        field_checks.check_stream_options(request)
         return await self.admit(
             request,
             model=request.model,
-            num_choices=_num_choices(request.n),
+            num_choices=field_checks.num_choices(request.n),
             request_id=request_id,
             principal=principal,
         )
@@ -130,12 +124,12 @@ class Admission:
         """As ``admit``, for prompts without a chat template. Also returns the prompts, which
         ``echo`` needs."""
         unsupported.refuse(request, unsupported.COMPLETIONS)
-        _check_stream_options(request)
+        field_checks.check_stream_options(request)
         self._check_open(principal)
         self._quota.check(principal)
         served = self.models.find(principal, request.model)
-        end_user = _end_user(request.user, None)
-        num_choices = _num_choices(request.n)
+        end_user = field_checks.end_user(request.user, None)
+        num_choices = field_checks.num_choices(request.n)
         if request.best_of not in (None, num_choices):
             raise InvalidRequestError("Must equal n: no answer is thrown away.", param="best_of")
         max_model_len = self._engine.info.max_model_len
@@ -149,15 +143,15 @@ class Admission:
             wants_text=bool(request.echo),
         )
         longest = max(len(prompt.token_ids) for prompt in prompts)
-        room = _room(longest, max_model_len, param="prompt")
+        room = field_checks.room(longest, max_model_len, param="prompt")
         max_tokens = request.max_tokens
         if max_tokens is None:
             max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
-        _check_fits(max_tokens, longest, max_model_len, param="max_tokens")
+        field_checks.check_fits(max_tokens, longest, max_model_len, param="max_tokens")
         output = output_format.read(request)
         unenforced = _unenforced(output, await self._compile(output, principal))
         params = self._sampling.params(
-            request, max_tokens=max_tokens, structured_outputs=_for_engine(output)
+            request, max_tokens=max_tokens, structured_outputs=output_format.for_engine(output)
         )
         admitted = await self._admitted(
             request,
@@ -202,9 +196,9 @@ class Admission:
         self._check_open(principal, scope)
         self._quota.check(principal)
         served = self.models.find(principal, model)
-        end_user = _end_user(fields.user, fields.safety_identifier)
+        end_user = field_checks.end_user(fields.user, fields.safety_identifier)
         use = await self._tools(fields, principal)
-        check_metadata(fields.metadata)
+        field_checks.check_metadata(fields.metadata)
         max_model_len = self._engine.info.max_model_len
         # Each message has at least one token, so too many need not be rendered.
         if len(fields.messages) > max_model_len:
@@ -221,7 +215,7 @@ class Admission:
         params = self._sampling.params(
             fields,
             max_tokens=max_tokens,
-            structured_outputs=_for_engine(output, self._end_of_reasoning(prompt)),
+            structured_outputs=output_format.for_engine(output, self._end_of_reasoning(prompt)),
         )
         return await self._admitted(
             fields,
@@ -235,7 +229,11 @@ class Admission:
             skip_special_tokens=params.skip_special_tokens and not self._has_special_marks(use),
             end_user=end_user,
             unenforced=_unenforced(output, findings),
-            loose_calls=None if use is None else self._loose_calls(use, output, findings),
+            loose_calls=(
+                None
+                if use is None
+                else self.tools.loose_calls(use, None if output is None else output.spec, findings)
+            ),
             service_tier=self._priorities.tier(fields.service_tier),
         )
 
@@ -272,7 +270,8 @@ class Admission:
         assert params.max_tokens is not None
         stop = stop_strings(fields.stop)
         priority = principal.priority + self._priorities.shift(service_tier, fields.priority)
-        salt = _cache_salt(self._salt_root, principal, fields.cache_salt)
+        field_checks.check_cache_salt(fields.cache_salt)
+        salt = cache_salt(self._salt_root, principal.tenant.id, fields.cache_salt or "")
         hold = await self._reserve(
             principal,
             request_id,
@@ -401,11 +400,6 @@ class Admission:
             raise output_format.refusal(error, output.param) from None
         return verdict.unenforced
 
-    def _loose_calls(
-        self, use: ToolUse, output: OutputFormat | None, findings: Sequence[Finding]
-    ) -> LooseCalls:
-        return self.tools.loose_calls(use, None if output is None else output.spec, findings)
-
     def _end_of_reasoning(self, prompt: ChatPrompt) -> tuple[int, ...]:
         """The token ids after which a format applies; none if it applies from the start."""
         if not self.has_reasoning or prompt.ends_reasoning:
@@ -440,14 +434,14 @@ class Admission:
         return any(map(self.tools.is_special, marks))
 
     def _max_tokens(self, fields: ChatFields, num_prompt_tokens: int, max_model_len: int) -> int:
-        room = _room(num_prompt_tokens, max_model_len, param="messages")
+        room = field_checks.room(num_prompt_tokens, max_model_len, param="messages")
         name = "max_tokens" if fields.max_tokens is not None else "max_completion_tokens"
         wanted = getattr(fields, name)
         if fields.max_tokens is not None and fields.max_completion_tokens is not None:
             raise InvalidRequestError("Set max_completion_tokens or this, not both.", param=name)
         if wanted is None:
             return min(room, self._default_max_tokens or room)
-        _check_fits(wanted, num_prompt_tokens, max_model_len, param=name)
+        field_checks.check_fits(wanted, num_prompt_tokens, max_model_len, param=name)
         return int(wanted)
 
 
@@ -459,102 +453,3 @@ def _unenforced(output: OutputFormat | None, findings: tuple[Finding, ...]) -> U
         found = tool_use.about_the_answer(findings)
         return Unenforced(output.answer, found) if found else None
     return Unenforced(output.spec, findings) if output.spec.kind == "json_schema" else None
-
-
-_ENGINE_NAMES: Mapping[str, str] = {
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-    "structural_tag": "structural_tag",
-}
-
-
-def _for_engine(
-    output: OutputFormat | None, reasoning_end: tuple[int, ...] = ()
-) -> StructuredOutputs | None:
-    if output is None:
-        return None
-    spec: GrammarSpec = output.spec
-    match spec.kind:
-        case "json_object":
-            source: dict[str, Any] = {"json_object": True}
-        case "choice":
-            source = {"choice": tuple(spec.document())}
-        case kind:
-            source = {_ENGINE_NAMES[kind]: spec.source}
-    return StructuredOutputs(
-        strict=spec.strict,
-        disable_any_whitespace=not spec.any_whitespace,
-        reasoning_end_token_ids=reasoning_end,
-        **source,
-    )
-
-
-def _room(num_prompt_tokens: int, max_model_len: int, *, param: str) -> int:
-    """The number of tokens left for the answer. Raises ``ContextLengthExceeded`` if it is 0."""
-    room = max_model_len - num_prompt_tokens
-    if room < 1:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {max_model_len} tokens. However, your "
-            f"{param} resulted in {num_prompt_tokens} tokens. Please reduce the length of "
-            f"the {param}.",
-            param=param,
-        )
-    return room
-
-
-def _check_fits(max_tokens: int, num_prompt_tokens: int, max_model_len: int, *, param: str) -> None:
-    total = num_prompt_tokens + max_tokens
-    if total > max_model_len:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {max_model_len} tokens. However, you "
-            f"requested {total} tokens ({num_prompt_tokens} in the prompt, {max_tokens} in the "
-            "completion). Please reduce either.",
-            param=param,
-        )
-
-
-def _end_user(user: str | None, safety_identifier: str | None) -> str | None:
-    if user is not None and safety_identifier not in (None, user):
-        raise InvalidRequestError("Set it or user, not both.", param="safety_identifier")
-    name, param = (user, "user") if user is not None else (safety_identifier, "safety_identifier")
-    if name is None:
-        return None
-    try:
-        return normalize_name("user", name)
-    except InvalidValue as exc:
-        raise InvalidRequestError(f"It {exc.reason}.", param=param) from None
-
-
-def _cache_salt(root: bytes, principal: Principal, asked: str | None) -> str:
-    if asked is not None and len(asked) > MAX_CACHE_SALT:
-        raise InvalidRequestError(f"At most {MAX_CACHE_SALT} characters.", param="cache_salt")
-    return cache_salt(root, principal.tenant.id, asked or "")
-
-
-def _num_choices(n: int | None) -> int:
-    num_choices = 1 if n is None else n
-    if not 1 <= num_choices <= MAX_CHOICES:
-        raise InvalidRequestError(f"Must be from 1 to {MAX_CHOICES}, got {num_choices}.", param="n")
-    return num_choices
-
-
-def _check_stream_options(request: ChatCompletionRequest | CompletionRequest) -> None:
-    if request.stream_options is None:
-        return
-    if not request.stream:
-        raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
-
-
-def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """Check metadata against OpenAI's limits. Raises ``InvalidRequestError``."""
-    if metadata is None:
-        return
-    if len(metadata) > MAX_METADATA:
-        raise InvalidRequestError(f"At most {MAX_METADATA} pairs.", param="metadata")
-    for key, value in metadata.items():
-        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
-            raise InvalidRequestError(
-                f"Keys have at most {MAX_METADATA_KEY} characters, values {MAX_METADATA_VALUE}.",
-                param=f"metadata.{key[:MAX_METADATA_KEY]}",
-            )

@@ -202,7 +202,8 @@ def _with_mend(exc: Exception) -> str:
     from tenants.errors import StoreUnavailable
 
     if isinstance(exc, StoreUnavailable):
-        return f"{exc}; start it, or correct tenants.dsn"
+        mend = "correct" if "refuses us" in str(exc) else "start it, or correct"
+        return f"{exc}; {mend} tenants.dsn"
     return str(exc)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,8 @@ ToolParserName = Literal["auto", "none", "hermes", "qwen", "llama", "mistral", "
 
 ENV_PREFIX = "SLUICE_"
 
+_ORIGIN = re.compile(r"https?://[^/\s?#@]+")
+
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The HTTP and WebSocket server and its limits."""
@@ -46,7 +49,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Positive = 1
     """Gateway processes that share the port and the engine."""
     allowed_origins: tuple[str, ...] = ()
-    """Other web origins whose pages may call the API (CORS) and open WebSockets."""
+    """Other web origins whose pages may call the API (CORS) and open WebSockets, as
+    ``https://app.example.com``; ``*`` stands for all."""
     max_body_bytes: Positive = 4 * 1024 * 1024
     """Largest request body."""
     max_header_bytes: Positive = 64 * 1024
@@ -106,6 +110,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Least severity that is logged."""
     log_format: Literal["json", "text"] = "text"
     """One JSON object or one line of text for each record."""
+
+    def __post_init__(self) -> None:
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"server.allowed_origins: {origin!r} is no origin; write it as browsers send "
+                    "it, such as https://app.example.com, or * for all"
+                )
 
 
 def local_url(host: str, port: int) -> str:
@@ -188,7 +200,7 @@ class PublicPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How clients see the model."""
 
-    served_model_name: str | None = None
+    served_model_name: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """The model's name in the API; by default the last part of ``engine.model``."""
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
@@ -311,8 +323,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no such file; `sluice serve --config FILE` names it, and "
-            "`sluice demo --model MODEL` needs none"
+            f"{path}: no such file; name another with --config FILE (`sluice demo` needs none)"
         ) from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from None
@@ -332,7 +343,7 @@ def parse(
     ``variables``, by ``section.key``.
     """
     _refuse_unknown(document, where=where)
-    if "model" not in document.get("engine", {}):
+    if document.get("engine", {}).get("model", "") == "":
         raise ConfigError(f"{where}: engine.model is missing; set it to a folder or hub id")
     try:
         return msgspec.convert(document, Config)

@@ -48,6 +48,6 @@ class Cork:
             try:
                 write(data)
             except RuntimeError:
-                # An earlier write failed and has closed the transport. Its protocol is told of the
-                # lost connection in any case.
+                # An earlier write failed and has closed the transport. Its protocol learns of the
+                # lost connection from asyncio.
                 continue

@@ -209,6 +209,11 @@ class Demo:
             server.bind(self._config.server).close()
         except AddressInUse as exc:
             cause = str(exc).partition(";")[0]
+            running = self._folder.running()
+            settings = self._config.server
+            if running and running.url == configuration.local_url(settings.host, settings.port):
+                page = f"{running.url}/#key={running.api_key}"
+                cause = f"{cause} by the demo that runs here already, at {page}"
             raise AddressInUse(f"{cause}; choose another --port or --host") from None
 
     def _clear(self, file: Path) -> None:

@@ -22,7 +22,8 @@ async def until_disconnect(
 
     The request's body must have been read. Cancelled work has ended when this raises. Work for a
     client that has already left is not started, so the caller must clean up what it would have.
-    ``departure`` tells of the client without a task; if it is None, a task asks ``receive``.
+    ``departure`` needs no task to see that the client has left; if it is None, a task asks
+    ``receive``.
     """
     if departure is not None:
         return await _until_left(departure, work)

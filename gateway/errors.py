@@ -6,7 +6,7 @@ SetupError                     a command cannot do its work: one line for the op
 ├── AddressInUse               the port is taken
 └── ClientError                the server that a command talks to cannot be used
 
-ApiError                           a request failed: what the client is told
+ApiError                           a request failed: what the client gets
 ├── ClientMistake                  4xx  base of what the client can mend
 │   ├── InvalidRequestError        400  the request is wrong; ``param`` names the field
 │   │   ├── UnsupportedParameter   400  a known field this server cannot act on
@@ -439,7 +439,7 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
 
 
 def to_api_error(exc: BaseException) -> ApiError:
-    """What the client is told about ``exc``; anything not foreseen is our fault, and logged, if it
+    """What the client gets for ``exc``; anything not foreseen is our fault, and logged, if it
     does not come too often."""
     if isinstance(exc, ApiError):
         return exc

@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 from engine.client import EngineClient
@@ -29,19 +28,15 @@ from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.choice import Choice, engine_error
 from gateway.compliance import ComplianceChecks
-from gateway.errors import (
-    ApiError,
-    Gone,
-    InternalError,
-    to_api_error,
-)
+from gateway.errors import ApiError, Gone, InternalError, to_api_error
 from gateway.flushes import Flushes
 from gateway.grants import Grants
 from gateway.live_set import LiveSet
 from gateway.meter import Meter
 from gateway.metrics import Metrics
+from gateway.owned_tasks import OwnedTasks
 from gateway.public_prefixes import PublicPrefixes
-from gateway.reading import Reader, Sink
+from gateway.reading import OutputReader, Sink
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
@@ -96,7 +91,7 @@ class Generation:
         self._failure: ApiError | None = None
         self._closed = False
         self._settlement: asyncio.Task[None] | None = None
-        self._reader: Reader | None = None
+        self._reader: OutputReader | None = None
         self._meter: Meter | None = None
 
     @property
@@ -110,8 +105,8 @@ class Generation:
     async def first_output(self, within_s: float) -> None:
         """Wait at most ``within_s`` for the engine's first output, which ``deltas`` still yields.
 
-        Raises ``ApiError`` if it is an error. The answer has not begun then, so that its HTTP
-        status can still tell of the error.
+        Raises ``ApiError`` if it is an error: the answer has not begun, so the error can still have
+        its HTTP status.
         """
         choice = self._choices[0]
         try:
@@ -152,7 +147,7 @@ class Generation:
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         first_output, self._first_output = self._first_output, None
         sink = None if self._cancelled else sink
-        self._reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
+        self._reader = OutputReader(self._choices, self._advance, self._owner.flushes, sink)
         return self._reader.deltas(first_output)
 
     def cancel(self) -> None:
@@ -165,8 +160,8 @@ class Generation:
         self._abort()
 
     def end(self) -> None:
-        """``cancel`` and ``close``: it is settled now, even if its reader stands still, which may
-        read what is left whenever it likes."""
+        """``cancel``, then ``close``: the usage is settled now, even if the reader stands still. It
+        can still read the rest."""
         self.cancel()
         self.close()
 
@@ -211,7 +206,7 @@ class Generation:
         status = self._status()
         self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
-        self._reader = None  # It refers to this object: no cycles are left to the collector.
+        self._reader = None  # It refers to this object: leave no cycle to the garbage collector.
         self._settlement = self._owner.settle(self, status)
         self._settlement.add_done_callback(self._forget_settlement)
 
@@ -226,19 +221,20 @@ class Generation:
             await asyncio.wait((self._settlement,))
 
     def count_in(self, ledger: Ledger) -> None:
-        """Start to count tokens in ``ledger``'s file, from which they are charged even if this
+        """Count tokens in ``ledger``'s file from now on, so that they are charged even if this
         process is killed."""
         event = self._event("error", self.admitted.num_prompt_tokens, 0, 0)
         running = ledger.begin(event, self.admitted.price)
-        self._meter = Meter(running, self._grants, self._look)
+        self._meter = Meter(running, self._grants, self._count_cached)
         self._hold.watch(self._meter.generated)
         for choice in self._choices:
             choice.stream.on_count = self._meter.count
         if self._grants is not None:
             self._grants.begin([choice.stream for choice in self._choices])
 
-    def _look(self, num_tokens: int) -> tuple[int, bool]:
-        """For ``Meter``: how many prompt tokens were cached, and whether that may still change."""
+    def _count_cached(self, num_tokens: int) -> tuple[int, bool]:
+        """For ``Meter``: how many prompt tokens were cached, and whether that may still change. The
+        first tokens are reported to the metrics."""
         if not self._has_tokens and num_tokens:
             self._has_tokens = True
             self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
@@ -344,7 +340,7 @@ class Generations:
         self._texts: dict[int, Text] = {}
         """By token id, shared by all choices: see ``Choice.texts``."""
         self._live = LiveSet[Generation]()
-        self._settlements: set[asyncio.Task[None]] = set()
+        self._settlements = OwnedTasks()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -374,7 +370,9 @@ class Generations:
         """For ``Generation.close`` only. Settles in a task of its own, which a cancelled caller
         cannot interrupt."""
         self._live.discard(generation)
-        return self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
+        return self._settlements.start(
+            self._settle(generation, status), name=f"settle {generation.admitted.id}"
+        )
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):
@@ -415,9 +413,7 @@ class Generations:
 
     async def drain(self, deadline_s: float) -> int:
         """Wait at most ``deadline_s`` for the settlements under way; returns how many are left."""
-        if self._settlements:
-            await asyncio.wait(self._settlements, timeout=deadline_s)
-        return len(self._settlements)
+        return await self._settlements.wait(deadline_s)
 
     def _submit(self, admitted: Admitted, index: int, grants: Grants | None) -> Choice:
         principal = admitted.principal
@@ -459,19 +455,7 @@ class Generations:
             await generation.admitted.hold.close()
 
     def _release(self, hold: Hold) -> None:
-        self._own(self._quota.release(hold), name=f"release {hold.request_id}")
-
-    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run ``work`` in a task that ``drain`` waits for."""
-        task = asyncio.create_task(work, name=name)
-        self._settlements.add(task)
-        task.add_done_callback(self._settled)
-        return task
-
-    def _settled(self, task: asyncio.Task[None]) -> None:
-        self._settlements.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed", task.get_name(), exc_info=error)
+        self._settlements.start(self._quota.release(hold), name=f"release {hold.request_id}")
 
 
 def usage_of(

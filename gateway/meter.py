@@ -19,9 +19,9 @@ class Meter:
     __slots__ = (
         "_advance_at",
         "_attend_at",
+        "_count_cached",
         "_counts",
         "_grants",
-        "_look",
         "_running",
         "num_tokens",
     )
@@ -30,19 +30,19 @@ class Meter:
         self,
         running: Running | None,
         grants: Grants | None,
-        look: Callable[[int], tuple[int, bool]],
+        count_cached: Callable[[int], tuple[int, bool]],
     ) -> None:
         """``running``: the counts in a memory-mapped file, from which a neighbour settles if this
         process dies; None keeps them here only. ``grants``: None if all tokens are reserved.
 
-        ``look`` is called with the number of new tokens until the number of cached prompt tokens is
-        final. It returns that number, and whether it may still change.
+        ``count_cached`` takes the number of new tokens. It returns the number of cached prompt
+        tokens, and whether that may still change; it is called until it may not.
         """
         self.num_tokens = 0
         self._running = running
         self._counts = memoryview(bytearray(8)).cast("I") if running is None else running.counts
         self._grants = grants
-        self._look: Callable[[int], tuple[int, bool]] | None = look
+        self._count_cached: Callable[[int], tuple[int, bool]] | None = count_cached
         self._attend_at = 0.0
         """The number of tokens at which ``_attend`` is called."""
         self._advance_at = math.inf if grants is None else 0.0
@@ -59,20 +59,20 @@ class Meter:
         self._counts[0] = total
 
     def _attend(self, num_tokens: int) -> None:
-        if self._look is not None:
-            self._counts[1], is_open = self._look(num_tokens)
+        if self._count_cached is not None:
+            self._counts[1], is_open = self._count_cached(num_tokens)
             if not is_open:
-                self._look = None
+                self._count_cached = None
         if self._grants is not None and self.num_tokens >= self._advance_at:
             self._grants.advance()
             self._on_slack()
-        self._attend_at = self._advance_at if self._look is None else 0.0
+        self._attend_at = self._advance_at if self._count_cached is None else 0.0
 
     def _on_slack(self) -> None:
         """The slack of the grants has changed."""
         assert self._grants is not None
         self._advance_at = self.num_tokens + self._grants.slack
-        if self._look is None:
+        if self._count_cached is None:
             self._attend_at = self._advance_at
 
     def generated(self) -> int:

@@ -63,7 +63,7 @@ class Board(Collector):
         self._own = folder / f"{os.getpid()}-{uuid4().hex}{_SUFFIX}"
 
     async def run(self) -> None:
-        """Write this worker's figures periodically, for ever. Raises ``OSError``."""
+        """Write this worker's figures periodically, forever. Raises ``OSError``."""
         while True:
             self.write()
             await asyncio.sleep(INTERVAL_S)

@@ -70,7 +70,7 @@ class Outbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Send queued frames for ever. Raises what sending raises."""
+        """Send queued frames forever. Raises what sending raises."""
         try:
             while True:
                 if not self._frames:

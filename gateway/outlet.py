@@ -45,7 +45,7 @@ class Outlet(Generic[T]):
         if not self.is_free:
             return False
         self.put_at = now
-        write = self._write  # ``RequestStream._deliver`` says why it has a local name.
+        write = self._write  # ``RequestStream.deliver`` says why it has a local name.
         try:
             if write is not None and write(message):
                 return True

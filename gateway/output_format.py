@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from engine.sampling_params import StructuredOutputs
 from gateway.errors import InvalidRequestError
 from gateway.schemas.output_format import (
     JsonObjectFormat,
@@ -28,6 +30,13 @@ from grammar.errors import GrammarError, GrammarTooLarge
 from grammar.spec import GrammarSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ENGINE_NAMES: Mapping[str, str] = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""The field of ``StructuredOutputs`` for each kind of grammar whose source it takes as it is."""
 
 
 class OutputFormat(NamedTuple):
@@ -53,6 +62,29 @@ def read(fields: SamplingFields) -> OutputFormat | None:
 def refusal(error: GrammarError, param: str) -> InvalidRequestError:
     """The error for a client whose grammar cannot be used."""
     return InvalidRequestError(f"The output format cannot be used: {error}", param=param)
+
+
+def for_engine(
+    output: OutputFormat | None, reasoning_end: tuple[int, ...] = ()
+) -> StructuredOutputs | None:
+    """A format as the engine takes it. reasoning_end: the token ids after which it applies; empty
+    if it applies from the start."""
+    if output is None:
+        return None
+    spec = output.spec
+    match spec.kind:
+        case "json_object":
+            source: dict[str, Any] = {"json_object": True}
+        case "choice":
+            source = {"choice": tuple(spec.document())}
+        case kind:
+            source = {_ENGINE_NAMES[kind]: spec.source}
+    return StructuredOutputs(
+        strict=spec.strict,
+        disable_any_whitespace=not spec.any_whitespace,
+        reasoning_end_token_ids=reasoning_end,
+        **source,
+    )
 
 
 def check_strict(spec: GrammarSpec, param: str) -> None:

@@ -1,7 +1,7 @@
 """uvicorn's HTTP and WebSocket protocols with limits, and with writers that need no coroutine.
 
 httptools accepts headers of any size, and uvicorn keeps sockets that send nothing, or that read
-nothing, for ever: a closing transport waits until its last byte is sent. Here the size of headers
+nothing, forever: a closing transport waits until its last byte is sent. Here the size of headers
 and the time for sending them are limited, so are the number of connections and the time for which
 bytes may stay unsent.
 """
@@ -104,7 +104,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_headers()
             self.send_400_response("")
         # Bytes that belong to no request (blank lines, or the rest of a refused one) have stopped
-        # the keep-alive timer, and must not keep the connection open for ever.
+        # the keep-alive timer, and must not keep the connection open forever.
         is_ours = self in self.connections  # and was not upgraded
         if is_ours and not self._is_answering and self.timeout_keep_alive_task is None:
             self._header_deadline.ensure_started(self.transport)

@@ -4,7 +4,7 @@ An output takes one of three ways:
 
 - Its client can take it: it is sent at once, in the callback that received it from the engine.
 - It comes sooner than ``Flushes.pause_s`` after the one before: it waits, and a timer sends it.
-- Its client reads slowly, or the answer ends: the task that runs ``Reader.deltas`` reads it.
+- Its client reads slowly, or the answer ends: the task that runs ``OutputReader.deltas`` reads it.
 
 The engine's client merges outputs that wait. The first piece of an answer and the last never wait
 for the interval. Most tokens go the first two ways, in which no task is woken.
@@ -77,7 +77,7 @@ class _Reading:
         """The last delta of a choice that ended in a callback; the task must yield it."""
         self._pause_s = flushes.pause_s
         self._texts = choice.texts
-        self._reader: Reader | None = None
+        self._reader: OutputReader | None = None
         self._text_sink = text_sink
         self._flushes = flushes
         self.is_waiting = False
@@ -157,7 +157,7 @@ class _Reading:
         self._reader.fail(error)
         return False
 
-    def attach(self, reader: Reader, *, has_sink: bool) -> None:
+    def attach(self, reader: OutputReader, *, has_sink: bool) -> None:
         """Have outputs reported to ``reader``, until ``detach``."""
         self._reader = reader
         self.stream.on_change = reader.wake
@@ -169,7 +169,7 @@ class _Reading:
         self.stream.on_change = self.stream.divert = self._reader = None
 
 
-class Reader:
+class OutputReader:
     """Reads all choices of one generation as their outputs come, each choice in order."""
 
     def __init__(

@@ -39,7 +39,7 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 class AnswerWork:
     """Runs a route without a connection, and yields its answer. It is a ``streams.Work``.
 
-    The route runs from ``start`` on. If this is closed early, the route is told that its client
+    The route runs from ``start`` on. If this is closed early, the route learns that its client
     has left.
     """
 

@@ -68,11 +68,11 @@ class ResponseRun:
         self._is_read = False
         self._has_ended = False
         self._stored = asyncio.Event()
-        self._told: AsyncGenerator[list[Event], None] | None = None
-        """All events, once somebody asked for one; whoever asks has the turn."""
-        self._turn = asyncio.Lock()
-        self._ahead: deque[list[Event]] = deque()
-        """What ``end`` took from there before the reader did."""
+        self._source: AsyncGenerator[list[Event], None] | None = None
+        """Makes all events; begun by whoever asks for the first. Take from it under the lock."""
+        self._source_lock = asyncio.Lock()
+        self._unread: deque[list[Event]] = deque()
+        """What ``end`` took from the source before the reader did."""
         self._is_ending = False
 
     @property
@@ -90,7 +90,7 @@ class ResponseRun:
         return [*self._earlier, *self._own, *plain_items(said)]
 
     def heartbeat(self) -> Event | None:
-        # Once others wait to be read that have their numbers already, it would come too early.
+        # Once numbered events wait to be read, a heartbeat would overtake them.
         return None if self._is_ending else self._events.heartbeat()
 
     def delta_events(self, delta: Delta) -> list[Event]:
@@ -114,25 +114,25 @@ class ResponseRun:
         """
         assert not self._is_read
         self._is_read = True
-        told = self._telling(sink)
+        source = self._begin_source(sink)
         try:
-            while (events := await self._next(told)) is not None:
+            while (events := await self._next(source)) is not None:
                 yield events
         finally:
             self._is_read = False
-            async with self._turn:
-                await told.aclose()
+            async with self._source_lock:
+                await source.aclose()
 
-    def _telling(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
-        if self._told is None:
-            self._told = self._tell(sink)
-        return self._told
+    def _begin_source(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
+        if self._source is None:
+            self._source = self._make_events(sink)
+        return self._source
 
-    async def _next(self, told: AsyncGenerator[list[Event], None]) -> list[Event] | None:
-        async with self._turn:
-            return self._ahead.popleft() if self._ahead else await anext(told, None)
+    async def _next(self, source: AsyncGenerator[list[Event], None]) -> list[Event] | None:
+        async with self._source_lock:
+            return self._unread.popleft() if self._unread else await anext(source, None)
 
-    async def _tell(self, sink: Sink | None) -> AsyncGenerator[list[Event], None]:
+    async def _make_events(self, sink: Sink | None) -> AsyncGenerator[list[Event], None]:
         yield self._events.opening()
         reason = None
         try:
@@ -175,9 +175,9 @@ class ResponseRun:
         """
         self._is_ending = True
         self.cancel()
-        async with self._turn:
-            async for events in self._telling():
-                self._ahead.append(events)
+        async with self._source_lock:
+            async for events in self._begin_source():
+                self._unread.append(events)
             if not self._has_ended:  # its reader left just now
                 await self.give_up()
         await self._stored.wait()
@@ -194,7 +194,7 @@ class ResponseRun:
             self._on_abandon(self)
 
     def refuse(self) -> None:
-        """Drop it without storing it: it failed before the client was told of it."""
+        """Drop it without storing it: it failed before the client knew of it."""
         self.is_stored = False
         self.close()
 

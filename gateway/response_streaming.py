@@ -13,7 +13,7 @@ from gateway.reading import Sink
 from gateway.response_events import as_sse, text_as_sse
 from gateway.response_run import ResponseRun
 from gateway.streaming import EventResponse
-from gateway.streams import Reader, Streams
+from gateway.streams import LocalReader, Streams
 from gateway.text_events import Text, TextSink
 
 
@@ -53,7 +53,7 @@ class _TextSink:
         return self._offer(text_as_sse(data), now)
 
 
-async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Reader:
+async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> LocalReader:
     """Record the events under the response's id. An event's position is its sequence number.
 
     ``streams`` owns the run from here on. ``is_detached``: it runs to its end without readers.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from gateway.errors import (
     to_api_error,
 )
 from gateway.generation import Generations
+from gateway.owned_tasks import OwnedTasks
 from gateway.peer_wire import EndResponse, Part, RunningResponse
 from gateway.peers import PeerGone, Peers
 from gateway.response_items import (
@@ -49,6 +50,7 @@ from gateway.response_run import ResponseRun
 from gateway.routed_ids import mint, worker_of
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
+from gateway.trim_schedule import TrimSchedule
 from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState, StoredResponse
@@ -86,9 +88,9 @@ class Responses:
         self._generations = generations
         self._retention = timedelta(seconds=config.tenants.response_retention_s)
         self._max_bytes = config.tenants.max_response_bytes
-        self._written: dict[UUID, int] = {}
+        self._trims = TrimSchedule()
         self._running: dict[str, ResponseRun] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks()
         self._unstored = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)
         peers.answer(RunningResponse, self._part_for_peer)
         peers.answer(EndResponse, self._end_for_peer)
@@ -258,13 +260,13 @@ class Responses:
         if not run.is_stored:
             self._running.pop(run.id, None)
             return
-        await asyncio.shield(self._own(self._store(run), name=f"store {run.id}"))
+        await asyncio.shield(self._tasks.start(self._store(run), name=f"store {run.id}"))
 
     async def _store(self, run: ResponseRun) -> None:
         try:
             await self.keep(run)
         except TenantsError as error:
-            # Its client gets the answer all the same, with ``store`` false.
+            # Its client still gets the answer, with ``store`` false.
             self._unstored.failed("%s is not stored: %s", run.id, error)
             run.mark_unstored()
         else:
@@ -277,31 +279,16 @@ class Responses:
         record = run.record()
         await self._shared.put_response(record, self._retention)
         size = len(record.body) + len(record.input)
-        written = self._written[run.tenant_id] = self._written.get(run.tenant_id, 0) + size
-        # Not each time: that would cost more than a small excess.
-        if written > self._max_bytes // 16:
-            del self._written[run.tenant_id]
+        if self._trims.is_due(run.tenant_id, size, self._max_bytes):
             await self._shared.trim_responses(run.tenant_id, self._max_bytes)
 
     def _abandoned(self, run: ResponseRun) -> None:
-        self._own(run.give_up(), name=f"give up {run.id}")
-
-    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed", task.get_name(), exc_info=error)
+        self._tasks.start(run.give_up(), name=f"give up {run.id}")
 
     async def close(self, within_s: float) -> None:
         """Wait until all ended responses are stored; those that a hanging engine keeps waiting end
         once it is closed."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=within_s)
+        await self._tasks.wait(within_s)
 
     # -- finding again
 
@@ -383,7 +370,7 @@ class Responses:
 
     def begin_to_end(self, run: ResponseRun) -> asyncio.Task[None]:
         """``end`` a run in a task of ours, because whoever asks for it may leave."""
-        return self._own(run.end(), name=f"end {run.id}")
+        return self._tasks.start(run.end(), name=f"end {run.id}")
 
     # -- other workers
 

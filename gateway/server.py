@@ -46,6 +46,7 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
 def bound(config: ServerConfig, *, shared: bool) -> socket.socket:
     """A socket that is bound to the address, but accepts no connections. Raises as ``bind``
     does."""
+    _check_peer_host(config.peer_host)
     address = f"{config.host}:{config.port}"
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
@@ -66,6 +67,21 @@ def bound(config: ServerConfig, *, shared: bool) -> socket.socket:
             f"{address} {why}; choose another server.port (0 picks a free one) or server.host"
         ) from None
     return listener
+
+
+def _check_peer_host(host: str | None) -> None:
+    """Find an address that is not this machine's at the start, not when it is first needed."""
+    if host is None:
+        return
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.bind(where)
+    except OSError as exc:
+        raise ConfigError(
+            f"server.peer_host: {host!r} is not an address of this machine ({exc.strerror}); set "
+            "it to the one that the other hosts reach, or leave it out"
+        ) from None
 
 
 def url_of(listener: socket.socket) -> str:

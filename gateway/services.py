@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from starlette.websockets import WebSocket
 
@@ -124,53 +123,49 @@ def create_services(
     chat template cannot be read, and ``ConfigError`` if the folder of the usage journal cannot be
     used, or the chat template refuses a public system prompt.
     """
-    tokenizer = Tokenizer.load(config.engine.model_dir)
-    template = _chat_template(config)
-    # Each tenant has one grammar checked at a time (``lanes``): a slow one holds up its owner only.
-    compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
-    grammar_lanes = Lanes()
-    metrics = Metrics(metrics_folder)
-    public_prefixes = PublicPrefixes(
-        config.models.public_prefixes, template=template, tokenizer=tokenizer
-    )
-    # The first part that holds resources. What may raise comes before it.
-    accounts = _create_accounts(config.tenants, store, secrets)
+    base = _create_base(config, engine, store, secrets, metrics_folder)
     engine.around_outputs = cork = Cork()
-    checks = ComplianceChecks(compiler.submit_validation, grammar_lanes)
-    generations = _create_generations(
-        config, engine, cork, tokenizer, accounts, metrics, checks, public_prefixes
-    )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
-    admission = _create_admission(
-        config, engine, models, accounts, secrets, tokenizer, template, compiler, grammar_lanes
-    )
-    peers = _create_peers(config, store, secrets)
-    streams = _create_streams(config, store, peers)
+    admission = _create_admission(base, models)
+    generations = _create_generations(base, cork)
+    peers = _create_peers(base)
+    streams = _create_streams(base, peers)
     sessions: set[Session] = set()
     revocations = Revocations(
-        accounts.authenticator,
+        base.authenticator,
         generations=generations,
         sessions=sessions,
         readers=streams.readers,
         on_adapter_deleted=adapters.on_deleted,
     )
-    work = _create_background(config, store, accounts, peers, adapters, metrics, revocations)
+    work = _create_background(base, peers, adapters, revocations)
+    metrics = base.metrics
     engine.on_tokens = metrics.observe_inter_token
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     metrics.watch_background(lambda: work.num_deaths)
-    lifecycle = _create_lifecycle(
-        config, engine, store, accounts, work, sessions, streams, admission, generations, compiler
+    lifecycle = Lifecycle(
+        engine=engine,
+        store=store,
+        ledger=base.ledger,
+        journal=base.journal,
+        background=work,
+        sessions=sessions,
+        readers=streams.readers,
+        admission=admission,
+        generations=generations,
+        compiler=base.compiler,
+        shutdown_timeout_s=config.server.shutdown_timeout_s,
     )
     return Services(
         config=config,
         engine=engine,
-        tokenizer=tokenizer,
+        tokenizer=base.tokenizer,
         store=store,
         secrets=secrets,
         metrics=metrics,
-        quota=accounts.quota,
-        authenticator=accounts.authenticator,
+        quota=base.quota,
+        authenticator=base.authenticator,
         revocations=revocations,
         generations=generations,
         admission=admission,
@@ -186,36 +181,24 @@ def create_services(
     )
 
 
-def _create_lifecycle(
-    config: Config,
-    engine: EngineClient,
-    store: Store,
-    accounts: _Accounts,
-    work: Background,
-    sessions: set[Session],
-    streams: Streams,
-    admission: Admission,
-    generations: Generations,
-    compiler: GrammarChecker,
-) -> Lifecycle:
-    return Lifecycle(
-        engine=engine,
-        store=store,
-        ledger=accounts.ledger,
-        journal=accounts.journal,
-        background=work,
-        sessions=sessions,
-        readers=streams.readers,
-        admission=admission,
-        generations=generations,
-        compiler=compiler,
-        shutdown_timeout_s=config.server.shutdown_timeout_s,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """The parts that several others are made of."""
 
-
-class _Accounts(NamedTuple):
-    """The parts for keys, limits and usage."""
-
+    config: Config
+    engine: EngineClient
+    store: Store
+    secrets: Secrets
+    metrics: Metrics
+    # Text
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    compiler: GrammarChecker
+    grammar_lanes: Lanes
+    """One grammar of each tenant is checked at a time, so that a slow one holds up its owner
+    only."""
+    public_prefixes: PublicPrefixes
+    # Keys, limits and usage
     journal: Journal
     ledger: Ledger
     quota: Quota
@@ -223,43 +206,65 @@ class _Accounts(NamedTuple):
     authenticator: Authenticator
 
 
-def _create_accounts(config: TenantsConfig, store: Store, secrets: Secrets) -> _Accounts:
-    journal = _open_journal(config)
+def _create_base(
+    config: Config,
+    engine: EngineClient,
+    store: Store,
+    secrets: Secrets,
+    metrics_folder: Path | None,
+) -> _Base:
+    tokenizer = Tokenizer.load(config.engine.model_dir)
+    template = _chat_template(config)
+    compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
+    metrics = Metrics(metrics_folder)
+    public_prefixes = PublicPrefixes(
+        config.models.public_prefixes, template=template, tokenizer=tokenizer
+    )
+    # The first part that holds resources. What may raise comes before it.
+    journal = _open_journal(config.tenants)
     last_used = LastUsed(store)
-    return _Accounts(
-        journal,
-        Ledger(store, journal=journal),
-        Quota(store, usage_retention_months=config.usage_retention_months),
-        last_used,
-        Authenticator(
-            store, secrets.key_pepper, max_stale_s=config.key_grace_s, last_used=last_used
+    return _Base(
+        config=config,
+        engine=engine,
+        store=store,
+        secrets=secrets,
+        metrics=metrics,
+        tokenizer=tokenizer,
+        template=template,
+        compiler=compiler,
+        grammar_lanes=Lanes(),
+        public_prefixes=public_prefixes,
+        journal=journal,
+        ledger=Ledger(store, journal=journal),
+        quota=Quota(store, usage_retention_months=config.tenants.usage_retention_months),
+        last_used=last_used,
+        authenticator=Authenticator(
+            store,
+            secrets.key_pepper,
+            max_stale_s=config.tenants.key_grace_s,
+            last_used=last_used,
         ),
     )
 
 
 def _create_background(
-    config: Config,
-    store: Store,
-    accounts: _Accounts,
-    peers: Peers,
-    adapters: Adapters,
-    metrics: Metrics,
-    revocations: Revocations,
+    base: _Base, peers: Peers, adapters: Adapters, revocations: Revocations
 ) -> Background:
     """What runs beside the requests, as long as the gateway runs, by the name of its task."""
+    metrics, session_dsn = base.metrics, base.config.tenants.session_dsn
     work: dict[str, Callable[[], Awaitable[None]]] = {
-        "quota leases": accounts.quota.run,
-        "settlements of the dead": accounts.ledger.run,
-        "last uses of keys": accounts.last_used.run,
+        "quota leases": base.quota.run,
+        "settlements of the dead": base.ledger.run,
+        "last uses of keys": base.last_used.run,
         "line to other workers": peers.run,
         "deleted adapters": adapters.run,
-        "retention": Retention(store.shared).run,
+        "retention": Retention(base.store.shared).run,
         "revocations": revocations.run,
     }
     if metrics.board is not None:
         work["metrics for other workers"] = metrics.board.run
-    if config.tenants.session_dsn is not None:  # LISTEN needs a database.
-        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
+    if session_dsn is not None:  # LISTEN needs a database.
+        listener = ChangeListener(session_dsn, revocations.on_change)
         metrics.watch_changes(listener)
         work["changes"] = listener.run
     return Background(work)
@@ -274,52 +279,33 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     )
 
 
-def _create_admission(
-    config: Config,
-    engine: EngineClient,
-    models: ServedModels,
-    accounts: _Accounts,
-    secrets: Secrets,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    compiler: GrammarChecker,
-    grammar_lanes: Lanes,
-) -> Admission:
+def _create_admission(base: _Base, models: ServedModels) -> Admission:
     return Admission(
-        config,
+        base.config,
         models=models,
-        engine=engine,
-        ledger=accounts.ledger,
-        quota=accounts.quota,
-        authenticator=accounts.authenticator,
-        secrets=secrets,
-        tokenizer=tokenizer,
-        template=template,
-        compiler=compiler,
-        grammar_lanes=grammar_lanes,
-        sampling_defaults=_sampling_defaults(config),
+        engine=base.engine,
+        ledger=base.ledger,
+        quota=base.quota,
+        authenticator=base.authenticator,
+        secrets=base.secrets,
+        tokenizer=base.tokenizer,
+        template=base.template,
+        compiler=base.compiler,
+        grammar_lanes=base.grammar_lanes,
+        sampling_defaults=_sampling_defaults(base.config),
     )
 
 
-def _create_generations(
-    config: Config,
-    engine: EngineClient,
-    cork: Cork,
-    tokenizer: Tokenizer,
-    accounts: _Accounts,
-    metrics: Metrics,
-    checks: ComplianceChecks,
-    public_prefixes: PublicPrefixes,
-) -> Generations:
+def _create_generations(base: _Base, cork: Cork) -> Generations:
     return Generations(
-        engine=engine,
-        tokenizer=tokenizer,
-        ledger=accounts.ledger,
-        quota=accounts.quota,
-        metrics=metrics,
-        flushes=Flushes(config.server.flush_interval_ms / 1000, cork),
-        checks=checks,
-        public_prefixes=public_prefixes,
+        engine=base.engine,
+        tokenizer=base.tokenizer,
+        ledger=base.ledger,
+        quota=base.quota,
+        metrics=base.metrics,
+        flushes=Flushes(base.config.server.flush_interval_ms / 1000, cork),
+        checks=ComplianceChecks(base.compiler.submit_validation, base.grammar_lanes),
+        public_prefixes=base.public_prefixes,
     )
 
 
@@ -342,17 +328,17 @@ def _sampling_defaults(config: Config) -> Mapping[str, float | int] | None:
     return sampling_defaults.load(config.engine.model_dir)
 
 
-def _create_peers(config: Config, store: Store, secrets: Secrets) -> Peers:
+def _create_peers(base: _Base) -> Peers:
     return Peers(
-        store.shared,
+        base.store.shared,
         worker_id=new_worker_id(),
-        secret=derive_secret(secrets.key_pepper),
-        host=config.server.peer_host,
+        secret=derive_secret(base.secrets.key_pepper),
+        host=base.config.server.peer_host,
     )
 
 
-def _create_streams(config: Config, store: Store, peers: Peers) -> Streams:
-    server = config.server
+def _create_streams(base: _Base, peers: Peers) -> Streams:
+    server = base.config.server
     log = MemoryStreamLog(
         max_stream_bytes=server.max_stream_log_bytes,
         max_tenant_bytes=server.max_tenant_stream_log_bytes,
@@ -360,7 +346,7 @@ def _create_streams(config: Config, store: Store, peers: Peers) -> Streams:
     )
     return Streams(
         log,
-        StreamArchive(store.shared, max_tenant_bytes=server.max_tenant_stream_log_bytes),
+        StreamArchive(base.store.shared, max_tenant_bytes=server.max_tenant_stream_log_bytes),
         peers,
         grace_s=server.resume_grace_s,
         heartbeat_s=server.heartbeat_s,

@@ -77,7 +77,7 @@ class SocketSession(ABC):
 
     @abstractmethod
     async def _read(self) -> None:
-        """Handle messages for ever. May raise ``Close``."""
+        """Handle messages forever. May raise ``Close``."""
 
     @abstractmethod
     def _error_frame(self, error: ApiError) -> bytes:

@@ -17,6 +17,7 @@ import msgspec
 from gateway.stream_log import Kept, stream_not_found
 from gateway.stream_record import MAX_READ_ITEMS, Take, check_position
 from gateway.text_events import Text
+from gateway.trim_schedule import TrimSchedule
 from tenants.shared import ArchivedStream, SharedState, StreamKind
 
 LARGE_BYTES = 64 * 1024
@@ -43,7 +44,7 @@ class StreamArchive:
     def __init__(self, shared: SharedState, *, max_tenant_bytes: int) -> None:
         self._shared = shared
         self._max_tenant_bytes = max_tenant_bytes
-        self._written: dict[UUID, int] = {}
+        self._trims = TrimSchedule()
 
     async def put(
         self,
@@ -64,10 +65,7 @@ class StreamArchive:
             items=packed,
         )
         await self._shared.put_stream(stream, timedelta(seconds=retention_s))
-        written = self._written[tenant_id] = self._written.get(tenant_id, 0) + len(packed)
-        # Not each time: that would cost more than a small excess.
-        if written > self._max_tenant_bytes // 16:
-            del self._written[tenant_id]
+        if self._trims.is_due(tenant_id, len(packed), self._max_tenant_bytes):
             await self._shared.trim_streams(tenant_id, self._max_tenant_bytes)
 
     async def check(self, stream_id: str, tenant_id: UUID) -> None:

@@ -21,6 +21,7 @@ from uuid import UUID
 from gateway.assembler import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
 from gateway.keyed_reader import KeyedReader, Readers
+from gateway.owned_tasks import OwnedTasks
 from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
 from gateway.routed_ids import mint, worker_of
@@ -84,8 +85,8 @@ class _Running:
             self.grace = None
 
 
-class Reader:
-    """Yields a stream's items from a position on, in batches. ``close`` it in a ``finally``."""
+class LocalReader:
+    """A ``StreamReader`` of a stream that this worker runs, or still keeps in memory."""
 
     __slots__ = ("_closed", "_cursor", "_owner", "stream_id")
 
@@ -96,7 +97,7 @@ class Reader:
         self._closed = False
         owner._attach(stream_id)
 
-    def __aiter__(self) -> Reader:
+    def __aiter__(self) -> LocalReader:
         return self
 
     async def __anext__(self) -> Sequence[bytes]:
@@ -171,7 +172,7 @@ class Streams:
         self._running: dict[str, _Running] = {}
         self.readers = Readers()
         """The open readers that ``follow_as`` has made."""
-        self._archiving: set[asyncio.Task[None]] = set()
+        self._archiving = OwnedTasks()
         self._unkept = OutageLog(logger, calm_s=CALM_S)
         peers.follow_here = self._follow_for_peer
         peers.answer(StopStream, self._stop_for_peer)
@@ -198,11 +199,11 @@ class Streams:
         heartbeat: Callable[[], bytes | None] | None = None,
         is_detached: bool = False,
         retention_s: float | None = None,
-    ) -> Reader:
+    ) -> LocalReader:
         """Record ``body``, the items that ``work`` produces, and return the first reader.
 
         ``cut`` writes the last item if ``body`` raises. ``heartbeat`` writes the item that
-        ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
+        ``LocalReader.beat`` adds; it is logged too, so that all readers count the same items.
         ``is_detached``: the work runs to its end even without readers. ``retention_s``: how long
         the stream can be read after its end, if not as long as others. Raises ``RateLimited`` as
         ``StreamLog.create`` does; ``work`` is closed then.
@@ -220,7 +221,7 @@ class Streams:
         running.task.add_done_callback(
             lambda _: self._keep(stream_id, tenant_id, kind, retention_s or self._retention_s)
         )
-        return Reader(self, stream_id, 0)
+        return LocalReader(self, stream_id, 0)
 
     async def follow(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind, after: int
@@ -246,13 +247,13 @@ class Streams:
 
     async def _follow_here(
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, after: int
-    ) -> Reader:
+    ) -> LocalReader:
         await self._log.check(stream_id, tenant_id, kind=kind, after=after)
         running = self._running.get(stream_id)
         if kind == "answer" and running is not None and running.is_given_up:
             # It will break off, and a client that repeats its request must get a whole answer.
             raise stream_not_found()
-        return Reader(self, stream_id, after)
+        return LocalReader(self, stream_id, after)
 
     async def stop(self, stream_id: str, tenant_id: UUID) -> None:
         """End a stream because its client asked for it. What was recorded can still be read. Does
@@ -285,7 +286,7 @@ class Streams:
         worker_id = worker_of(stream_id)
         return None if worker_id == self._peers.worker_id else worker_id
 
-    async def _follow_for_peer(self, wanted: Follow) -> Reader:
+    async def _follow_for_peer(self, wanted: Follow) -> LocalReader:
         return await self._follow_here(
             wanted.stream_id, wanted.tenant_id, wanted.kind, wanted.after
         )
@@ -311,8 +312,7 @@ class Streams:
             running.work.close()
         self._running.clear()
         await asyncio.sleep(0)  # the callbacks of those tasks
-        if self._archiving:
-            await asyncio.wait(self._archiving)
+        await self._archiving.wait()
 
     async def _record(
         self,
@@ -335,11 +335,9 @@ class Streams:
 
     def _keep(self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float) -> None:
         """Archive an ended stream in a task of its own, so that readers need not wait for it."""
-        task = asyncio.create_task(
+        self._archiving.start(
             self._put_away(stream_id, tenant_id, kind, retention_s), name=f"archive {stream_id}"
         )
-        self._archiving.add(task)
-        task.add_done_callback(self._archiving.discard)
 
     async def _put_away(
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float

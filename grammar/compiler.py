@@ -26,7 +26,7 @@ from grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-# How long a failure for lack of time or memory is cached. It is not for ever, because the load of
+# How long a failure for lack of time or memory is cached. It is not forever, because the load of
 # the machine may be the cause.
 _FAILURE_TTL_S = 60.0
 _ENTRY_BYTES = 1_000  # of the cache itself, for each entry
@@ -175,7 +175,7 @@ class _Service(ABC, Generic[Result]):
             ttl_s = float("inf") if is_final else _FAILURE_TTL_S
             self._settle(spec, error, 0, ttl_s)
             future.set_exception(error)
-        except BaseException as error:  # the thread's edge: nobody else would hear of it
+        except BaseException as error:  # the thread's edge: nobody else would see it
             with self._lock:
                 del self._pending[spec]
             future.set_exception(error)
@@ -202,7 +202,7 @@ class Verdict(NamedTuple):
 
     backend: str
     unenforced: tuple[Finding, ...]
-    """What outputs may violate all the same; empty for a strict grammar."""
+    """What outputs may still violate; empty for a strict grammar."""
 
 
 class GrammarChecker(_Service[Verdict]):
@@ -236,7 +236,7 @@ class CompiledGrammar:
         """The spec as the caller wrote it."""
         self.backend = backend
         self.unenforced = unenforced
-        """What outputs may violate all the same; empty for a strict grammar."""
+        """What outputs may still violate; empty for a strict grammar."""
         self._grammar = grammar
         self._vocabulary = vocabulary
         self._allowed = allowed_tokens(spec, vocabulary)

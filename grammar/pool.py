@@ -253,7 +253,7 @@ class _Process:
             self._stderr = undo.enter_context(tempfile.TemporaryFile())
             ours, theirs = socket.socketpair()
             undo.enter_context(ours)
-            # Otherwise a process that hangs before it reads would block us for ever.
+            # Otherwise a process that hangs before it reads would block us forever.
             timeout = struct.pack("ll", math.ceil(load_timeout_s), 0)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
             with theirs:

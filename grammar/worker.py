@@ -65,7 +65,7 @@ class _Worker:
             self._backends.load(setup.backends[0])
             self._compiler = Compiler(vocabulary, setup.backends, setup.limits, self._load)
             self._compiler.warm_up()
-        gc.freeze()  # a hundred thousand objects that stay for ever
+        gc.freeze()  # a hundred thousand objects that stay forever
         _silence()
         self._send(Loaded())
 

@@ -106,6 +106,7 @@ def decode_case(
         head_dim=HEAD_DIM,
         max_queries=queries,
         min_span=min_span,
+        clusters=not fp8,
     )
 
     def step() -> None:
@@ -122,6 +123,7 @@ def decode_case(
             max_queries=queries,
             k_scale=ones,
             v_scale=ones,
+            clusters=not fp8,
         )
 
     ms = after_reading_ms(step)

@@ -178,10 +178,11 @@ def decode_schedule(
     block_table: [batch, max_blocks] int32, the one ``paged_decode`` will get.
     min_span: KV tiles (of 64 tokens) that a CTA takes at least.
     shared: the keys in it are left out, ``shared_prefix`` attends to them.
-    clusters: where two CTAs for each sequence and group of heads fill the GPU, and lengths are
-    alike, such pairs may merge their results without memory; on Hopper, up to 8 rows (queries times
-    query heads per KV head). wait_first: False lets it begin before the operation right before it
-    has ended; that one then must make nothing that it reads.
+    clusters: where lengths are alike, the CTAs that share a sequence and group of heads may merge
+    their results without memory: pairs where these fill the GPU, eight where the GPU has room for
+    twice as many; on Hopper, up to 8 rows (queries times query heads per KV head).
+    wait_first: False lets it begin before the operation right before it has ended; that one then
+    must make nothing that it reads.
     """
     torch.ops.sluice_cuda.decode_schedule(
         workspace.schedule,

@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 import asyncpg
 
+from tenants.connections import translated
 from tenants.dsn import check_dsn, describe
-from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
+from tenants.errors import SchemaMismatch
 
 FOLDER = Path(__file__).parent
 _NAME = re.compile(r"\d{4}_\d\d_\d\d_\d{4}_([^_]+)_")
@@ -59,13 +60,7 @@ async def check(dsn: str) -> None:
 
 async def connect(dsn: str, settings: Mapping[str, str] = _NO_SETTINGS) -> asyncpg.Connection:
     """Raises ``InvalidValue`` (the DSN) and ``StoreUnavailable``."""
-    check_dsn(dsn)
-    try:
+    with translated(describe(check_dsn(dsn))):
         return await asyncpg.connect(
             dsn, timeout=_CONNECT_TIMEOUT_S, server_settings=dict(settings)
         )
-    except asyncpg.ClientConfigurationError as error:
-        raise InvalidValue("dsn", str(error)) from error
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        reason = str(error) or type(error).__name__
-        raise StoreUnavailable(f"{describe(dsn)} does not answer: {reason}") from error

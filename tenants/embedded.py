@@ -4,7 +4,7 @@
                run/       the Unix socket        mutex, users   two lock files
 
 Only the wheel's binaries are used. Its Python code counts the users of a server in a file of
-process ids, which is wrong for ever after a ``kill -9`` (the server is then never stopped). It
+process ids, which is wrong forever after a ``kill -9`` (the server is then never stopped). It
 takes any process with the old server's id for the server, and as root it makes every folder above
 the data readable.
 

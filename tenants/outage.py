@@ -35,7 +35,7 @@ class OutageLog:
         self._clock = clock
         self._began_at: float | None = None
         self._failed_at = 0.0
-        self._num_untold = 0
+        self._num_left_out = 0
         self._pause_s = 0.0
         self._next_at = 0.0
 
@@ -46,7 +46,7 @@ class OutageLog:
         if self._began_at is None:
             self._began_at, self._pause_s = now, FIRST_REMINDER_S
         elif now < self._next_at:
-            self._num_untold += 1
+            self._num_left_out += 1
             self._logger.debug(message, *args, stacklevel=2)
             return
         else:
@@ -65,6 +65,6 @@ class OutageLog:
         self._logger.log(self._level, message, *args, stacklevel=2)
 
     def _others(self) -> str:
-        """How many requests were not told of since the last line."""
-        num_untold, self._num_untold = self._num_untold, 0
-        return f"{num_untold} more, " if self._calm_s and num_untold else ""
+        """How many requests were left out of the log since its last line."""
+        num_left_out, self._num_left_out = self._num_left_out, 0
+        return f"{num_left_out} more, " if self._calm_s and num_left_out else ""

@@ -7,7 +7,7 @@
 The ledger settles: its transaction gives back what was reserved and not used. A hold is a lease of
 this process. ``run`` renews all leases, with the number of tokens generated so far, and settles
 requests whose process has died. For principals without limits nothing is reserved, which saves the
-round trip; a request of theirs that runs for long is only listed, for administrators.
+round trip; their requests are only listed, for administrators, once they have run for a while.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ OVERDRAFT_TOKENS = 20_000
 """Tokens of prompts and completions that a tenant may use in one process while the store is
 away."""
 MAX_POLL_S = 0.25
-SHOW_AFTER_S = 1.0
+LIST_AFTER_S = 1.0
 """The age at which a request without limits is listed. One that ends sooner costs the store nothing
 but its settlement."""
-SHOW_EVERY_S = 0.25
+LIST_EVERY_S = 0.25
 """Requests that reach that age within this time are listed together."""
 _MAINTENANCE_S = 6 * 3600.0
 
@@ -66,21 +66,23 @@ class Hold:
         limits the rate."""
         self.on_more: Callable[[], None] | None = None
         """Called when the store has answered ``ask``."""
+        self.request = request
+        """What was asked of the store at first."""
         self._quota = quota
-        self._request = request
         self._max_tokens = max_tokens
         self._allowed = answer.completion_tokens
         self._generated = 0
         self._count: Callable[[], int] | None = None
         self._ended = is_last
         self._extending: asyncio.Task[None] | None = None
-        self._showing: asyncio.Task[None] | None = None
-        self._is_late = False
-        """Whether the request was stopped while it was being listed."""
+        self._listing: asyncio.Task[None] | None = None
+        self._must_unlist = False
+        """Whether the request ended while it was being listed: its settlement may come too early to
+        take it off the list."""
 
     @property
     def request_id(self) -> UUID:
-        return self._request.request_id
+        return self.request.request_id
 
     @property
     def slice_tokens(self) -> int:
@@ -123,44 +125,41 @@ class Hold:
         wanted = min(tokens, self._max_tokens - self._allowed)
         if wanted > 0 and not self._ended and self._extending is None:
             self._extending = asyncio.create_task(
-                self._extend(wanted, patience_s), name=f"extend {self._request.request_id}"
+                self._extend(wanted, patience_s), name=f"extend {self.request_id}"
             )
 
     async def _extend(self, wanted: int, patience_s: float) -> None:
         try:
-            granted = await self._quota.extend(
-                self, self._request, wanted, patience_s=patience_s / 2
-            )
+            granted = await self._quota.extend(self, wanted, patience_s=patience_s / 2)
         except StoreUnavailable as error:
-            granted = self._quota.overdraw(self._request.tenant_id, wanted)
-            self._quota.unasked.failed(_WITHOUT_QUOTA, self.request_id, granted, error)
-        except Exception as error:  # Without an answer the request would wait for ever.
-            granted = self._quota.overdraw(self._request.tenant_id, wanted)
+            granted = self._quota.overdraw(self.request.tenant_id, wanted)
+            self._quota.extension_outage.failed(_WITHOUT_QUOTA, self.request_id, granted, error)
+        except Exception as error:  # Without an answer the request would wait forever.
+            granted = self._quota.overdraw(self.request.tenant_id, wanted)
             logger.warning(_WITHOUT_QUOTA, self.request_id, granted, error, exc_info=error)
         else:
-            self._quota.unasked.succeeded("Requests are given quota again")
+            self._quota.extension_outage.succeeded("Requests are given quota again")
         self._allowed += granted
         self._ended = granted < wanted
         self._extending = None
         if self.on_more is not None:
             self.on_more()
 
-    def show(self) -> None:
+    def start_listing(self) -> None:
         """List a request that has nothing reserved, so that an administrator can find and end it
         through any worker."""
-        self._showing = asyncio.create_task(
-            self._quota.show(self, self._request), name=f"show {self.request_id}"
+        self._listing = asyncio.create_task(
+            self._quota.list_hold(self), name=f"list {self.request_id}"
         )
 
-    async def _hide(self) -> None:
-        """Undo a listing that was under way when the request was settled, which would otherwise
-        have removed it."""
-        if self._is_late:
-            self._is_late = False
-            assert self._showing is not None
-            await asyncio.wait([self._showing])
+    async def _unlist(self) -> None:
+        """Take the request off the list, if its settlement may have come too early to do so."""
+        if self._must_unlist:
+            self._must_unlist = False
+            assert self._listing is not None
+            await asyncio.wait([self._listing])
             self._quota.forget(self.request_id)
-            await self._quota.undo(self._request)
+            await self._quota.undo(self.request)
 
     async def stop(self) -> None:
         """Ask for no more tokens, and cancel an ``ask`` that is under way. Idempotent.
@@ -170,8 +169,10 @@ class Hold:
         self.on_more = None
         self._generated, self._count = self.generated, None
         self._ended = True
-        self._quota.show_no_more(self)
-        self._is_late = self._showing is not None and (self._is_late or not self._showing.done())
+        self._quota.cancel_listing(self)
+        self._must_unlist = self._listing is not None and (
+            self._must_unlist or not self._listing.done()
+        )
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.wait([self._extending])
@@ -179,8 +180,8 @@ class Hold:
     async def close(self) -> None:
         """Stop renewing the lease. Call it after ``Ledger.settle``; idempotent."""
         await self.stop()
-        await self._hide()
-        self._quota.forget(self._request.request_id)
+        await self._unlist()
+        self._quota.forget(self.request_id)
 
 
 class Quota:
@@ -220,14 +221,14 @@ class Quota:
         self._store_ahead_s: float | None = None
         """The store's clock at the last beat, less this process's own, which nobody can set."""
         self._holds: dict[UUID, Hold] = {}
-        self._unshown: dict[Hold, float] = {}
+        self._to_be_listed: dict[Hold, float] = {}
         """When each is to be listed, by the event loop's clock, the oldest first."""
-        self._show_timer: asyncio.TimerHandle | None = None
+        self._list_timer: asyncio.TimerHandle | None = None
         self._undoing: set[asyncio.Task[None]] = set()
-        self.unasked = OutageLog(logger, calm_s=CALM_S)
+        self.extension_outage = OutageLog(logger, calm_s=CALM_S)
         """Requests that cannot ask for more quota."""
-        self._unlisted = OutageLog(logger, calm_s=CALM_S)
-        self._unreleased = OutageLog(logger, calm_s=CALM_S)
+        self._listing_outage = OutageLog(logger, calm_s=CALM_S)
+        self._release_outage = OutageLog(logger, calm_s=CALM_S)
 
     @property
     def num_held(self) -> int:
@@ -266,7 +267,7 @@ class Quota:
         if not principal.policies:
             answer = QuotaAnswer(state="running", completion_tokens=max_tokens)
             hold = Hold(self, request, max_tokens, answer)
-            self._show_later(hold)
+            self._list_later(hold)
             return hold
         try:
             answer = await self._ask(principal, request)
@@ -301,82 +302,81 @@ class Quota:
         is_held = hold.request_id in self._holds
         await hold.close()
         if is_held:
-            await self.undo(hold._request)
+            await self.undo(hold.request)
 
-    def _show_later(self, hold: Hold) -> None:
-        """List the request if it still runs after ``SHOW_AFTER_S``."""
+    def _list_later(self, hold: Hold) -> None:
+        """List the request if it still runs after ``LIST_AFTER_S``."""
         loop = asyncio.get_running_loop()
-        self._unshown[hold] = loop.time() + SHOW_AFTER_S
-        if self._show_timer is None:
-            self._show_timer = loop.call_later(SHOW_AFTER_S, self._show_old)
+        self._to_be_listed[hold] = loop.time() + LIST_AFTER_S
+        if self._list_timer is None:
+            self._list_timer = loop.call_later(LIST_AFTER_S, self._list_old)
 
-    def _show_old(self) -> None:
+    def _list_old(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._unshown:
-            hold, due_s = next(iter(self._unshown.items()))  # the oldest
+        while self._to_be_listed:
+            hold, due_s = next(iter(self._to_be_listed.items()))  # the oldest
             if due_s > loop.time():
                 break
-            del self._unshown[hold]
-            hold.show()
-        self._show_timer = loop.call_later(SHOW_EVERY_S, self._show_old) if self._unshown else None
+            del self._to_be_listed[hold]
+            hold.start_listing()
+        self._list_timer = (
+            loop.call_later(LIST_EVERY_S, self._list_old) if self._to_be_listed else None
+        )
 
-    def show_no_more(self, hold: Hold) -> None:
+    def cancel_listing(self, hold: Hold) -> None:
         """Do not list a request, because it has ended."""
-        self._unshown.pop(hold, None)
+        self._to_be_listed.pop(hold, None)
 
-    async def show(self, hold: Hold, request: QuotaRequest) -> None:
+    async def list_hold(self, hold: Hold) -> None:
         """List a request without limits among the running ones.
 
         Does nothing if the store is away, or if limits that were set meanwhile leave no room.
         """
         try:
-            answer = await self._store.reserve(request)
+            answer = await self._store.reserve(hold.request)
         except StoreUnavailable as error:
-            self._unlisted.failed("Request %s runs unlisted: %s", request.request_id, error)
+            self._listing_outage.failed("Request %s runs unlisted: %s", hold.request_id, error)
             return
-        self._unlisted.succeeded("Requests are listed again")
+        self._listing_outage.succeeded("Requests are listed again")
         if answer.state == "running":
-            self._holds[request.request_id] = hold
+            self._holds[hold.request_id] = hold
         else:
-            await self.undo(request)
+            await self.undo(hold.request)
 
-    async def extend(
-        self, hold: Hold, request: QuotaRequest, tokens: int, *, patience_s: float = 0.0
-    ) -> int:
+    async def extend(self, hold: Hold, tokens: int, *, patience_s: float = 0.0) -> int:
         """How many of ``tokens`` more the monthly limits allow. Raises ``StoreUnavailable``."""
-        granted = await self._extend(hold, request, tokens, patience_s=patience_s)
+        granted = await self._extend(hold, tokens, patience_s=patience_s)
         if granted is None:
-            granted = await self._reserve_again(hold, request, tokens)
-        self._overdrawn.pop(request.tenant_id, None)
+            granted = await self._reserve_again(hold, tokens)
+        self._overdrawn.pop(hold.request.tenant_id, None)
         return granted
 
-    async def _extend(
-        self, hold: Hold, request: QuotaRequest, tokens: int, *, patience_s: float = 0.0
-    ) -> int | None:
+    async def _extend(self, hold: Hold, tokens: int, *, patience_s: float = 0.0) -> int | None:
+        """As ``extend``; None if the store has no reservation."""
         return await self._store.extend(
-            request.tenant_id,
-            request.request_id,
+            hold.request.tenant_id,
+            hold.request_id,
             tokens=tokens,
             generated=hold.generated,
             lease=self._lease,
             patience_s=patience_s,
         )
 
-    async def _reserve_again(self, hold: Hold, request: QuotaRequest, tokens: int) -> int:
+    async def _reserve_again(self, hold: Hold, tokens: int) -> int:
         """Reserve again, because the database crashed and lost the reservation, or was away when it
         should have been made.
 
         Rates and slots do not end a running request, and its settlement charges them in any case.
         """
-        whole = msgspec.structs.replace(request, completion_tokens=hold.allowed + tokens)
+        whole = msgspec.structs.replace(hold.request, completion_tokens=hold.allowed + tokens)
         answer = await self._store.reserve(whole)
         if answer.state == "queued":
-            await self.undo(request)
+            await self.undo(hold.request)
         if answer.state != "running":
             return 0 if answer.refused_by in ("monthly_tokens", "monthly_cost") else tokens
         granted = answer.completion_tokens - hold.allowed
         if granted < tokens:  # One reservation cannot exceed the limit of a minute.
-            granted += await self._extend(hold, request, tokens - granted) or 0
+            granted += await self._extend(hold, tokens - granted) or 0
         return max(0, granted)
 
     def close_queue(self) -> None:
@@ -471,11 +471,11 @@ class Quota:
         try:
             await self._store.release(request.tenant_id, request.request_id)
         except StoreUnavailable as error:
-            self._unreleased.failed(
+            self._release_outage.failed(
                 "Request %s stays reserved for a while: %s", request.request_id, error
             )
         else:
-            self._unreleased.succeeded("Requests are released again")
+            self._release_outage.succeeded("Requests are released again")
 
     def overdraw(self, tenant_id: UUID, tokens: int) -> int:
         """How many of ``tokens`` the tenant gets while the store is away."""

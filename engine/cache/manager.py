@@ -347,8 +347,8 @@ class CacheManager:
         return table.num_logical_blocks + num_blocks
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        """Give all blocks back. The last ones are evicted first: a prefix is of use to more
-        requests."""
+        """Give all blocks back. The last ones are evicted first, because more requests can
+        use a prefix."""
         if self._shares(table):
             self._publish_rest(table, token_ids)
         self.pool.release(reversed(table.block_ids))

@@ -61,7 +61,11 @@ class PersistentLayers:
         norm: what the hidden states behind them go through.
         """
         first = layers[0].self_attn
-        weights = [found for layer in layers if (found := _weights(layer)) is not None]
+        weights = [
+            found
+            for layer in layers
+            if (found := layer_weights(layer)) is not None and _attends_to_all(layer.self_attn)
+        ]
         if not isinstance(first, SelfAttention) or len(weights) < len(layers):
             return None
         shape = {
@@ -110,12 +114,14 @@ class PersistentLayers:
         return self._norm(hidden)
 
 
-def _weights(layer: DecoderLayer) -> LayerWeights | None:
+def layer_weights(layer: DecoderLayer) -> LayerWeights | None:
+    """The weights of a packed layer; None if it computes something else from them than
+    ``LayerWeights`` says. How it attends is left aside."""
     # A mixture of experts has another name in some families.
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):
         return None
-    if attention.window is not None or attention.softcap is not None or mlp.activation != "silu":
+    if mlp.activation != "silu":
         return None
     qkv, output, gate_up, down = linears = (
         attention.qkv_proj,
@@ -136,6 +142,15 @@ def _weights(layer: DecoderLayer) -> LayerWeights | None:
         attended_norm=layer.post_attention_layernorm.weight.data,
         gate_up=gate_up.weight.data,
         down=down.weight.data,
+    )
+
+
+def _attends_to_all(attention: Module) -> bool:
+    """With scores as they are."""
+    return (
+        isinstance(attention, SelfAttention)
+        and attention.window is None
+        and attention.softcap is None
     )
 
 

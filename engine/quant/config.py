@@ -225,7 +225,7 @@ def read_quantization(
 
 
 def _stored(model_dir: Path) -> tuple[str, Any]:
-    """Where a checkpoint tells of its quantization, and what; None: nothing."""
+    """Where a checkpoint describes its quantization, and how; None: nowhere."""
     path = model_dir / "config.json"
     fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     found = fields.get("quantization_config") or (fields.get("text_config") or {}).get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.runner.row_changes import Changes
-from engine.runner.rows import Ints
+from engine.runner.rows import Ints, RowTable
 from engine.scheduler.plan import StepPlan
 
 
@@ -17,13 +17,15 @@ class DraftedSlots:
     the blocks follows what a new row has, if its prefix was cached. A block that is handed out anew
     starts at zero."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_rows: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, table: RowTable) -> None:
+        """table: has followed every plan that is applied here."""
+        self._table = table
         self._block_size = block_size
         self._filled = [0] * num_blocks
         """Leading slots of each block that have keys."""
-        self._blocks: list[list[int]] = [[] for _ in range(max_num_rows)]
-        """Block ids of each row."""
-        self._starts = [0] * max_num_rows
+        self._blocks: list[list[int] | None] = [None] * table.num_rows
+        """Block ids of each row; None: not looked up yet."""
+        self._starts = [0] * table.num_rows
         """Leading tokens of each row that have keys: drafting starts behind them."""
         self.changed: set[int] = set()
         """Rows whose start was set since their last chunk, see ``apply``."""
@@ -37,7 +39,9 @@ class DraftedSlots:
         if plan.admissions:
             self._admit(plan)
         for row, block_ids in plan.new_blocks:
-            self._blocks[row] += block_ids
+            known = self._blocks[row]
+            if known is not None:
+                known += block_ids
             self._clear(block_ids)
         if not changed:
             return
@@ -51,11 +55,9 @@ class DraftedSlots:
         """What plans changed that were not applied, during which the network made no keys, and no
         row was ``changed``. What a half-filled block was copied from is forgotten."""
         self._clear(changes.fresh)
-        for row, arrival in changes.arrivals.items():
-            self._blocks[row] = list(arrival.block_ids)
-            self._starts[row] = self._leading(arrival.block_ids)
-        for row, block_ids in changes.grown.items():
-            self._blocks[row] += block_ids
+        self._blocks = [None] * len(self._blocks)
+        for row in changes.arrivals:
+            self._starts[row] = self._leading(self._blocks_of(row))
 
     def _clear(self, block_ids: Sequence[int]) -> None:
         """These blocks are handed out anew: they have no keys."""
@@ -85,13 +87,19 @@ class DraftedSlots:
                 break
         return count
 
+    def _blocks_of(self, row: int) -> list[int]:
+        blocks = self._blocks[row]
+        if blocks is None:
+            blocks = self._blocks[row] = self._table.blocks(row)
+        return blocks
+
     def _cut(self, row: int, end: int) -> None:
         if self._starts[row] > end:
             self._starts[row] = end
 
     def room(self, row: int) -> int:
         """Slots in the row's blocks."""
-        return len(self._blocks[row]) * self._block_size
+        return self._table.num_blocks(row) * self._block_size
 
     def start(self, row: int) -> int:
         """Leading tokens of the row that have keys."""
@@ -101,7 +109,7 @@ class DraftedSlots:
         """Keys of the tokens up to ``ends`` of each row are in the cache now."""
         self.changed.update(rows.tolist())
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
-            size = self._block_size
+            size, blocks = self._block_size, self._blocks_of(row)
             for index in range(self._starts[row] // size, -(-end // size)):
-                self._filled[self._blocks[row][index]] = min(size, end - index * size)
+                self._filled[blocks[index]] = min(size, end - index * size)
             self._starts[row] = end

@@ -54,7 +54,7 @@ class Drafting(ABC):
         """Follow a plan's changes to rows and blocks, before its forward pass. (The runner itself
         copies the contents of blocks.) While no drafts are made, they are only noted."""
         if self._holes.are_open and not (plan.keeps_features or self._changed):
-            if plan.admissions or plan.new_blocks or plan.released_rows:
+            if plan.admissions or plan.new_blocks:
                 self._changes.note(plan)
             return
         self._follow_changes()
@@ -176,7 +176,7 @@ class ChainDrafting(Drafting):
         self._cache = cache
         self._graphs = graphs
         self._max_num_tokens = max_num_tokens
-        self._drafted = DraftedSlots(cache.num_blocks, block_size, len(table.tokens))
+        self._drafted = DraftedSlots(cache.num_blocks, block_size, table)
         self._changed = self._drafted.changed
 
     def _follow(self, changes: Changes) -> None:

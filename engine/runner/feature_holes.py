@@ -29,10 +29,9 @@ class FeatureHoles:
     def follow(self, changes: Changes) -> None:
         """What plans changed that were not applied, which is allowed while ranges ``are_open``, of
         plans that close none."""
-        for row in changes.released:
+        for row, num_tokens in changes.arrivals.items():
             self._release(row)
-        for row, arrival in changes.arrivals.items():
-            self._known[row] = self._begun[row] = arrival.num_tokens
+            self._known[row] = self._begun[row] = num_tokens
 
     def _release(self, row: int) -> None:
         self._known.pop(row, None)
@@ -44,6 +43,7 @@ class FeatureHoles:
         for row in plan.released_rows:
             self._release(row)
         for admission in plan.admissions:
+            self._release(admission.row)  # In a rest nobody heard of the end of the one before.
             self._known[admission.row] = len(admission.token_ids)
             if self.are_open:
                 self._begun[admission.row] = len(admission.token_ids)

@@ -11,8 +11,9 @@ from engine.layers.attention import StepContext
 from engine.models.base import Model
 from engine.spec.draft_network import DraftNetwork
 
-# Buffers for the taps of steps of up to this many tokens are kept and reused.
-_MAX_BUFFERED_TOKENS = 64
+# Steps of up to this many tokens share memory for their taps. For more, kernels run longer than it
+# takes to allocate it.
+_MAX_BUFFERED_TOKENS = 512
 
 
 def keeps_taps(network: DraftNetwork, device: torch.device) -> bool:
@@ -58,11 +59,14 @@ class FeatureCache:
         self.blocks = self._rows[:num_slots].view(-1, block_size, size)
         """[num_blocks, block_size, size]"""
 
-    def keep(self, slots: torch.Tensor, source: torch.Tensor) -> None:
+    def keep(self, slots: torch.Tensor, source: torch.Tensor, *, is_padded: bool = True) -> None:
         """Store the features of tokens that were just computed. slots: [num_tokens] int64, -1 for
-        padding; source: as for ``DraftNetwork.feature``."""
-        # Index -1, the last row, is the one for padding.
-        self._rows[slots] = source if self._keeps_taps else self._network.feature(source)
+        padding, which there may be if ``is_padded``; source: as for ``DraftNetwork.feature``."""
+        kept = source if self._keeps_taps else self._network.feature(source)
+        if is_padded:
+            self._rows[slots] = kept  # Index -1, the last row, is the one for padding.
+        else:
+            self._rows.index_copy_(0, slots, kept)  # Takes the host a fraction of that.
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zero the features of tokens for which none were kept. slots: [num_tokens] int64."""
@@ -93,8 +97,11 @@ class WatchedModel(Model):
         self.model = model
         self._network = network
         self._features = features
+        width = len(network.tapped_layers) * network.tapped_size
+        self._memory = features.blocks.new_empty(_MAX_BUFFERED_TOKENS if width else 0, width)
+        """For the taps of steps that are not too long: [num_tokens, width]"""
         self._buffers: dict[int, _TapBuffer] = {}
-        """By the number of tokens, for small numbers."""
+        """By the number of tokens: parts of that memory."""
 
     @property
     def max_one_kernel_batch(self) -> int:
@@ -104,23 +111,27 @@ class WatchedModel(Model):
     def max_one_kernel_drafted(self) -> int:
         return self.model.max_one_kernel_drafted
 
+    @property
+    def joinable_tokens(self) -> range:
+        return self.model.joinable_tokens
+
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         layers = self._network.tapped_layers
         if not layers:
             hidden = self.model.hidden_states(token_ids, replace(step, wanted=None))
-            self._features.keep(step.slots, hidden)
+            self._features.keep(step.slots, hidden, is_padded=not step.is_eager)
             return step.kept(hidden)
         buffer = self._buffers.get(len(token_ids)) or self._make_buffer(len(token_ids))
         hidden = self.model.hidden_states(token_ids, replace(step, taps=buffer.taps))
-        self._features.keep(step.slots, buffer.tapped)
+        self._features.keep(step.slots, buffer.tapped, is_padded=not step.is_eager)
         return hidden
 
     def _make_buffer(self, num_tokens: int) -> _TapBuffer:
-        layers, blocks = self._network.tapped_layers, self._features.blocks
-        width = len(layers) * self._network.tapped_size
-        tapped = torch.empty(num_tokens, width, dtype=blocks.dtype, device=blocks.device)
+        layers, is_small = self._network.tapped_layers, num_tokens <= len(self._memory)
+        memory = self._memory
+        tapped = memory[:num_tokens] if is_small else memory.new_empty(num_tokens, memory.shape[1])
         buffer = _TapBuffer(tapped, dict(zip(layers, tapped.chunk(len(layers), -1), strict=True)))
-        if num_tokens <= _MAX_BUFFERED_TOKENS:
+        if is_small:
             self._buffers[num_tokens] = buffer
         return buffer
 

@@ -14,7 +14,15 @@ from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
-from engine.runner.one_kernel import log_faster, measure_most_tokens
+from engine.runner.joined_tokens import faster_tokens, measured_sizes
+from engine.runner.one_kernel import (
+    LEAD,
+    SHORT,
+    blocks_of_their_own,
+    log_faster,
+    measure_most_tokens,
+    time_ratio,
+)
 from engine.runner.rows import RowTable
 from engine.runner.shared_inputs import SharedInputs
 from engine.runner.sized_graphs import SizedGraphs, capture_all
@@ -43,7 +51,8 @@ class DecodeGraphs:
 
     Steps that share prefixes have graphs of their own, and so have those with adapters: a step with
     neither pays for neither. Few sequences have some with all layers as one kernel, if the model
-    has that, up to the lengths for which ``capture`` measured them to be faster.
+    has that, up to the lengths for which ``capture`` measured them to be faster; more of them have
+    one kernel behind each attention, likewise.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class DecodeGraphs:
     ) -> None:
         """adapters: if any, they are capturable. resting: the same model, which keeps nothing for a
         draft network."""
+        self._model = model
         self._resting = resting
         self._kv_cache = kv_cache
         self._table = table
@@ -80,6 +90,9 @@ class DecodeGraphs:
             self._add_families(adapted_sizes(sizes), model, adapted=True)
         if resting is not None:
             self._add_families(sizes, resting, adapted=False)
+        self.joined_tokens: frozenset[int] = frozenset()
+        """Numbers of tokens of a step for which one kernel behind each attention is faster; known
+        once graphs are captured."""
         self._as_one: dict[bool, SizedGraphs] = {}
         """Those with the layers as one kernel, by whether the model is the resting one."""
         self._max_tokens: dict[int, int] = {}
@@ -102,6 +115,7 @@ class DecodeGraphs:
 
         Call it before any request has a row: measured steps write into blocks that nobody holds.
         """
+        self._measure_joined()
         families = [*self._families.values(), *self._as_one.values()]
         capture_all(families, self._pad, on_progress)
         if self._as_one:
@@ -114,6 +128,29 @@ class DecodeGraphs:
     def _leaves_attention_to_others(self) -> bool:
         attend = self._attention.prepare_decode(self._batch(1, shared=False), self._block_size)
         return plain_batch(attend) is not None
+
+    def _measure_joined(self) -> None:
+        """With graphs that are dropped again: those that stay are recorded the faster way."""
+        model = self._resting or self._model  # What is kept for a draft network is no layer's.
+        sizes = measured_sizes(model.joinable_tokens, self.max_batch)
+        if not sizes:
+            return
+        ways = {
+            joined: SizedGraphs(sizes, partial(self._forward, model, joined=joined))
+            for joined in (True, False)
+        }
+        capture_all([*ways.values()], self._pad)
+        device = self._table.block_table.device
+
+        def is_faster(size: int) -> bool:
+            with blocks_of_their_own(size, self._table, self._kv_cache) as max_len:
+                self._send_even(size, min(SHORT, max_len))
+                ours, theirs = (partial(ways[joined].replay, size) for joined in (True, False))
+                return time_ratio(ours, theirs, device) <= LEAD
+
+        self.joined_tokens = faster_tokens(model.joinable_tokens, self.max_batch, is_faster)
+        ways.clear()
+        torch.cuda.empty_cache()
 
     def _measure_all_as_one(self) -> None:
         # Of one model: what is kept for a draft network is no part of the layers.
@@ -188,7 +225,9 @@ class DecodeGraphs:
         shared: bool = False,
         adapted: bool = False,
         one_kernel: bool = False,
+        joined: bool | None = None,
     ) -> torch.Tensor:
+        """joined: whether with one kernel behind each attention; None: where that is faster."""
         token_ids, positions, slots = self._buffers.tokens(size)
         attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
         others = self._buffers.by_layer(size, self._attention)
@@ -197,6 +236,7 @@ class DecodeGraphs:
             adapted=adapted,
             by_layer=others,
             one_kernel=one_kernel,
+            joins_products=size in self.joined_tokens if joined is None else joined,
         )
         with captured(self._adapters if adapted else None, size):
             return model.logits(model.hidden_states(token_ids, step))

@@ -92,7 +92,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
         graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
-        verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention, held)
+        verify_graphs = capture_verify_graphs(
+            config, made.model, cache, table, attention, held, graphs.joined_tokens
+        )
     prompt_graphs = None
     if capturable and isinstance(attention, PromptBackend):
         prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention, held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import torch
@@ -197,8 +197,9 @@ def capture_verify_graphs(
     table: RowTable,
     attention: CapturableBackend,
     adapters: AdapterSlots | None,
+    joined_tokens: Container[int],
 ) -> VerifyGraphs | None:
-    """None where there are no drafts."""
+    """None where there are no drafts. joined_tokens: see ``VerifyGraphs``."""
     speculative = config.speculative_config
     if speculative is None:
         return None
@@ -211,6 +212,7 @@ def capture_verify_graphs(
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
         num_drafts=speculative.num_tokens,
+        joined_tokens=joined_tokens,
     )
     graphs.capture()
     return graphs

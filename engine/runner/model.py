@@ -52,7 +52,7 @@ def load_model(
     device: torch.device,
     report: OnProgress,
 ) -> Model:
-    """facts: from ``read_facts``. ``report`` is told of progress within [0.05, 0.9]."""
+    """facts: from ``read_facts``. ``report`` is called with the progress, within [0.05, 0.9]."""
     if isinstance(facts, ModelConfig):
         quantization = read_quantization(config.model_dir, config.quantization)
         model = create_model(facts, max_model_len=max_model_len, dtype=dtype, device=device)
@@ -67,7 +67,7 @@ def load_model(
     assert isinstance(facts, transformers_fallback.FallbackConfig)
     quantization = read_quantization(config.model_dir, config.quantization)
     if quantization is not None and not quantization.is_online:
-        # hf_quant_config.json tells of it: transformers, which reads config.json alone, would not.
+        # It may be in hf_quant_config.json, but transformers reads config.json alone.
         raise ModelLoadError(
             f"{config.model_dir}: {facts.architecture} has no implementation here, and quantized "
             "weights cannot run in transformers': load the checkpoint that they were made from"

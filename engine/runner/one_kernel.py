@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
@@ -22,9 +23,9 @@ from engine.runner.step_costs import wait_for
 
 logger = logging.getLogger(__name__)
 
-_SHORT = 512
+SHORT = 512
 """Tokens of a sequence whose keys hardly count."""
-_LEAD = 0.98
+LEAD = 0.98
 """Of the time that the layers take one by one: less gain is not worth results that differ in
 near-ties between batches of few sequences and of more."""
 _ROUNDS = 5
@@ -46,23 +47,29 @@ def measure_most_tokens(
     ``prepare`` sends rows 0 to ``size``, each with so many tokens. Call it before any request has a
     row: the steps write into blocks that nobody holds.
     """
+    max_model_len = table.tokens.shape[1]
+    with blocks_of_their_own(size, table, kv_cache) as max_len:
+        longest = longest_faster(
+            partial(one_kernel.replay, size),
+            partial(layers.replay, size),
+            prepare,
+            max_len=max_len,
+            device=table.block_table.device,
+        )
+    return size * (max_model_len if longest == max_len else longest)
+
+
+@contextmanager
+def blocks_of_their_own(size: int, table: RowTable, kv_cache: KVCache) -> Iterator[int]:
+    """Within the block rows 0 to ``size`` have blocks that no other has, as far as possible: keys
+    that are read twice would come from the L2. Yields how many tokens each row has room for."""
     tables = table.block_table[:size]
     num_blocks, block_size = kv_cache[0][0].shape[:2]
-    max_model_len = table.tokens.shape[1]
-    max_len = min(max_model_len, max(1, num_blocks // size * block_size))
-    # No block twice: its keys would come from the L2.
     firsts = torch.arange(size, device=tables.device)[:, None] * (num_blocks // size)
     blocks = firsts + torch.arange(tables.shape[1], device=tables.device)
     tables.copy_(blocks % num_blocks)
-    longest = longest_faster(
-        partial(one_kernel.replay, size),
-        partial(layers.replay, size),
-        prepare,
-        max_len=max_len,
-        device=tables.device,
-    )
+    yield min(table.tokens.shape[1], max(1, num_blocks // size * block_size))
     tables.zero_()
-    return size * (max_model_len if longest == max_len else longest)
 
 
 @torch.inference_mode()
@@ -83,21 +90,28 @@ def longest_faster(
 
     def ratio(seq_len: int) -> float:
         prepare(seq_len)
-        num_replays = 1 + int(_ROUND_S / _seconds(layers, 1, device))
-        rounds = [
-            [_seconds(steps, num_replays, device) for steps in (one_kernel, layers)]
-            for _ in range(_ROUNDS)
-        ]
-        ours, theirs = (median(times) for times in zip(*rounds, strict=True))
-        compared: float = ours / theirs
-        return compared
+        return time_ratio(one_kernel, layers, device)
 
     lengths = [max_len]
-    while lengths[0] > _SHORT:
-        lengths.insert(0, max(_SHORT, lengths[0] // 2))
-    if ratio(lengths[0]) > _LEAD:
+    while lengths[0] > SHORT:
+        lengths.insert(0, max(SHORT, lengths[0] // 2))
+    if ratio(lengths[0]) > LEAD:
         return 0
     return lengths[bisect_right(lengths, 1.0, lo=1, key=ratio) - 1]
+
+
+@torch.inference_mode()
+def time_ratio(
+    ours: Callable[[], object], theirs: Callable[[], object], device: torch.device
+) -> float:
+    """What one of ``ours`` takes, in times of one of ``theirs``."""
+    num_replays = 1 + int(_ROUND_S / _seconds(theirs, 1, device))
+    rounds = [
+        [_seconds(steps, num_replays, device) for steps in (ours, theirs)] for _ in range(_ROUNDS)
+    ]
+    our_s, their_s = (median(times) for times in zip(*rounds, strict=True))
+    ratio: float = our_s / their_s
+    return ratio
 
 
 def log_faster(steps: str, max_tokens: Mapping[str, int]) -> None:

@@ -48,6 +48,19 @@ class RowTable:
         """Counts admissions: as long as it stays the same, rows begin with the same blocks."""
         self._num_blocks = [[0] * max_num_rows for _ in self.windows]
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens)
+
+    def num_blocks(self, row: int) -> int:
+        """Of the first group."""
+        return self._num_blocks[0][row]
+
+    def blocks(self, row: int) -> list[int]:
+        """The row's block ids of the first group."""
+        found: list[int] = self.block_ids[row, : self._num_blocks[0][row]].tolist()
+        return found
+
     def by_layer(self, others: Sequence[T]) -> dict[int, T]:
         """What each layer uses in place of the first group's. others: one entry for each group but
         the first."""

@@ -36,8 +36,8 @@ from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
 
 _WARM_UP_LENGTHS = 12, 24, 48, 160
-"""Lengths of the prompts that are run before the first request: attention uses other kernels for
-longer prompts, each of which is loaded at its first use. 160 tokens use the last of them."""
+"""Lengths of the prompts that are run before the first request. Each length uses other attention
+kernels, which are loaded at their first use; 160 tokens use those of all longer prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class TorchRunner:
     ) -> None:
         self._model = model
         self._resting_model = model.model if isinstance(model, WatchedModel) else model
-        """The model itself, without the wrapper that keeps features for a draft network: for steps
-        while no drafts are made."""
+        """The model without the wrapper that keeps features for a draft network, for steps while
+        nobody drafts."""
         self._cache = cache
         self._block_copies = block_copies
         self._table = table
@@ -204,8 +204,8 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a few prompts, so that what is compiled or loaded at first use delays no request:
-        that may take as long as a thousand steps. Call it before the first plan."""
+        """Run a few prompts, so that no request waits for what is compiled or loaded at first use,
+        which may take as long as a thousand steps. Call it before the first plan."""
         if self.device.type == "cuda":
             for length in _WARM_UP_LENGTHS:
                 one = np.ones(1, np.int64)
@@ -337,7 +337,8 @@ class TorchRunner:
         )
 
     def _kept(self, step: _Sampled, chunks: Sequence[Chunk]) -> list[list[int]]:
-        """Of each chunk, what was sampled and stays. chunks: the step's, with their drafts."""
+        """The new tokens of each chunk: those sampled, up to the first that differs from its draft.
+        chunks: the step's, with their drafts."""
         inputs = step.inputs
         if inputs is None or step.token_ids is None:
             return [[] for _ in chunks]
@@ -350,7 +351,7 @@ class TorchRunner:
         return list(map(self._accept, chunks, token_ids))
 
     def _apply(self, plan: StepPlan) -> None:
-        """Update the persistent state, in the order that the plan's contract gives."""
+        """Update rows and blocks, in the order of the plan's fields."""
         for row in plan.released_rows:
             self._sampler.release(row)
             self._logprobs.release(row)
@@ -383,8 +384,8 @@ class TorchRunner:
 
 
 def _keeps_features(plan: StepPlan) -> bool:
-    """Whether a step in which each chunk is one token keeps features for a draft network. A request
-    that was just admitted needs them in any case: drafts after its prompt read them."""
+    """Whether a step of one token a chunk keeps features for a draft network. It does whenever a
+    request was just admitted, because the drafts after its prompt read them."""
     return plan.keeps_features or bool(plan.admissions)
 
 

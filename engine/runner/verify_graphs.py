@@ -10,6 +10,7 @@ tokens' keys are stored before it begins.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from functools import partial
 from operator import add
@@ -76,14 +77,17 @@ class VerifyGraphs:
         block_size: int,
         max_num_seqs: int,
         num_drafts: int,
+        joined_tokens: Container[int] = (),
     ) -> None:
-        """adapters: if any, they are capturable. num_drafts: of a sequence, at most."""
+        """adapters: if any, they are capturable. num_drafts: of a sequence, at most. joined_tokens:
+        numbers of tokens of a step for which one kernel behind each attention is faster."""
         self._model = model
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
         self._adapters = adapters
         self._block_size = block_size
+        self._joined_tokens = joined_tokens
         self.lengths = capture_lengths(num_drafts)
         """Drafts of each sequence, of which there are graphs."""
         most = capture_sizes(max_num_seqs)[-1]
@@ -268,6 +272,7 @@ class VerifyGraphs:
             adapted=adapted,
             by_layer=others,
             one_kernel=one_kernel,
+            joins_products=size * num_queries in self._joined_tokens,
         )
         with captured(self._adapters if adapted else None, size * num_queries):
             return self._model.logits(self._model.hidden_states(token_ids, step))

@@ -20,7 +20,7 @@ class AdapterSlotQueue:
 
     Adapters with the same content count as one, whatever their names. While requests wait here, no
     other request with an adapter is admitted, even if that adapter is loaded: otherwise requests of
-    two adapters could alternate for ever, and those of a third would never run."""
+    two adapters could alternate forever, and those of a third would never run."""
 
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
@@ -29,11 +29,13 @@ class AdapterSlotQueue:
     def __contains__(self, request: Request) -> bool:
         return request in self._held
 
-    def lacking(self, request: Request, running: Iterable[Request]) -> bool:
+    def must_wait(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether a request must wait for a slot. running: the requests that occupy the slots."""
         digest = request.adapter_digest
-        if not digest or self._held:
-            return bool(digest)
+        if not digest:
+            return False
+        if self._held:
+            return True
         in_use = {other.adapter_digest for other in running} - {"", digest}
         return len(in_use) >= self._max_loras
 

@@ -131,9 +131,9 @@ class Load:
         if overlap and len(results) == 1:
             return spent
         started = time.thread_time()
-        moved = self.scheduler.update(results.pop(0))
+        new_tokens = self.scheduler.update(results.pop(0))
         spent += time.thread_time() - started
-        for request, _ in moved:
+        for request, _ in new_tokens:
             if request.finished:
                 self.add()
         return spent

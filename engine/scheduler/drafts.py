@@ -20,11 +20,18 @@ class Lookahead:
 
     def __init__(self, cache: CacheManager, num_tokens: int, max_num_tokens: int) -> None:
         """num_tokens: extra slots for each request. max_num_tokens: the longest that any request
-        can get. A request with a lower limit gets the slots all the same, because a network drafts
+        can get. A request with a lower limit gets the slots as well, because a network drafts
         as many tokens for each request of a batch."""
         self.num_tokens = num_tokens
+        """0 while nobody drafts, see ``expect_drafts``."""
+        self._most = num_tokens
         self._cache = cache
         self._max_num_tokens = max_num_tokens
+
+    def expect_drafts(self, *, expected: bool) -> None:
+        """Whether the network may draft behind the steps that are planned from now on. If not, they
+        are planned as without one; the first step for which it may makes up for that."""
+        self.num_tokens = self._most if expected else 0
 
     def num_logical_blocks(self, table: BlockTable, end: int, num_missing: int = 0) -> int:
         """Logical blocks that hold the tokens up to ``end`` and, if enough blocks are free, the

@@ -37,7 +37,7 @@ class Followers:
 
     def hold(self, request: Request, key: bytes) -> None:
         """Let a request wait for the block with this key, which is expected."""
-        assert key in self._expected, f"{request.request_id} would wait for ever"
+        assert key in self._expected, f"{request.request_id} would wait forever"
         self._by_key.setdefault(key, []).append(request)
         self._key_of[request] = key
 

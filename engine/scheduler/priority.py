@@ -1,4 +1,4 @@
-"""The most important first, and nobody waits for ever."""
+"""The most important first, and nobody waits forever."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ class Room:
         self._running = running
         self._forecast_begun = False
 
-    def lacking(self, request: Request) -> int:
-        """The blocks that ``request`` lacks, if it was the last one refused and nothing was
-        released since (so that it need not be measured again); else 0."""
+    def still_lacking(self, request: Request) -> int:
+        """The blocks that ``request`` still lacks, if it was the last one refused and nothing was
+        released since, so that it need not be measured again; else 0."""
         if request is not self._refused or self._num_left_behind != self._cache.num_left_behind:
             return 0
         return self._num_lacking + self._num_free - self._cache.num_free_blocks

@@ -8,8 +8,7 @@ With one step of overlap, step N+1 is planned before the host has seen what step
 rules make that safe:
 
 * A request that reaches its length limit with the token in flight gets no further chunk.
-* A stop token is seen one step late. The chunk that was planned meanwhile is computed in vain, and
-  its sample is dropped.
+* A stop token is seen one step late. By then one more chunk is planned: its sample is dropped.
 * The blocks and the row of a request are released when no step in flight has a chunk of it any
   more. So no block is handed out while a step may still read or write it, and ``_release`` is the
   only place that frees them. A step that copies blocks out to host memory counts as one that has a
@@ -93,16 +92,17 @@ class Scheduler:
         self._followers = Followers()
         self._adapter_slots = AdapterSlotQueue(config.max_loras)
         self._room = Room(config, cache)
-        self._blocked: Request | None = None
-        """The request that was next in line in the last step, but could not be admitted."""
+        self._next_in_line: Request | None = None
+        """The waiting request that would have been admitted next in the last step, but did not
+        fit."""
         self._num_blocks_lacking = 0
-        """How many free blocks ``_blocked`` lacked; 0 if it lacked a row."""
+        """How many free blocks ``_next_in_line`` lacked; 0 if it lacked a row."""
         self._displaced: list[Request] = []
         """The requests that were preempted for the last waiting request that outranked them."""
         self._draining: dict[int, Request] = {}
         """Requests that left the batch while a step in flight still has a chunk of them, by
         arrival number."""
-        self._ungranted: dict[int, Request] = {}
+        self._waiting_for_grant: dict[int, Request] = {}
         """Requests taken out of the queue until they are granted more tokens, by arrival number."""
 
     # ---- requests come and go -------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Scheduler:
     def resume(self, request: Request) -> None:
         """Continue a request that was granted more tokens: queue it again, if it had to leave the
         queue."""
-        if self._ungranted.pop(request.arrival, None) is not None:
+        if self._waiting_for_grant.pop(request.arrival, None) is not None:
             self.policy.enqueue(request)
 
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
@@ -187,7 +187,7 @@ class Scheduler:
 
     def _leave_queue(self, request: Request) -> None:
         self.cache.drop_swapped(request.block_table)
-        if self._ungranted.pop(request.arrival, None) is not None:
+        if self._waiting_for_grant.pop(request.arrival, None) is not None:
             return
         if request in self._followers:
             self._followers.discard(request)
@@ -231,7 +231,7 @@ class Scheduler:
     def _make_way(self, step: Step) -> None:
         """Preempt running requests for the one that was next in line in the last step, if it
         outranks them and they free what it lacked."""
-        request, self._blocked = self._blocked, None
+        request, self._next_in_line = self._next_in_line, None
         if request is None or request.state not in _QUEUED:
             return
         num_blocks = self._num_blocks_lacking
@@ -245,12 +245,12 @@ class Scheduler:
                 self._displaced = victims
                 return
 
-    def _block(self, request: Request, num_blocks_lacking: int) -> None:
-        """Note that the next request cannot be admitted, for want of a row or of
-        ``num_blocks_lacking`` blocks."""
+    def _note_next_in_line(self, request: Request, num_blocks_lacking: int) -> None:
+        """Remember for ``_make_way`` that this request would be admitted next, but lacks so many
+        blocks (0: a row)."""
         if any(victim.arrival in self._draining for victim in self._displaced):
             return  # Requests were preempted for it already, and are about to be released.
-        self._blocked = request
+        self._next_in_line = request
         self._num_blocks_lacking = num_blocks_lacking
 
     def _schedule_running(self, step: Step) -> tuple[int, bool]:
@@ -293,9 +293,8 @@ class Scheduler:
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
     def _may_run_short(self, order: list[Request]) -> bool:
-        """Whether the next chunks of these requests could need more blocks than are free: only then
-        does their order matter, and is it worth the time to rank them.
-        """
+        """Whether the next chunks of these requests could need more blocks than are free. Only then
+        does their order matter, and only then are they ranked."""
         cache = self.cache
         num_free, block_size = cache.num_free_blocks, cache.block_size
         most = len(order) + self._step_budget.max_num_tokens // block_size
@@ -315,8 +314,8 @@ class Scheduler:
     ) -> bool:
         """Preempt requests from the end of ``order`` until ``num_blocks`` are free.
 
-        False if ``request`` gets no chunk in this step: because enough blocks will be free once the
-        step in flight is over, or because ``request`` was the last one left to preempt.
+        False if ``request`` gets no chunk in this step: either enough blocks will be free once the
+        step in flight is over, or ``request`` itself was the last one to preempt.
         """
         while num_blocks > self.cache.num_free_blocks:
             num_coming = sum(
@@ -344,27 +343,27 @@ class Scheduler:
                 return  # It was preempted just now, and its last token is not known yet.
             if request.awaits_grant:
                 self.policy.dequeue(request)
-                self._ungranted[request.arrival] = request
+                self._waiting_for_grant[request.arrival] = request
                 continue
             if not self._free_rows or len(self.running) >= self._max_num_running:
-                self._block(request, 0)
+                self._note_next_in_line(request, 0)
                 return
-            if self._adapter_slots.lacking(request, self.running.values()):
+            if self._adapter_slots.must_wait(request, self.running.values()):
                 if not self._adapter_slots.hold(request):
                     return
                 self.policy.dequeue(request)
                 continue
-            if (num_lacking := self._room.lacking(request)) > 0:
-                self._block(request, num_lacking)
+            if (num_lacking := self._room.still_lacking(request)) > 0:
+                self._note_next_in_line(request, num_lacking)
                 return
             hit = self.cache.lookup(request.block_table, request.token_ids)
-            if self._follows(request, hit):
+            if self._hold_as_follower(request, hit):
                 if len(self._followers) > _MAX_FOLLOWERS:
                     return
                 continue
             fit = self._room.fit(request, hit, budget)
             if fit.num_lacking > 0:
-                self._block(request, fit.num_lacking)
+                self._note_next_in_line(request, fit.num_lacking)
                 return
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
             if max_num_partial is not None and num_partial > max_num_partial:
@@ -374,9 +373,9 @@ class Scheduler:
             self._add_chunk(step, request, fit.num_tokens)
             budget -= fit.num_tokens
 
-    def _follows(self, request: Request, hit: PrefixHit) -> bool:
+    def _hold_as_follower(self, request: Request, hit: PrefixHit) -> bool:
         """Set a request aside if a step in flight computes the block that it needs next: then it
-        will find it in the cache, and need not compute it again.
+        will find it in the cache, and need not compute it again. Returns whether it was set aside.
 
         The request waits for a step or two; the requests behind it do not.
         """
@@ -485,13 +484,13 @@ class Scheduler:
         """Process the results of the oldest step in flight: append tokens, publish the blocks that
         it filled, end requests.
 
-        Returns the requests that got new tokens, with these; some of them are finished now.
+        Returns the new tokens of each request that got some; some of the requests have finished.
         """
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
         self._observe_time(step)
         step.keep_logprobs(result)
-        moved, block_size = [], self.cache.block_size
+        new_tokens, block_size = [], self.cache.block_size
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True
         ):
@@ -501,7 +500,7 @@ class Scheduler:
             reason: FinishReason | None = None
             if token_ids and request.state is not RequestState.FINISHED:
                 taken, reason = self._append(request, token_ids)
-                moved.append((request, taken))
+                new_tokens.append((request, taken))
             num_written = chunk.num_computed_tokens + chunk.num_scheduled_tokens
             if chunk.draft_token_ids:
                 tenant = self.tenants.of(request.fair_key)
@@ -530,7 +529,7 @@ class Scheduler:
             self._room.release()
         for request in self._followers.release(step.computed_keys):
             self.policy.enqueue(request)
-        return moved
+        return new_tokens
 
     def _observe_time(self, step: Step) -> None:
         """Learn what computing a token costs, from steps that did not swap."""
@@ -590,7 +589,7 @@ class Scheduler:
             assert request.num_settled_tokens <= request.num_planned_tokens
             assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
-        for request in self._ungranted.values():
+        for request in self._waiting_for_grant.values():
             assert request.state in _QUEUED
             assert request.awaits_grant, "it may generate, but is not in the queue"
         for request in self._draining.values():

@@ -82,13 +82,12 @@ class _PositionRate:
 
     def add(self, hits: int, tries: int) -> None:
         usual, short = self.long.rate(_PRIOR_CHANCE), self.short
-        is_news = _is_surprising(hits, tries, usual, _SURPRISING_STEP)
-        if is_news:
+        if _is_surprising(hits, tries, usual, _SURPRISING_STEP):
             short.scale(0.0)
         self.long.add(hits, tries)
         short.add(hits, tries)
-        if is_news or _is_surprising(short.hits, short.tries, usual, _SURPRISING):
-            short.scale(min(1.0, max(_ENOUGH, tries) / short.tries))
+        if _is_surprising(short.hits, short.tries, usual, _SURPRISING):
+            short.scale(max(_ENOUGH, tries) / short.tries)
             self.long.hits, self.long.tries = short.hits, short.tries
 
 

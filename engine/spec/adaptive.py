@@ -208,11 +208,12 @@ class AdaptiveLength:
         self._experience.newcomers.admit(number, batch)
 
     def drop(self, request: Request) -> None:
-        """The request is finished."""
-        if self._by_request:
-            self._experience.drop(request.request_id)
-        else:
-            self._experience.newcomers.end()  # Nothing else is kept of a request.
+        """The request is finished. Where requests have no drafts of their own, ``end`` will do."""
+        self._experience.drop(request.request_id)
+
+    def end(self, number: int) -> None:
+        """So many requests are finished."""
+        self._experience.newcomers.end(number)
 
     def _forget_outdated(self) -> None:
         if self._version != self._experience.version:

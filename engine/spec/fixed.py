@@ -35,6 +35,8 @@ class DraftLength(Protocol):
 
     def drop(self, request: Request) -> None: ...
 
+    def end(self, number: int) -> None: ...
+
     def uniform_length(self, batch: int, most: int) -> int: ...
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int: ...
@@ -89,6 +91,9 @@ class FixedLength:
 
     def drop(self, request: Request) -> None:
         """Nothing is kept about requests."""
+
+    def end(self, number: int) -> None:
+        """Nothing to learn."""
 
     def uniform_length(self, batch: int, most: int) -> int:
         return most

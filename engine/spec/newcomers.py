@@ -117,10 +117,10 @@ class Newcomers:
             self._num_ended = kept * self._num_ended + (1 - kept) / (1 - _DECAY)
             self._num_ending = 0
 
-    def end(self) -> None:
-        """A request ended, in the step of which the next ``go_on`` tells: only with that are its
-        tokens complete."""
-        self._num_ending += 1
+    def end(self, number: int = 1) -> None:
+        """``number`` requests ended, in the steps of which the next ``go_on`` tells: only with that
+        are their tokens complete."""
+        self._num_ending += number
 
 
 def _size(batch: int) -> int:

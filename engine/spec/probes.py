@@ -82,7 +82,7 @@ class ProbeBudget:
     def judge(self, num_hits: int, num_tries: int) -> None:
         """A step of a probe is over. num_hits, num_tries: drafts that were accepted, of those that
         were judged."""
-        if num_tries and num_hits < _HARDLY * num_tries:
+        if num_hits < _HARDLY * num_tries:
             self._part = max(_LEAST_PART, self._part / 2)
         elif 2 * num_hits > num_tries:
             self._part = 1.0

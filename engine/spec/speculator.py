@@ -1,9 +1,16 @@
 """Where the core gets drafts from: tokens that grammars force, and the configured proposer.
 
-For each step the core calls ``rests`` and, unless that says so, ``foresees_drafts`` (if a step is
-in flight) and ``propose``; ``planned`` after the step was planned, ``collected`` when
-it is over, and ``learn`` at a time when the device is busy. How many drafts are worth while is
-decided by ``AdaptiveLength``."""
+For each step the core calls, in this order::
+
+    rests              whether the step runs without speculation; if so, ``planned`` is next
+    foresees_drafts    with a step in flight: whether to wait for its tokens, to draft after them
+    propose            draft
+    planned            once the step is planned
+    collected          when its result is there
+    learn              while the device is busy with the next step
+
+``AdaptiveLength`` decides how many drafts pay. Its module says what probes, rests and streaks are:
+read that first."""
 
 from __future__ import annotations
 
@@ -86,6 +93,8 @@ class Speculator:
         """Seconds that it took to make the drafts of the step that is being planned."""
         self._is_probe = self._waited = False
         """Of the step that is being planned: as ``PlannedStep.is_probe`` and ``was_awaited``."""
+        self._num_ended = 0
+        """Requests that ended, of which only their number matters, not learned from yet."""
         self._num_probes = 0
         """Probes of a network that were not learned from yet. Until then no new probe begins, since
         its costs are not known."""
@@ -158,6 +167,7 @@ class Speculator:
 
     def _observe_rest(self) -> None:
         """Learn from the steps of rests that are over."""
+        self._observe_ends()
         seconds, num_tokens, num_passed = self._rest.take()
         if num_tokens:
             self._adaptive.observe_rest(seconds, num_tokens, num_passed)
@@ -266,11 +276,16 @@ class Speculator:
             )
         self._drafting_s = self._clock() - began_s
 
-    def planned(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> None:
+    def planned(
+        self, plan: StepPlan, num_tokens: int, *, overlaps: bool, constrained: bool = False
+    ) -> None:
         """A step was planned; remember what to learn from when it is over. num_tokens: of the plan.
-        overlaps: another step is in flight."""
+        overlaps: another step is in flight. constrained: a grammar decides on some of its
+        tokens."""
         if self._proposer is None:
             return
+        if constrained:
+            self._rest.end()  # Forced tokens are nearly free: look for them in each step.
         if self._rest.passes(len(plan.chunks)):
             self._planned.append(None)  # What most steps of a rest come to: no further calls.
             if plan.admissions:
@@ -342,8 +357,6 @@ class Speculator:
                 self._rest.end()
             else:
                 self._expect_probe(batch)
-        if any(chunk.constrained for chunk in plan.chunks):
-            self._rest.end()  # Forced tokens are nearly free: look for them in each step.
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
         """The oldest step in flight is over. moved: the new tokens of each request."""
@@ -392,6 +405,8 @@ class Speculator:
     def learn(self, unfinished: Container[str]) -> None:
         """Learn from the steps that are over; called while the device is busy. unfinished: ids of
         the requests that are still running."""
+        if self._collected:
+            self._observe_ends()
         if self._outcomes and not self._streak.num_steps:
             noted, self._outcomes = self._outcomes, []
             self._adaptive.observe_streak(
@@ -461,9 +476,18 @@ class Speculator:
 
     def drop(self, request: Request) -> None:
         """The request is finished: forget it."""
-        if self._proposer is not None:
+        if self._proposer is None:
+            return
+        if self._proposer.is_free:
             self._proposer.drop(request)
             self._adaptive.drop(request)
+        else:
+            self._num_ended += 1  # Nothing is kept of a request.
+
+    def _observe_ends(self) -> None:
+        if self._num_ended:
+            self._adaptive.end(self._num_ended)
+            self._num_ended = 0
 
 
 def _may_go_on(request: Request) -> bool:

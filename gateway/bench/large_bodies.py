@@ -38,7 +38,7 @@ class LargeBodies:
         self.num_answered = 0
 
     async def run(self) -> None:
-        """Send requests for ever. Raises ``ClientError`` if the server does not answer one."""
+        """Send requests forever. Raises ``ClientError`` if the server does not answer one."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         for number in itertools.count(1):

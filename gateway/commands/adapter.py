@@ -5,8 +5,10 @@ Uses the admin API of a running server, because only its engine can check whethe
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -53,8 +55,6 @@ def list_(
     tenant: TenantName, url: Url = None, key: Key = None, data_dir: DataDir = DATA_DIR
 ) -> None:
     """List a tenant's adapters."""
-    from datetime import UTC, datetime
-
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
@@ -78,8 +78,6 @@ def unload(
     data_dir: DataDir = DATA_DIR,
 ) -> None:
     """Unload an adapter: new requests for it are refused, running ones end by themselves."""
-    from urllib.parse import quote
-
     _ask(_server(url, key, data_dir), tenant, "DELETE", f"/{quote(name)}")
     print(f"Unloaded {name} of {tenant}.")
 

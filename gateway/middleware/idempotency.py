@@ -36,6 +36,7 @@ from gateway.recorded_answer import AnswerWork, broken, give
 from gateway.routed_ids import mint
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
+from gateway.trim_schedule import TrimSchedule
 from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState
@@ -68,7 +69,7 @@ class Idempotency:
         self._peers = peers
         self._paths = paths
         self._retention_s = retention_s
-        self._claimed: dict[UUID, int] = {}
+        self._trims = TrimSchedule()
         self._unreleased = OutageLog(logger, calm_s=CALM_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,10 +164,7 @@ class Idempotency:
             self._unreleased.succeeded("Failed answers leave their idempotency keys again")
 
     async def _trim(self, tenant_id: UUID) -> None:
-        num_claimed = self._claimed[tenant_id] = self._claimed.get(tenant_id, 0) + 1
-        # Not each time: that would cost more than a small excess.
-        if num_claimed > MAX_KEYS // 16:
-            del self._claimed[tenant_id]
+        if self._trims.is_due(tenant_id, 1, MAX_KEYS):
             try:
                 await self._shared.trim_claims(tenant_id, MAX_KEYS)
             except TenantsError as error:

@@ -138,7 +138,7 @@ class MarkedParser(ABC):
     opens: ClassVar[tuple[str, ...]]
     """The marks that open a region."""
     layout: ClassVar[str] = " \t\r\n"
-    """White space that is dropped after a call."""
+    """What is dropped between two calls, and after the last one."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -146,7 +146,7 @@ class MarkedParser(ABC):
         self.is_full = False
         self._held = ""  # text that may turn out to be layout, or the beginning of a mark
         self._region: Region | None = None
-        self._mark = ""  # the one that opened the region
+        self._mark = ""  # the one that opened the region, with the blanks before it
         self._calls_before = 0  # calls before the region
         self._after_call = False  # only layout since the last call
         self._has_content = False
@@ -172,7 +172,7 @@ class MarkedParser(ABC):
         calls: list[ToolCallDelta] = []
         if self._region is None:
             held, self._held = self._held, ""
-            if held.strip(self.layout) or not self._after_call:
+            if not self._is_layout(held):
                 self._say(held, said)
         elif not self.is_full:
             self._region.end()
@@ -186,10 +186,13 @@ class MarkedParser(ABC):
             and self._region is None
             and not self._held
             and not self._after_call
-            and text != ""
             and not any(mark[0] in text for mark in self.opens)
             and not text[-1:].isspace()
         )
+
+    def _is_layout(self, text: str) -> bool:
+        """Whether ``text`` only separates a call from what follows it."""
+        return self._after_call and not text.strip(self.layout)
 
     def _find(self, text: str) -> tuple[int, str] | None:
         """The position of the next region's mark, and the mark."""
@@ -207,13 +210,20 @@ class MarkedParser(ABC):
         found = self._find(text)
         if found is None:
             free = len(text[: self._num_certain(text)].rstrip())
+            if self._is_layout(text[:free]):
+                free = 0
             self._say(text[:free], said)
             self._held = text[free:]
             return ""
         start, mark = found
-        self._say(text[:start].rstrip(), said)
+        before = text[:start].rstrip()
+        if self._is_layout(before):
+            before = ""
+        self._say(before, said)
         self._held = ""
-        self._mark, self._region = mark, self._open(mark)
+        # Blanks before it are layout only if it has a call, or comes right after one.
+        self._mark = mark if self._after_call else text[len(before) : start] + mark
+        self._region = self._open(mark)
         self._calls_before = self.num_calls
         return text[start + len(mark) :]
 
@@ -256,6 +266,7 @@ class MarkedParser(ABC):
         if self.num_calls > self._calls_before:
             self._after_call = True
         else:
+            self._after_call = False
             self._has_content = True
             said.append(f"{self._mark}{region.raw}")
 

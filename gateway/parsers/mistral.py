@@ -51,8 +51,7 @@ class _Calls:
         return num_blanks + self._inner.feed(rest)
 
     def end(self) -> None:
-        if self._inner is not None:
-            self._inner.end()
+        """Nothing to do: what is cut off was reported as it came."""
 
     def take(self) -> list[Event]:
         return [] if self._inner is None else self._inner.take()
@@ -89,11 +88,6 @@ class _Array:
             self.closed = True  # by "]", or before text that belongs to no call
             return char == "]"
         return True
-
-    def end(self) -> None:
-        if self._call is not None:
-            self._call.end()
-            self._found += self._call.take()
 
     def take(self) -> list[Event]:
         found, self._found = self._found, []
@@ -135,9 +129,6 @@ class _Single:
             self._found.append(CallName(name))
         else:
             self.closed = True
-
-    def end(self) -> None:
-        """Nothing to do: arguments that are cut off were reported as they came."""
 
     def take(self) -> list[Event]:
         found, self._found = self._found, []

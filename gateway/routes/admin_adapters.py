@@ -21,7 +21,7 @@ _LOAD = msgspec.json.Decoder(LoadAdapter)
 def adapter_routes(
     adapters: Adapters, store: Store, on_change: Callable[[Change], None]
 ) -> list[Route]:
-    """on_change: told of changes made here, before the answer is sent."""
+    """on_change: called with changes made here, before the answer is sent."""
 
     async def load(request: Request) -> Response:
         tenant_id, body = id_of(request, "tenant_id"), await body_of(request, _LOAD)

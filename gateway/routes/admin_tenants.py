@@ -43,7 +43,7 @@ class TenantRoutes:
     """Tenants and what they own."""
 
     def __init__(self, store: Store, pepper: bytes, on_change: Callable[[Change], None]) -> None:
-        """on_change: told of changes made here, before the answer is sent. Other workers learn of
+        """on_change: called with changes made here, before the answer is sent. Other workers get
         them from the database a moment later."""
         self._store = store
         self._pepper = pepper

@@ -103,7 +103,7 @@ def check_origin(headers: Headers, allowed: Sequence[str]) -> None:
     """Raise ``PermissionDenied`` for web pages of other origins. Browsers always send the header
     (RFC 6455, section 10.2); other clients need not."""
     origin = headers.get("origin")
-    if origin is None or origin in allowed:
+    if origin is None or origin in allowed or "*" in allowed:
         return
     host = headers.get("host", "")
     scheme, _, authority = origin.lower().partition("://")

@@ -44,7 +44,7 @@ class Compliance(msgspec.Struct, frozen=True, kw_only=True):
 
     unenforced: list[UnenforcedKeyword]
     valid: bool | None
-    """Whether all of it satisfies its schema all the same; null if that could not be found out in
+    """Whether all of it satisfies its schema nevertheless; null if that could not be found out in
     time."""
     violations: list[SchemaViolation] = []
     """The first ten."""

@@ -13,7 +13,7 @@ from grammar.vocabulary import Mask, Vocabulary
 MAX_INDENT = 64
 """The most blanks at the beginning of a line: 16 levels of four, or 32 of two."""
 # For engines that do not distinguish indentation from other blanks. Without a limit a model could
-# generate blanks for ever.
+# generate blanks forever.
 MAX_WHITESPACE = MAX_INDENT + 2
 
 

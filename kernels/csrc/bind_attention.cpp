@@ -2,6 +2,7 @@
 
 #include "bind.h"
 #include "dependent_launch.cuh"
+#include "device.cuh"
 #include "paged_decode.cuh"
 #include "paged_prefill.cuh"
 
@@ -53,14 +54,18 @@ constexpr int kClusterSlack = 1;  // tiles: about what merging by way of memory 
 
 Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t batch,
                      int64_t max_queries, bool wanted) {
-  const int64_t spans = (schedule.size(0) - 1) / split.columns;
+  const int64_t ctas = schedule.size(0) - 1, spans = ctas / split.columns;
   const int64_t items = batch * (split.items / split.columns);
-  // Pairs, where they fill the GPU: larger clusters are not all resident at once, and the CTAs of
-  // the last ones wait for a whole run of others.
-  const bool pairs = wanted && sluice::device_has_dependent_launch() &&
-                     split.group * max_queries <= 8 && items * 2 <= spans && spans < items * 4;
-  const int64_t size = pairs ? 2 : 1;
-  return {size, spans / size * size};
+  if (!wanted || !sluice::device_has_dependent_launch() || split.group * max_queries > 8) {
+    return {1, spans};
+  }
+  // Eight for each of few items, but half as many as the SMs could hold: of more, some would not be
+  // resident at once, and their CTAs would wait for a whole run of others.
+  const int64_t half = spans / 2 / 8 * 8;
+  if (ctas >= sluice::num_sms() * 2 && items * 8 <= half) return {8, half};
+  // Pairs, of which all are resident, where they fill the GPU.
+  if (items * 2 <= spans && spans < items * 4) return {2, spans / 2 * 2};
+  return {1, spans};
 }
 
 void check_attention(const Tensor& out, const Tensor& q, const Tensor& k_cache,

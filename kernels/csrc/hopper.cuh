@@ -58,6 +58,16 @@ __device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, 
       : "memory");
 }
 
+// policy: how the L2 keeps it.
+__device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
+                                         int x, int y, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(smem),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
                                          int x, int y, int z, int v, int w) {
   asm volatile(
@@ -94,9 +104,19 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Lets the copy engine see what this thread can see of global memory.
+__device__ __forceinline__ void fence_async_proxy_global() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 // A barrier of some of the CTA's threads; 0 is that of __syncthreads.
 __device__ __forceinline__ void sync_named(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Likewise, for those who need not wait there.
+__device__ __forceinline__ void arrive_named(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 template <int N>

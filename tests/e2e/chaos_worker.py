@@ -25,7 +25,7 @@ ADOPT_S = 1.0
 
 def write_down(reports: Path) -> None:
     file = os.open(reports, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    deliver = RequestStream._deliver
+    deliver = RequestStream.deliver
 
     def reported(
         self: RequestStream, output: RequestOutput, now: float, since: list[float]
@@ -33,7 +33,7 @@ def write_down(reports: Path) -> None:
         deliver(self, output, now, since)
         os.write(file, f"{self.request_id} {len(output.new_token_ids)}\n".encode())
 
-    RequestStream._deliver = reported  # type: ignore[method-assign]
+    RequestStream.deliver = reported  # type: ignore[method-assign]
 
 
 def main() -> None:

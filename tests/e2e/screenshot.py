@@ -33,7 +33,7 @@ PHONE: dict[str, Any] = {
     "has_touch": True,
 }
 QUESTIONS = (
-    "Make a table with the capital of France, Spain and Italy.",
+    "Make a table of the capitals of France, Spain and Italy.",
     "Write a Python function that adds two numbers.",
 )
 

@@ -137,11 +137,32 @@ def test_an_answer_goes_on_after_a_lost_connection(page: Page) -> None:
     assert page.locator(".fault").count() == 0
 
 
-def test_an_opener_becomes_a_table(page: Page) -> None:
-    page.click("text=Make a table")
+def test_an_answer_goes_on_after_a_reload(page: Page) -> None:
+    endless(page, True)
+    ask(page, STORY)
+    begun(page)
+    page.reload()
+    before = page.inner_text(".prose")
+    page.wait_for_selector("#link-state[data-state=open]")
+    expect(page.locator(".prose")).to_have_text(re.compile(rf".{{{len(before) + 20}}}", re.DOTALL))
+    assert page.inner_text(".prose").startswith(before.rstrip())
+    if page.locator("#stop").is_visible():
+        page.click("#stop")
     ended(page)
-    cells = page.locator(".prose td").all_inner_texts()
-    assert cells == ["France", "Paris", "Spain", "Madrid", "Italy", "Rome"]
+    endless(page, False)
+    expect(page.locator(".meta")).to_have_text(re.compile("stopped|cut off"))
+    assert page.locator(".fault").count() == 0
+
+
+def test_an_opener_becomes_a_table(page: Page) -> None:
+    """Also in a chat that has begun: who chose one opener types another."""
+    opener = page.locator("#openers button", has_text="table").inner_text()
+    for turn in range(2):
+        ask(page, opener)
+        expect(page.locator(".turn.assistant")).to_have_count(turn + 1)
+        ended(page)
+        cells = page.locator(".prose").last.locator("td").all_inner_texts()
+        assert cells == ["France", "Paris", "Spain", "Madrid", "Italy", "Rome"]
 
 
 def test_a_second_turn_knows_the_first(page: Page) -> None:

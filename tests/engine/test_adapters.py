@@ -170,6 +170,20 @@ def test_an_unloaded_one_takes_no_more_requests_and_ends_with_its_last(memory: M
     assert adapters.admit(request(ref("a"))) == "digest a"
 
 
+def test_of_those_unloaded_the_latest_are_remembered(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.adapters.MAX_UNLOADED", 2)
+    adapters = Adapters(memory)
+    for name in "abac":
+        adapters.unload(name)
+    for name in "ac":
+        with pytest.raises(AdapterUnloaded):
+            adapters.admit(request(ref(name)))
+    assert adapters.admit(request(ref("b"))) is None, "forgotten, so it is read"
+    settle(adapters)
+
+
 def test_one_unloaded_while_it_is_read_serves_those_that_were_there(memory: Memory) -> None:
     adapters = Adapters(memory)
     memory.gate.clear()

@@ -29,9 +29,9 @@ def test_what_was_sent_counts_until_the_engine_speaks_of_it() -> None:
     known.send(request())
     assert "3 would exceed max_num_queued_reqs = 2" in str(known.refusal("b"))
     # The answer to a question asked between the two: the first was admitted already.
-    known.hear(Stats(num_queued_reqs=0), mark)
+    known.report(Stats(num_queued_reqs=0), mark)
     assert known.refusal("b") is None
-    known.hear(Stats(num_queued_reqs=2), known.mark())
+    known.report(Stats(num_queued_reqs=2), known.mark())
     assert known.refusal("b") is not None
 
 
@@ -41,7 +41,7 @@ def test_tenants_have_limits_of_their_own() -> None:
         num_queued_reqs=3,
         tenants=[TenantStats("many", num_queued=2), TenantStats("long", queued_tokens=100)],
     )
-    known.hear(stats, known.mark())
+    known.report(stats, known.mark())
     assert "max_num_queued_reqs_per_tenant = 2" in str(known.refusal("many"))
     assert "max_num_queued_tokens_per_tenant = 100" in str(known.refusal("long"))
     assert known.refusal("another") is None
@@ -53,7 +53,7 @@ def test_tenants_have_limits_of_their_own() -> None:
 
 def test_without_limits_nothing_is_refused() -> None:
     known = backlog()
-    known.hear(Stats(num_queued_reqs=10**6, num_queued_tokens=10**9), known.mark())
+    known.report(Stats(num_queued_reqs=10**6, num_queued_tokens=10**9), known.mark())
     assert known.refusal("a") is None
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_kept_of_what_was_heard_of() -> None:
     assert known.age_s == float("inf")
     for i in range(5):
         known.send(request(str(i)))
-    known.hear(Stats(), known.mark())
-    assert (len(known._sent), len(known._unheard)) == (0, 0)
-    assert (known._unheard_in_all.num_reqs, known._unheard_in_all.num_tokens) == (0, 0)
+    known.report(Stats(), known.mark())
+    assert (len(known._sent), len(known._unreported)) == (0, 0)
+    assert (known._unreported_in_all.num_reqs, known._unreported_in_all.num_tokens) == (0, 0)
     assert 0 <= known.age_s < 5

@@ -301,7 +301,7 @@ class TestStalledReaders:
             await stream.aclose()
             assert stream.finish_reason == "abort"
             assert not client._parked
-            assert not client._unsent_parks
+            assert not client._updates
 
     async def test_a_death_forgets_who_was_parked(self) -> None:
         async with running(max_unread_tokens=5) as client:
@@ -328,7 +328,7 @@ class TestGrants:
             assert await read(stream) == expected_tokens([1, 2, 3], 11)
             assert stream.finish_reason == "length"
             stream.grant(99)
-            assert not client._unsent_grants
+            assert not client._updates
 
     async def test_what_the_socket_does_not_take_is_sent_later(
         self, monkeypatch: pytest.MonkeyPatch

@@ -161,6 +161,8 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
         hub.fetch(str(tmp_path), None)
     (tmp_path / "config.json").write_text("{}")
     assert hub.fetch(str(tmp_path), None) == tmp_path
+    with pytest.raises(ModelLoadError, match="revision 'v1' is for models of the hub"):
+        hub.fetch(str(tmp_path), "v1")
     with pytest.raises(ModelLoadError, match="there is no folder '/no/such/folder': give a model"):
         hub.fetch("/no/such/folder", None)
 

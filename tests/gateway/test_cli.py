@@ -159,6 +159,14 @@ def test_postgres_is_down(tmp_path: Path, command: list[str], dead_port: int) ->
     assert "secret" not in line
 
 
+@pytest.mark.pg
+def test_postgres_refuses_the_login(tmp_path: Path, postgres_server: str) -> None:
+    dsn = postgres_server.replace("//postgres@", "//nobody_we_know@")
+    (tmp_path / "sluice.toml").write_text(f'[engine]\nmodel = "m"\n[tenants]\ndsn = "{dsn}"\n')
+    line = complaint(sluice("migrate", cwd=tmp_path))
+    assert 'refuses us: role "nobody_we_know" does not exist; correct tenants.dsn' in line
+
+
 def test_settings_without_a_database(tmp_path: Path) -> None:
     (tmp_path / "sluice.toml").write_text("[engine]\nmodel='m'")
     line = complaint(sluice("tenant", "list", cwd=tmp_path))

@@ -64,6 +64,19 @@ def test_values_are_taken(tmp_path: Path) -> None:
         (MINIMAL + "max_num_seq = 1\n", "engine.max_num_seq; did you mean max_num_seqs?"),
         ("server = 3\n" + MINIMAL, "server must be a section"),
         ("[server]\nport = 1\n", "engine.model is missing"),
+        ('[engine]\nmodel = ""\n', "engine.model is missing"),
+        (
+            MINIMAL + '[models]\nserved_model_name = ""\n',
+            "models.served_model_name: Expected `str` of length >= 1",
+        ),
+        (
+            MINIMAL + '[server]\nallowed_origins = ["app.example"]\n',
+            "server.allowed_origins: 'app.example' is no origin; write it as browsers send it",
+        ),
+        (
+            MINIMAL + '[server]\nallowed_origins = ["https://a.example", "https://b.example/"]\n',
+            "server.allowed_origins: 'https://b.example/' is no origin",
+        ),
         (MINIMAL + '[server]\nport = "x"\n', "server.port: Expected `int`, got `str`"),
         (MINIMAL + "[server]\nport = 70000\n", "server.port: Expected `int` <= 65535"),
         (MINIMAL + "[server]\nheartbeat_s = 0\n", "server.heartbeat_s: Expected `float` > 0"),
@@ -84,7 +97,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file; name another with --config FILE"):
         config.load(tmp_path / "none.toml", env={})
     with pytest.raises(ConfigError, match="cannot be read"):
         config.load(tmp_path, env={})

@@ -55,6 +55,19 @@ def test_a_taken_port_is_named_with_the_option(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_a_port_that_this_folders_demo_has_leads_to_its_page(tmp_path: Path) -> None:
+    with server.bind(ServerConfig(port=0)) as taken:
+        url = server.url_of(taken)
+        running = Running(url=url, ws_url="", api_key="sk-1", admin_key="sk-2", pid=os.getpid())
+        running.write(tmp_path / "ready.json")
+        with pytest.raises(AddressInUse) as caught:
+            make(tmp_path, port=taken.getsockname()[1]).run()
+    assert str(caught.value) == (
+        f"{url.removeprefix('http://')} is taken by the demo that runs here already, at "
+        f"{url}/#key=sk-1; choose another --port or --host"
+    )
+
+
 def test_a_folder_that_cannot_be_made_is_named_with_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match=r"cannot be made.*--data-dir"):

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.sampling_params import StructuredOutputs
 from gateway import output_format
 from gateway.errors import InvalidRequestError
 from gateway.output_format import OutputFormat
@@ -109,3 +110,21 @@ def test_blanks_cannot_be_left_out_of_what_is_no_json(wanted: dict[str, Any]) ->
     with pytest.raises(InvalidRequestError, match="JSON only") as caught:
         read(structured_outputs=wanted | {"disable_any_whitespace": True})
     assert caught.value.param == "structured_outputs.disable_any_whitespace"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"json": {"type": "object"}}, {"json": '{"type": "object"}'}),
+        ({"json_object": True}, {"json_object": True}),
+        ({"regex": "a+"}, {"regex": "a+"}),
+        ({"choice": ["a", "b"]}, {"choice": ("a", "b")}),
+        ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+    ],
+)
+def test_the_engine_gets_each_kind_in_its_field(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    wanted = output_format.for_engine(read(structured_outputs=fields), (7,))
+    assert wanted == StructuredOutputs(reasoning_end_token_ids=(7,), **expected)
+    assert output_format.for_engine(None) is None

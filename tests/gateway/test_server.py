@@ -50,6 +50,13 @@ def test_an_address_of_another_machine() -> None:
         server.bind(ServerConfig(host="203.0.113.1", port=0))
 
 
+@pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid"])
+def test_an_address_for_peers_that_is_not_ours(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"server.peer_host: '{host}' is not an address of this"):
+        server.bind(ServerConfig(port=0, peer_host=host))
+    server.bind(ServerConfig(port=0, peer_host="127.0.0.1")).close()
+
+
 def test_a_host_that_does_not_exist() -> None:
     with pytest.raises(AddressInUse, match="no such host"):
         server.bind(ServerConfig(host="no.such.host.invalid", port=0))

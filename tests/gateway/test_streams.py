@@ -13,7 +13,7 @@ from gateway.errors import ApiError, StreamNotFound
 from gateway.peers import Peers
 from gateway.stream_archive import StreamArchive
 from gateway.stream_log import MemoryStreamLog, StreamReader
-from gateway.streams import Reader, Streams
+from gateway.streams import LocalReader, Streams
 from tenants.memory import MemoryStore
 from tests.gateway.peering import make_peers
 from tests.gateway.serving import until
@@ -88,7 +88,7 @@ def cut(error: ApiError) -> bytes:
 
 async def open_stream(
     streams: Streams, generation: ScriptedGeneration, items: AsyncGenerator[list[bytes], None]
-) -> Reader:
+) -> LocalReader:
     return await streams.open(
         streams.new_id(),
         generation,

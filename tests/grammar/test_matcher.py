@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from grammar.audit import BACKENDS
+from grammar.backends.llguidance import LLGuidanceMatcher
 from grammar.compiler import GrammarCompiler
 from grammar.errors import DeadEnd, MatcherFailed
 from grammar.matcher import MaskFiller, MaskJob, Matcher, TokenMatcher
 from grammar.reasoning import ReasoningMatcher
 from grammar.spec import GrammarSpec, Kind
-from grammar.vocabulary import Vocabulary
+from grammar.vocabulary import Mask, Vocabulary
 from tests.grammar.vocabularies import MERGES, SPECIALS, byte_vocabulary
 from tests.grammar.walks import accepts, allowed_ids
 
@@ -368,6 +369,47 @@ def test_a_batch_has_the_masks_that_come_one_by_one(
     jobs = [MaskJob(matcher, (), place) for place, matcher in enumerate(outputs())]
     assert MaskFiller(2).fill(jobs, rows) == {}
     assert (rows == expected).all()
+
+
+def test_only_the_single_places_of_several_outputs_are_filled_by_threads(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(vocabulary, backends=["llguidance"], num_workers=0)
+    compiled = compiler.compile(GrammarSpec("regex", "x+"))
+    filled: list[tuple[int, int]] = []
+    fill_many = LLGuidanceMatcher.fill_many
+
+    def counting(
+        matchers: Sequence[tuple[LLGuidanceMatcher, int]], rows: Mask, num_threads: int
+    ) -> None:
+        filled.append((len(matchers), num_threads))
+        fill_many(matchers, rows, num_threads)
+
+    monkeypatch.setattr(LLGuidanceMatcher, "fill_many", staticmethod(counting))
+    ended = compiled.matcher()
+    assert ended.accept(ord("x"))
+    assert ended.accept(EOS)
+    jobs = [
+        *jobs_of([*(compiled.matcher() for _ in range(5)), ended]),
+        MaskJob(compiled.matcher(), [ord("x")], 6),
+    ]
+    rows = np.full((8, vocabulary.mask_words), 5, dtype=np.int32)
+    for num_threads, num_jobs in ((1, 7), (2, 3), (2, 4), (3, 7)):
+        assert MaskFiller(num_threads).fill(jobs[:num_jobs], rows) == {}
+    assert filled == [(4, 2), (5, 3)]
+    compiler.close()
+
+
+def test_a_grammar_may_be_held_to_some_tokens(
+    compiler: GrammarCompiler, vocabulary: Vocabulary
+) -> None:
+    backend = matcher_of(compiler, "regex", "[ab]+").backend
+    assert backend is not None
+    matcher = Matcher(backend, vocabulary, vocabulary.mask(b"a"))
+    assert allowed_ids(matcher, vocabulary) == [ord("a")]
+    assert not matcher.accept(ord("b"))
+    assert matcher.accept(ord("a"))
+    assert allowed_ids(matcher, vocabulary) == [ord("a"), EOS]
 
 
 class FailingMatcher(Matcher):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -296,6 +296,34 @@ def test_json_form_round_trips(source: dict[str, Any]) -> None:
     assert structural_tag.to_json(again) == structural_tag.to_json(tree)
 
 
+def test_every_schema_is_found_and_can_be_replaced() -> None:
+    parts = [
+        tag("<", schema({"const": 0}), ">"),
+        {"type": "or", "elements": [schema({"const": 1}), const("a")]},
+        {
+            "type": "tags_with_separator",
+            "tags": [tag("[", schema({"const": 2}), [">", "]"])],
+            "separator": ",",
+        },
+        TOOLS | {"tags": [tag("<tool=", schema({"const": 3}), ">")]},
+    ]
+    tree = parse(document({"type": "sequence", "elements": parts}))
+    assert [node.schema for node in structural_tag.schemas(tree)] == [
+        {"const": number} for number in range(4)
+    ]
+    changed = structural_tag.map_schemas(tree, lambda node: {"not": node.schema})
+    assert [node.schema for node in structural_tag.schemas(changed)] == [
+        {"not": {"const": number}} for number in range(4)
+    ]
+    before = structural_tag.map_schemas(changed, lambda node: cast("Any", node.schema)["not"])
+    assert before == tree, "nothing else has changed"
+
+
+def test_all_that_is_found_in_a_tree_is_a_part_of_it() -> None:
+    tree = parse(document(tag("<", TEXT, ">") | {"end": token(7)}))
+    assert list(structural_tag.walk(tree)) == [tree, Token(7), AnyText()]
+
+
 def test_the_first_form_is_the_second_in_short() -> None:
     tree = parse(CASES[1][0])
     assert tree == TriggeredTags(
@@ -431,6 +459,11 @@ def test_a_tag_nested_too_deeply_is_too_large() -> None:
         (document(token("<|im_start|>")), "$.format.token", "by its id, got '<|im"),
         (document(token(True)), "$.format.token", "by its id"),
         (document(token(-1)), "$.format.token", "by its id"),
+        (
+            document(tag("<", TEXT, ">") | {"begin": 5}),
+            "$.format.begin",
+            "'begin' is to be a string",
+        ),
         (document(tag("<", INT, ">") | {"begin": INT}), "$.format.begin.type", "text or a token"),
         (
             document(tag("<", INT, ">") | {"begin": token(1) | {"extra": 1}}),

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels import emulated
-from tests.kernels.test_paged_decode import Case, NewKeys, make_case
+from tests.kernels.paged_cases import Case, NewKeys, make_case
 
 KERNEL = (
     "decode_line.cuh",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.interpreter import interpret
-from tests.kernels.test_paged_decode import Case, make_case
+from tests.kernels.paged_cases import Case, make_case
 
 gpu = pytest.mark.gpu
 LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.runner.shared_prefix import Layout, find_groups
-from tests.kernels.test_paged_decode import attention_float64
+from tests.kernels.paged_cases import attention_float64
 
 if TYPE_CHECKING:
     from kernels.cuda import SharedPrefixes

@@ -413,7 +413,7 @@ class TestConnection:
 
     @pytest.mark.pg
     async def test_no_such_database(self, postgres_server: str) -> None:
-        with pytest.raises(StoreUnavailable, match="nope"):
+        with pytest.raises(StoreUnavailable, match='refuses us: database "nope"'):
             await migrations.current(with_database(postgres_server, "nope"))
 
 

@@ -33,7 +33,7 @@ class TestReserve:
     async def test_without_policies_a_long_request_is_listed_until_it_is_settled(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
+        monkeypatch.setattr("tenants.quota.LIST_AFTER_S", 0.01)
         who = await make(store)
         quota = Quota(store)
         hold = await take(quota, who, most=5000)
@@ -52,8 +52,8 @@ class TestReserve:
     async def test_those_that_grow_old_together_are_listed_together(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.02)
-        monkeypatch.setattr("tenants.quota.SHOW_EVERY_S", 0.02)
+        monkeypatch.setattr("tenants.quota.LIST_AFTER_S", 0.02)
+        monkeypatch.setattr("tenants.quota.LIST_EVERY_S", 0.02)
         store = WatchedStore()
         who = await make(store)
         quota = Quota(store)
@@ -76,7 +76,7 @@ class TestReserve:
         self, monkeypatch: pytest.MonkeyPatch, is_late: bool, answers_after_s: float
     ) -> None:
         """Between its end and its settlement, or after that."""
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.0)
+        monkeypatch.setattr("tenants.quota.LIST_AFTER_S", 0.0)
         store = WatchedStore()
         who = await make(store)
         if is_late:
@@ -102,15 +102,15 @@ class TestReserve:
         store = WatchedStore()
         who = await make(store)
         quota = Quota(store)
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.0)
+        monkeypatch.setattr("tenants.quota.LIST_AFTER_S", 0.0)
         old = await take(quota, who)
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 60.0)
+        monkeypatch.setattr("tenants.quota.LIST_AFTER_S", 60.0)
         young = await take(quota, who)
         async with asyncio.timeout(30):
             while quota.num_held == 0:  # noqa: ASYNC110 - the condition is another object's state
                 await asyncio.sleep(0.001)
         assert [row.request_id for row in await store.list_running()] == [old.request_id]
-        assert young._showing is None
+        assert young._listing is None
         for hold in (old, young):
             await settle(store, who, hold)
 
@@ -121,10 +121,10 @@ class TestReserve:
         store = WatchedStore()
         who = await make(store)
         quota = Quota(store)
-        monkeypatch.setattr("tenants.quota.SHOW_EVERY_S", 0.01)
+        monkeypatch.setattr("tenants.quota.LIST_EVERY_S", 0.01)
         holds = []
-        for show_after_s in (0.0, 0.02, 0.04):
-            monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", show_after_s)
+        for list_after_s in (0.0, 0.02, 0.04):
+            monkeypatch.setattr("tenants.quota.LIST_AFTER_S", list_after_s)
             holds.append(await take(quota, who))
         async with asyncio.timeout(30):
             while quota.num_held < 3:  # noqa: ASYNC110 - the condition is another object's state
@@ -137,7 +137,7 @@ class TestReserve:
     async def test_it_runs_unlisted_while_the_store_is_away(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
+        monkeypatch.setattr("tenants.quota.LIST_AFTER_S", 0.01)
         store = WatchedStore()
         who = await make(store)
         quota = Quota(store)
@@ -163,9 +163,9 @@ class TestReserve:
         record = await store.find_key(who.key.public_id)
         assert record is not None
         first = await take(quota, record.principal)
-        hold.show()
-        assert hold._showing is not None
-        await hold._showing
+        hold.start_listing()
+        assert hold._listing is not None
+        await hold._listing
         assert hold.allowed == 5000
         assert [row.request_id for row in await store.list_running()] == [first.request_id]
         second = asyncio.create_task(take(quota, record.principal))  # the only place to wait
@@ -178,7 +178,7 @@ class TestReserve:
     async def test_a_request_that_never_ran_is_never_listed(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
+        monkeypatch.setattr("tenants.quota.LIST_AFTER_S", 0.01)
         quota = Quota(store)
         who = await make(store)
         await quota.release(await take(quota, who))

@@ -274,7 +274,7 @@ class TestOutage:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(quota_module, "CALM_S", 0.0)
-        monkeypatch.setattr(quota_module, "SHOW_AFTER_S", 0.0)
+        monkeypatch.setattr(quota_module, "LIST_AFTER_S", 0.0)
         store = WatchedStore()
         who, free = await make(store, monthly_tokens=10**6), await make(store)
         quota = Quota(store)
@@ -290,9 +290,9 @@ class TestOutage:
             monkeypatch.setattr(store, "release", away if is_away else release)
             await more(hold, 100)
             unlisted = await take(quota, free)
-            unlisted.show()
-            assert unlisted._showing is not None
-            await unlisted._showing
+            unlisted.start_listing()
+            assert unlisted._listing is not None
+            await unlisted._listing
             await quota.release(unused.pop())
         assert len(caplog.records) == 6
         assert f"{hold.request_id} goes on with 100 tokens without quota: away" in caplog.text

@@ -45,6 +45,13 @@ export class Composer {
     this.#field.focus();
   }
 
+  /** Put a text into the field, before what is there already. */
+  edit(text) {
+    this.#field.value = [text, this.#field.value].filter(Boolean).join("\n\n");
+    this.#fit();
+    this.focus();
+  }
+
   #fit() {
     this.#send.disabled = !this.#field.value.trim();
     this.#field.style.height = "auto";

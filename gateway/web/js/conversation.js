@@ -2,8 +2,8 @@
  * What was said, kept in this tab's session storage so that a reload shows it again.
  *
  * A message is `{role: "user", content}` or `{role: "assistant", content, reasoning,
- * toolCalls, usage, seconds, finishReason, fault}`; an assistant message with neither finishReason nor fault is being
- * written.
+ * toolCalls, usage, seconds, finishReason, fault}`; an assistant message with neither finishReason
+ * nor fault is being written. Then it has `begun`, the time, and `place`, where its stream is read.
  */
 
 const STORAGE_KEY = "sluice.conversation";
@@ -21,12 +21,17 @@ export class Conversation {
     } catch {
       // Not ours or cut short: start over.
     }
-    for (const message of conversation.messages) {
-      if (message.role === "assistant" && !message.finishReason && !message.fault) {
-        message.fault = { message: "The page was left before this answer was finished." };
-      }
+    const last = conversation.unfinished;
+    if (last && !last.place?.streamId) {
+      last.fault = { message: "The page was left before this answer began." };
     }
     return conversation;
+  }
+
+  /** The answer that is being written, if any. */
+  get unfinished() {
+    const last = this.messages.at(-1);
+    return last?.role === "assistant" && !last.finishReason && !last.fault ? last : null;
   }
 
   /** Save within half a second: for changes that come by the token. */
@@ -52,6 +57,13 @@ export class Conversation {
   ask(content) {
     this.messages.push({ role: "user", content });
     return this.answer();
+  }
+
+  /** Take the last question and its answer back. Returns the question. */
+  takeBack() {
+    const [{ content }] = this.messages.splice(-2);
+    this.save();
+    return content;
   }
 
   /** Begin the answer to the last question, in the place of an earlier one if there is one. */

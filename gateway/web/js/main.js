@@ -25,7 +25,7 @@ const follower = new Follower(byId("scroller"), byId("to-end"));
 const gauge = new Gauge();
 const linkState = new LinkState();
 const modelChoice = new ModelChoice(byId("model"), byId("models"));
-const transcript = new Transcript(byId("transcript"), { onRetry: askAgain, onNewChat: newChat });
+const transcript = new Transcript(byId("transcript"), { onRetry: askAgain, onEdit: edit, onNewChat: newChat });
 let turn = null; // the one being answered
 
 socket.onState = (state, detail) => {
@@ -59,13 +59,32 @@ function askAgain() {
   composer.focus();
 }
 
+/** Take the last question back into the field, to ask it in other words. */
+function edit() {
+  if (turn) return;
+  composer.edit(conversation.takeBack());
+  transcript.show(conversation.messages);
+  gauge.setUsed(contextInUse());
+  byId("welcome").hidden = conversation.messages.length > 0;
+}
+
 function answer(message) {
   const view = transcript.add(message);
+  read(new Turn(socket, message, { model: modelChoice.chosen, messages: conversation.history() }), view);
+  if (apiKey.known) turn.begin();
+  else {
+    turn.fail("There is no API key yet.");
+    apiKey.ask();
+  }
+}
+
+/** Show a turn as it comes. */
+function read(next, view) {
   const redraw = oncePerFrame(() => {
     view.update();
     follower.grown();
   });
-  turn = new Turn(socket, message, { model: modelChoice.chosen, messages: conversation.history() });
+  turn = next;
   turn.onChange = () => {
     redraw();
     conversation.saveSoon();
@@ -81,11 +100,6 @@ function answer(message) {
   composer.setBusy(true);
   byId("announcer").textContent = "Answering";
   follower.jump();
-  if (apiKey.known) turn.begin();
-  else {
-    turn.fail("There is no API key yet.");
-    apiKey.ask();
-  }
 }
 
 function newChat() {
@@ -119,14 +133,13 @@ function oncePerFrame(draw) {
 }
 
 function contextInUse() {
-  const last = conversation.messages.findLast((message) => message.usage);
-  return last?.usage.total_tokens ?? 0;
+  const last = conversation.messages.findLast((message) => message.usage ?? message.place);
+  return last?.usage?.total_tokens ?? last?.place.usedTokens ?? 0;
 }
 
-addEventListener("pagehide", ({ persisted }) => {
-  conversation.save();
-  if (!persisted) turn?.leave();
-});
+// The server writes on for `resume_grace_s`: after a reload the answer is read on.
+addEventListener("pagehide", () => conversation.save());
+byId("transcript").addEventListener("grown", () => follower.grown());
 byId("new-chat").addEventListener("click", newChat);
 byId("change-key").addEventListener("click", () => apiKey.ask());
 byId("openers").addEventListener("click", (event) => {
@@ -135,8 +148,9 @@ byId("openers").addEventListener("click", (event) => {
 });
 installTheme(byId("theme"));
 byId("welcome").hidden = conversation.messages.length > 0;
-transcript.show(conversation.messages);
+const lastView = transcript.show(conversation.messages);
 gauge.setUsed(contextInUse());
 follower.jump();
+if (conversation.unfinished) read(new Turn(socket, conversation.unfinished), lastView);
 apiKey.start();
 if (matchMedia("(hover: hover)").matches && apiKey.known) composer.focus();

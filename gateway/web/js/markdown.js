@@ -3,13 +3,14 @@
  *
  * The vendored parser only yields tokens. Every node is made with createElement and textContent,
  * so nothing a model writes can become markup, a handler or a request: raw HTML shows as text,
- * links leave only over http(s), images become links.
+ * links leave only over http(s), images become links, formulas MathML (`math.js`).
  */
 import { Lexer } from "../vendor/marked.esm.js";
 import { codeBlock } from "./code_block.js";
+import { formula, MATH_SYNTAX } from "./math.js";
 import { closeOpenMarks } from "./open_marks.js";
 
-const OPTIONS = { gfm: true, breaks: true };
+const OPTIONS = { gfm: true, breaks: true, extensions: MATH_SYNTAX };
 
 export class MarkdownView {
   #root;
@@ -71,6 +72,7 @@ const BLOCKS = {
   // Inside a tight list item the text is a block token with inline children.
   text: (token) => element("span", token.tokens ? inlines(token.tokens) : [decode(token)]),
   checkbox: (token) => checkbox(token),
+  mathBlock: formula,
 };
 
 const block = (token) => BLOCKS[token.type](token);
@@ -111,6 +113,7 @@ const INLINES = {
   link: (token) => link(token.href, inlines(token.tokens)),
   image: (token) => link(token.href, [token.text || token.href]),
   checkbox: (token) => checkbox(token),
+  math: formula,
 };
 
 const inlines = (tokens) =>

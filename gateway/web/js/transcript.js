@@ -11,13 +11,16 @@ const REASONS = {
   cancelled: "stopped",
 };
 
+const LONG_CHARS = 1_200;
+const LONG_LINES = 16;
+
 export class Transcript {
   #list;
   #actions;
 
   /**
    * @param {HTMLElement} list
-   * @param {{onRetry: () => void, onNewChat: () => void}} actions
+   * @param {{onRetry: () => void, onEdit: () => void, onNewChat: () => void}} actions
    */
   constructor(list, actions) {
     this.#list = list;
@@ -35,9 +38,10 @@ export class Transcript {
     for (const button of this.#list.querySelectorAll("[data-only-last]")) button.remove();
     const item = document.createElement("li");
     item.className = `turn ${message.role}`;
+    item.append(speaker(message.role));
     this.#list.append(item);
     if (message.role === "user") {
-      item.textContent = message.content;
+      item.append(...question(message.content));
       return null;
     }
     const view = new AnswerView(item, message, this.#actions);
@@ -66,6 +70,7 @@ class AnswerView {
     this.#message = message;
     this.#actions = actions;
     this.#prose.className = "prose";
+    this.#prose.dir = "auto"; // the side of list marks; each paragraph's is its own, in prose.css
     item.append(this.#reasoning.element, this.#prose, this.#cards, this.#footer);
   }
 
@@ -111,15 +116,38 @@ class AnswerView {
     const words = document.createElement("p");
     words.textContent = message;
     box.append(words);
-    if (code === "context_length_exceeded") {
-      box.append(button("Start a new chat", () => this.#actions.onNewChat()));
-    } else if (retryable) {
-      const retry = button("Try again", () => this.#actions.onRetry());
-      retry.dataset.onlyLast = "";
-      box.append(retry);
-    }
+    const { onRetry, onEdit, onNewChat } = this.#actions;
+    if (code === "context_length_exceeded") box.append(button("Start a new chat", onNewChat));
+    // What the server refuses would be refused with every later question, too, as its history.
+    const mend = retryable ? button("Try again", onRetry) : button("Edit the question", onEdit);
+    mend.dataset.onlyLast = "";
+    box.append(mend);
     return box;
   }
+}
+
+/** Who speaks, as the page shows it by place and colour; screen readers go from heading to heading. */
+function speaker(role) {
+  const heading = document.createElement("h2");
+  heading.className = "visually-hidden";
+  heading.textContent = role === "user" ? "You" : "Answer";
+  return heading;
+}
+
+/** The nodes of a question; one that fills screens is shown from its beginning, the rest on demand. */
+function question(content) {
+  const text = document.createElement("div");
+  text.className = "question";
+  text.dir = "auto";
+  text.textContent = content;
+  if (content.length <= LONG_CHARS && content.split("\n").length <= LONG_LINES) return [text];
+  text.classList.add("clipped");
+  const more = button(`Show all ${content.length.toLocaleString("en")} characters`, () => {
+    text.classList.remove("clipped");
+    more.remove();
+  });
+  more.className = "more";
+  return [text, more];
 }
 
 function figures(usage, seconds) {

@@ -9,11 +9,7 @@ export class Turn {
   #socket;
   #question;
   #patience = null;
-  #begun = 0;
   #sent = false;
-  #streamId = null;
-  #lastSeq = -1;
-  #usedTokens = 0;
 
   /** Called after every change of `message`. */
   onChange = () => {};
@@ -22,25 +18,35 @@ export class Turn {
   /** Called with the tokens of context in use. */
   onContext = () => {};
 
-  /** @param question the fields of the request: messages, and model if one was chosen */
-  constructor(socket, message, question) {
+  /**
+   * A message with a `place` in a stream is one that this page was reading before a reload: `begin`
+   * reads on there.
+   *
+   * @param question the fields of the request: messages, and model if one was chosen
+   */
+  constructor(socket, message, question = {}) {
     this.#socket = socket;
     this.message = message;
     this.#question = question;
+    if (message.place) {
+      this.id = message.place.id;
+      this.#sent = true;
+      this.disconnected();
+    }
   }
 
   /** Ask now, or as soon as the connection is there; go on reading after it was lost. */
   begin() {
     if (this.ended) return;
     if (this.#sent) {
-      const place = { stream_id: this.#streamId, last_seq: this.#lastSeq };
-      this.#socket.send({ type: "resume", id: this.id, ...place });
+      const { streamId, lastSeq } = this.message.place;
+      this.#socket.send({ type: "resume", id: this.id, stream_id: streamId, last_seq: lastSeq });
       return;
     }
     const request = { type: "chat", id: this.id, resumable: true, ...this.#question };
     if (this.#socket.send(request)) {
       this.#sent = true;
-      this.#begun = performance.now();
+      this.message.begun = Date.now();
       clearTimeout(this.#patience);
     } else {
       const words = "The server cannot be reached. It may be restarting.";
@@ -57,15 +63,10 @@ export class Turn {
     if (!told) this.#end({ finishReason: "cancelled" });
   }
 
-  /** Nobody will read on: the server need not write on, as it does after a lost connection. */
-  leave() {
-    if (this.#sent) this.#socket.send({ type: "cancel", id: this.id });
-  }
-
   /** The connection is gone: what was already asked is read on once there is another. */
   disconnected() {
     if (!this.#sent) return;
-    if (this.#streamId) this.#patience ??= setTimeout(() => this.fail(DROPPED), RESUME_WITHIN_MS);
+    if (this.message.place?.streamId) this.#patience ??= setTimeout(() => this.fail(DROPPED), RESUME_WITHIN_MS);
     else this.fail(DROPPED);
   }
 
@@ -77,31 +78,31 @@ export class Turn {
     if (event.id !== this.id || this.ended) return;
     clearTimeout(this.#patience);
     this.#patience = null;
-    this.#lastSeq = event.seq;
+    if (this.message.place) this.message.place.lastSeq = event.seq;
     this[`_${event.type}`]?.(event);
   }
 
-  _started({ prompt_tokens: promptTokens, stream_id: streamId }) {
-    this.#streamId = streamId;
-    this.#usedTokens = promptTokens;
-    this.onContext(promptTokens);
+  _started({ seq, prompt_tokens: usedTokens, stream_id: streamId }) {
+    this.message.place = { id: this.id, streamId, lastSeq: seq, usedTokens };
+    this.onContext(usedTokens);
+    this.onChange();
   }
 
   _delta({ content, reasoning_content: reasoning, tool_calls: toolCalls }) {
     if (reasoning) this.message.reasoning = (this.message.reasoning ?? "") + reasoning;
     if (content) this.message.content += content;
     for (const fragment of toolCalls ?? []) this.#addToolCall(fragment);
-    this.onContext((this.#usedTokens += 1)); // at least; `done` brings the exact count
+    this.onContext((this.message.place.usedTokens += 1)); // at least; `done` brings the exact count
     this.onChange();
   }
 
   _done({ finish_reason: finishReason, usage }) {
     this.onContext(usage.total_tokens);
-    this.#end({ finishReason, usage, seconds: (performance.now() - this.#begun) / 1000 });
+    this.#end({ finishReason, usage, seconds: (Date.now() - this.message.begun) / 1000 });
   }
 
   _error({ error, retryable, status }) {
-    const isLost = this.#streamId && (status === 404 || status === 410); // not kept any more
+    const isLost = this.message.place?.streamId && (status === 404 || status === 410); // not kept any more
     this.fail(isLost ? DROPPED : error.message, { retryable: isLost || retryable, code: error.code });
   }
 
@@ -116,6 +117,8 @@ export class Turn {
     if (this.ended) return;
     clearTimeout(this.#patience);
     Object.assign(this.message, outcome);
+    delete this.message.place;
+    delete this.message.begun;
     this.onChange();
     this.onEnd();
   }

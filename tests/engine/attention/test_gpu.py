@@ -20,7 +20,7 @@ from engine.attention.base import (
 from engine.attention.cuda import CudaAttention
 from engine.attention.select import select_backend
 from engine.runner.prompt_graphs import capture_sizes
-from tests.kernels.test_paged_decode import Case, NewKeys, make_case
+from tests.kernels.paged_cases import Case, NewKeys, make_case
 
 pytestmark = pytest.mark.gpu
 BACKENDS = [

@@ -226,7 +226,14 @@ def emulate(
     decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, resting, **sizes)
     decoding.capture(lambda done: None)
     checking = VerifyGraphs(
-        model, layers, table, attention, runner.adapters, num_drafts=num_drafts, **sizes
+        model,
+        layers,
+        table,
+        attention,
+        runner.adapters,
+        num_drafts=num_drafts,
+        joined_tokens=decoding.joined_tokens,
+        **sizes,
     )
     checking.capture()
     counted = Counted(decoding), Counted(checking)

@@ -3,17 +3,39 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import torch
 
 from engine.runner.drafted_slots import DraftedSlots
 from engine.runner.row_changes import RowChanges
+from engine.runner.rows import RowTable
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
 SIZE = 4
 
 
-def slots() -> DraftedSlots:
-    return DraftedSlots(num_blocks=60, block_size=SIZE, max_num_rows=3)
+class Slots(DraftedSlots):
+    """With the row table, which follows every plan at once."""
+
+    def __init__(self) -> None:
+        self.table = RowTable(3, 60 * SIZE, SIZE, torch.device("cpu"))
+        super().__init__(num_blocks=60, block_size=SIZE, table=self.table)
+        self.noted = RowChanges(SIZE)
+
+    def apply(self, plan: StepPlan) -> None:
+        self.table.apply(plan.admissions, plan.new_blocks)
+        super().apply(plan)
+
+    def put_off(self, plan: StepPlan) -> None:
+        self.table.apply(plan.admissions, plan.new_blocks)
+        self.noted.note(plan)
+
+    def catch_up(self) -> None:
+        self.follow(self.noted.take())
+
+
+def slots() -> Slots:
+    return Slots()
 
 
 def admission(row: int, block_ids: list[int], num_tokens: int = 8) -> Admission:
@@ -24,7 +46,7 @@ def chunk(row: int, start: int, num_tokens: int) -> Chunk:
     return Chunk(row, "r", start, num_tokens, True)
 
 
-def fill(slots: DraftedSlots, row: int, end: int) -> None:
+def fill(slots: Slots, row: int, end: int) -> None:
     slots.fill(np.array([row]), np.array([end]))
 
 
@@ -118,19 +140,19 @@ def test_who_has_gone_has_not_changed() -> None:
 
 
 def test_what_happens_in_a_rest_may_be_followed_behind_it() -> None:
-    made, noted = slots(), RowChanges(SIZE)
+    made = slots()
     made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
     fill(made, 0, 8)
     made.apply(StepPlan(1, chunks=[chunk(0, 8, 1)]))
-    noted.note(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 9, 1)]))
+    made.put_off(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 9, 1)]))
     # One shares the first block and goes; another gets what was its own, and shares it, too.
     gone = StepPlan(3, admissions=[admission(1, [3, 6])], chunks=[chunk(1, 4, 4)])
     stays = StepPlan(4, admissions=[admission(2, [3, 6])], chunks=[chunk(2, 4, 4)])
     stays.released_rows = [1]
     for plan in (gone, stays, StepPlan(5, new_blocks=[(2, [7])], chunks=[chunk(2, 8, 1)])):
-        noted.note(plan)
-    made.follow(noted.take())
-    assert noted.is_empty
+        made.put_off(plan)
+    made.catch_up()
+    assert made.noted.is_empty
     assert (made.start(0), made.room(0)) == (8, 12), "it is as before"
     assert (made.start(2), made.room(2)) == (4, 12)
     fill(made, 2, 9)
@@ -170,14 +192,14 @@ def random_plans(seed: int) -> list[tuple[bool, StepPlan]]:
 
 def test_put_off_or_not_it_comes_to_the_same() -> None:
     for seed in range(40):
-        at_once, later, noted = slots(), slots(), RowChanges(SIZE)
+        at_once, later = slots(), slots()
         known: dict[int, int] = {}
         for drafts, plan in random_plans(seed):
             at_once.apply(plan)
             if not drafts and not later.changed:
-                noted.note(plan)
+                later.put_off(plan)
             else:
-                later.follow(noted.take())
+                later.catch_up()
                 later.apply(plan)
             known |= {each.row: each.num_computed_tokens + 1 for each in plan.chunks}
             if drafts:

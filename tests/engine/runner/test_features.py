@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.layers.attention import StepContext
+from engine.models.base import Model
 from engine.runner.block_copies import BlockCopies, as_stack
-from engine.runner.features import FeatureCache, kept_size
+from engine.runner.features import FeatureCache, WatchedModel, kept_size
 from engine.spec.draft_network import DraftNetwork
 
 SIZE, BLOCK_SIZE = 3, 4
@@ -85,3 +87,59 @@ def test_elsewhere_features_are_kept_as_they_are(layers: tuple[int, ...], device
     network = Sums(())
     keep(cache(network), [0], 1.0)
     assert network.num_tokens == [1]
+
+
+def test_steps_without_padding_need_not_look_for_it() -> None:
+    for layers in ((), (1, 2)):
+        padded, features = cache(Sums(layers)), cache(Sums(layers))
+        sources = torch.arange(3.0)[:, None].repeat(1, SIZE * max(1, len(layers)))
+        padded.keep(torch.tensor([4, 0, 9]), sources)
+        features.keep(torch.tensor([4, 0, 9]), sources, is_padded=False)
+        assert (features.blocks == padded.blocks).all()
+
+
+class Target(Model):
+    """The input of layer i is the token id plus i; the hidden state is that of layer 10."""
+
+    def __init__(self) -> None:
+        """It has no weights."""
+
+    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        for layer, tap in step.taps.items():
+            tap.copy_((token_ids + layer)[:, None].expand(-1, SIZE))
+        return step.kept((token_ids + 10.0)[:, None].expand(-1, SIZE))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def no_attention(*args: object, **kwargs: object) -> torch.Tensor:
+    raise AssertionError("the target has none")
+
+
+@pytest.mark.parametrize("layers", [(), (1, 4)])
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_whatever_runs_the_target_its_features_are_kept(
+    layers: tuple[int, ...], is_eager: bool
+) -> None:
+    network = Sums(layers)
+    features = FeatureCache(1024, BLOCK_SIZE, network, dtype=torch.float32, device=CPU)
+    watched = WatchedModel(Target(), network, features)
+    each = [torch.arange(0, 7), torch.arange(100, 103), torch.arange(200, 800)]
+    for token_ids in each:
+        step = StepContext(token_ids, token_ids, no_attention, [], is_eager=is_eager)
+        assert watched.hidden_states(token_ids, step)[:, 0].tolist() == (token_ids + 10).tolist()
+    for token_ids in each:
+        found = features.read(token_ids)[:, 0]
+        expected = 1 + (2 * token_ids + 5 if layers else token_ids + 10)
+        assert (found == expected).all()
+
+
+def test_taps_of_short_steps_share_memory() -> None:
+    network = Sums((1, 4))
+    features = FeatureCache(1024, BLOCK_SIZE, network, dtype=torch.float32, device=CPU)
+    watched = WatchedModel(Target(), network, features)
+    first, again, other, long = (watched._make_buffer(n).tapped for n in (3, 3, 512, 513))
+    assert first.data_ptr() == again.data_ptr() == other.data_ptr() != long.data_ptr()
+    assert [each.shape for each in (first, other, long)] == [(n, 2 * SIZE) for n in (3, 512, 513)]
+    assert len(watched._buffers) == 2

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine.runner.row_changes import Arrival, RowChanges
+from engine.runner.row_changes import RowChanges
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
@@ -11,35 +11,29 @@ def arriving(row: int, block_ids: list[int], num_tokens: int, num_computed: int)
     return StepPlan(0, admissions=[admission], chunks=[Chunk(9, "c", 4, 1, True), chunk])
 
 
-def test_of_who_comes_and_goes_only_the_blocks_are_kept() -> None:
+def test_of_who_comes_and_goes_next_to_nothing_is_kept() -> None:
     noted = RowChanges(4)
     assert noted.is_empty
     noted.note(arriving(0, [5, 6, 7], 11, 9))
     assert not noted.is_empty
-    noted.note(StepPlan(1, new_blocks=[(0, [8]), (1, [9])]))
-    noted.note(StepPlan(2, released_rows=[0]))
+    noted.note(StepPlan(1, new_blocks=[(0, [8]), (1, [9, 10])]))
+    plan = arriving(0, [5, 4], 7, 5)
+    plan.released_rows.append(0)
+    noted.note(plan)
     changes = noted.take()
     assert noted.is_empty
-    assert changes.released == {0}
-    assert changes.arrivals == {}
-    assert changes.grown == {1: [9]}
-    assert list(changes.fresh) == [7, 8, 9], "5 and 6 are shared"
+    assert changes.arrivals == {0: 7}, "who has the row now"
+    assert list(changes.fresh) == [7, 8, 9, 10, 4], "5 and 6 are shared"
+    assert plan.admissions[0].block_ids == [5, 4], "the plan is not changed"
     assert noted.take().fresh == []
 
 
-def test_a_row_may_change_hands_in_one_plan() -> None:
+def test_newcomers_without_a_chunk_share_nothing() -> None:
     noted = RowChanges(4)
-    noted.note(StepPlan(0, new_blocks=[(0, [3])]))
-    plan = arriving(0, [5, 6], 7, 0)
-    plan.released_rows.append(0)
+    plan = arriving(0, [5, 6], 7, 4)
+    plan.chunks.reverse()
     noted.note(plan)
-    noted.note(StepPlan(2, new_blocks=[(0, [7])]))
-    noted.note(StepPlan(3, new_blocks=[(0, [8])]))
-    changes = noted.take()
-    assert changes.released == {0}
-    assert changes.arrivals == {0: Arrival([5, 6], 7)}
-    assert changes.grown == {0: [7, 8]}
-    assert plan.admissions[0].block_ids == [5, 6], "the plan is not changed"
+    assert list(noted.take().fresh) == [5, 6]
 
 
 def test_what_is_swapped_in_counts_as_new() -> None:
@@ -59,4 +53,4 @@ def test_it_does_not_grow_with_the_number_of_requests() -> None:
     changes = noted.take()
     assert len(changes.fresh) < 9000
     assert set(changes.fresh) == {5, 6, 7}
-    assert len(changes.arrivals) == len(changes.released) == 1
+    assert len(changes.arrivals) == 1

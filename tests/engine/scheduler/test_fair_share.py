@@ -100,10 +100,27 @@ def test_one_search_serves_several_admissions(monkeypatch: pytest.MonkeyPatch) -
     requests = [make_request(arrival) for arrival in range(40)]
     for request in requests:
         account.push(request)
-    for number, request in enumerate(requests):
+    for number, request in enumerate(requests[:30]):
         assert account.candidates() == requests[number : number + 4]
         account.remove(request)
+        account.push(make_request(100 + number))  # younger than all that were looked up
     assert num_searches == 3
+
+
+def test_the_spread_is_that_of_who_waits() -> None:
+    policy = make_policy()
+    assert policy.spread() == 0
+    poor, rich, gone = (make_request(i, fair_key=key) for i, key in enumerate("abc"))
+    for request in (poor, rich, gone):
+        policy.enqueue(request)
+    policy.charge_output(rich, 5)
+    policy.charge_output(gone, 500)
+    assert policy.spread() == 1000
+    policy.dequeue(gone)
+    assert policy.spread() == 10
+    for request in (poor, rich):
+        policy.dequeue(request)
+    assert policy.spread() == 0
 
 
 class TestCharges:
@@ -307,6 +324,13 @@ class TestPrefixes:
         policy.enqueue(make_request(1, fair_key="a"))
         assert drain(policy) == ["r1", "r0"]
 
+    def test_who_is_alone_is_not_compared(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches, fair_share_quantum=100.0)
+        policy.enqueue(make_request(0, fair_key="a"))
+        assert drain(policy) == ["r0"]
+        assert matches.num_asked == 0
+
     def test_a_tenant_is_compared_once_however_much_it_asks_for(self) -> None:
         matches = Matches()
         policy = make_policy(matches, fair_share_quantum=100.0)
@@ -374,6 +398,16 @@ class TestMemory:
             policy.enqueue(request)
             policy.dequeue(request)
         assert len(policy._classes) < 100
+
+    def test_the_debts_of_a_few_idle_classes_are_remembered(self) -> None:
+        policy = make_policy()
+        debtor = make_request(0, fair_key="a", priority=7)
+        policy.enqueue(debtor)
+        policy.dequeue(debtor)
+        policy.charge_output(debtor, 100)
+        for priority in range(5):
+            policy.enqueue(make_request(1 + priority, priority=priority))
+        assert counter(policy, "a", priority=7) == 200
 
     def test_a_class_that_somebody_waits_in_is_remembered(self) -> None:
         policy = make_policy(priority_aging_s=1e9)

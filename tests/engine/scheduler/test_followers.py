@@ -36,7 +36,7 @@ def test_nobody_waits_for_a_block_that_no_step_computes() -> None:
     followers = Followers()
     followers.expect([b"a"])
     followers.release([b"a"])
-    with pytest.raises(AssertionError, match="for ever"):
+    with pytest.raises(AssertionError, match="forever"):
         followers.hold(make_request(0), b"a")
 
 

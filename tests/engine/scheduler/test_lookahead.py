@@ -51,3 +51,12 @@ def test_who_does_not_draft_needs_none() -> None:
         1,
         2,
     ]
+
+
+def test_while_no_drafts_are_expected_there_is_none() -> None:
+    lookahead, table = Lookahead(cache(), 3, 100), BlockTable({})
+    lookahead.expect_drafts(expected=False)
+    assert lookahead.num_logical_blocks(table, 4) == 1
+    assert lookahead.num_tokens == 0
+    lookahead.expect_drafts(expected=True)
+    assert lookahead.num_logical_blocks(table, 4) == 2

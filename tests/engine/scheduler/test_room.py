@@ -140,7 +140,7 @@ def test_a_copy_that_fits_exactly_is_made() -> None:
     assert (fit.hit.num_copied, fit.num_lacking) == (1, 0)
     assert (fit.num_tokens, fit.num_slots) == (6, 7), "one of the seven is copied"
     cache.pool.allocate(1)
-    assert room.lacking(request) == 0, "nothing was refused"
+    assert room.still_lacking(request) == 0, "nothing was refused"
 
 
 def test_a_copy_of_a_single_token_is_given_up_like_others() -> None:
@@ -170,19 +170,19 @@ def test_a_refusal_is_remembered_until_something_is_released() -> None:
     room, cache = make_room()
     big, small = make_request(0, num_prompt_tokens=50), make_request(1, num_prompt_tokens=5)
     assert room.fit(big, PrefixHit(), budget=99).num_lacking == 3
-    assert room.lacking(big) == 3
-    assert room.lacking(small) == 0
+    assert room.still_lacking(big) == 3
+    assert room.still_lacking(small) == 0
     cache.pool.allocate(2)
-    assert room.lacking(big) == 5, "with what others have taken"
+    assert room.still_lacking(big) == 5, "with what others have taken"
     room.release()
-    assert room.lacking(big) == 0
+    assert room.still_lacking(big) == 0
 
 
 def test_a_single_block_is_as_much_a_refusal() -> None:
     room, _ = make_room()
     request = make_request(0, num_prompt_tokens=41)
     assert room.fit(request, PrefixHit(), budget=99).num_lacking == 1
-    assert room.lacking(request) == 1
+    assert room.still_lacking(request) == 1
 
 
 def test_blocks_behind_a_window_are_released_too() -> None:
@@ -190,6 +190,6 @@ def test_blocks_behind_a_window_are_released_too() -> None:
     request = make_request(0, num_prompt_tokens=50)
     cache.num_left_behind = 4
     room.fit(request, PrefixHit(), budget=99)
-    assert room.lacking(request) == 3
+    assert room.still_lacking(request) == 3
     cache.num_left_behind += 1
-    assert room.lacking(request) == 0
+    assert room.still_lacking(request) == 0

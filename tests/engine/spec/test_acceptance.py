@@ -103,6 +103,42 @@ def test_sudden_changes_are_noticed(before: float, after: float) -> None:
     assert acceptance.rates[0] == pytest.approx(after, abs=0.2)
 
 
+@pytest.mark.parametrize("batch", [8, 64])
+def test_a_single_step_is_enough_to_notice_a_change(batch: int) -> None:
+    """What came before it is forgotten."""
+    acceptance = Acceptance(1)
+    teach(acceptance, [0.9], steps=2000, batch=1)
+    acceptance.observe([(str(i), 1, 0) for i in range(batch)])
+    assert acceptance.rates == pytest.approx([4 * 0.6 / (batch + 4)])
+
+
+def test_the_latest_drafts_count_and_those_of_four_steps_in_any_case() -> None:
+    alone, crowd = Acceptance(1), Acceptance(1)
+    for _ in range(2000):
+        alone.observe([("a", 1, 1)])
+    assert alone.rates == pytest.approx([1 - 4 * 0.4 / (512 + 4)])
+    ((first, _),) = alone.of_each(["a"])
+    assert first == pytest.approx(1 - 4 * (1 - alone.rates[0]) / (24 + 4))
+    for num_right in (480, 500, 500, 500, 540):
+        crowd.observe([(str(i), 1, i < num_right) for i in range(1000)])
+    num_hits = 3 / 4 * (480 + 3 * 500) + 540
+    assert crowd.rates == pytest.approx([(num_hits + 4 * 0.6) / (4000 + 4)])
+
+
+def test_a_place_that_drafts_do_not_reach_is_forgotten() -> None:
+    """Then it is like the place before it."""
+    acceptance = Acceptance(3)
+    for _ in range(200):
+        acceptance.observe([("a", 3, 1)])
+    assert acceptance.rates[1] < 0.05
+    seen = []
+    for _ in range(1000):
+        acceptance.observe([("a", 1, 1)])
+        seen.append(acceptance.rates[1])
+    assert seen == sorted(seen)
+    assert seen[100] < 0.1 < 0.99 < seen[-1]
+
+
 def test_luck_is_not_taken_for_a_change() -> None:
     acceptance, rng = Acceptance(1), random.Random(5)
     worst = 0.0
@@ -121,6 +157,27 @@ def test_old_news_count_less() -> None:
     for acceptance in (old, fresh):
         teach(acceptance, [1.0], steps=4, batch=1)
     assert old.rates[0] > 2 * fresh.rates[0]
+
+
+@pytest.mark.parametrize(("num_steps", "left"), [(1000, 512 * 0.999**1000), (100_000, 24)])
+def test_steps_without_drafts_make_the_drafts_before_count_for_less(
+    num_steps: int, left: float
+) -> None:
+    acceptance = Acceptance(1)
+    for _ in range(2000):
+        acceptance.observe([("a", 1, 1)])
+    assert acceptance.rates == pytest.approx([1 - 4 * 0.4 / (512 + 4)])
+    acceptance.rest(num_steps)
+    assert acceptance.rates == pytest.approx([1 - 4 * 0.4 / (left + 4)])
+
+
+def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+    acceptance = Acceptance(2)
+    acceptance.observe([("", 2, 0), ("a", 2, 2)])
+    acceptance.drop("a")
+    assert acceptance.of_each(["", "a"]) == [tuple(acceptance.rates)] * 2
+    assert acceptance.rates[0] != acceptance.rates[1]
+    assert Acceptance(1).of_each(["new"]) == [(0.6, 0.6)]
 
 
 @pytest.mark.parametrize("count", [20, 200])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -57,6 +58,18 @@ def test_one_bound_of_the_lookup_stands_in_for_the_other(
             },
             r"prompt_lookup_min must be in \[1, prompt_lookup_max\], got 4",
         ),
+        *(
+            (
+                {"method": "suffix", f"suffix_decoding_{name}": value},
+                rf"suffix_decoding_{name} must be in \[{low}, {high}\], got {value}",
+            )
+            for name, low, high in (
+                ("max_tree_depth", 1, 1024),
+                ("max_cached_requests", 0, 1_000_000),
+                ("max_spec_factor", 0, 1024),
+            )
+            for value in (low - 1, high + 1)
+        ),
         (
             {"method": "suffix", "suffix_decoding_min_token_prob": 1.5},
             r"suffix_decoding_min_token_prob must be in \[0, 1\], got 1.5",
@@ -68,6 +81,27 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str
         SpeculativeConfig(**options)
 
 
+def test_the_bounds_belong_to_the_range() -> None:
+    least = SpeculativeConfig(
+        method="suffix",
+        suffix_decoding_max_tree_depth=1,
+        suffix_decoding_max_cached_requests=0,
+        suffix_decoding_max_spec_factor=0,
+        suffix_decoding_min_token_prob=0,
+    )
+    assert (least.max_tree_depth, least.max_cached_requests) == (1, 0)
+    assert (least.max_spec_factor, least.min_token_prob) == (0, 0)
+    most = SpeculativeConfig(
+        method="suffix",
+        suffix_decoding_max_tree_depth=1024,
+        suffix_decoding_max_cached_requests=1_000_000,
+        suffix_decoding_max_spec_factor=1024,
+        suffix_decoding_min_token_prob=1,
+    )
+    assert (most.max_tree_depth, most.max_cached_requests) == (1024, 1_000_000)
+    assert (most.max_spec_factor, most.min_token_prob) == (1024, 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -77,9 +111,12 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str
             {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 4.5},
             r"synthetic_acceptance_length must be in \[1, 4\], got 4.5",
         ),
-        (
-            {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": (0.5, 0.7, 0)},
-            "must be 3 numbers in .* none above the one before",
+        *(
+            (
+                {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates},
+                "must be 3 numbers in .* none above the one before",
+            )
+            for rates in ((0.5, 0.7, 0), (0.5, 0.4), (1.1, 0.5, 0.4), (0.5, 0.4, -0.1))
         ),
     ],
 )
@@ -99,6 +136,24 @@ def test_a_length_becomes_rates() -> None:
     assert rates is not None
     assert 1 + sum(rates) == pytest.approx(3.2)
     assert rates[1] == pytest.approx(rates[0] ** 2)
+
+
+def test_rates_are_taken_as_they_are() -> None:
+    rates = (1.0, 0.5, 0.0)
+    config = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=3,
+        rejection_sample_method="synthetic",
+        synthetic_acceptance_rates=rates,
+    )
+    assert config.synthetic_rates == rates
+    assert SpeculativeConfig(method="suffix").synthetic_rates is None
+
+
+def test_a_draft_network_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = SpeculativeConfig(method="eagle3", model=str(tmp_path), num_speculative_tokens=3)
+    assert config.model_dir == tmp_path
 
 
 def test_a_draft_network_needs_a_folder_and_a_lookup_has_none() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,9 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     assert TABLE.seconds(128, 0, 0) == 28.0
     assert TABLE.seconds(128, 4, 512) == 80.0
     assert TABLE.seconds(16, 2, 32) == pytest.approx(12 + 2 / 3)
+    large = StepCosts([4, 8], [0, 2], [[3.0, 5.0], [4.0, 6.0]])
+    assert large.seconds(1, 0, 0) == 3.0
+    assert large.seconds(1, 3, 3) == 4.0
     # Where all steps run alike, it is the number of drafts that counts.
     assert TABLE.seconds(16, 4, 32) == TABLE.seconds(16, 2, 32)
     assert list(TABLE.choices) == [1, 2, 3, 4]
@@ -36,6 +40,101 @@ def test_padded_steps_take_as_long_as_their_longest_draft() -> None:
     for _ in range(50):
         costs.observe(16, 4, 7, 28.0)
     assert costs.uniform(16, 4) == pytest.approx(28, rel=0.1), "of one kind with even ones"
+
+
+def test_requests_with_different_numbers_of_drafts_are_of_a_kind_of_their_own() -> None:
+    costs = LearnedCosts(TABLE)
+    costs.observe(16, 4, 32, 14.0)
+    assert costs.num_seen(16, 4, 33) == costs.num_seen(16, 2, 7) == 1
+    assert [costs.num_seen(16, length, 16 * length) for length in range(5)] == [0] * 5
+
+
+def test_a_measurement_counts_beside_a_prior_of_two_steps() -> None:
+    """Which is what all steps together say of this kind, beside two that are as the table says."""
+    costs = LearnedCosts(TABLE)
+    costs.observe(16, 0, 0, 13.0)
+    prior = (13 + 2 * 11) / 3
+    assert costs.uniform(16, 0) == pytest.approx((13 + 2 * prior) / 3)
+    for _ in range(3):
+        costs.observe(16, 0, 0, 13.0)
+    assert costs.uniform(16, 0) == pytest.approx(13), "these are enough"
+
+
+def test_a_first_step_that_is_far_off_may_be_an_interruption_a_second_one_is_none() -> None:
+    costs = LearnedCosts(TABLE)
+    costs.observe(16, 0, 0, 60.0)
+    assert costs.uniform(16, 0) < 13
+    costs.observe(16, 0, 0, 60.0)
+    assert costs.uniform(16, 0) > 40
+
+
+@given(st.integers(1, 8), st.sampled_from([0, 1, 4]), st.floats(0.9, 1.2))
+def test_steps_count_alike_one_by_one_or_together(number: int, length: int, off: float) -> None:
+    one_by_one, together = LearnedCosts(TABLE), LearnedCosts(TABLE)
+    seconds = off * TABLE.seconds(16, length, 16 * length)
+    for costs in (one_by_one, together):
+        costs.observe(16, 1, 16, 13.0)
+    for _ in range(number):
+        one_by_one.observe(16, length, 16 * length, seconds)
+    together.observe(16, length, 16 * length, seconds, number)
+    for other in (0, 1, 4):
+        expected = one_by_one.uniform(16, other)
+        assert together.uniform(16, other) == pytest.approx(expected, rel=0.005)
+
+
+def test_what_is_known_of_steps_without_drafts_is_assumed_of_others() -> None:
+    """With drafts they take no less; but where the device is faster than it was, it may not be so
+    with drafts."""
+    slow, fast = LearnedCosts(TABLE), LearnedCosts(TABLE)
+    for number in range(10):
+        assert (slow.uniform(16, 4) == 14) == (number < 4), "a few say nothing of others"
+        slow.observe(16, 0, 0, 22.0)
+        fast.observe(16, 0, 0, 5.5)
+    assert slow.uniform(16, 4) == pytest.approx(14 + 11)
+    assert fast.uniform(16, 4) == pytest.approx(14)
+    assert fast.hopeful(16, 4) == pytest.approx(7, rel=0.01)
+
+
+def test_until_steps_without_drafts_were_measured_those_with_drafts_stand_for_them() -> None:
+    costs = LearnedCosts(TABLE)
+    for _ in range(100):
+        costs.observe(16, 4, 64, 42.0)
+    assert costs.uniform(16, 0) == pytest.approx(11 + 28 * 11 / 14, rel=0.05)
+    costs.observe(1, 0, 0, 10.0)
+    assert costs.uniform(16, 0) < 16
+
+
+def test_steps_without_drafts_that_are_measured_anew_soon_count_for_most() -> None:
+    costs = LearnedCosts(TABLE)
+    for _ in range(50):
+        costs.observe(16, 0, 0, 11.0)
+    for _ in range(400):
+        costs.observe(16, 4, 64, 18.0)
+    assert costs.uniform(16, 0) == pytest.approx(11), "until then they are remembered"
+    for _ in range(3):
+        costs.observe(16, 0, 0, 14.0)
+    assert 12 < costs.uniform(16, 0) < 13.5
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 16]), st.sampled_from([0, 1, 4]), st.floats(0.3, 3.0)),
+        max_size=60,
+    )
+)
+def test_it_does_not_matter_how_fast_the_machine_is(steps: list[tuple[int, int, float]]) -> None:
+    """All is relative to the table."""
+    scale = 1 / 1024  # exactly as precise
+    quick = replace(TABLE, taken_s=[[seconds * scale for seconds in row] for row in TABLE.taken_s])
+    costs, scaled = LearnedCosts(TABLE), LearnedCosts(quick)
+    for batch, length, off in steps:
+        seconds = off * TABLE.seconds(batch, length, batch * length)
+        costs.observe(batch, length, batch * length, seconds)
+        scaled.observe(batch, length, batch * length, seconds * scale)
+    assert scaled.pace == pytest.approx(costs.pace)
+    for batch, length in product((1, 16, 64), range(5)):
+        expected = costs.uniform(batch, length) * scale
+        assert scaled.uniform(batch, length) == pytest.approx(expected)
 
 
 def test_what_steps_take_is_learned_by_kind() -> None:

@@ -54,6 +54,8 @@ def test_the_first_drafts_are_tried_whatever_they_are_said_to_gain() -> None:
     hysteresis.planned(LOSING, has_drafts=True, batch=2)
     assert not hysteresis.is_drafting
     assert not hysteresis.is_trial, "once"
+    num_steps_until_drafts(hysteresis)
+    assert not hysteresis.is_trial
 
 
 def test_many_requests_say_as_much_in_fewer_steps() -> None:
@@ -137,7 +139,7 @@ def test_who_gave_up_behind_what_paid_does_not(num_steps: int, factor: int) -> N
     assert [round(steps / waited[0]) for steps in waited] == [factor**n for n in range(4)]
 
 
-@pytest.mark.parametrize(("before", "gain"), [(1, 1.1), (1, 1.3), (60, 1.1)])
+@pytest.mark.parametrize(("before", "gain"), [(1, 1.1), (1, 1.3), (30, 1.1), (32, 1.1)])
 def test_a_burst_needs_a_clear_gain(before: int, gain: float) -> None:
     """What was learned of the last few requests is no reason to draft for many new ones."""
 
@@ -145,7 +147,7 @@ def test_a_burst_needs_a_clear_gain(before: int, gain: float) -> None:
         hysteresis.planned(gain, has_drafts=False, has_newcomers=True, is_new=True, batch=64)
         return hysteresis.is_drafting
 
-    is_reason = gain > 1.15 or before > 32
+    is_reason = gain > 1.15 or before >= 32
     give_up(tempted := Hysteresis())
     for _ in range(2):
         tempted.planned(2.0, has_drafts=False, batch=before)
@@ -154,6 +156,27 @@ def test_a_burst_needs_a_clear_gain(before: int, gain: float) -> None:
     num_steps_until_drafts(drafting)
     drafting.planned(PAYING, has_drafts=True, batch=before)
     assert burst(drafting) is is_reason
+
+
+def test_who_comes_to_others_or_into_the_trial_is_no_burst() -> None:
+    give_up(drafting := Hysteresis())
+    num_steps_until_drafts(drafting)
+    drafting.planned(PAYING, has_drafts=True, batch=1)
+    drafting.planned(1.1, has_drafts=True, has_newcomers=True, batch=64)
+    assert drafting.is_drafting
+    trial = Hysteresis()
+    trial.planned(PAYING, has_drafts=True, batch=1)
+    trial.planned(1.1, has_drafts=True, has_newcomers=True, is_new=True, batch=64)
+    assert trial.is_drafting
+
+
+@pytest.mark.parametrize("more", [0.5, 5.0])
+def test_no_estimate_is_trusted_for_more_than_half_a_step_each(more: float) -> None:
+    hysteresis = Hysteresis()
+    for _ in range(60):
+        hysteresis.took_up(4.0)
+    give_up(hysteresis)
+    assert num_steps_until_drafts(hysteresis, MARGIN + more) == pytest.approx(8, abs=1)
 
 
 def test_what_it_costs_to_take_them_up_must_be_lost_first() -> None:

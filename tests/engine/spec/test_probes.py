@@ -85,12 +85,12 @@ def test_it_is_known_when_a_probe_is_due() -> None:
 def test_where_hardly_a_draft_is_right_probes_cost_less_and_less() -> None:
     budget = ProbeBudget()
     shares = []
-    for num_hits in (0, 1, 0, 3, 9, 1):
+    for num_hits in (0, 1, 0, 3, 5, 9, 2, 1):
         budget.judge(num_hits, 10)
         budget.save(-budget.saved_s, PLAIN_S)
         budget.rest(PLAIN_S, PLAIN_S)
         shares.append(round(budget.saved_s / PLAIN_S / PROBE_SHARE, 3))
-    assert shares == [0.5, 0.25, 0.25, 0.25, 1.0, 0.5]
+    assert shares == [0.5, 0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 0.5]
     budget.judge(0, 0)
     assert budget.saved_s > 0, "who had no idea says nothing"
 

@@ -44,3 +44,13 @@ def test_where_drafts_are_not_made_there_is_nothing_to_do() -> None:
     assert not measuring.count(has_drafts=False, num_known=KNOWN)
     assert measuring.is_idle
     assert not measuring.is_due(CLOSE, KNOWN)
+
+
+def test_one_that_is_interrupted_begins_anew() -> None:
+    """By forced tokens, for instance. The first step behind drafts is not a usual one."""
+    measuring = Remeasurement()
+    over = [
+        measuring.count(has_drafts=has_drafts, num_known=KNOWN)
+        for has_drafts in [True] * 16 + [False] * 3 + [True] + [False] * 4
+    ]
+    assert over == [False] * 23 + [True]

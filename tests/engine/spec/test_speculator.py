@@ -460,6 +460,66 @@ def test_a_step_at_rest_is_counted_and_no_more() -> None:
     assert len(called) == 30 * 5
 
 
+class Rooms(TimedRunner):
+    """Knows how many slots each row has."""
+
+    def __init__(self, costs: StepCosts, rate: float) -> None:
+        super().__init__(costs, rate)
+        self.num_lookahead_tokens = 3
+        self.room: dict[int, int] = {}
+        self.num_plain = self.num_with_slots_to_spare = 0
+        """Requests in steps that keep no features, and how many of them had a block too many."""
+        self.num_asked = 0
+
+    def forward(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            self.room[admission.row] = 16 * len(admission.block_ids)
+        for row, block_ids in plan.new_blocks:
+            self.room[row] += 16 * len(block_ids)
+        if not plan.keeps_features:
+            for chunk in plan.chunks:
+                end = chunk.num_computed_tokens + chunk.num_scheduled_tokens
+                self.num_plain += 1
+                self.num_with_slots_to_spare += self.room[chunk.row] - end >= 16
+        super().forward(plan)
+
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
+        for row, known in asked:
+            self.num_asked += 1
+            assert self.room[row] >= known + 2, "the last of three drafts is not fed back"
+        return super().draft(asked, num_tokens, wait=wait)
+
+
+def test_a_rest_has_no_slots_for_drafts_and_drafts_always_have_them() -> None:
+    runner = Rooms(padded(H200), 0.05)
+    core, _ = start(runner, 64, overlap=True)
+    run(core, runner, 900)
+    assert runner.num_asked > 64
+    assert runner.num_plain > 64 * 700
+    assert runner.num_with_slots_to_spare < 0.02 * runner.num_plain, "but for what others left"
+
+
+def test_how_many_requests_ended_is_learned_with_their_tokens() -> None:
+    """Not one by one, as an end comes with each token that a large batch of short answers makes."""
+    runner = TimedRunner(padded(H200), 0.05)
+    core, _ = start(runner, 64, overlap=True)
+    run(core, runner, 300)
+    speculator = core._speculator
+    assert isinstance(speculator._adaptive, AdaptiveLength)
+    newcomers = speculator._adaptive._experience.newcomers
+    assert (speculator._num_ended, newcomers._num_ended) == (0, 0.0)
+    while speculator._rest.num_steps < 50:
+        run(core, runner, 1)
+    core.abort([str(index) for index in range(20)])
+    run(core, runner, 1)
+    assert speculator._num_ended == 20
+    while speculator._num_ended:
+        run(core, runner, 1)
+    assert newcomers._num_ended == pytest.approx(sum(0.98**n for n in range(20)))
+
+
 class Slow(Ideas):
     """Thinks for a while, and has no idea."""
 

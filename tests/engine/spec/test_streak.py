@@ -58,6 +58,11 @@ def test_what_follows_a_prompt_of_a_streak_is_not_looked_at_either() -> None:
     assert passes(streak, 5, is_usual=True, has_drafts=True)
     assert not streak.follows_others
     assert streak.looks(has_drafts=True) == (1 + 29, {8: 145})
+    streak.begin(3, 5)
+    while streak.num_steps:
+        passes(streak, 5, is_usual=False, has_drafts=True)
+    assert streak.looks(has_drafts=True) == (1 + 28, {8: 140})
+    assert not streak.follows_others, "that one was looked at"
 
 
 def test_a_batch_of_another_size_may_have_other_drafts_or_none() -> None:
@@ -83,3 +88,26 @@ def test_what_newcomers_cost_is_seen_of_some() -> None:
             seen.append(number)
             assert not streak.num_steps, "what follows is looked at, too"
     assert seen == [3, 7, 11]
+
+
+def test_without_a_streak_all_is_looked_at() -> None:
+    streak = Streak()
+    assert (streak.num_steps, streak.follows_others, streak.may_begin) == (0, False, False)
+    assert not passes(streak, 5, is_usual=False, has_drafts=True)
+
+
+def test_a_streak_ends_where_nothing_is_right_for_a_while() -> None:
+    streak = begun()
+    for _ in range(2):
+        for _ in range(5):
+            streak.judge(gained=False)
+        assert streak.num_steps == 28
+        streak.judge(gained=True)
+    for _ in range(5):
+        streak.judge(gained=False)
+    streak.begin(3, 6)
+    for _ in range(5):
+        streak.judge(gained=False)
+    assert streak.num_steps == 28, "the next one is not to blame"
+    streak.judge(gained=False)
+    assert streak.num_steps == 0

@@ -42,6 +42,16 @@ def test_the_commonest_continuation_wins() -> None:
     assert proposer().continue_text(request_of(0, prompt, []), 1) == [6]
 
 
+def test_what_followed_a_longer_match_may_be_worth_more_than_what_followed_often() -> None:
+    prompt = [1, 2, 3, 4, 9, 8, 6, 5, *[3, 4, 7] * 3, 1, 2, 3, 4]
+    assert proposer().continue_text(request_of(0, prompt, []), 9) == [9, 8, 6, 5]
+
+
+def test_a_repetition_is_drafted_as_far_as_it_is_known() -> None:
+    assert proposer().continue_text(request_of(0, [5, 5, 5], []), 9) == [5]
+    assert proposer().continue_text(request_of(0, [1, 2, 1, 2], []), 9) == [1, 2]
+
+
 def test_unlikely_tokens_are_not_drafted() -> None:
     prompt = [8, 1, 2, 3, 9, 1, 2, 4, 7, 1, 2]
     assert proposer(min_token_prob=0.6).continue_text(request_of(0, prompt, []), 2) == []
@@ -76,6 +86,21 @@ def test_prompts_are_not_kept() -> None:
     suffix.continue_text(done, 1)
     suffix.drop(done)
     assert suffix.continue_text(request_of(1, [9], [1, 2, 3]), 3) == []
+
+
+def test_at_least_the_latest_half_is_kept() -> None:
+    suffix, counts = proposer(max_cached_requests=10), []
+    for number in range(20):
+        teach(suffix, [number, 1, 2, 3])
+        (corpus,) = suffix._corpora.values()
+        counts.append(corpus.count)
+    assert counts == [*range(1, 11), *range(6, 11), *range(6, 11)]
+
+
+def test_outputs_without_anything_behind_a_match_are_not_kept() -> None:
+    suffix = proposer()
+    teach(suffix, [], [1], [1, 2])
+    assert not suffix._corpora
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:

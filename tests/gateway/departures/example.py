@@ -373,7 +373,7 @@ def _held(services: Services) -> dict[str, object]:
         "generations": services.generations._live,
         "settlements": services.generations._settlements,
         "holds": services.quota._holds,
-        "unshown": services.quota._unshown,
+        "unlisted": services.quota._to_be_listed,
         "undoing": services.quota._undoing,
         "streams": streams._running,
         "readers": streams.readers,
@@ -385,6 +385,6 @@ def _held(services: Services) -> dict[str, object]:
         "engine": engine._streams,
         "queued": engine._queued if engine.ready else (),
         "parked": engine._parked,
-        "unsent": [*engine._unsent_aborts, *engine._unsent_parks, *engine._unsent_grants],
+        "unsent": engine._updates,
     }
     return {name: what for name, what in held.items() if what}

@@ -38,6 +38,7 @@ class Collected:
             else:
                 assert piece.index == len(self.calls) - 1
                 assert piece.function.name is None
+                assert piece.function.arguments, "nothing is sent for nothing"
             assert isinstance(piece.function.arguments, str)
             self.calls[piece.index].arguments += piece.function.arguments
 

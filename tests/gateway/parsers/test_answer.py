@@ -40,6 +40,26 @@ def test_reasoning_can_be_hidden() -> None:
     assert whole(parser, "never ended") == ("", "", [])
 
 
+def test_what_was_held_back_comes_at_the_end() -> None:
+    """What might have become a tag."""
+    thinking = AnswerParser(reasoning=ReasoningParser(has_begun=True), tools=HermesParser())
+    assert whole(thinking, "hm </thi") == ("hm </thi", "", [])
+    for text in (" <thi", " <tool_c", "yes <tool_c"):
+        parser = AnswerParser(reasoning=ReasoningParser(has_begun=False), tools=HermesParser())
+        assert whole(parser, text) == ("", text, [])
+
+
+def test_it_says_where_it_stands() -> None:
+    plain = AnswerParser()
+    assert (plain.is_thinking, plain.has_calls, plain.is_full) == (False, False, False)
+    parser = AnswerParser(reasoning=ReasoningParser(has_begun=True), tools=HermesParser())
+    assert (parser.is_thinking, parser.has_calls, parser.is_full) == (True, False, False)
+    parser.push("</think>")
+    assert (parser.is_thinking, parser.has_calls) == (False, False)
+    parser.push(CALL)
+    assert (parser.is_thinking, parser.has_calls) == (False, True)
+
+
 def test_one_call_too_many_fills_it() -> None:
     parser = AnswerParser(tools=HermesParser(), max_calls=1)
     parser.push(CALL)
@@ -64,6 +84,16 @@ def test_what_follows_a_call_too_many_is_dropped_however_it_is_cut(
         parser = AnswerParser(tools=format.make_parser({}), max_calls=2)
         assert whole(parser, pieces) == ("", "", ["f", "f"])
         assert parser.is_full
+
+
+@pytest.mark.parametrize("rest", ['{"name": "g"}', '{"name": "g"}</tool_call>'])
+def test_a_call_too_many_adds_nothing_to_the_last_one(rest: str) -> None:
+    """Its arguments, which are left out here, are none of that one's."""
+    parser = AnswerParser(tools=HermesParser(), max_calls=1)
+    pieces = [parser.push(CALL), parser.push(f"<tool_call>{rest}"), parser.finish()]
+    arguments = [call.function.arguments for piece in pieces for call in piece.calls]
+    assert "".join(part for part in arguments if isinstance(part, str)) == "{}"
+    assert parser.is_full
 
 
 @given(

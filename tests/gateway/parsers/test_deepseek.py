@@ -36,6 +36,14 @@ CASES: dict[str, tuple[str, Expected]] = {
         f'{CALLS}{CALL}function{SEPARATOR}\n{{"a": 1}}\n```{END_CALL}{V31}{END_CALLS}',
         ("", [FOUND]),
     ),
+    "no name and no arguments": (
+        f"{CALLS}{CALL}{SEPARATOR}{END_CALL}{V31}{END_CALLS}",
+        ("", [FOUND]),
+    ),
+    "without arguments, and another": (
+        f"{CALLS}{CALL}f{SEPARATOR}{END_CALL}{V31}{END_CALLS}",
+        ("", [("f", "{}"), FOUND]),
+    ),
     "no call": (f"{CALLS}{END_CALLS}", (f"{CALLS}{END_CALLS}", [])),
 }
 CASES["without arguments"][1][1].append(("f", "{}"))

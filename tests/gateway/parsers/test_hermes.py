@@ -31,6 +31,13 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "Let me see.\nDone.",
         [("get_weather", '{"city": "Oslo"}')],
     ),
+    "blanks before a text": ("\n Hello", "\n Hello", []),
+    "blanks behind a call": (f"Hi\n{OPEN}{WEATHER}{CLOSE}\n", "Hi", [FOUND]),
+    "blanks behind the text behind a call": (
+        f"Hi\n{OPEN}{WEATHER}{CLOSE}\nDone \n",
+        "Hi\nDone \n",
+        [FOUND],
+    ),
     "two calls": (
         f'{OPEN}{WEATHER}{CLOSE}\n{OPEN}{{"name":"g","arguments":{{}}}}{CLOSE}\n',
         "",
@@ -94,6 +101,7 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "",
         [("f", '{"x": "y')],
     ),
+    "cut behind a call without arguments": (f'{OPEN}{{"name": "f"}}', "", [("f", "{}")]),
     "cut before the name": (f'{OPEN}{{"na', f'{OPEN}{{"na', []),
     "cut in the tag": ("Hi <tool_ca", "Hi <tool_ca", []),
     "cut in the next tag": (f"{OPEN}{WEATHER}{CLOSE}\n<tool_ca", "<tool_ca", [FOUND]),
@@ -103,6 +111,27 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [FOUND],
     ),
     "no JSON": (f"{OPEN}nonsense{CLOSE} x", f"{OPEN}nonsense{CLOSE} x", []),
+    "no JSON behind blanks": (f"\n {OPEN}nonsense{CLOSE}", f"\n {OPEN}nonsense{CLOSE}", []),
+    "no JSON behind a call": (
+        f"{OPEN}{WEATHER}{CLOSE}\n{OPEN}nonsense{CLOSE}",
+        f"{OPEN}nonsense{CLOSE}",
+        [FOUND],
+    ),
+    "no JSON behind a call, and more": (
+        f"{OPEN}{WEATHER}{CLOSE}{OPEN}nonsense{CLOSE}\n Done",
+        f"{OPEN}nonsense{CLOSE}\n Done",
+        [FOUND],
+    ),
+    "no JSON behind a call, and blanks": (
+        f"{OPEN}{WEATHER}{CLOSE}{OPEN}nonsense{CLOSE}\n",
+        f"{OPEN}nonsense{CLOSE}\n",
+        [FOUND],
+    ),
+    "no JSON behind a call and a text": (
+        f"{OPEN}{WEATHER}{CLOSE}\nSo \n{OPEN}nonsense{CLOSE}",
+        f"So \n{OPEN}nonsense{CLOSE}",
+        [FOUND],
+    ),
     "a word that is no JSON": (
         f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
         f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
@@ -188,6 +217,11 @@ def test_plain_text_is_not_held_back() -> None:
     assert parser.push(" world <b") == (" world <b", [])
     assert parser.push(" \n") == ("", [])  # may be layout before a call
     assert parser.push("x") == (" \nx", [])
+
+
+def test_blanks_before_a_call_are_dropped_though_they_come_with_text() -> None:
+    pieces = ["So", " I look \n", f"{OPEN}{WEATHER}{CLOSE}"]
+    assert parse(pieces).plain == ("So I look", [FOUND])
 
 
 def test_time_is_linear() -> None:

@@ -21,6 +21,16 @@ CASES: dict[str, tuple[str, Expected]] = {
     ),
     "without parameters": ('{"name": "f"}', ("", [("f", "{}")])),
     "text before the tag": (f"I look.\n{TAG}{WEATHER}", ("I look.", [FOUND])),
+    "text before two": (f"I look.\n{TAG}{WEATHER}; {WEATHER}", ("I look.", [FOUND, FOUND])),
+    "text before two tags": (
+        f"I look.\n{TAG}{WEATHER};\n{TAG}{WEATHER};",
+        ("I look.", [FOUND, FOUND]),
+    ),
+    "text between": (
+        f"{WEATHER};\nAnd {TAG}{WEATHER}",
+        ("And", [FOUND, FOUND]),
+    ),
+    "a document behind blanks": (' \n{"n": 1}', (' \n{"n": 1}', [])),
     "text after": (f"{WEATHER} done", ("done", [FOUND])),
     "text": ("Hello; {name}", ("Hello; {name}", [])),
     "a document": ('{"city": "Oslo", "n": 1} is it', ('{"city": "Oslo", "n": 1} is it', [])),

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.qwen import CLOSE, OPEN, QwenParser
+from gateway.parsers.qwen import CLOSE, OPEN, QwenParser, spell
+from grammar.errors import UnsupportedKeyword
+from grammar.structural_tag import AnyText, ConstString, Format, Or, Sequence, Tag
 from tests.gateway.parsers.replay import Expected, check_splits, replay
 
 SCHEMAS = {
@@ -58,6 +60,23 @@ CASES: dict[str, tuple[str, Expected]] = {
         call(n="NaN", any="[1e999]"),
         ("", [("f", '{"n": "NaN", "any": "[1e999]"}')]),
     ),
+    "two functions in one tag": (
+        f"{OPEN}<function=><function=f><parameter=n>1</parameter></function>"
+        f"<function=g><parameter=a>2</parameter></function>{CLOSE}",
+        ("", [("f", '{"n": 1}'), ("g", '{"a": 2}')]),
+    ),
+    "a tag in a value, and another value": (
+        call(any='["</parameter>"]', n="1"),
+        ("", [("f", '{"any": ["</parameter>"], "n": 1}')]),
+    ),
+    "a quote in what is no JSON": (
+        call(any='5" wide', n="1"),
+        ("", [("f", '{"any": "5\\" wide", "n": 1}')]),
+    ),
+    "letters as they are": (
+        call(zip="é", any='"日"', ñ="ö"),
+        ("", [("f", '{"zip": "é", "any": "日", "ñ": "ö"}')]),
+    ),
     "half a character": (
         call(any='["\\ud800"]'),
         ("", [("f", '{"any": ["\\ud800"]}')]),
@@ -68,6 +87,11 @@ CASES: dict[str, tuple[str, Expected]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_split_at_every_position(name: str) -> None:
     check_splits(make, *CASES[name])
+
+
+def test_a_schema_whose_properties_are_none_says_nothing_of_values() -> None:
+    found = replay(QwenParser({"f": {"properties": []}}), [call(n="1", zip="a")])
+    assert found.plain == ("", [("f", '{"n": 1, "zip": "a"}')])
 
 
 _FRAGMENTS = st.sampled_from(
@@ -102,3 +126,46 @@ def test_what_is_written_as_the_schema_says_arrives(
     cut = data.draw(st.integers(0, len(written)))
     ((name, arguments),) = replay(make(), [written[:cut], written[cut:]]).plain[1]
     assert (name, json.loads(arguments)) == ("f", {"zip": text, "any": value})
+
+
+END = "</parameter>"
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "content"),
+    [
+        (TEXT, AnyText(excludes=(END,))),
+        (TEXT | {"enum": ["x", "y", 3]}, Or((ConstString("x"), ConstString("y")))),
+        (TEXT | {"enum": ["x", "y", 3], "const": "y"}, Or((ConstString("y"),))),
+        (TEXT | {"const": "y"}, Or((ConstString("y"),))),
+    ],
+)
+def test_texts_are_written_without_quotes(schema: dict[str, Any], content: Format) -> None:
+    tag = Tag("<parameter=a>\n", content, (f"\n{END}\n",))
+    assert spell({"properties": {"a": schema}}) == Sequence((tag,))
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "path"),
+    [
+        ({"properties": {"a>b": TEXT}}, "properties", "$.properties['a>b']"),
+        ({"properties": {" a": TEXT}}, "properties", "$.properties[' a']"),
+        ({"properties": {"a": TEXT | {"enum": ["x", END]}}}, "enum", "$.properties.a.enum"),
+        ({"properties": {"a": TEXT | {"enum": [3]}}}, "enum", "$.properties.a.enum"),
+        ({"properties": {"a": TEXT | {"const": "\nx"}}}, "const", "$.properties.a.const"),
+        ({"properties": {"a": TEXT | {"const": "x\n"}}}, "const", "$.properties.a.const"),
+        (
+            {"properties": {"a": {"anyOf": [{}, {"$ref": "#/properties/b"}]}}},
+            "$ref",
+            "$.properties.a.anyOf[1].$ref",
+        ),
+        ({"properties": {"a": {}}, "$defs": {"d": {"$ref": "#"}}}, "$ref", "$.$defs.d.$ref"),
+    ],
+)
+def test_what_cannot_be_written_as_tags_is_refused_in_its_place(
+    schema: dict[str, Any], keyword: str, path: str
+) -> None:
+    with pytest.raises(UnsupportedKeyword) as caught:
+        spell(schema)
+    assert (caught.value.keyword, caught.value.path) == (keyword, path)

@@ -54,3 +54,10 @@ def test_thinking_is_passed_on_as_it_comes() -> None:
     assert parser.is_thinking
     parser.push(CLOSE)
     assert not parser.is_thinking
+
+
+def test_what_cannot_be_a_tag_is_not_held_back() -> None:
+    parser = ReasoningParser(has_begun=False)
+    assert parser.push(" <thi") == ("", "")
+    assert parser.push("s") == ("", " <this")
+    assert parser.push(" <think>") == ("", " <think>")

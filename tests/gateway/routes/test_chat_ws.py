@@ -73,6 +73,15 @@ async def test_our_own_page_and_allowed_ones_may(model_dir: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_every_page_may_if_all_are_allowed(model_dir: Path) -> None:
+    async with (
+        served_double(model_dir, allowed_origins=["*"]) as (gateway, _),
+        connected(gateway, origin="https://anybody.example") as client,
+    ):
+        assert isinstance(client, WsClient)
+
+
+@pytest.mark.asyncio
 async def test_other_paths_are_not_websockets(gateway: Gateway) -> None:
     assert (await refused(gateway, path="/v1/nothing"))[0] == 401
     key = f"Bearer {gateway.api_key}"

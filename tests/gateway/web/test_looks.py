@@ -118,6 +118,33 @@ def test_focusing_a_field_does_not_zoom(open_page: OpenPage) -> None:
         assert size >= 16
 
 
+def test_each_paragraph_is_written_from_its_own_side(
+    open_page: OpenPage, server: ScriptedServer
+) -> None:
+    page = open_page()
+    server.say("مرحبا بالعالم (1).\n\n- واحد\n\nEnglish.\n\n```py\nx = 1\n```")
+    page.fill("#prompt", "ما هي عاصمة مصر؟ (test)")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".turn:last-child[aria-busy=false]")
+    side = """node => {
+      const range = document.createRange();
+      range.selectNodeContents(node);
+      const [text, box] = [range.getBoundingClientRect(), node.getBoundingClientRect()];
+      return box.right - text.right < text.left - box.left ? "right" : "left";
+    }"""
+    for selector, expected in {
+        ".prose > p": "right",
+        ".prose li": "right",
+        ".prose > ul + p": "left",
+        ".prose pre": "left",
+    }.items():
+        assert page.eval_on_selector(selector, side) == expected
+    for selector in (".question", ".prose ul"):
+        assert page.eval_on_selector(selector, "node => node.matches(':dir(rtl)')")
+    page.fill("#prompt", "ما هي عاصمة مصر؟")
+    assert page.eval_on_selector("#prompt", "node => node.matches(':dir(rtl)')")
+
+
 def test_a_phone_is_not_told_about_its_shift_key(open_page: OpenPage) -> None:
     assert open_page(**PHONE).locator("#hint").is_hidden()
     assert open_page().locator("#hint").is_visible()

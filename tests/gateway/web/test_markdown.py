@@ -289,4 +289,4 @@ def test_hostile_answers_through_the_whole_page(open_page: OpenPage, server) -> 
     page.press("#prompt", "Enter")
     page.wait_for_selector(".turn:last-child[aria-busy=false]")
     assert page.locator("#transcript :is(script, img, iframe, svg, style, form, base)").count() == 0
-    assert page.inner_text(".turn.user") == "<img src=x onerror=alert(1)>"
+    assert page.inner_text(".question") == "<img src=x onerror=alert(1)>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -211,20 +210,73 @@ def test_reload_shows_the_conversation_again(page: Page, server: ScriptedServer)
     assert page.get_attribute("#gauge", "aria-valuenow") == "34"
 
 
-def test_reload_in_mid_answer_keeps_the_half_and_offers_the_rest(
+def test_an_answer_goes_on_after_a_reload(page: Page, server: ScriptedServer) -> None:
+    server.say("Half of ", Wait(), "it", Wait(), ", and all")
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half of")
+    page.reload()
+    expect(page.locator(".turn.assistant")).to_have_attribute("aria-busy", "true")
+    expect(page.locator("#stop")).to_be_visible()
+    page.wait_for_selector("#link-state[data-state=open]")
+    assert page.get_attribute("#gauge", "aria-valuenow") == "22"
+    server.gate.set()
+    expect(page.locator(".prose")).to_have_text("Half of it")
+    page.reload()
+    page.wait_for_selector("#link-state[data-state=open]")
+    server.gate.set()
+    ended(page)
+    assert answer(page) == "Half of it, and all"
+    assert re.search(r"13 tokens in .*finished", page.inner_text(".meta"), re.DOTALL)
+    told = [message["type"] for message in server.received]
+    assert told == ["auth", "chat", "auth", "resume", "auth", "resume"]
+    ask(page, "And?")
+    expect(page.locator(".turn")).to_have_count(4)
+    assert [m["role"] for m in server.turns()[-1]["messages"]] == ["user", "assistant", "user"]
+
+
+def test_an_answer_that_goes_on_after_a_reload_can_be_stopped(
     page: Page, server: ScriptedServer
 ) -> None:
     server.say("Half of ", Wait(), "it")
     ask(page, "Go")
     expect(page.locator(".prose")).to_have_text("Half of")
     page.reload()
-    expect(page.locator(".prose")).to_have_text("Half of")
-    expect(page.locator(".fault p")).to_contain_text("left before this answer was finished")
     page.wait_for_selector("#link-state[data-state=open]")
+    page.click("#stop")
+    ended(page)
+    assert "stopped" in page.inner_text(".meta")
+    assert server.received[-1]["type"] == "cancel"
+
+
+def test_an_answer_that_is_gone_after_a_reload_can_be_asked_for_again(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say("Half of ", Wait(), "it")
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half of")
+    server.forgetful = True
+    page.reload()
+    expect(page.locator(".fault p")).to_contain_text("dropped before the answer was finished")
+    assert answer(page) == "Half of"
     server.say("All of it")
     page.click("text=Try again")
     expect(page.locator(".prose")).to_have_text("All of it")
     assert server.turns()[-1]["messages"] == [{"role": "user", "content": "Go"}]
+
+
+def test_a_question_that_a_reload_kept_from_being_sent_can_be_asked_again(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.accepting = False
+    server.drop_all()
+    expect(page.locator("#link-state")).to_have_attribute("data-state", "waiting")
+    ask(page, "Are you there?")
+    page.reload()
+    expect(page.locator(".fault p")).to_have_text("The page was left before this answer began.")
+    server.accepting = True
+    page.wait_for_selector("#link-state[data-state=open]")
+    page.click("text=Try again")
+    expect(page.locator(".prose")).to_have_text("Hello.")
 
 
 def test_an_error_is_shown_in_words_and_can_be_tried_again(
@@ -243,18 +295,53 @@ def test_an_error_is_shown_in_words_and_can_be_tried_again(
     assert page.locator(".fault").count() == 0
 
 
-def test_an_error_that_will_not_mend_offers_no_retry(page: Page, server: ScriptedServer) -> None:
+def test_a_refused_question_can_be_edited(page: Page, server: ScriptedServer) -> None:
+    ask(page, "First")
+    ended(page)
     server.say(Fail("The field stop is too long.", 400, retryable=False, code="invalid_value"))
-    ask(page, "Go")
+    ask(page, "Second")
     expect(page.locator(".fault p")).to_have_text("The field stop is too long.")
-    assert page.locator(".fault button").count() == 0
+    assert page.locator(".fault button").all_inner_texts() == ["Edit the question"]
+    page.fill("#prompt", "begun since")
+    page.click("text=Edit the question")
+    expect(page.locator("#prompt")).to_be_focused()
+    expect(page.locator("#prompt")).to_have_value("Second\n\nbegun since")
+    expect(page.locator("#send")).to_be_enabled()
+    assert page.locator(".turn").count() == 2
+    server.say("Fine.")
+    page.press("#prompt", "Enter")
+    expect(page.locator(".prose").last).to_have_text("Fine.")
+    asked = [message["content"] for message in server.turns()[-1]["messages"]]
+    assert asked == ["First", "Hello.", "Second\n\nbegun since"]
 
 
 def test_a_full_context_offers_a_new_chat(page: Page, server: ScriptedServer) -> None:
     server.say(Fail("Too long.", 400, retryable=False, code="context_length_exceeded"))
     ask(page, "Go")
+    page.click("text=Edit the question")
+    expect(page.locator("#welcome")).to_be_visible()
+    page.press("#prompt", "Enter")
     page.click("text=Start a new chat")
     expect(page.locator("#welcome")).to_be_visible()
+
+
+@pytest.mark.parametrize("text", ["word " * 400, "line\n" * 60])
+def test_a_question_that_fills_screens_shows_its_beginning(
+    page: Page, server: ScriptedServer, text: str
+) -> None:
+    ask(page, text)
+    ended(page)
+    question = page.locator(".turn.user")
+    clipped = height_of(question)
+    assert clipped < 450
+    more = question.get_by_role("button")
+    expect(more).to_have_text(f"Show all {len(text.strip()):,} characters")
+    more.click()
+    assert height_of(question) > clipped
+    expect(more).to_have_count(0)
+    assert server.turns()[0]["messages"][0]["content"] == text.strip()
+    ask(page, "Short")
+    expect(page.locator(".question").last).to_have_text("Short")
 
 
 def test_ask_again_replaces_the_answer(page: Page, server: ScriptedServer) -> None:
@@ -309,17 +396,6 @@ def test_an_answer_that_the_server_has_forgotten_can_be_tried_again(
     page.click("text=Try again")
     expect(page.locator(".prose")).to_have_text("Whole")
     assert [m["type"] for m in server.received] == ["auth", "chat", "auth", "resume", "chat"]
-
-
-def test_a_page_that_is_left_lets_the_server_stop(page: Page, server: ScriptedServer) -> None:
-    server.say("Half", Wait(), " of it")
-    ask(page, "Go")
-    expect(page.locator(".prose")).to_have_text("Half")
-    page.goto("about:blank")
-    deadline = time.monotonic() + 10
-    while server.received[-1]["type"] != "cancel":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_question_asked_offline_is_sent_when_the_server_is_back(
@@ -485,6 +561,18 @@ def test_screen_readers_hear_the_answer_once(page: Page, server: ScriptedServer)
     page.wait_for_function("heard.length === 2")
     assert page.evaluate("heard") == ["Answering", "Answer: Some words of an answer."]
     assert page.get_attribute("#transcript", "aria-live") == "off"
+
+
+def test_every_message_has_a_heading_that_says_whose_it_is(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say("# Title\n\nWords.")
+    ask(page, "Go")
+    ended(page)
+    headings = page.get_by_role("log").get_by_role("heading")
+    assert headings.all_inner_texts() == ["You", "Answer", "Title"]
+    levels = headings.evaluate_all("nodes => nodes.map((node) => node.tagName)")
+    assert levels == ["H2", "H2", "H3"]
 
 
 def test_everything_can_be_reached_by_keyboard(page: Page) -> None:

@@ -172,3 +172,40 @@ def test_deep_nesting_does_not_exhaust_the_stack() -> None:
     limit = sys.getrecursionlimit()
     with pytest.raises(PatternError):
         Pattern.parse("(?:" * limit + "a" + ")" * limit)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_exact"),
+    [
+        ("^ab+[c-e]{2}(f|g)", True),
+        ("[^a]", True),
+        ("ab$", False),
+        ("^(a|b.)", False),
+        (r"(\d)*", False),
+        (r"x[a\w]", False),
+        (r"\p{L}", False),
+        (r"[^\s]", False),
+    ],
+)
+def test_where_the_two_readings_agree_is_known(source: str, is_exact: bool) -> None:
+    assert Pattern.parse(source).exact is is_exact
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        ("", 0),
+        ("^a$", 1),
+        ("a.[b-d]", 3),
+        (r"\d\p{L}\n", 3),
+        ("(ab|cde)", 5),
+        ("(ab){3}", 6),
+        ("(ab){3,7}", 14),
+        ("(ab){3,}", 6),
+        ("(ab){0}", 2),
+        ("(ab)*", 2),
+        ("(){9}", 9),
+    ],
+)
+def test_size_is_that_of_all_repetitions_written_out(source: str, size: int) -> None:
+    assert Pattern.parse(source).size == size

@@ -36,7 +36,9 @@ inline void mbarrier_init(uint32_t at, int arrivals) {
 inline void mbarrier_init_fence() {}
 inline void mbarrier_expect(uint32_t at, int bytes) { arrive(barrier_of(emulation::rank(), at), bytes); }
 inline void mbarrier_arrive(uint32_t at) { arrive(barrier_of(emulation::rank(), at), 0); }
-inline void mbarrier_arrive_at(int rank, uint32_t at) { arrive(barrier_of(rank, at), 0); }
+inline void mbarrier_arrive_at(int rank, uint32_t at) {
+  arrive(barrier_of(emulation::first_of_cluster() + rank, at), 0);
+}
 inline void mbarrier_wait(uint32_t at, int parity) {
   for (int i = 0; (barrier_of(emulation::rank(), at).phase & 1) == parity; ++i) {
     if (i == 1 << 20) std::abort();  // nobody comes any more
@@ -55,8 +57,9 @@ inline void copy_box_to(uint16_t ranks, uint32_t to, const CUtensorMap& map, uin
                         int y) {
   EmulatedMap m;
   std::memcpy(&m, &map, sizeof(m));
-  for (int rank = 0; rank < emulation::threads / emulation::threads_each; ++rank) {
-    if (!(ranks >> rank & 1)) continue;
+  const int first = emulation::first_of_cluster();
+  for (int rank = first; rank < emulation::threads / emulation::threads_each; ++rank) {
+    if (!(ranks >> (rank - first) & 1)) continue;
     uint32_t offset = 0;
     for (int row = y; row < y + m.box_rows; ++row) {
       for (int column = x; column < x + m.box_columns; ++column, offset += 2) {
@@ -70,7 +73,10 @@ inline void copy_box_to(uint16_t ranks, uint32_t to, const CUtensorMap& map, uin
   }
 }
 inline void copy_box(uint32_t to, const CUtensorMap& map, uint32_t barrier, int x, int y) {
-  copy_box_to(1 << emulation::rank(), to, map, barrier, x, y);
+  copy_box_to(1 << (emulation::rank() - emulation::first_of_cluster()), to, map, barrier, x, y);
+}
+inline void copy_box(uint32_t to, const CUtensorMap& map, uint32_t barrier, int x, int y, uint64_t) {
+  copy_box(to, map, barrier, x, y);
 }
 inline void prefetch_map(const CUtensorMap&) {}
 inline void copy_row(uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t) {
@@ -80,6 +86,8 @@ inline void copy_row(uint32_t to, const void* from, int bytes, uint32_t barrier,
   end_phase(barrier_of(emulation::rank(), barrier));
 }
 inline uint64_t evict_first_policy() { return 0; }
+inline void fence_async_proxy() {}
+inline void fence_async_proxy_global() {}
 
 template <int N>
 void give_up_registers() {}
@@ -96,6 +104,8 @@ struct Place {
 };
 
 inline void sync_named(int id, int threads) { emulation::wait(emulation::cta().named[id], threads); }
+
+inline void arrive_named(int id, int threads) { emulation::arrive(emulation::cta().named[id], threads); }
 
 inline uint32_t address(const void* p) { return __cvta_generic_to_shared(p); }
 inline void meet_cluster() {

@@ -53,6 +53,8 @@ inline Cta ctas[kMaxCtas];
 inline Place grid;
 inline int threads_each = kThreads;  // of a CTA
 inline int threads;                  // of the cluster
+inline int cluster_ctas = kMaxCtas;  // fewer where what runs as one cluster is several
+inline bool all_at_once;             // launches run their grids as one cluster
 inline int current;                  // thread, counted through its CTAs
 inline uint8_t* shared_memory;       // of the thread's CTA
 inline Barrier cluster;
@@ -63,6 +65,7 @@ inline jmp_buf places[kMaxCtas * kThreads];  // unlike contexts, left without a 
 inline void (*body)();
 
 inline int rank() { return current / threads_each; }
+inline int first_of_cluster() { return rank() / cluster_ctas * cluster_ctas; }
 inline int lane() { return current % 32; }
 inline Cta& cta() { return ctas[rank()]; }
 inline Warp& warp() { return warps[current / 32]; }
@@ -90,12 +93,15 @@ inline void yield() {
   if (_setjmp(places[current]) == 0) go_on(next_thread());
 }
 
+inline void arrive(Barrier& barrier, int count) {
+  if (++barrier.waiting < count) return;
+  barrier.waiting = 0;
+  ++barrier.generation;
+}
+
 inline void wait(Barrier& barrier, int count) {
   const unsigned generation = barrier.generation;
-  if (++barrier.waiting == count) {
-    barrier.waiting = 0;
-    ++barrier.generation;
-  }
+  arrive(barrier, count);
   while (barrier.generation == generation) yield();
 }
 

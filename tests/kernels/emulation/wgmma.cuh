@@ -8,6 +8,14 @@ namespace sluice {
 
 inline uint64_t tile_descriptor(uint32_t smem, uint32_t) { return smem; }
 
+template <int kGroup = 1024>
+struct TileDescriptor {
+  uint32_t begin;
+
+  TileDescriptor(uint32_t smem, uint32_t) : begin(smem) {}
+  uint64_t at(uint32_t bytes) const { return begin + bytes; }
+};
+
 // Element `step` of row `row` of a tile in swizzled rows of 128 bytes, of which eight follow each other.
 template <typename T>
 float tile_element(uint64_t tile, int row, int step) {
