@@ -216,9 +216,9 @@ def test_at_rest_nothing_is_kept_for_drafts(
     assert features is not None
     keep = features.keep
 
-    def spy(slots: torch.Tensor, source: torch.Tensor) -> None:
+    def spy(slots: torch.Tensor, source: torch.Tensor, *, is_padded: bool) -> None:
         kept.append(len(slots))
-        keep(slots, source)
+        keep(slots, source, is_padded=is_padded)
 
     monkeypatch.setattr(features, "keep", spy)
     assert outputs(llm) == plain

@@ -209,3 +209,20 @@ def test_where_the_two_readings_agree_is_known(source: str, is_exact: bool) -> N
 )
 def test_size_is_that_of_all_repetitions_written_out(source: str, size: int) -> None:
     assert Pattern.parse(source).size == size
+
+
+@pytest.mark.parametrize(
+    ("source", "full", "json"),
+    [
+        ("^[^a]$", "[^a]", r'[^a"\\\x00-\x1f\x7f]'),
+        ("^[a-cé]$", "[a-cé]", "[a-cé]"),
+        ('^["]$', '["]', None),
+        (r"^[\wé]$", "[0-9A-Za-z_é]", "[0-9A-Za-z_é]"),
+        (r"^[^\d]$", r"[^\p{Nd}]", None),
+    ],
+)
+def test_a_class_is_the_narrower_reading_and_its_negation_that_of_the_wider(
+    source: str, full: str, json: str | None
+) -> None:
+    pattern = Pattern.parse(source)
+    assert (pattern.full, pattern.json) == (full, json)
