@@ -36,7 +36,10 @@ ToolParserName = Literal["auto", "none", "hermes", "qwen", "llama", "mistral", "
 
 ENV_PREFIX = "SLUICE_"
 
-_ORIGIN = re.compile(r"https?://[^/\s?#@]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
+"""As browsers write it (RFC 6454, section 6.2), also of apps: ``capacitor://localhost``."""
+_DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
+"""Browsers leave it out."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +116,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         for origin in self.allowed_origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
+            if origin == "*":
+                continue
+            if not _ORIGIN.fullmatch(origin) or _DEFAULT_PORT.fullmatch(origin):
                 raise ConfigError(
                     f"server.allowed_origins: {origin!r} is no origin; write it as browsers send "
                     "it, such as https://app.example.com, or * for all"

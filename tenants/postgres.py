@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -83,6 +85,11 @@ small."""
 MAX_PATIENCE_S = 0.1
 """The most patience that is used. More would add few requests to a batch, and a caller whose
 estimate was wrong must not wait for long."""
+
+logger = logging.getLogger(__name__)
+
+_MAX_AHEAD_S = 86_400.0
+"""Of PostgreSQL's clock, before this host's."""
 
 _SQL = queries.load()
 
@@ -482,10 +489,22 @@ class PostgresStore(Store):
 
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         await self._one("add_partitions")
-        if usage_retention_months is not None:
+        if usage_retention_months is not None and await self._knows_the_month():
             await self._one("drop_partitions", usage_retention_months)
             while await self._all("forget_requests", usage_retention_months):
                 pass
+
+    async def _knows_the_month(self) -> bool:
+        """Whether the server's clock may decide which months are over: what it drops is gone."""
+        server_now: datetime = (await self._one("clock", None))["now"]
+        ahead_s = server_now.timestamp() - time.time()
+        if ahead_s > _MAX_AHEAD_S:
+            logger.error(
+                "The ledger keeps its old months: PostgreSQL's clock is %.0f hours ahead of this"
+                " host's. Set the one that is wrong",
+                ahead_s / 3600,
+            )
+        return ahead_s <= _MAX_AHEAD_S
 
     async def ping(self) -> None:
         await self._one("ping")

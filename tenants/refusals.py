@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import NamedTuple
-from uuid import UUID
 
 import msgspec
 
@@ -23,19 +22,19 @@ MAX_KNOWN = 10_000
 
 
 class _Known(NamedTuple):
-    policy: ScopePolicy
     answer: QuotaAnswer
     answered_at: float
     until: float
 
 
 class Refusals:
-    """What the store refused last, by scope. One per process."""
+    """What the store refused last. One per process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[UUID, _Known] = {}
-        """The oldest first."""
+        self._known: dict[tuple[ScopePolicy, ...], _Known] = {}
+        """By all policies of who was refused, the oldest first: an answer also tells how much is
+        left of limits that others may not have. Policies that change are others."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -43,28 +42,25 @@ class Refusals:
     def note(self, principal: Principal, answer: QuotaAnswer, *, asked_at: float) -> None:
         """Remember an answer, if others will be the same. ``asked_at``: in seconds of the clock,
         before the store was asked, so that nothing is refused for longer than the store would."""
+        policies = principal.policies
         if answer.refused_by != "requests" or answer.wait_us is None:
             return
-        for policy in principal.policies:
-            if policy.scope_kind == answer.scope_kind:
-                until = asked_at + min(MAX_S, answer.wait_us / 1e6)
-                self._known.pop(policy.scope_id, None)
-                self._known[policy.scope_id] = _Known(policy, answer, self._clock(), until)
-        while len(self._known) > MAX_KNOWN:
+        if all(policy.scope_kind != answer.scope_kind for policy in policies):
+            return  # These policies are older than the one that refused.
+        until = asked_at + min(MAX_S, answer.wait_us / 1e6)
+        self._known.pop(policies, None)
+        self._known[policies] = _Known(answer, self._clock(), until)
+        if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
     def find(self, principal: Principal) -> QuotaAnswer | None:
         """The answer to any request of this principal, as far as it is known; None if it is not."""
-        if not self._known:
+        if not self._known or (known := self._known.get(principal.policies)) is None:
             return None
         now = self._clock()
-        for policy in principal.policies:
-            known = self._known.get(policy.scope_id)
-            if known is None:
-                continue
-            if now < known.until and known.policy == policy:
-                return _after(known.answer, int((now - known.answered_at) * 1e6))
-            del self._known[policy.scope_id]
+        if now < known.until:
+            return _after(known.answer, int((now - known.answered_at) * 1e6))
+        del self._known[principal.policies]
         return None
 
 

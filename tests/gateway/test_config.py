@@ -77,6 +77,20 @@ def test_values_are_taken(tmp_path: Path) -> None:
             MINIMAL + '[server]\nallowed_origins = ["https://a.example", "https://b.example/"]\n',
             "server.allowed_origins: 'https://b.example/' is no origin",
         ),
+        *(
+            (
+                MINIMAL + f'[server]\nallowed_origins = ["{origin}"]\n',
+                f"server.allowed_origins: '{origin}' is no origin",
+            )
+            for origin in (
+                "https://*.example.com",
+                "https://App.example.com",
+                "https://app.example.com:443",
+                "http://app.example.com:80",
+                "https://b\u00fccher.example",
+                "null",
+            )
+        ),
         (MINIMAL + '[server]\nport = "x"\n', "server.port: Expected `int`, got `str`"),
         (MINIMAL + "[server]\nport = 70000\n", "server.port: Expected `int` <= 65535"),
         (MINIMAL + "[server]\nheartbeat_s = 0\n", "server.heartbeat_s: Expected `float` > 0"),
@@ -94,6 +108,22 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> No
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "sluice.toml"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "*",
+        "http://localhost:8080",
+        "https://a.example:8443",
+        "http://[::1]:443",
+        "capacitor://localhost",
+        "chrome-extension://abcdefghijklmnop",
+    ],
+)
+def test_origins_of_pages_and_of_apps_are_taken(tmp_path: Path, origin: str) -> None:
+    text = MINIMAL + f'[server]\nallowed_origins = ["{origin}"]\n'
+    assert load(tmp_path, text).server.allowed_origins == (origin,)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

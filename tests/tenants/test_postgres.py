@@ -258,6 +258,26 @@ class TestFailures:
         assert not await pg_store.record_usage(events[2])
         await connection.close()
 
+    async def test_a_clock_years_ahead_drops_nothing(
+        self,
+        pg_dsn: str,
+        pg_store: PostgresStore,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        connection = await asyncpg.connect(pg_dsn)
+        await connection.execute("SELECT usage_event_add_partitions('2020-01-01', 1)")
+        # This host lives before that month ended, so the server's clock is the one that is wrong.
+        there = datetime(2020, 1, 20, tzinfo=UTC).timestamp()
+        monkeypatch.setattr("tenants.postgres.time.time", lambda: there)
+        await pg_store.maintain(usage_retention_months=1)
+        monkeypatch.undo()
+        assert await connection.fetchval("SELECT to_regclass('usage_event_2020_01') IS NOT NULL")
+        assert "hours ahead of this host's" in caplog.text
+        await pg_store.maintain(usage_retention_months=1)
+        assert await connection.fetchval("SELECT to_regclass('usage_event_2020_01') IS NULL")
+        await connection.close()
+
     async def test_requests_cannot_drop_anything(self, pg_store: PostgresStore) -> None:
         pool = pg_store._connections._pool
         for statement in (

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tenants import keys
 from tenants.errors import QuotaExceeded
 from tenants.limits import Limits, QuotaAnswer, ScopePolicy, Window
 from tenants.quota import Hold, Quota
 from tenants.refusals import MAX_KNOWN, MAX_S, Refusals
 from tenants.types import Principal
 from tests.tenants.quotas import WatchedStore, make, take
-from tests.tenants.reserving import ask
-from tests.tenants.samples import make_key
+from tests.tenants.reserving import ask, put
+from tests.tenants.samples import PEPPER, make_key
 
 pytestmark = pytest.mark.asyncio
 
@@ -145,6 +146,34 @@ class TestQuota:
         with pytest.raises(QuotaExceeded):
             quota.check(who)
         quota.check(other)
+
+    async def test_of_a_tenant_does_not_tell_a_key_of_the_limits_of_another(self) -> None:
+        store = WatchedStore()
+        who = await make(store, requests_per_minute=1)
+        minted = keys.mint(PEPPER)
+        await store.create_key(
+            who.tenant.id,
+            public_id=minted.public_id,
+            key_hash=minted.key_hash,
+            name="other",
+            scopes=["chat"],
+        )
+        await put(store, who, "key", tokens_per_minute=1_000)
+        records = [await store.find_key(name) for name in (who.key.public_id, minted.public_id)]
+        who, other = (record.principal for record in records if record is not None)
+        quota = Quota(store, clock=Time())
+        await take(quota, who)
+        with pytest.raises(QuotaExceeded) as own:
+            await take(quota, who)
+        assert own.value.answer.tokens is not None
+        quota.check(other)
+        with pytest.raises(QuotaExceeded) as others:
+            await take(quota, other)
+        with pytest.raises(QuotaExceeded) as from_memory:
+            quota.check(other)
+        for refused in (others, from_memory):
+            assert refused.value.answer.scope_kind == "tenant"
+            assert refused.value.answer.tokens is None
 
     @settings(max_examples=100, deadline=None)
     @given(

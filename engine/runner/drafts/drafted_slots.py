@@ -18,7 +18,7 @@ class DraftedSlots:
     starts at zero."""
 
     def __init__(self, num_blocks: int, block_size: int, table: RowTable) -> None:
-        """table: has followed every plan that is applied here."""
+        """table: has followed every plan before it is applied here."""
         self._table = table
         self._block_size = block_size
         self._filled = [0] * num_blocks
@@ -57,7 +57,9 @@ class DraftedSlots:
         self._clear(changes.fresh)
         self._blocks = [None] * len(self._blocks)
         for row in changes.arrivals:
-            self._starts[row] = self._leading(self._blocks_of(row))
+            # Not kept: the table has followed the next plan, too, whose blocks ``apply`` appends.
+            # They do not count here, because a row begins with a fresh block at the latest.
+            self._starts[row] = self._leading(self._table.blocks(row))
 
     def _clear(self, block_ids: Sequence[int]) -> None:
         """These blocks are handed out anew: they have no keys."""

@@ -3,7 +3,8 @@
  *
  * `\(…\)` and `$…$` stand in the line, `\[…\]` and `$$…$$` on lines of their own. The library that
  * understands TeX is loaded with the first formula; until then, and where it understands nothing,
- * a formula is its source. It makes nodes, never HTML, and is not trusted with links or styles.
+ * a formula is its source. It makes nodes, never HTML, and is not trusted with links or styles, nor
+ * with formulas that are very long or define macros.
  */
 
 // As in pandoc, money is no formula: no blank inside of the signs, and no digit behind the last.
@@ -42,6 +43,10 @@ function start(text, pattern, skip) {
   return place < 0 ? undefined : place + skip;
 }
 
+const MAX_CHARS = 5_000;
+// A macro can stand for any number of signs: with a few of them a short text takes minutes.
+const DEFINITION = /\\(?:[gex]?def|(?:re)?newcommand|providecommand)(?![A-Za-z])/;
+
 let temml = null;
 let loading = null;
 
@@ -75,9 +80,10 @@ async function load() {
 }
 
 function typeset(node, text, displayMode) {
-  const limits = { maxSize: [20, 20], maxExpand: 100 };
+  if (text.length > MAX_CHARS || DEFINITION.test(text)) return;
+  const options = { displayMode, throwOnError: true, trust: false, maxSize: [20, 20] };
   try {
-    temml.render(text, node, { displayMode, throwOnError: true, trust: false, ...limits });
+    temml.render(text, node, options);
   } catch {
     node.textContent = text;
   }

@@ -80,6 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 14),
         draft_hits=st.sampled_from([None, 0.0, 0.8, 1.0]),
         step_costs=st.sampled_from([None, *STEP_COSTS]),
+        num_lookahead_tokens=st.sampled_from([0, 1, 5]),
     )
     def start(
         self,
@@ -88,6 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_budget: int,
         draft_hits: float | None,
         step_costs: StepCosts | None,
+        num_lookahead_tokens: int,
     ) -> None:
         budget = options["max_num_seqs"] + spare_budget
         # Real time would make runs differ, and examples must be reproducible.
@@ -99,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             draft_hits=draft_hits,
             step_costs=step_costs,
+            num_lookahead_tokens=num_lookahead_tokens,
             clock=lambda: next(ticks) * TICK_S,
             **options,
         )
@@ -218,6 +221,17 @@ class EngineMachine(RuleBasedStateMachine):
             self.seen[f"granted while {request.state.value}"] += 1
         self.harness.grant(name, granted.num_tokens + more, is_last=is_last)
 
+    @rule(expected=st.booleans())
+    def expect_drafts(self, expected: bool) -> None:
+        """A rest of a draft network begins or ends: slots behind the tokens are planned or not."""
+        core = self.harness.core
+        if expected and not core._speculator.keeps_features:
+            self.seen["rest ended"] += 1
+            states = {request.state for request in core._requests.values()}
+            is_amid = not states.isdisjoint((RequestState.PREEMPTED, RequestState.SWAPPED))
+            self.seen["rest ended amid preemption"] += is_amid
+        core._speculator.keeps_features = expected
+
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         self.harness.step(count)
@@ -287,12 +301,14 @@ SITUATIONS = (
     "granted while running",
     "granted while waiting",
     "rested from drafts",
+    "rest ended amid preemption",
 )
 
 
 # Windows leave so much room that it hardly ever happens to them; test_hybrid.py makes it happen.
 HYBRID_SITUATIONS = (
-    *(situation for situation in SITUATIONS if situation != "swapped in"),
+    *(s for s in SITUATIONS if s not in ("swapped in", "rest ended amid preemption")),
+    "rest ended",
     "prefix behind a window",
     "full groups grow less",
 )

@@ -121,6 +121,27 @@ def test_hostile_tex_stays_inert(math_page: Page, tex: str) -> None:
     assert math_page.evaluate("document.querySelector('#sample').scrollHeight") < 2000
 
 
+def test_a_long_derivation_is_typeset(math_page: Page) -> None:
+    """The library counts its own macros, such as \\, and \\quad, as expansions."""
+    lines = r"a &= b \, c \quad \implies \operatorname{d} \\ " * 60
+    math_page.evaluate(RENDER, rf"\[ \begin{{aligned}} {lines} \end{{aligned}} \]")
+    assert math_page.locator("#sample mtr").count() == 60
+
+
+@pytest.mark.parametrize(
+    "tex",
+    [
+        *(
+            rf"\{definition}\a{{{'x' * 3000}}}" + r"\a " * 20
+            for definition in ("def", "gdef", "edef", "xdef", "newcommand", "providecommand")
+        ),
+        "x + " * 50_000,
+    ],
+)
+def test_what_would_take_long_stays_its_source(math_page: Page, tex: str) -> None:
+    assert shown(math_page, rf"\[ {tex} \]") == [f"math displayed ?{tex.strip()}"]
+
+
 def test_a_reader_at_the_end_stays_there_when_formulas_are_set(
     open_page: OpenPage, server: ScriptedServer
 ) -> None:

@@ -24,6 +24,7 @@ class Slots(DraftedSlots):
 
     def apply(self, plan: StepPlan) -> None:
         self.table.apply(plan.admissions, plan.new_blocks)
+        self.catch_up()
         super().apply(plan)
 
     def put_off(self, plan: StepPlan) -> None:
@@ -31,7 +32,12 @@ class Slots(DraftedSlots):
         self.noted.note(plan)
 
     def catch_up(self) -> None:
-        self.follow(self.noted.take())
+        if not self.noted.is_empty:
+            self.follow(self.noted.take())
+
+    def filled(self, block_ids: list[int]) -> list[int]:
+        """The leading slots of each block that have keys."""
+        return [self._filled[block_id] for block_id in block_ids]
 
 
 def slots() -> Slots:
@@ -160,6 +166,16 @@ def test_what_happens_in_a_rest_may_be_followed_behind_it() -> None:
     assert made.start(1) == 9, "the blocks of the second row"
 
 
+def test_the_step_that_ends_a_rest_may_bring_blocks() -> None:
+    made = slots()
+    made.apply(StepPlan(0))
+    made.put_off(StepPlan(1, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
+    made.apply(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 8, 1)]))
+    made.apply(StepPlan(3, new_blocks=[(0, [6])], chunks=[chunk(0, 9, 1)]))
+    fill(made, 0, 14)
+    assert made.filled([3, 4, 5, 6]) == [4, 4, 4, 2]
+
+
 def random_plans(seed: int) -> list[tuple[bool, StepPlan]]:
     """Requests come, share blocks of others, grow and go: (whether drafts are made, plan)."""
     rng = random.Random(seed)
@@ -199,7 +215,6 @@ def test_put_off_or_not_it_comes_to_the_same() -> None:
             if not drafts and not later.changed:
                 later.put_off(plan)
             else:
-                later.catch_up()
                 later.apply(plan)
             known |= {each.row: each.num_computed_tokens + 1 for each in plan.chunks}
             if drafts:
@@ -208,3 +223,5 @@ def test_put_off_or_not_it_comes_to_the_same() -> None:
                     assert later.room(each.row) == at_once.room(each.row)
                     fill(at_once, each.row, known[each.row])
                     fill(later, each.row, known[each.row])
+                    blocks = later.table.blocks(each.row)
+                    assert later.filled(blocks) == at_once.filled(blocks)
