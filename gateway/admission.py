@@ -16,7 +16,6 @@ from engine.tokenizer import Tokenizer
 from gateway import field_checks, output_format, text_prompt, tool_use, unsupported
 from gateway.admitted import Admitted
 from gateway.chat_prompt import ChatPrompt, ChatPrompts
-from gateway.compliance import LooseCalls, Unenforced
 from gateway.config import Config
 from gateway.errors import (
     ContextLengthExceeded,
@@ -37,9 +36,9 @@ from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.sampling import SamplingFields
 from gateway.secrets import Secrets
 from gateway.served_models import ServedModel, ServedModels
-from gateway.text_completion import Echo
-from gateway.text_prompt import TextPrompt
+from gateway.text_prompt import Echo, TextPrompt
 from gateway.tool_use import Tools, ToolUse
+from gateway.unenforced import LooseCalls, Unenforced
 from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable, GrammarError
 from grammar.schema.scope import Finding

@@ -9,8 +9,8 @@ import msgspec
 
 from engine.messages import AdapterRef
 from engine.sampling_params import SamplingParams
-from gateway.compliance import LooseCalls, Unenforced
 from gateway.parsers.answer import AnswerParser
+from gateway.unenforced import LooseCalls, Unenforced
 from tenants.limits import Price
 from tenants.quota import Hold
 from tenants.types import Principal

@@ -11,8 +11,8 @@ from engine.messages import RequestOutput, TokenLogprobs
 from engine.request_stream import RequestStream
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
-from gateway.assembler import Delta
 from gateway.compliance import Call
+from gateway.delta import Delta
 from gateway.errors import (
     AdapterUnavailable,
     ApiError,

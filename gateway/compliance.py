@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 from uuid import UUID
 
 from gateway.lanes import Lanes
-from gateway.schemas.chat import FunctionDefinition
 from gateway.schemas.common import Compliance, SchemaViolation, UnenforcedKeyword
+from gateway.unenforced import LooseCalls, Unenforced
 from grammar.errors import GrammarError
-from grammar.schema.document import Schema
 from grammar.schema.paths import ROOT
-from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.validation import Report
 from tenants.outage import CALM_S, OutageLog
@@ -24,34 +22,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 10.0
 """How long the end of an answer waits for its check."""
-NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The parameters of a function that declares none, as in OpenAI's API."""
-WHOLE = (Finding("parameters", ROOT, enforced=False),)
-"""The finding for arguments that were generated without any constraint."""
-
-
-class Unenforced(NamedTuple):
-    """A schema, and the parts of it that the engine does not enforce."""
-
-    spec: GrammarSpec
-    findings: tuple[Finding, ...]
-
-
-class LooseCalls(NamedTuple):
-    """Functions whose arguments are not constrained to all of their schema."""
-
-    functions: Mapping[str, FunctionDefinition]
-    """All functions that the model was shown, by name."""
-    findings: Mapping[str, tuple[Finding, ...]]
-    """What was not enforced, by function name; strict functions are not in it."""
-
-    def unenforced(self, name: str) -> Unenforced | None:
-        """What is to be checked of a call to this function; None if nothing is."""
-        if not (findings := self.findings.get(name, ())):
-            return None
-        parameters = self.functions[name].parameters
-        schema = NO_PARAMETERS if parameters is None else {"type": "object"} | parameters
-        return Unenforced(GrammarSpec.from_schema(schema, strict=False), findings)
 
 
 class Call(NamedTuple):

@@ -25,9 +25,9 @@ from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
-from gateway.assembler import Delta
 from gateway.choice import Choice, engine_error
 from gateway.compliance import ComplianceChecks
+from gateway.delta import Delta
 from gateway.errors import ApiError, Gone, InternalError, to_api_error
 from gateway.flushes import Flushes
 from gateway.grants import Grants

@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gateway import peer_wire
 from gateway.errors import ApiError, Unavailable, to_api_error
@@ -39,8 +39,6 @@ from gateway.peer_wire import (
     Wire,
     WireError,
 )
-from gateway.stream_log import StreamReader
-from gateway.stream_record import Take
 from tenants.errors import StoreUnavailable
 from tenants.outage import OutageLog
 from tenants.shared import SharedState
@@ -57,6 +55,21 @@ class PeerGone(Exception):
     """The worker has ended, and what only it had is lost."""
 
 
+class Followed(Protocol):
+    """A stream of this worker, as another worker reads it. ``close`` it in a ``finally``."""
+
+    def __aiter__(self) -> AsyncIterator[Sequence[bytes]]: ...
+
+    async def beat(self) -> None:
+        """Have a heartbeat sent to all readers."""
+
+    def stop(self) -> None:
+        """End the stream's work because the client asked for it."""
+
+    def close(self) -> None:
+        """Stop reading. The stream continues."""
+
+
 class Peers:
     """This worker's connection to the others."""
 
@@ -65,7 +78,7 @@ class Peers:
     ) -> None:
         """host: the address to listen on for workers of other hosts; None for this host only."""
         self.worker_id = worker_id
-        self.follow_here: Callable[[Follow], Awaitable[StreamReader]] | None = None
+        self.follow_here: Callable[[Follow], Awaitable[Followed]] | None = None
         """Reads a stream of this worker; set by ``Streams``."""
         self._shared = shared
         self._secret = secret
@@ -212,7 +225,7 @@ class Peers:
         finally:
             reader.close()
 
-    async def _relay(self, wire: Wire, reader: StreamReader) -> None:
+    async def _relay(self, wire: Wire, reader: Followed) -> None:
         """Send the reader's items to the other side until either side ends."""
         sending = asyncio.create_task(self._send_items(wire, reader))
         receiving = asyncio.create_task(self._receive_commands(wire, reader))
@@ -223,7 +236,7 @@ class Peers:
             receiving.cancel()
             await asyncio.gather(sending, receiving, return_exceptions=True)
 
-    async def _send_items(self, wire: Wire, reader: StreamReader) -> None:
+    async def _send_items(self, wire: Wire, reader: Followed) -> None:
         await wire.send(Following())
         try:
             async for items in reader:
@@ -233,7 +246,7 @@ class Peers:
         else:
             await wire.send(Ended())
 
-    async def _receive_commands(self, wire: Wire, reader: StreamReader) -> None:
+    async def _receive_commands(self, wire: Wire, reader: Followed) -> None:
         while True:
             match await wire.receive_any():
                 case Beat():
@@ -284,7 +297,7 @@ class RemoteReader:
                 raise StopAsyncIteration
         raise _lost()
 
-    def divert(self, take: Take) -> None:
+    def divert(self, take: Callable[[bytes, float], bool]) -> None:
         """Does nothing: the callbacks are in another process."""
 
     async def beat(self) -> None:

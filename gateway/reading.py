@@ -19,8 +19,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 from engine.messages import RequestOutput
-from gateway.assembler import Delta
 from gateway.choice import Choice
+from gateway.delta import Delta
 from gateway.flushes import Flushes
 from gateway.text_events import Text, TextSink
 

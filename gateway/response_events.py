@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from gateway.assembler import Delta, obfuscated
+from gateway.assembler import obfuscated
+from gateway.delta import Delta
 from gateway.errors import ApiError
 from gateway.parsers.base import ToolCallDelta
 from gateway.response_items import output_id

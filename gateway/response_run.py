@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.errors import ApiError, Gone
 from gateway.generation import Generation
 from gateway.reading import Sink

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.errors import ApiError
 from gateway.outlet import Outlet
 from gateway.reading import Sink

@@ -18,9 +18,9 @@ import orjson
 from starlette.websockets import WebSocket
 
 from gateway import bodies, body_shape
-from gateway.assembler import Delta
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
+from gateway.delta import Delta
 from gateway.errors import (
     ApiError,
     Draining,

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway import context
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.disconnect import until_disconnect
 from gateway.errors import ApiError
 from gateway.generation import Generation

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from typing import Protocol
 from uuid import UUID
 
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
 from gateway.keyed_reader import KeyedReader, Readers
 from gateway.owned_tasks import OwnedTasks

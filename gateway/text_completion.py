@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.assembler import Delta, StreamEnds, obfuscated
+from gateway.assembler import StreamEnds, obfuscated
+from gateway.delta import Delta
 from gateway.schemas.common import Usage
 from gateway.text_events import Around
+from gateway.text_prompt import Echo
 from gateway.token_logprobs import TokenLogprob
 
 _NO_TEXT = b'"text":""'
@@ -64,14 +66,6 @@ def _top(token: TokenLogprob) -> dict[str, float]:
     for one in (*token.top_logprobs, token):
         found.setdefault(one.token, one.logprob)
     return found
-
-
-class Echo(msgspec.Struct, frozen=True):
-    """The prompt as it is repeated before an answer, if the request sets ``echo``."""
-
-    text: str = ""
-    first_token: str = ""
-    """With log-probabilities, the text of the prompt's first token, which has none."""
 
 
 class TextChunks(StreamEnds):

@@ -24,6 +24,14 @@ class TextPrompt(msgspec.Struct, frozen=True):
     """The prompt as it was sent. If it was sent as ids, their text where it is wanted."""
 
 
+class Echo(msgspec.Struct, frozen=True):
+    """The prompt as it is repeated before an answer, if the request sets ``echo``."""
+
+    text: str = ""
+    first_token: str = ""
+    """With log-probabilities, the text of the prompt's first token, which has none."""
+
+
 async def read(
     prompt: Prompt,
     tokenizer: Tokenizer,

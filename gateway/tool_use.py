@@ -11,7 +11,6 @@ import msgspec
 
 from engine.tokenizer import Tokenizer
 from gateway import output_format
-from gateway.compliance import NO_PARAMETERS, WHOLE, LooseCalls
 from gateway.errors import InvalidRequestError, UnsupportedParameter, quoted
 from gateway.parsers.base import Schemas, ToolFormat, ToolParser
 from gateway.schemas.chat import (
@@ -23,6 +22,7 @@ from gateway.schemas.chat import (
     NamedCustomTool,
     NamedFunction,
 )
+from gateway.unenforced import NO_PARAMETERS, WHOLE, LooseCalls
 from grammar.errors import GrammarError
 from grammar.schema.document import Schema
 from grammar.schema.paths import ROOT, child

@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 import msgspec
 
-from gateway.assembler import Delta, TurnFrames
+from gateway.assembler import TurnFrames
+from gateway.delta import Delta
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.outbox import Outbox

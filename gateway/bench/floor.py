@@ -20,7 +20,8 @@ import orjson
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from gateway.assembler import ChatChunks, Delta
+from gateway.assembler import ChatChunks
+from gateway.delta import Delta
 from gateway.generation import usage_of
 
 MODEL = "floor"

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.disconnect import until_disconnect
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedMediaType, to_api_error
 from gateway.generation import Generation

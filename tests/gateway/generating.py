@@ -13,8 +13,8 @@ from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
-from gateway.assembler import Delta
 from gateway.compliance import ComplianceChecks
+from gateway.delta import Delta
 from gateway.flushes import Flushes
 from gateway.generation import Generation, Generations
 from gateway.metrics import Metrics

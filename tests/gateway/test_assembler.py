@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.assembler import ChatChunks, ChatCompletion, Delta, TurnFrames
+from gateway.assembler import ChatChunks, ChatCompletion, TurnFrames
+from gateway.delta import Delta
 from gateway.errors import EngineUnavailable
 from gateway.generation import usage_of
 from gateway.parsers.base import call_begins, call_goes_on

@@ -14,8 +14,8 @@ from engine.request_stream import RequestStream
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
-from gateway.assembler import Delta
 from gateway.choice import Choice, engine_error
+from gateway.delta import Delta
 from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.hermes import HermesParser

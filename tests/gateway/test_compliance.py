@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from gateway import compliance
-from gateway.compliance import WHOLE, Call, ComplianceChecks, LooseCalls, Unenforced
+from gateway.compliance import Call, ComplianceChecks
 from gateway.lanes import Lanes
 from gateway.schemas.chat import FunctionDefinition
 from gateway.schemas.common import Compliance
+from gateway.unenforced import WHOLE, LooseCalls, Unenforced
 from grammar.compiler import GrammarChecker
 from grammar.errors import CompileTimeout
 from grammar.schema.scope import Finding

@@ -13,7 +13,7 @@ import pytest
 
 from engine.messages import AdapterRef
 from engine.sampling_params import SamplingParams
-from gateway.compliance import WHOLE, ComplianceChecks, LooseCalls, Unenforced
+from gateway.compliance import ComplianceChecks
 from gateway.errors import ApiError, Draining, Gone
 from gateway.generation import Generation
 from gateway.lanes import Lanes
@@ -22,6 +22,7 @@ from gateway.parsers.hermes import HermesParser
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.schemas.chat import FunctionDefinition
 from gateway.schemas.common import Compliance
+from gateway.unenforced import WHOLE, LooseCalls, Unenforced
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.validation import Report, validate

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason, RequestOutput, StepOutputs
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.errors import InternalError
 from gateway.generation import Generation
 from gateway.text_events import Text, TextSink

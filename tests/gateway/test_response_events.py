@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.errors import GenerationFailed, InvalidRequestError, RateLimited
 from gateway.parsers.base import call_begins, call_goes_on
 from gateway.response_events import (

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from gateway import context
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.reading import Sink
 from gateway.response_events import Event, ResponseEvents
 from gateway.response_run import ResponseRun

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.assembler import Delta, TurnFrames
+from gateway.assembler import TurnFrames
+from gateway.delta import Delta
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
 from gateway.stream_log import SWEEP_S, MemoryStreamLog
 from gateway.stream_record import (

@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway import context
-from gateway.assembler import ChatChunks, Delta
+from gateway.assembler import ChatChunks
+from gateway.delta import Delta
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation, usage_of
 from gateway.reading import Sink

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.assembler import Delta
+from gateway.delta import Delta
 from gateway.errors import ApiError, StreamNotFound
 from gateway.peers import Peers
 from gateway.stream_archive import StreamArchive

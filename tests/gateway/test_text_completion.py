@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 from openai.types import Completion
 
-from gateway.assembler import DONE, Delta
+from gateway.assembler import DONE
+from gateway.delta import Delta
 from gateway.errors import EngineUnavailable
 from gateway.generation import usage_of
-from gateway.text_completion import Echo, TextChunks, TextCompletion
+from gateway.text_completion import TextChunks, TextCompletion
+from gateway.text_prompt import Echo
 
 USAGE = usage_of(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
 
