@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from uuid import UUID
 
-from engine.chat_template import ChatTemplate
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway import field_checks, output_format, text_prompt, tool_use, unsupported
 from gateway.admitted import Admitted
 from gateway.chat_prompt import ChatPrompt, ChatPrompts

@@ -11,7 +11,7 @@ from uuid import uuid4
 import msgspec
 from starlette.websockets import WebSocket
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead
 from gateway import bodies, body_shape
 from gateway.admission import Admission

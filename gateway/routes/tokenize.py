@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import bodies, context, text_prompt, tool_use
 from gateway.admission import Admission
 from gateway.errors import InvalidRequestError, UnsupportedParameter

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import tool_use
 from gateway.errors import InvalidRequestError
 from gateway.parsers.base import ToolFormat

@@ -7,7 +7,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import text_prompt
 from gateway.errors import ContextLengthExceeded, InvalidRequestError
 from gateway.prompt_threads import LONG_CHARS, PromptThreads

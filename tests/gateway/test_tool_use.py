@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import tool_use
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.parsers.base import ToolFormat
