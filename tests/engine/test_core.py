@@ -9,7 +9,7 @@ import pytest
 from engine import core
 from engine.adapters import Adapters
 from engine.errors import InvalidRequest
-from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef, Grant
+from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef, Grant, Stats
 from engine.sampling_params import StructuredOutputs
 from tests.engine.scheduler.harness import EOS, Harness, Inline
 
@@ -242,6 +242,38 @@ def test_stats_count_what_happened() -> None:
     assert stats.recomputed_tokens == 0
     assert stats.num_cached_blocks > 0
     assert sum(stats.queue_time_counts) == 3
+
+
+def test_each_gauge_and_counter_moves() -> None:
+    """With two tenants, too few blocks and rows, drafts, an adapter, and a reader that stalls."""
+    harness = Harness(
+        policy="fair_share", num_blocks=14, num_swap_blocks=8, max_num_seqs=3, draft_hits=0.8
+    )
+    harness.adapters.num_swaps = 1
+    for number in range(4):
+        harness.add(
+            f"r{number}",
+            list(range(10, 18)),
+            fair_key="ab"[number % 2],
+            adapter="x" if number == 0 else "",
+            max_tokens=30,
+            ignore_eos=True,
+        )
+    seen = [harness.core.stats()]
+    while harness.core.has_unfinished:
+        harness.step()
+        if harness.core.stats().num_steps == 9:
+            harness.core.park(harness.messages)
+            seen.append(harness.core.stats())
+            harness.core.unpark(harness.messages)
+        seen.append(harness.core.stats())
+    harness.add("last", list(range(10, 18)), max_tokens=12)
+    harness.run()
+    seen.append(harness.core.stats())
+    harness.check_outputs()
+    never_set = Stats()
+    for name in Stats.__struct_fields__:
+        assert any(getattr(stats, name) != getattr(never_set, name) for stats in seen), name
 
 
 def test_stats_per_tenant() -> None:
