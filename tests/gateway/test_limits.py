@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from openai import APIError, AuthenticationError, RateLimitError
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from tenants.keys import mint
 from tenants.limits import Limits, QuotaAnswer, QuotaRequest
