@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.stream import RequestStream
+from engine.client.updates import RequestUpdates
 from engine.config import EngineConfig
 from engine.errors import EngineDead
 from engine.messages import (
@@ -22,8 +24,6 @@ from engine.messages import (
     TokenLogprobs,
     UnparkRequest,
 )
-from engine.request_stream import RequestStream
-from engine.request_updates import RequestUpdates
 
 
 class Playing:
