@@ -18,6 +18,7 @@ from engine.errors import EngineDead
 from engine.messages import (
     AbortRequest,
     ClientMessage,
+    Grant,
     GrantTokens,
     ParkRequest,
     RequestOutput,
@@ -61,10 +62,19 @@ async def read_now(stream: RequestStream) -> list[RequestOutput]:
     counts=st.lists(st.integers(0, 3), min_size=1, max_size=12),
     reads=st.sets(st.integers(0, 11)),
     asked=st.booleans(),
+    prompt_at=st.integers(0, 2),
+    drafts=st.integers(0, 3),
+    cached=st.sampled_from([0, 16]),
     unenforced=st.sampled_from([None, [("not", "$.a")]]),
 )
 def test_whatever_is_merged_the_reader_gets_all_of_it_once(
-    counts: list[int], reads: set[int], asked: bool, unenforced: list[tuple[str, str]] | None
+    counts: list[int],
+    reads: set[int],
+    asked: bool,
+    prompt_at: int,
+    drafts: int,
+    cached: int,
+    unenforced: list[tuple[str, str]] | None,
 ) -> None:
     async def main() -> None:
         playing, found = Playing(), list[RequestOutput]()
@@ -79,11 +89,11 @@ def test_whatever_is_merged_the_reader_gets_all_of_it_once(
                 *token_ids,
                 finish_reason="stop" if is_last else None,
                 stop_reason=7 if is_last else None,
-                num_cached_tokens=16 * min(index, 2),
+                num_cached_tokens=cached * min(index, 2),
                 logprobs=logprobs_of(token_ids) if asked else None,
-                prompt_logprobs=logprobs_of([90, 91]) if asked and index == 0 else None,
-                num_draft_tokens=3 * index,
-                num_accepted_tokens=index,
+                prompt_logprobs=logprobs_of([90, 91]) if asked and index == prompt_at else None,
+                num_draft_tokens=drafts * index,
+                num_accepted_tokens=min(drafts, 1) * index,
                 unenforced=unenforced,
             )
             if index in reads:
@@ -93,20 +103,21 @@ def test_whatever_is_merged_the_reader_gets_all_of_it_once(
         all_ids = [token_id for output in found for token_id in output.new_token_ids]
         assert all_ids == list(range(next_token))
         assert stream.num_generated_tokens == next_token
-        assert stream.num_cached_tokens == 16 * min(len(counts) - 1, 2)
+        assert stream.num_cached_tokens == cached * min(len(counts) - 1, 2)
         last = found[-1]
         assert [output.finish_reason for output in found[:-1]] == [None] * (len(found) - 1)
         assert (last.finish_reason, last.stop_reason) == ("stop", 7)
         assert stream.finish_reason == "stop"
-        drafts = last.num_draft_tokens, last.num_accepted_tokens
-        assert drafts == (stream.num_draft_tokens, stream.num_accepted_tokens)
-        assert drafts == (3 * (len(counts) - 1), len(counts) - 1)
+        drafted = last.num_draft_tokens, last.num_accepted_tokens
+        assert drafted == (stream.num_draft_tokens, stream.num_accepted_tokens)
+        assert drafted == (drafts * (len(counts) - 1), min(drafts, 1) * (len(counts) - 1))
+        assert last.num_cached_tokens == stream.num_cached_tokens
         assert last.unenforced == unenforced
         if asked:
             chosen = [one for output in found for one in output.logprobs or ()]
             assert chosen == logprobs_of(all_ids)
-            (prompt,) = [one.prompt_logprobs for one in found if one.prompt_logprobs is not None]
-            assert prompt == logprobs_of([90, 91])
+            prompts = [one.prompt_logprobs for one in found if one.prompt_logprobs is not None]
+            assert prompts == [logprobs_of([90, 91])] * (prompt_at < len(counts))
         else:
             assert all(one.logprobs is None is one.prompt_logprobs for one in found)
 
@@ -199,6 +210,15 @@ class TestDivert:
         assert [output.new_token_ids for output in await read_now(playing.stream)] == [[1, 2]]
 
     @pytest.mark.asyncio
+    async def test_what_is_put_off_is_the_readers_where_nothing_takes_it_any_more(self) -> None:
+        playing, _, changes = self.diverted(None)
+        playing.deliver(1)
+        playing.stream.divert = None
+        playing.stream.divert_pending(0.0)
+        assert changes == ["change"]
+        assert [output.new_token_ids for output in await read_now(playing.stream)] == [[1]]
+
+    @pytest.mark.asyncio
     async def test_to_take_what_was_put_off_is_to_read_it(self) -> None:
         """So a request that was parked because it waited goes on."""
         playing, _, _ = self.diverted(None, True)
@@ -219,9 +239,11 @@ async def test_all_who_wait_are_woken() -> None:
     playing.deliver(1)
     assert (await reader).new_token_ids == [1]
     assert not closing.done()
+    assert playing.sent == [AbortRequest(["r"])]
     playing.deliver(finish_reason="abort")
     await asyncio.wait_for(closing, 5)
     assert not playing.stream._wakers
+    assert not playing.stream.abandoned
 
 
 @pytest.mark.asyncio
@@ -262,7 +284,7 @@ async def test_nothing_is_sent_for_what_has_ended(end: str) -> None:
     stream.grant(9)
     stream.close()
     before = list(playing.sent)
-    assert [type(message) for message in before] == [GrantTokens, AbortRequest]
+    assert before == [GrantTokens([Grant("r", 9)]), AbortRequest(["r"])]
     if end == "finished":
         playing.deliver(finish_reason="abort")
     else:

@@ -267,12 +267,18 @@ def test_streamed_whole_or_over_a_websocket_an_answer_is_the_same(
     writer, frames = chunks(is_obfuscated=is_obfuscated), TurnFrames("t")
     for delta in deltas:
         for event in writer.delta(delta).split(b"\n\n")[:-1]:
-            (choice,) = json.loads(event[6:])["choices"]
+            chunk = json.loads(event[6:])
+            assert ("obfuscation" in chunk) == is_obfuscated
+            (choice,) = chunk["choices"]
             sse.add(choice.pop("delta"), choice.pop("logprobs"))
             sse.finish_reason = choice.pop("finish_reason")
-            sse.compliance = choice.pop("structured_outputs", None)
+            if sse.finish_reason is not None and delta.compliance is not None:
+                sse.compliance = choice.pop("structured_outputs")
             assert choice == {"index": 0}
         frame = json.loads(frames.delta(delta))
+        assert ("content" in frame) == bool(
+            delta.content or not (delta.tool_calls or delta.reasoning)
+        )
         socket.add(frame, frame.get("logprobs"))
         collected.add(delta)
     done = json.loads(frames.done("stop", USAGE, compliance=deltas[-1].compliance))
@@ -282,14 +288,18 @@ def test_streamed_whole_or_over_a_websocket_an_answer_is_the_same(
     (choice,) = json.loads(collected.body(USAGE))["choices"]
     message = choice.pop("message")
     assert message.pop("content") == (None if sse.calls and not sse.content else sse.content)
-    assert message.pop("reasoning_content", "") == sse.reasoning
+    if sse.reasoning:
+        assert message.pop("reasoning_content") == sse.reasoning
     if sse.calls:
         functions = [call["function"] | {"id": call["id"]} for call in message.pop("tool_calls")]
         assert functions == sse.calls
     assert message == {"role": "assistant", "refusal": None}
     logprobs = choice.pop("logprobs")
-    assert sse.logprobs == ([one["token"] for one in logprobs["content"]] if logprobs else [])
-    assert choice.pop("structured_outputs", None) == sse.compliance
+    assert (logprobs is None) == (not sse.logprobs)
+    if sse.logprobs:
+        assert [one["token"] for one in logprobs["content"]] == sse.logprobs
+    if sse.compliance is not None:
+        assert choice.pop("structured_outputs") == sse.compliance
     assert choice == {"index": 0, "finish_reason": "stop"}
     assert sse.content == "".join(delta.content for delta in deltas)
 
