@@ -65,9 +65,10 @@ async def test_an_open_websocket_is_closed() -> None:
     assert (last["type"], last["code"]) == ("websocket.close", 1011)
 
 
-async def test_an_answer_that_began_is_torn() -> None:
+async def test_an_answer_that_began_is_torn(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RuntimeError, match="bug"):
         await run("http", RuntimeError("bug"), START)
+    assert "RuntimeError: bug" in caplog.text
 
 
 @pytest.mark.parametrize("before", [(), (START,)])
