@@ -405,3 +405,93 @@ def test_of_a_step_behind_a_prompt_the_catching_up_is_subtracted() -> None:
         experience.observe(step, 0.025, RIGHT)
     assert experience.costs.num_seen(8, 3, 24) == 2
     assert experience.costs.uniform(8, 3) == pytest.approx(0.015, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "is_drafting", "exposed_s", "lost_s"),
+    [
+        (True, True, 0.005, 0.005),
+        (True, True, 0.5, 0.011),  # it could hide behind a step
+        (False, True, 0.005, 0.0),  # nor would it be hidden without drafts
+        (True, False, 0.005, 0.0),
+    ],
+)
+def test_drafts_cost_what_newcomers_hold_up_because_of_them(
+    overlaps: bool, is_drafting: bool, exposed_s: float, lost_s: float
+) -> None:
+    experience = empty_budget()
+    experience.overlaps = overlaps
+    fields = {"only_decodes": False, "num_new": 1, "exposed_s": exposed_s}
+    step = PlannedStep(**PLAIN | fields)
+    experience.planned(step)
+    experience.observe(step, 0.02, [], is_drafting=is_drafting)
+    assert experience.newcomers._lost_s == pytest.approx(lost_s)
+    assert experience.newcomers._num_came == pytest.approx(float(is_drafting))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_probe", "lost_s"),
+    [(0.025, False, 0.010), (0.010, False, 0.0), (0.025, True, 0.0)],
+)
+def test_the_step_in_which_a_network_catches_up_counts_for_the_newcomers(
+    seconds: float, is_probe: bool, lost_s: float
+) -> None:
+    experience = empty_budget()
+    experience.planned(PlannedStep(**PLAIN | {"only_decodes": False}))
+    step = PlannedStep(**DRAFTED, is_probe=is_probe)
+    experience.planned(step)
+    experience.observe(step, seconds, WRONG)
+    assert experience.newcomers._lost_s == pytest.approx(lost_s)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_the_last_step_of_a_burst_is_no_measure(length: int) -> None:
+    """From result to result it takes less than a whole step."""
+    experience = Experience(COSTS)
+    decoded(experience, length, 0.015, 1 + 2 * STEPS_PER_UPDATE)
+    before = experience.costs.uniform(8, length), experience.costs.num_seen(8, length, 8 * length)
+    for _ in range(2 * STEPS_PER_UPDATE):
+        step = PlannedStep(**(DRAFTED if length else PLAIN), is_last=True)
+        experience.planned(step)
+        experience.observe(step, 0.001, RIGHT if length else [])
+    after = experience.costs.uniform(8, length), experience.costs.num_seen(8, length, 8 * length)
+    assert after == pytest.approx(before)
+
+
+def test_steps_count_towards_the_next_measurement_but_for_probes() -> None:
+    """And each of its steps may change the decision."""
+    experience = Experience(COSTS)
+    for _ in range(20):
+        probe = PlannedStep(**DRAFTED, is_probe=True)
+        experience.planned(probe)
+        experience.observe(probe, 0.015, RIGHT)
+    assert experience.remeasurement.is_idle
+    step = PlannedStep(**DRAFTED, num_like=16)
+    experience.planned(step)
+    experience.observe(step, 0.015, RIGHT)
+    assert experience.remeasurement.is_due(1.0, num_known=0)
+    for _ in range(3):
+        version = experience.version
+        decoded(experience, 0, 0.011)
+        assert experience.version == version + 1
+
+
+def test_a_probe_is_judged_at_once_however_familiar_its_kind() -> None:
+    experience = Experience(COSTS)
+    decoded(experience, 3, 0.015, 40)
+    experience.probes.saved_s, version = 0.0, experience.version
+    probe = PlannedStep(**DRAFTED, is_probe=True)
+    experience.planned(probe)
+    assert probe.is_typical
+    experience.observe(probe, 0.015, RIGHT)
+    assert experience.probes.saved_s > 0
+    assert experience.version > version
+
+
+def test_what_was_collected_is_learned_before_a_step_of_another_kind() -> None:
+    experience = Experience(COSTS)
+    decoded(experience, 0, 0.011, 2)
+    assert experience._plain.seconds
+    experience.observe(PlannedStep(**PLAIN, is_typical=False), 0.011, [])
+    assert not experience._plain.seconds
+    assert experience.costs.num_seen(8, 0, 0) >= 1
