@@ -44,6 +44,10 @@ def test_it_is_judged_anew_once_in_several_steps() -> None:
     version = experience.version
     decoded(experience, 3, 0.015, 10 * STEPS_PER_UPDATE)
     assert version + 10 == experience.version
+    decoded(experience, 0, 0.011, 1 + STEPS_PER_UPDATE)
+    version = experience.version
+    decoded(experience, 0, 0.011, 10 * STEPS_PER_UPDATE)
+    assert version + 10 == experience.version
 
 
 def test_a_step_that_overlaps_with_prompts_is_not_typical() -> None:
@@ -252,6 +256,7 @@ def test_the_budget_grows_with_the_time_without_drafts() -> None:
     share_of_step = 0.005 * 0.011
     assert experience.probes.saved_s == pytest.approx(STEPS_PER_UPDATE * share_of_step)
     experience.pass_by(8, 5)
+    assert experience.acceptance._num_idle_steps >= 5
     experience.pass_by(8, 0)
     assert experience.probes.saved_s == pytest.approx((STEPS_PER_UPDATE + 5) * share_of_step)
     decoded(experience, 3, 0.015, 16)
@@ -277,16 +282,20 @@ def test_patience_is_what_waiting_gains_in_the_mean_and_its_losses_are_paid_for(
         assert experience.probes.saved_s == pytest.approx(saved_s)
 
 
-@pytest.mark.parametrize(("outcomes", "seconds"), [(RIGHT, 0.015), (WRONG, 0.016)])
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize(("outcomes", "seconds"), [(RIGHT, 0.020), (WRONG, 0.022)])
 def test_steps_put_together_teach_what_they_would_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, outcomes: list[tuple[str, int, int]], seconds: float
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: list[tuple[str, int, int]],
+    seconds: float,
+    is_awaited: bool,
 ) -> None:
     learned = []
-    for num_familiar in (10_000, 32):
+    for num_familiar in (10_000, 8):
         monkeypatch.setattr(engine.spec.experience, "_NUM_FAMILIAR", num_familiar)
         experience = empty_budget()
         for _ in range(32 + 5 * STEPS_PER_UPDATE):
-            step = PlannedStep(**DRAFTED, was_awaited=True, exposed_s=0.002, drafting_s=0.001)
+            step = PlannedStep(**DRAFTED, was_awaited=is_awaited, exposed_s=0.002, drafting_s=0.001)
             experience.planned(step)
             experience.observe(step, seconds, outcomes)
         experience.observe_streak([])
@@ -305,6 +314,23 @@ def test_steps_put_together_teach_what_they_would_one_by_one(
         )
     one_by_one, together = learned
     assert together == pytest.approx(one_by_one, rel=0.03)
+    assert together[2] == pytest.approx(seconds, rel=0.05)
+
+
+def test_steps_of_different_kinds_are_not_put_together() -> None:
+    experience = Experience(COSTS)
+    for batch, seconds in ((64, 0.050), (8, 0.015)):
+        decoded(experience, 3, seconds, 40, batch)
+    experience.observe_streak([])
+    seen = [experience.costs.num_seen(batch, 3, 3 * batch) for batch in (64, 8)]
+    for batch, seconds in ((64, 0.050), (8, 0.015)):
+        decoded(experience, 3, seconds, 3, batch)
+    decoded(experience, 0, 0.011, 1)
+    found = [experience.costs.num_seen(batch, 3, 3 * batch) for batch in (64, 8)]
+    assert found[1] - seen[1] == 3
+    assert found[0] - seen[0] == 2, "the first came behind a smaller batch"
+    assert experience.costs.uniform(64, 3) == pytest.approx(0.050, rel=0.05)
+    assert experience.costs.uniform(8, 3) == pytest.approx(0.015, rel=0.05)
 
 
 def test_steps_without_drafts_teach_together_what_they_would_one_by_one(
@@ -315,9 +341,12 @@ def test_steps_without_drafts_teach_together_what_they_would_one_by_one(
         monkeypatch.setattr(engine.spec.experience, "STEPS_PER_UPDATE", num_steps)
         experience = empty_budget()
         experience.acceptance.observe(RIGHT * 20)
-        for batch, seconds in ((8, 0.012), (64, 0.020)):  # of one size, and then of another
-            decoded(experience, 0, seconds, 5 * STEPS_PER_UPDATE + 1, batch)
+        for batch, seconds in ((64, 0.020), (8, 0.012)):  # of one size, and then of another
+            decoded(experience, 0, seconds, 43, batch)
         decoded(experience, 3, 0.040)
+        tries = experience.acceptance._positions[0].long.tries
+        assert tries - 8 == pytest.approx(160 * 0.999**86, rel=0.01), "what was right is long ago"
+        assert experience.newcomers._num_tokens[6] == 43 * 64
         learned.append(
             [
                 experience.probes.saved_s,
