@@ -491,6 +491,8 @@ class PostgresStore(Store):
         await self._one("add_partitions")
         if usage_retention_months is not None and await self._knows_the_month():
             await self._one("drop_partitions", usage_retention_months)
+            while (await self._one("drop_strays", usage_retention_months))["dropped"]:
+                pass
             while await self._all("forget_requests", usage_retention_months):
                 pass
 
