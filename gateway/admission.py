@@ -109,7 +109,7 @@ class Admission:
         ``Overloaded``, then ``QuotaExceeded``. What another worker may not refuse comes before what
         all of them do."""
         self._check_serving()
-        self._quota.check(principal)
+        self._quota.check(principal, price=self._price)
 
     async def admit_completion(
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal

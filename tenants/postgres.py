@@ -32,6 +32,7 @@ from tenants.errors import (
 from tenants.keys import is_public_id
 from tenants.limits import (
     Limits,
+    MonthLeft,
     QuotaAnswer,
     QuotaRequest,
     ScopeKind,
@@ -56,6 +57,7 @@ from tenants.rows import (
     answer_of,
     audit_entry_of,
     key_of,
+    month_left_of,
     policy_of,
     project_of,
     record_of,
@@ -400,6 +402,13 @@ class PostgresStore(Store):
             else:
                 return [answer_of(row) for row in rows]
         return await send_each(self._reserve_one, requests)
+
+    async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
+        values = (tenant_id, list(scope_ids), self._now())
+        return [
+            month_left_of(row)
+            for row in await self._all("month_left", *values, tenant_id=tenant_id)
+        ]
 
     async def extend(
         self,

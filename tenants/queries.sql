@@ -181,6 +181,21 @@ CROSS JOIN LATERAL
 -- The same for many requests at once: an answer each, in their order.
 SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
+-- name: month_left for tenant
+-- What scopes in which no request runs have left of the month: nothing can come back to them.
+SELECT
+    p.scope_kind,
+    p.monthly_tokens
+        - CASE WHEN s.month >= limit_month(n.now) THEN s.month_tokens ELSE 0 END AS tokens,
+    p.monthly_cost_micro
+        - CASE WHEN s.month >= limit_month(n.now) THEN s.month_cost_micro ELSE 0 END AS cost_micro,
+    (limit_month(n.now) + interval '1 month') AT TIME ZONE 'UTC' - n.now AS lasts
+FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS n
+CROSS JOIN limit_state AS s
+JOIN limit_policy AS p USING (scope_id)
+WHERE s.tenant_id = $1 AND s.scope_id = ANY ($2::uuid[]) AND s.num_running = 0
+ORDER BY p.scope_kind;
+
 -- name: extend
 -- More tokens for a completion that runs; null without its reservation.
 SELECT quota_extend($1, tenant, $3, $4, $5, $6) AS granted FROM sluice_enter($2) AS tenant;

@@ -45,6 +45,20 @@ async def test_nothing_of_the_body_is_looked_at(gateway: Gateway) -> None:
         assert answer.status == 429, path
 
 
+async def test_a_month_that_is_used_up_is_known_as_well(gateway: Gateway) -> None:
+    tenant_id = gateway.tenant.id
+    await gateway.store.put_limits(tenant_id, "tenant", tenant_id, Limits(monthly_tokens=0))
+    gateway.authenticator.forget()
+    first = await chat(gateway, chat_body())
+    again = await exchange(gateway, post(gateway, b"{not json"))
+    assert (first.status, again.status) == (429, 429)
+    assert again.body == first.body
+    assert again.error["code"] == "insufficient_quota"
+    await gateway.store.put_limits(tenant_id, "tenant", tenant_id, Limits(monthly_tokens=1_000))
+    gateway.authenticator.forget()
+    assert (await chat(gateway, chat_body())).status == 200
+
+
 async def test_the_refusals_are_counted_under_their_route(gateway: Gateway) -> None:
     await use_up(gateway)
     services: Services = gateway.app.state.services
