@@ -23,7 +23,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import context
-from gateway.disconnect import until_disconnect
 from gateway.errors import (
     Gone,
     IdempotencyKeyReused,
@@ -31,12 +30,13 @@ from gateway.errors import (
     StreamNotFound,
     Unavailable,
 )
-from gateway.peers import Peers
-from gateway.recorded_answer import AnswerWork, broken, give
-from gateway.routed_ids import mint
-from gateway.stream_log import StreamReader
-from gateway.streams import Streams
-from gateway.trim_schedule import TrimSchedule
+from gateway.peers.peers import Peers
+from gateway.peers.routed_ids import mint
+from gateway.streams.log import StreamReader
+from gateway.streams.recorded_answer import AnswerWork, broken, give
+from gateway.streams.streams import Streams
+from gateway.streams.trim_schedule import TrimSchedule
+from gateway.transport.disconnect import until_disconnect
 from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from engine.client import EngineClient
 from gateway.lifecycle import Lifecycle
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from tenants.errors import TenantsError
 from tenants.store import Store
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.messages import RequestOutput
 from engine.request_stream import RequestStream
 from gateway import config as configuration
-from gateway import server
+from gateway.processes import server
 from tenants import usage
 from tenants.quota import Quota
 

@@ -20,7 +20,7 @@ from gateway import config as configuration
 from gateway import secrets
 from gateway.app import create_app
 from gateway.config import Config
-from gateway.server import Server, bind, url_of
+from gateway.processes.server import Server, bind, url_of
 from tenants.authenticator import Authenticator
 from tenants.keys import mint
 from tenants.memory import MemoryStore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.tokenizer import Tokenizer
-from gateway import server
+from gateway.processes import server
 from tenants.memory import MemoryStore
 from tenants.types import Principal
 from tests.gateway.engine_double import EngineDouble, Play

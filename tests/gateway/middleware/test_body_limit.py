@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.body_shape import MAX_CONTAINERS, PIECE_BYTES
 from gateway.errors import ApiError, InvalidRequestError, PayloadTooLarge, RequestTimeout
 from gateway.middleware import body_limit
 from gateway.middleware.body_limit import BodyLimit
+from gateway.transport.body_shape import MAX_CONTAINERS, PIECE_BYTES
 
 MAX_BYTES = 20
 

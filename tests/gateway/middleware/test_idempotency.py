@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.middleware import idempotency
-from gateway.routed_ids import mint, worker_of
+from gateway.peers.routed_ids import mint, worker_of
 from tenants.errors import StoreUnavailable
 from tenants.shared import Claim
 from tests.gateway.engine_double import EngineDouble, Play
