@@ -84,10 +84,10 @@ class Refusals:
             self._months[principal.policies] = month._replace(left=left, until=until)
 
     def find(
-        self, principal: Principal, prompt_tokens: int = 0, price: Price | None = None
+        self, principal: Principal, prompt_tokens: int = 1, price: Price | None = None
     ) -> QuotaAnswer | None:
         """The answer to any request of this principal with at least such a prompt, as far as it is
-        known; None if it is not."""
+        known; None if it is not. Every prompt has a token."""
         if not self._known and not self._months:
             return None
         refused = self._refused_by_month(principal, prompt_tokens, price or Price())

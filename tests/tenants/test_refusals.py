@@ -256,6 +256,15 @@ class TestMonths:
         quota.check(who)
         assert (await take(quota, who, prompt=29, most=20)).allowed == 1
 
+    async def test_a_prompt_has_a_token(self) -> None:
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=1)
+        quota = Quota(store, clock=Time())
+        with pytest.raises(QuotaExceeded):
+            await take(quota, who)
+        with pytest.raises(QuotaExceeded):
+            quota.check(who)
+
     async def test_what_costs_nothing_passes_a_budget_of_money(self) -> None:
         store = WatchedStore()
         who = await make(store, monthly_cost_micro=1)
@@ -268,9 +277,9 @@ class TestMonths:
             await take(quota, who, price=price)
         assert store.num_reserves == asked
         quota.check(who)
-        quota.check(who, price=price)  # one token would fit
+        quota.check(who, price=Price(prompt=5 * 10**5, completion=5 * 10**5))
         with pytest.raises(QuotaExceeded):
-            quota.check(who, price=Price(completion=10**6 + 1))
+            quota.check(who, price=price)  # a token of each does not fit
         assert (await take(quota, who)).allowed > 0
 
     async def test_it_ends_with_the_month(self) -> None:
@@ -388,7 +397,7 @@ async def test_whatever_happens_the_store_would_have_said_the_same(
 
 async def _as_the_store_says(store: Store, quota: Quota, who: Principal, *, prompt: int) -> None:
     """What is known without the store is what the store says."""
-    for tokens in (0, prompt):
+    for tokens in (1, prompt):
         known = quota._refusals.find(who, tokens, PRICE)
         if known is None:
             continue
