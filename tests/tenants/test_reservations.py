@@ -320,6 +320,20 @@ class TestMonths:
             answer = await timed.reserve(ask(key, prompt=10, completion=256, price=price))
             assert answer.completion_tokens == (left if is_in_use else left + 30)
 
+    async def test_what_this_month_granted_and_was_not_used_stays_charged_to_it(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        """For a request that began last month: how much of it was this month's is not kept."""
+        clock.now = datetime(2031, 1, 31, 23, 59, 59, tzinfo=UTC)
+        key = await limited(timed, monthly_tokens=1_000)
+        first = ask(key, prompt=10, completion=20)
+        await timed.reserve(first)
+        clock.advance(seconds=2)
+        await timed.extend(key.tenant_id, first.request_id, tokens=256, generated=10, lease=LEASE)
+        await settle(timed, first, completion=40)
+        (left,) = await timed.month_left(key.tenant_id, [key.tenant_id])
+        assert left.tokens == 1_000 - 256
+
     async def test_free_models_need_no_money(self, timed: Store) -> None:
         key = await limited(timed, monthly_cost_micro=0)
         assert (await timed.reserve(ask(key))).state == "running"
