@@ -62,7 +62,7 @@ async def read_now(stream: RequestStream) -> list[RequestOutput]:
     counts=st.lists(st.integers(0, 3), min_size=1, max_size=12),
     reads=st.sets(st.integers(0, 11)),
     asked=st.booleans(),
-    prompt_at=st.integers(0, 2),
+    prompt_at=st.sampled_from([None, 0, 1, 2]),
     drafts=st.integers(0, 3),
     cached=st.sampled_from([0, 16]),
     unenforced=st.sampled_from([None, [("not", "$.a")]]),
@@ -71,7 +71,7 @@ def test_whatever_is_merged_the_reader_gets_all_of_it_once(
     counts: list[int],
     reads: set[int],
     asked: bool,
-    prompt_at: int,
+    prompt_at: int | None,
     drafts: int,
     cached: int,
     unenforced: list[tuple[str, str]] | None,
@@ -91,7 +91,7 @@ def test_whatever_is_merged_the_reader_gets_all_of_it_once(
                 stop_reason=7 if is_last else None,
                 num_cached_tokens=cached * min(index, 2),
                 logprobs=logprobs_of(token_ids) if asked else None,
-                prompt_logprobs=logprobs_of([90, 91]) if asked and index == prompt_at else None,
+                prompt_logprobs=logprobs_of([90, 91]) if index == prompt_at else None,
                 num_draft_tokens=drafts * index,
                 num_accepted_tokens=min(drafts, 1) * index,
                 unenforced=unenforced,
@@ -113,13 +113,11 @@ def test_whatever_is_merged_the_reader_gets_all_of_it_once(
         assert drafted == (drafts * (len(counts) - 1), min(drafts, 1) * (len(counts) - 1))
         assert last.num_cached_tokens == stream.num_cached_tokens
         assert last.unenforced == unenforced
-        if asked:
-            chosen = [one for output in found for one in output.logprobs or ()]
-            assert chosen == logprobs_of(all_ids)
-            prompts = [one.prompt_logprobs for one in found if one.prompt_logprobs is not None]
-            assert prompts == [logprobs_of([90, 91])] * (prompt_at < len(counts))
-        else:
-            assert all(one.logprobs is None is one.prompt_logprobs for one in found)
+        chosen = [one for output in found for one in output.logprobs or ()]
+        assert chosen == (logprobs_of(all_ids) if asked else [])
+        prompts = [one.prompt_logprobs for one in found if one.prompt_logprobs is not None]
+        has_prompt = prompt_at is not None and prompt_at < len(counts)
+        assert prompts == [logprobs_of([90, 91])] * has_prompt
 
     asyncio.run(main())
 

@@ -317,6 +317,32 @@ async def test_who_fails_while_old_keys_make_room_waits_for_the_answer_no_more(
     assert not double.running
 
 
+@pytest.mark.parametrize("failure", [StoreUnavailable("away"), asyncio.CancelledError()])
+async def test_where_nothing_can_be_claimed_nothing_runs_or_stays(
+    gateway: Gateway,
+    double: EngineDouble,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+) -> None:
+    """Of the request that fails; of one that follows another's answer neither."""
+
+    async def fail(*_: object, **__: object) -> Claim:
+        raise failure
+
+    streams = gateway.app.state.services.streams
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.store.shared, "claim", fail)
+        answer = await ask(gateway)
+    assert answer.status == (503 if isinstance(failure, StoreUnavailable) else 500)
+    await until(lambda: not streams._running)
+    assert not double.requests
+    for _ in range(2):
+        assert (await ask(gateway)).status == 200
+    await until(lambda: not streams._running)
+    assert len(double.requests) == 1
+    assert {record.num_readers for record in streams._log._records.values()} <= {0}
+
+
 async def test_with_the_store_away_after_the_claim_the_answer_comes_all_the_same(
     gateway: Gateway,
     double: EngineDouble,
