@@ -17,9 +17,10 @@ import uvloop
 import zmq
 
 from engine.client import transport
-from engine.client.transport import EngineProcess, EngineSocket, Launch
+from engine.client.transport import EngineProcess, EngineSocket
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
+from engine.launch import Launch
 from engine.messages import (
     AdapterAnswer,
     AdapterRef,
