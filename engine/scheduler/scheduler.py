@@ -344,7 +344,7 @@ class Scheduler:
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
             if max_num_partial is not None and num_partial > max_num_partial:
                 return
-            self.waiting.discard(request)
+            self.waiting.admit(request)
             self._enter_batch(step, request, fit)
             self._add_chunk(step, request, fit.num_tokens)
             budget -= fit.num_tokens

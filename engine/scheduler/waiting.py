@@ -51,6 +51,10 @@ class WaitingQueue:
         else:
             self._policy.dequeue(request)
 
+    def admit(self, head: Request) -> None:
+        """Take the head out: it is admitted."""
+        self._policy.dequeue(head)
+
     def head(self) -> Request | None:
         """The request to admit next. Those before it that lack a grant are set aside."""
         while True:

@@ -17,7 +17,7 @@ import uvloop
 import zmq
 
 from engine.client import transport
-from engine.client.transport import EngineProcess, EngineSocket, Launch
+from engine.client.transport import EngineProcess, EngineSocket
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
 from engine.messages import (
@@ -198,15 +198,6 @@ async def test_stop_is_idempotent_and_survives_a_dead_engine() -> None:
 def test_an_unnamed_signal_is_reported_too() -> None:
     assert transport._death(-37).endswith("killed by signal 37")
     assert transport._death(-11).endswith("killed by SIGSEGV")
-
-
-def test_launch_survives_json() -> None:
-    launch = Launch(
-        config=EngineConfig(model="m", max_model_len=7, device="cpu"), address="ipc:///x"
-    )
-    line = msgspec.json.encode(launch)
-    assert b"\n" not in line
-    assert msgspec.json.decode(line, type=Launch) == launch
 
 
 @pytest.mark.asyncio

@@ -32,7 +32,7 @@ def order(waiting: WaitingQueue) -> list[int]:
     found = []
     while (request := waiting.head()) is not None:
         found.append(request.arrival)
-        waiting.discard(request)
+        waiting.admit(request)
     return found
 
 
@@ -62,7 +62,7 @@ def test_followers_come_back_when_their_block_is_there() -> None:
     leader, second, other = follower(0), follower(1), make_request(2)
     waiting, _ = make_queue(leader, second, other)
     assert not waiting.hold_as_follower(leader, MISS)
-    waiting.discard(leader)
+    waiting.admit(leader)
     waiting.followers.expect([KEY])
     assert waiting.hold_as_follower(second, MISS)
     assert waiting.head() is other
