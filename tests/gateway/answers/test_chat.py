@@ -4,11 +4,10 @@ import json
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answers.chat import ChatChunks, ChatCompletion, TurnFrames
+from gateway.answers.chat import ChatChunks, ChatCompletion
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
 from gateway.generation.generation import usage_of
@@ -212,43 +211,3 @@ def test_an_empty_answer_is_an_empty_string() -> None:
     made = completion()
     made.add(Delta(0, "", (), "stop"))
     assert json.loads(made.body(USAGE))["choices"][0]["message"]["content"] == ""
-
-
-def test_frames_count_from_zero() -> None:
-    frames = TurnFrames("t")
-    made = [
-        frames.started(request_id="r", model="m", created=1, prompt_tokens=3),
-        frames.delta(Delta(0, "x")),
-        frames.delta(Delta(0, "", [call_begins(0, "f")])),
-        frames.delta(Delta(0, "y", [call_goes_on(0, "{}")])),
-        frames.done("stop", USAGE),
-    ]
-    decoded = [json.loads(frame) for frame in made]
-    assert [frame["seq"] for frame in decoded] == [0, 1, 2, 3, 4]
-    assert [frame["type"] for frame in decoded] == ["started", "delta", "delta", "delta", "done"]
-    assert "content" not in decoded[2]
-    assert decoded[3]["content"] == "y"
-    assert decoded[3]["tool_calls"][0]["function"] == {"arguments": "{}"}
-
-
-@pytest.mark.parametrize("text", ["", "é", "\x00", '"\\', "\u2028"])
-def test_a_frame_holds_any_text(text: str) -> None:
-    assert json.loads(TurnFrames('t"').delta(Delta(0, text))) == {
-        "type": "delta",
-        "id": 't"',
-        "seq": 0,
-        "content": text,
-    }
-
-
-@given(st.text(min_size=1))
-def test_a_frame_of_text_alone_is_its_frame(text: str) -> None:
-    piece = Text(orjson.dumps(text)[1:-1])
-    assert TurnFrames("t").text(piece) == TurnFrames("t").delta(Delta(0, text))
-
-
-def test_a_refused_turn_has_one_frame() -> None:
-    frame = json.loads(TurnFrames("t").error(EngineUnavailable("gone")))
-    assert frame["seq"] == 0
-    assert frame["status"] == 503
-    assert frame["retryable"] is True
