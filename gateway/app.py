@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from gateway import rate_limits
 from gateway.answers.event_stream import STREAM_ID_HEADER
 from gateway.config import Config

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from gateway.admission.admission import Admission
 from gateway.concurrency.background import Background
 from gateway.errors import ApiError, Draining

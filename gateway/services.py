@@ -10,10 +10,10 @@ from pathlib import Path
 from starlette.websockets import WebSocket
 
 from engine import sampling_defaults
-from engine.chat_template import ChatTemplate, MissingChatTemplate
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import NoChatTemplate
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate, MissingChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway import context
 from gateway.admin.adapters import Adapters
 from gateway.admin.retention import Retention

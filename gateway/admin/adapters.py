@@ -14,7 +14,7 @@ import logging
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead, QueueFull
 from engine.messages import AdapterRef
 from gateway.config import Config

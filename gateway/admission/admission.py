@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from uuid import UUID
 
-from engine.chat_template import ChatTemplate
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway.admission import field_checks, output_format, tool_use, unsupported
 from gateway.admission.admitted import Admitted
 from gateway.admission.output_format import OutputFormat

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from engine.sampling_params import SamplingParams, StructuredOutputs
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.completions import CompletionRequest

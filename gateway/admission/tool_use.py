@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.admission import output_format
 from gateway.admission.unenforced import NO_PARAMETERS, WHOLE, LooseCalls
 from gateway.errors import InvalidRequestError, UnsupportedParameter, quoted

@@ -36,11 +36,11 @@ from rich.text import Text
 
 import migrations
 from engine import hub
-from engine.chat_template import ChatTemplate
+from engine.client.transport import EngineProcess, MakeTransport, ReplayProcess
 from engine.demo import MODEL_DIR
 from engine.errors import NoChatTemplate
 from engine.garbage import tune_collector
-from engine.transport import EngineProcess, MakeTransport, ReplayProcess
+from engine.text.chat_template import ChatTemplate
 from gateway import config as configuration
 from gateway import logs
 from gateway.admin import provisioning

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import orjson
 
-from engine.detokenize import Detokenizer, StopStrings
+from engine.client.stream import RequestStream
 from engine.messages import RequestOutput, TokenLogprobs
-from engine.request_stream import RequestStream
-from engine.tokenizer import Tokenizer
+from engine.text.detokenize import Detokenizer, StopStrings
+from engine.text.tokenizer import Tokenizer
 from gateway.admission.admitted import Admitted
 from gateway.errors import (
     AdapterUnavailable,

@@ -20,10 +20,10 @@ from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from uuid import UUID
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.admission.admitted import Admitted
 from gateway.concurrency.live_set import LiveSet
 from gateway.concurrency.owned_tasks import OwnedTasks

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from engine.request_stream import RequestStream
+from engine.client.stream import RequestStream
 from tenants.quota import Hold
 
 

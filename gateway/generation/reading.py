@@ -46,7 +46,7 @@ Advance = Callable[[Choice, RequestOutput], Delta]
 class _Reading:
     """One choice while it is read: when its next piece may be sent, and by whom."""
 
-    # Slots, with all that a plain piece of text needs: ``engine.request_stream`` says why.
+    # Slots, with all that a plain piece of text needs: ``engine.client.stream`` says why.
     __slots__ = (
         "_flushes",
         "_pause_s",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.messages import TokenLogprobs
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 UNLIKELY = -9999.0
 """What OpenAI writes for the logarithm of 0, which JSON cannot represent."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.transport import EngineProcess, MakeTransport
 from engine.config import MAX_DEFAULT_NUM_SEQS
 from engine.messages import LoadProgress
-from engine.transport import EngineProcess, MakeTransport
 from gateway.config import Config
 
 

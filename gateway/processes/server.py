@@ -15,10 +15,10 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.transport import EngineProcess, MakeTransport
 from engine.garbage import tune_collector
 from engine.messages import LoadProgress
-from engine.transport import EngineProcess, MakeTransport
 from gateway import logs, secrets
 from gateway.app import create_app
 from gateway.config import Config, ServerConfig, local_url

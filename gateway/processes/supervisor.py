@@ -24,9 +24,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.transport import EngineProcess, import_path, private_socket_path
 from engine.messages import LoadProgress
-from engine.transport import EngineProcess, import_path, private_socket_path
 from gateway import logs
 from gateway.config import Config, ServerConfig
 from gateway.errors import SetupError

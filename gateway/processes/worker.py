@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.attached import AttachedEngine
+from engine.client.attached import AttachedEngine
 from engine.errors import EngineError
 from engine.garbage import tune_collector
 from gateway import logs

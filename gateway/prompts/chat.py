@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from engine.chat_template import ChatTemplate
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.parsers import reasoning
 from gateway.prompts.messages import messages_for_template

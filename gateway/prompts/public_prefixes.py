@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway.config import PublicPrefix
 from gateway.errors import ConfigError
 

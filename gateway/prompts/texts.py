@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError
 from gateway.prompts.threads import PromptThreads, check_length
 from gateway.schemas.completions import Prompt

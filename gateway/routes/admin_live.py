@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from gateway.admin.revocations import killed
 from gateway.errors import NotFound
 from gateway.generation.generation import Generation, Generations

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead
 from gateway import context
 from gateway.admission.served_models import ServedModels

@@ -11,7 +11,7 @@ from uuid import uuid4
 import msgspec
 from starlette.websockets import WebSocket
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes

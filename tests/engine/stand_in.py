@@ -14,6 +14,7 @@ from collections import Counter, deque
 from typing import NamedTuple
 
 from engine.adapters import OnLoaded
+from engine.client.transport import EngineProcess
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, ModelLoadError
 from engine.messages import (
@@ -29,7 +30,6 @@ from engine.messages import (
     TokenLogprobs,
 )
 from engine.process import Engine, OnProgress, main
-from engine.transport import EngineProcess
 
 STEP_S = 0.001
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import msgspec
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.config import Config
 from gateway.generation.generation import Generation
 from gateway.schemas.chat import ChatCompletionRequest

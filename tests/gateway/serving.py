@@ -14,8 +14,8 @@ import msgspec
 from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
-from engine.client import EngineClient
-from engine.tokenizer import Tokenizer
+from engine.client.client import EngineClient
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway import secrets
 from gateway.app import create_app

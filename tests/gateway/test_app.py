@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.answers.event_stream import STREAM_ID_HEADER
 from gateway.app import create_app
 from gateway.config import TenantsConfig

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from engine.errors import InvalidRequest, ModelLoadError
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.config import Config
 from gateway.errors import ConfigError, UnsupportedParameter

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.processes import server
 from tenants.memory import MemoryStore
 from tenants.types import Principal

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import tokenizers
 
-from engine.chat_template import ChatTemplate
-from engine.client import FRESH_S
+from engine.client.client import FRESH_S
 from engine.errors import EngineDead, InvalidRequest, QueueFull
 from engine.messages import Stats, TenantStats
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.admission.admission import Admission
 from gateway.admission.admitted import Admitted

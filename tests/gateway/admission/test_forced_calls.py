@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.admission import tool_use
 from gateway.admission.tool_use import Tools, ToolUse
 from gateway.errors import InvalidRequestError

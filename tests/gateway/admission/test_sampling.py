@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.admission.sampling import Sampling, stop_strings
 from gateway.errors import InvalidRequestError
 from gateway.schemas.chat import ChatCompletionRequest

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.admission import tool_use
 from gateway.admission.tool_use import Tools, ToolUse
 from gateway.errors import InvalidRequestError, UnsupportedParameter

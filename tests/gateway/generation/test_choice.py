@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.client.stream import RequestStream
 from engine.messages import RequestOutput, TokenLogprobs
-from engine.request_stream import RequestStream
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.admission.admitted import Admitted
 from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
 from gateway.generation.choice import Choice, engine_error

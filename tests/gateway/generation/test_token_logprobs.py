@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from engine.messages import TokenLogprobs
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.generation.token_logprobs import UNLIKELY, named
 
 

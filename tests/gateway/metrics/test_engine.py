@@ -5,10 +5,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
+from engine.bench.overload import ModelledRunner
 from engine.core import EngineCore
 from engine.messages import QUEUE_TIME_BUCKETS_S, GenerateRequest, Stats
 from engine.messages import TenantStats as Tenant
-from engine.overload import ModelledRunner
 from engine.sampling_params import SamplingParams
 from gateway.metrics.engine import (
     COUNTERS,

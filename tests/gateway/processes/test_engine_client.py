@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.bench.overload import ModelledRunner
 from engine.config import MAX_DEFAULT_NUM_SEQS
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
-from engine.overload import ModelledRunner
 from engine.sampling_params import SamplingParams
 from gateway.config import ServerConfig, parse
 from gateway.processes.engine_client import make_engine_client

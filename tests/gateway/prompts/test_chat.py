@@ -7,8 +7,8 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from engine.chat_template import ChatTemplate
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway.errors import ContextLengthExceeded, InvalidRequestError, UnsupportedParameter
 from gateway.prompts.chat import ChatPrompts
 from gateway.prompts.threads import LONG_CHARS, PromptThreads

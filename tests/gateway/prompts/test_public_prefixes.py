@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.config import PublicPrefix
 from gateway.errors import ConfigError

@@ -7,7 +7,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.errors import ContextLengthExceeded, InvalidRequestError
 from gateway.prompts import texts
 from gateway.prompts.threads import LONG_CHARS, PromptThreads

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tenants.errors import StoreUnavailable
 from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tenants.errors import StoreUnavailable
 from tenants.memory import MemoryStore
 from tenants.types import KeyRecord

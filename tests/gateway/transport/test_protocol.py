@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 from pathlib import Path
+from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -247,9 +248,11 @@ async def test_an_answer_that_nobody_reads_does_not_stay(model_dir: Path) -> Non
         double.script = lambda prompt: Play(text="x" * 1_000_000, at_once=True)
         client = await RawClient.connect(gateway)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        # One that grows takes twice as many answers, each of which takes a busy machine seconds.
+        client.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 65_536)
         for _ in range(20):  # pipelined: more than the kernel's buffers take
             client.send(post(gateway, BODY))
-        await until(lambda: not gateway.server.server_state.connections, within_s=30)
+        await until(lambda: not gateway.server.server_state.connections, within_s=120)
         client.reset()
 
 
