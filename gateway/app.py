@@ -157,7 +157,12 @@ def _middleware(services: Services) -> list[Middleware]:
                 f"{RESPONSES_PATH}/": "responses",
             },
         ),
-        Middleware(RateLimit, quota=services.quota, paths=_GENERATING),
+        Middleware(
+            RateLimit,
+            check=services.admission.check_open,
+            shared=services.store.shared,
+            paths=_GENERATING,
+        ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
         Middleware(
             Idempotency,

@@ -50,6 +50,11 @@ MAX_KEYS = 10_000
 _MAX_ATTEMPTS = 5
 
 
+def hash_key(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode()).digest()
+
+
 class Idempotency:
     """Handles requests with the header, to ``paths``; all others pass through."""
 
@@ -101,7 +106,7 @@ class Idempotency:
         """A reader of the answer, and whether another request with the key runs or ran for it."""
         principal = context.principal_of(scope)
         tenant_id = principal.tenant.id
-        key_hash = hashlib.sha256(key.encode()).digest()
+        key_hash = hash_key(key)
         body_hash = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
         for _ in range(_MAX_ATTEMPTS):
             answer_id = mint("answer", self._peers.worker_id)

@@ -11,7 +11,6 @@ import pytest
 from engine.errors import AdapterLoadError, EngineDead
 from engine.messages import AdapterRef
 from tests.engine.client.stand_in_client import ENDLESS, make_client, request, running
-from tests.engine.stand_in import Trap
 
 pytestmark = pytest.mark.usefixtures("own_temporary_folder")
 
@@ -34,8 +33,7 @@ async def test_adapters_are_loaded_beside_running_requests() -> None:
 @pytest.mark.asyncio
 async def test_the_engines_death_ends_the_loading_of_an_adapter() -> None:
     async with running() as client:
-        client.submit(request("a", [Trap.SLOW], ENDLESS))
-        loading = asyncio.create_task(client.adapters.load(AdapterRef(name="n", path="late")))
+        loading = asyncio.create_task(client.adapters.load(AdapterRef(name="n", path="never")))
         await asyncio.sleep(0)
         os.kill(client.info.pid, signal.SIGKILL)
         with pytest.raises(EngineDead):
@@ -48,7 +46,7 @@ async def test_the_engines_death_ends_the_loading_of_an_adapter() -> None:
 async def test_closing_ends_the_loading_of_an_adapter() -> None:
     client = make_client()
     await client.start()
-    loading = asyncio.create_task(client.adapters.load(AdapterRef(name="n", path="late")))
+    loading = asyncio.create_task(client.adapters.load(AdapterRef(name="n", path="never")))
     await asyncio.sleep(0)
     await client.close()
     with pytest.raises(EngineDead, match="shut down"):

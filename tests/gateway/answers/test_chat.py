@@ -15,6 +15,7 @@ from gateway.generation.text_events import Text
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.parsers.base import call_begins, call_goes_on
 from gateway.schemas.common import Compliance
+from gateway.sockets.frames import TurnFrames
 
 USAGE = usage_of(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
 
@@ -211,3 +212,97 @@ def test_an_empty_answer_is_an_empty_string() -> None:
     made = completion()
     made.add(Delta(0, "", (), "stop"))
     assert json.loads(made.body(USAGE))["choices"][0]["message"]["content"] == ""
+
+
+class Reader:
+    """Puts an answer together from its pieces, as a client does."""
+
+    def __init__(self) -> None:
+        self.content = self.reasoning = ""
+        self.calls: list[dict[str, str]] = []
+        self.logprobs: list[str] = []
+        self.finish_reason: str | None = None
+        self.compliance: object = None
+
+    def add(self, piece: dict[str, Any], logprobs: dict[str, Any] | None) -> None:
+        self.content += piece.get("content", "")
+        self.reasoning += piece.get("reasoning_content", "")
+        for call in piece.get("tool_calls", ()):
+            if call["index"] == len(self.calls):
+                self.calls.append(
+                    {"id": call["id"], "name": call["function"]["name"], "arguments": ""}
+                )
+            self.calls[call["index"]]["arguments"] += call["function"].get("arguments", "")
+        if logprobs is not None:
+            assert logprobs["content"], "none are left out and not empty"
+            self.logprobs += [one["token"] for one in logprobs["content"]]
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Delta]:
+    """One choice's deltas, of which the last ends it."""
+    made, num_calls = [], 0
+    text = st.text('ab"\\é\n', max_size=3)
+    for _ in range(draw(st.integers(0, 6))):
+        calls = []
+        for begins in draw(st.lists(st.booleans(), max_size=3)):
+            if begins or not num_calls:
+                calls.append(call_begins(num_calls, f"f{num_calls}"))
+                num_calls += 1
+            else:
+                calls.append(call_goes_on(num_calls - 1, draw(text)))
+        tokens = [TokenLogprob(token, -0.5, [1], []) for token in draw(st.lists(text, max_size=2))]
+        delta = Delta(0, draw(text), calls, reasoning=draw(text), logprobs=tokens)
+        if not delta.is_empty:
+            made.append(delta)
+    compliance = draw(st.sampled_from([None, Compliance(unenforced=[], valid=True)]))
+    return [*made, Delta(0, draw(text), (), "stop", compliance=compliance)]
+
+
+@given(answers(), st.booleans())
+def test_streamed_whole_or_over_a_websocket_an_answer_is_the_same(
+    deltas: list[Delta], is_obfuscated: bool
+) -> None:
+    sse, socket, collected = Reader(), Reader(), completion()
+    writer, frames = chunks(is_obfuscated=is_obfuscated), TurnFrames("t")
+    for delta in deltas:
+        for event in writer.delta(delta).split(b"\n\n")[:-1]:
+            chunk = json.loads(event[6:])
+            assert ("obfuscation" in chunk) == is_obfuscated
+            (choice,) = chunk["choices"]
+            sse.add(choice.pop("delta"), choice.pop("logprobs"))
+            sse.finish_reason = choice.pop("finish_reason")
+            if sse.finish_reason is not None and delta.compliance is not None:
+                sse.compliance = choice.pop("structured_outputs")
+            assert choice == {"index": 0}
+        frame = json.loads(frames.delta(delta))
+        assert ("content" in frame) == bool(
+            delta.content or not (delta.tool_calls or delta.reasoning)
+        )
+        socket.add(frame, frame.get("logprobs"))
+        collected.add(delta)
+    done = json.loads(frames.done("stop", USAGE, compliance=deltas[-1].compliance))
+    socket.finish_reason, socket.compliance = "stop", done.get("structured_outputs")
+    assert ("structured_outputs" in done) == (deltas[-1].compliance is not None)
+    assert vars(sse) == vars(socket)
+    (choice,) = json.loads(collected.body(USAGE))["choices"]
+    message = choice.pop("message")
+    assert message.pop("content") == (None if sse.calls and not sse.content else sse.content)
+    if sse.reasoning:
+        assert message.pop("reasoning_content") == sse.reasoning
+    if sse.calls:
+        functions = [call["function"] | {"id": call["id"]} for call in message.pop("tool_calls")]
+        assert functions == sse.calls
+    assert message == {"role": "assistant", "refusal": None}
+    logprobs = choice.pop("logprobs")
+    assert (logprobs is None) == (not sse.logprobs)
+    if sse.logprobs:
+        assert [one["token"] for one in logprobs["content"]] == sse.logprobs
+    if sse.compliance is not None:
+        assert choice.pop("structured_outputs") == sse.compliance
+    assert choice == {"index": 0, "finish_reason": "stop"}
+    assert sse.content == "".join(delta.content for delta in deltas)
+
+
+def test_without_usage_the_end_is_the_last_word_alone() -> None:
+    assert chunks().closing(USAGE) == b"data: [DONE]\n\n"

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import EngineUnavailable
+from gateway.errors import EngineUnavailable, Overloaded
 from gateway.generation.delta import Delta
 from gateway.generation.generation import usage_of
 from gateway.generation.text_events import Text
@@ -15,6 +16,19 @@ from gateway.parsers.base import call_begins, call_goes_on
 from gateway.sockets.frames import TurnFrames
 
 USAGE = usage_of(prompt_tokens=3, cached_tokens=0, completion_tokens=4)
+
+
+def test_the_first_frame_names_the_stream_that_can_be_resumed() -> None:
+    first: dict[str, Any] = {"request_id": "r", "model": "m", "created": 1, "prompt_tokens": 3}
+    frame = json.loads(TurnFrames("t").started(**first, stream_id="s"))
+    assert frame == {"type": "started", "id": "t", "seq": 0, "stream_id": "s", **first}
+    assert "stream_id" not in json.loads(TurnFrames("t").started(**first))
+
+
+def test_frames_go_on_behind_those_that_were_read() -> None:
+    frames, text = TurnFrames("t", after_seq=4), Text(b"x")
+    assert json.loads(frames.text(text))["seq"] == 5
+    assert frames.text_at(text, 5) == TurnFrames("t", after_seq=4).text(text)
 
 
 def test_frames_count_from_zero() -> None:
@@ -55,3 +69,6 @@ def test_a_refused_turn_has_one_frame() -> None:
     assert frame["seq"] == 0
     assert frame["status"] == 503
     assert frame["retryable"] is True
+    assert "headers" not in frame
+    frame = json.loads(TurnFrames("t").error(Overloaded("busy", retry_after_s=3)))
+    assert frame["headers"] == {"retry-after": "3"}

@@ -15,6 +15,7 @@ from gateway.streams.archive import StreamArchive
 from gateway.streams.log import MemoryStreamLog, StreamReader
 from gateway.streams.streams import LocalReader, Streams
 from tenants.memory import MemoryStore
+from tests.gateway.loop_clock import LoopClock
 from tests.gateway.peering import make_peers
 from tests.gateway.serving import until
 
@@ -208,12 +209,14 @@ async def test_the_grace_time_of_what_has_ended_is_called_off(end: str) -> None:
     await streams.close()
 
 
-async def test_two_readers_of_one_silence_hear_one_beat() -> None:
+async def test_two_readers_of_one_silence_hear_one_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     generation, over = ScriptedGeneration(), asyncio.Event()
-    streams = make_streams(make_log(), grace_s=9, heartbeat_s=0.1)
+    clock = LoopClock(monkeypatch)
+    streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
     first = await open_stream(streams, generation, body(b"1", until=over))
     second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
-    await asyncio.sleep(0.1)
+    await clock.go_on(0)  # the item comes, and then silence
+    await clock.go_on(9)
     await first.beat()
     await second.beat()
     over.set()
