@@ -30,10 +30,10 @@ from gateway.errors import (
     StreamNotFound,
     Unavailable,
 )
+from gateway.middleware.recorded_answer import AnswerWork, broken, give
 from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import mint
 from gateway.streams.log import StreamReader
-from gateway.streams.recorded_answer import AnswerWork, broken, give
 from gateway.streams.streams import Streams
 from gateway.streams.trim_schedule import TrimSchedule
 from gateway.transport.disconnect import until_disconnect

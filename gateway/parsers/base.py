@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -32,6 +32,20 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     id: str | None = None
     type: str | None = None
     function: FunctionDelta
+
+
+def joined_pieces(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The pieces, with consecutive ones of the same call joined."""
+    joined: list[ToolCallDelta] = []
+    for piece in pieces:
+        if not joined or joined[-1].index != piece.index:
+            joined.append(piece)
+            continue
+        last = joined[-1].function
+        text = (last.arguments or "") + (piece.function.arguments or "")
+        function = msgspec.structs.replace(last, arguments=text)
+        joined[-1] = msgspec.structs.replace(joined[-1], function=function)
+    return joined
 
 
 Parsed = tuple[str, list[ToolCallDelta]]

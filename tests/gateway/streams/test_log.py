@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.answers.chat import TurnFrames
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
 from gateway.generation.delta import Delta
 from gateway.generation.text_events import Around, Numbered, Text
+from gateway.sockets.frames import TurnFrames
 from gateway.streams.log import SWEEP_S, MemoryStreamLog
 from gateway.streams.record import (
     ITEM_OVERHEAD_BYTES,
