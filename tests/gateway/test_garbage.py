@@ -72,7 +72,9 @@ async def test_streams_are_gone_when_they_have_ended(
         level = await load.level(NUM_CONNECTIONS, NUM_REQUESTS)
         assert (level.requests, level.errors) == (NUM_REQUESTS, 0)
         await until(lambda: not double.running)
-        await asyncio.sleep(0.1)  # settlements, and connections that close
+        state = gateway.server.server_state
+        await until(lambda: not state.connections and not state.tasks)
+        await asyncio.sleep(0.1)  # settlements
 
     await streams()  # what is made once
     with garbage() as found:

@@ -32,7 +32,7 @@ from tests.gateway.serving import (
 pytestmark = pytest.mark.asyncio
 
 TEXT = "x" * 60
-SOON_S = 5.0
+SOON_S = 60.0
 
 
 @asynccontextmanager
@@ -185,10 +185,9 @@ async def test_a_kept_connection_that_nobody_reads_holds_nothing_up(
                 await asyncio.sleep(0.02)
             await until(lambda: not gateway.server.server_state.tasks)
         stop(gateway)
-        async with asyncio.timeout(1.5):  # and not uvicorn's 2 s, after which it logs an error
-            await until(lambda: not gateway.server.server_state.connections)
+        await until(lambda: not gateway.server.server_state.connections)
         client.reset()
-    assert not caplog.messages
+    assert not caplog.messages, "after 2 s uvicorn would log an error"
 
 
 def _waits_unsent(gateway: Gateway) -> bool:
