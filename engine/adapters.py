@@ -62,7 +62,7 @@ class AdapterMemory(Protocol):
 OnLoaded = Callable[[LoadedAdapter | AdapterLoadError], None]
 
 
-class Arrival(NamedTuple):
+class Released(NamedTuple):
     """A request that waited for its adapter, and how that ended."""
 
     request: GenerateRequest
@@ -200,10 +200,10 @@ class Adapters:
         """Forget a held request."""
         del self._held.pop(request_id).held[request_id]
 
-    def arrived(self, *, wait_s: float = 0.0) -> list[Arrival]:
+    def released(self, *, wait_s: float = 0.0) -> list[Released]:
         """Requests whose adapters have been read since the last call; waits up to ``wait_s`` for
         the first."""
-        arrivals: list[Arrival] = []
+        released: list[Released] = []
         while self._num_reading:
             try:
                 entry, future = self._reads.get(wait_s > 0, wait_s or None)
@@ -211,9 +211,9 @@ class Adapters:
                 break
             self._num_reading -= 1
             wait_s = 0.0
-            arrivals += self._end_read(entry, future)
+            released += self._end_read(entry, future)
             self._trim()
-        return arrivals
+        return released
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Adapters:
         self.num_reads += 1
         return entry
 
-    def _end_read(self, entry: _Entry, future: Future[LoadedAdapter]) -> list[Arrival]:
+    def _end_read(self, entry: _Entry, future: Future[LoadedAdapter]) -> list[Released]:
         requests = list(entry.held.values())
         for request in requests:
             self.discard(request.request_id)
@@ -243,7 +243,7 @@ class Adapters:
             on_done(result)
         entry.callers.clear()
         outcome = result if isinstance(result, AdapterLoadError) else result.digest
-        return [Arrival(request, outcome) for request in requests]
+        return [Released(request, outcome) for request in requests]
 
     # ---- memory ---------------------------------------------------------------------------------
 

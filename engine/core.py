@@ -317,7 +317,7 @@ class EngineCore:
         if self._adapters is None or not self._adapters.is_reading:
             return
         idle = self._num_active == 0 and not self._outputs
-        for message, outcome in self._adapters.arrived(wait_s=_IDLE_WAIT_S if idle else 0.0):
+        for message, outcome in self._adapters.released(wait_s=_IDLE_WAIT_S if idle else 0.0):
             grant = self._early_grants.pop(message.request_id, None)
             if isinstance(outcome, str):
                 self._begin(message, outcome)

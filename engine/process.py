@@ -21,10 +21,10 @@ import msgspec
 import zmq
 
 from engine.adapters import Adapters, LoadedAdapter, OnLoaded
-from engine.client.transport import Launch
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, ModelLoadError
 from engine.garbage import tune_collector
+from engine.launch import Launch
 from engine.messages import (
     AbortRequest,
     AdapterAnswer,

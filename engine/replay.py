@@ -18,9 +18,9 @@ from functools import partial
 import msgspec
 
 from engine.adapters import OnLoaded
-from engine.client.transport import ABORTS_ENV
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ModelLoadError
+from engine.launch import ABORTS_ENV
 from engine.messages import (
     AdapterRef,
     FinishReason,

@@ -31,6 +31,7 @@ from gateway.routes.admin_adapters import adapter_routes
 from gateway.routes.admin_live import live_routes
 from gateway.routes.admin_tenants import TenantRoutes
 from gateway.routes.admin_usage import usage_routes
+from gateway.routes.answers import Answers
 from gateway.routes.chat import PATH as CHAT_PATH
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
@@ -86,7 +87,8 @@ def create_app(
 
 def _routes(services: Services) -> list[BaseRoute]:
     config, engine = services.config, services.engine
-    serving = services.admission, services.generations, services.answers
+    answers = Answers(services.streams, heartbeat_s=config.server.heartbeat_s)
+    serving = services.admission, services.generations, answers
     return [
         chat_route(*serving),
         completions_route(*serving),
@@ -155,7 +157,12 @@ def _middleware(services: Services) -> list[Middleware]:
                 f"{RESPONSES_PATH}/": "responses",
             },
         ),
-        Middleware(RateLimit, quota=services.quota, paths=_GENERATING),
+        Middleware(
+            RateLimit,
+            check=services.admission.check_open,
+            shared=services.store.shared,
+            paths=_GENERATING,
+        ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
         Middleware(
             Idempotency,

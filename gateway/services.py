@@ -34,7 +34,6 @@ from gateway.peers.routed_ids import new_worker_id
 from gateway.peers.wire import derive_secret
 from gateway.prompts.public_prefixes import PublicPrefixes
 from gateway.responses.responses import Responses
-from gateway.routes.answers import Answers
 from gateway.secrets import Secrets
 from gateway.sockets.chat_session import ChatSession
 from gateway.sockets.responses_session import ResponsesSession
@@ -78,7 +77,6 @@ class Services:
     models: ServedModels
     adapters: Adapters
     tickets: Tickets
-    answers: Answers
     cork: Cork
     """Holds what the outputs of one step send to clients; see ``cork``."""
 
@@ -176,7 +174,6 @@ def create_services(
         models=models,
         adapters=adapters,
         tickets=Tickets(peers),
-        answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
         cork=cork,
     )
 

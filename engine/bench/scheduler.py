@@ -194,7 +194,10 @@ def measure_burst(policy: Policy, *, num_requests: int, num_bursts: int) -> Burs
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Times schedule + update per step, and bursts.")
+    parser = argparse.ArgumentParser(
+        "python -m engine.bench.scheduler",
+        description="Times schedule + update per step, and bursts.",
+    )
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=1000)

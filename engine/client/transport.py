@@ -24,6 +24,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
+from engine.launch import Launch
 from engine.messages import (
     ClientMessage,
     EngineMessage,
@@ -48,22 +49,8 @@ IDLE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Environment in which torch's CPU threads sleep between two operators. By default they spin, on
 cores that the gateway needs: with as many threads as cores, that costs up to 8 times the speed."""
 
-ABORTS_ENV = "SLUICE_REPLAY_ABORTS"
-"""Names a file in which ``engine.replay`` notes each abort, on a line of its own: when it arrived
-(``time.monotonic``), and whose."""
-
 OnMessage = Callable[[EngineMessage], None]
 OnExit = Callable[[str], None]
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a new engine process reads from the first line of its stdin, as JSON."""
-
-    config: EngineConfig
-    address: str
-    """Where its owner waits for it."""
-    shared_address: str | None = None
-    """Where it lets other clients attach; None: it has no others."""
 
 
 class Transport(Protocol):

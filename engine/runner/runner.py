@@ -15,7 +15,6 @@ from engine.attention.base import AttentionBackend, StepAttention
 from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
-from engine.runner.arrivals import Arrivals
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.drafting import Drafting
 from engine.runner.drafts.features import WatchedModel
@@ -23,6 +22,7 @@ from engine.runner.drafts.unseen import UnseenDrafts
 from engine.runner.graphs.decode import DecodeGraphs
 from engine.runner.graphs.prompt import PromptGraphs
 from engine.runner.graphs.verify import VerifyGraphs
+from engine.runner.host_tokens import HostTokens
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs, other_groups
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
@@ -120,7 +120,7 @@ class TorchRunner:
         self._launched_at = 0.0
         """``time.perf_counter`` at the beginning of the last ``forward``."""
         self._waits = StepWaits()
-        self._arrivals = Arrivals(device)
+        self._host_tokens = HostTokens(device)
         self._sampled: deque[_Sampled] = deque()
         self._drafted: UnseenDrafts | None = None
         """Drafts on the device that the next plan will check, but the host has not seen."""
@@ -291,7 +291,7 @@ class TorchRunner:
         launched, self._launched = self._launched, None
         inputs, logits = launched.inputs, launched.logits
         token_ids = logprobs = None
-        host = self._arrivals.take(0 if logits is None else len(logits))
+        host = self._host_tokens.take(0 if logits is None else len(logits))
         if inputs is not None and logits is not None:
             kept = self._logprobs.keep(logits, inputs.sampled_rows)
             token_ids = host
@@ -315,7 +315,7 @@ class TorchRunner:
                 launched.prompt_logprobs,
                 launched.drafted,
                 self._launched_at,
-                self._arrivals.mark(),
+                self._host_tokens.mark(),
             )
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.spec.adaptive import AdaptiveLength
 from engine.spec.config import NETWORK_METHODS
@@ -60,6 +60,28 @@ _MAX_PROMPTLESS = 64
 """Steps of a rest in which a probe that is due waits for a prompt."""
 
 
+class _LookedAt(NamedTuple):
+    """A step in flight that is learned from by itself."""
+
+    step: PlannedStep
+    plan: StepPlan
+    forced: set[str]
+    """Ids of the requests whose drafts a grammar forced: their acceptance says nothing."""
+
+
+class _OfRest(NamedTuple):
+    """A step in flight of a rest, which may be timed."""
+
+    batch: int
+    """As ``Rest.plan`` returned it."""
+
+
+class _OfTextStreak(NamedTuple):
+    """A step in flight of a streak of texts: only which of its drafts are right is noted."""
+
+    chunks: list[Chunk]
+
+
 class Speculator:
     """Sets the ``draft_token_ids`` of running requests. This never changes their output."""
 
@@ -79,15 +101,11 @@ class Speculator:
         self._proposer = proposer
         self._clock = clock
         self._began_s = self._collected_s = 0.0
-        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | list[Chunk] | int | None] = (
-            deque()
-        )
-        """The steps in flight: (step, plan, ids of requests whose drafts a grammar forced). For a
-        step of a rest, what ``Rest.plan`` returned; for one of a streak of texts, its chunks; None
-        for another step that is not looked at."""
+        self._in_flight: deque[_LookedAt | _OfRest | _OfTextStreak | None] = deque()
+        """The steps in flight; None for one of which nothing is learned."""
         self._outcomes: list[tuple[str, int, int]] = []
         """Of the steps of streaks of texts, as for ``DraftLength.observe``: to be learned from."""
-        self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
+        self._collected: deque[tuple[_LookedAt, float, StepResult]] = deque()
         """Steps that are over, with the seconds of each, to be learned from."""
         self._drafting_s = 0.0
         """Seconds that it took to make the drafts of the step that is being planned."""
@@ -287,25 +305,44 @@ class Speculator:
         if constrained:
             self._rest.end()  # Forced tokens are nearly free: look for them in each step.
         if self._rest.passes(len(plan.chunks)):
-            self._planned.append(None)  # What most steps of a rest come to: no further calls.
+            self._in_flight.append(None)  # What most steps of a rest come to: no further calls.
             if plan.admissions:
                 self._admitted_in_rest(plan)
             return
         if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
             return
+        is_free, streak = self._proposer.is_free, self._streak
+        may_pass = streak.num_steps > 0 or streak.follows_others
+        if may_pass and self._passes_in_streak(plan, num_tokens, is_free=is_free):
+            self._in_flight.append(_OfTextStreak(plan.chunks) if is_free else None)
+            return
+        step = self._look_at(plan, num_tokens, overlaps=overlaps)
+        if step.is_probe and not is_free:
+            self._num_probes += 1
+        self._adaptive.planned(step)
+        self._in_flight.append(_LookedAt(step, plan, self._forced))
+        decided = self._all_paid or not is_free
+        if streak.may_begin and step.num_drafts and step.only_decodes and decided:
+            length = self._adaptive.steady_length(step.batch, self._max_tokens)
+            if length:
+                streak.begin(length, step.batch)
+
+    def _passes_in_streak(self, plan: StepPlan, num_tokens: int, *, is_free: bool) -> bool:
+        """As ``Streak.passes``, for a step that was planned."""
         batch, streak = len(plan.chunks), self._streak
-        if streak.num_steps or streak.follows_others:
-            has_drafts, has_newcomers = bool(self._drafted), bool(plan.admissions)
-            # Drafts from texts make newcomers cost something to others alone.
-            are_all = self._proposer.is_free and len(plan.admissions) == batch
-            if streak.passes(
-                batch,
-                is_usual=has_drafts and not has_newcomers and num_tokens <= batch * streak.tokens,
-                has_drafts=has_drafts,
-                has_newcomers=has_newcomers and not are_all,
-            ):
-                self._planned.append(plan.chunks if self._proposer.is_free else None)
-                return
+        has_drafts, has_newcomers = bool(self._drafted), bool(plan.admissions)
+        # Drafts from texts make newcomers cost something to others alone.
+        are_all = is_free and len(plan.admissions) == batch
+        return streak.passes(
+            batch,
+            is_usual=has_drafts and not has_newcomers and num_tokens <= batch * streak.tokens,
+            has_drafts=has_drafts,
+            has_newcomers=has_newcomers and not are_all,
+        )
+
+    def _look_at(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> PlannedStep:
+        """What is remembered of a step that was planned, and that is learned from by itself."""
+        batch, streak = len(plan.chunks), self._streak
         num_drafts = longest = 0
         if self._drafted:
             lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
@@ -325,24 +362,16 @@ class Speculator:
             follows_others=streak.follows_others,
         )
         step.num_like, step.like = streak.looks(has_drafts=num_drafts > 0)
-        if step.is_probe and not self._proposer.is_free:
-            self._num_probes += 1
-        self._adaptive.planned(step)
-        self._planned.append((step, plan, self._forced))
-        decided = self._all_paid or not self._proposer.is_free
-        if streak.may_begin and num_drafts and step.only_decodes and decided:
-            length = self._adaptive.steady_length(batch, self._max_tokens)
-            if length:
-                streak.begin(length, batch)
+        return step
 
     def _planned_in_rest(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> bool:
         """As ``planned``, in a rest of which the step may be timed; False if it ends the rest."""
         batch = len(plan.chunks)
         is_plain = batch == num_tokens and not plan.admissions
-        planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
-        if planned is None:
+        usual_batch = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
+        if usual_batch is None:
             return False
-        self._planned.append(planned)
+        self._in_flight.append(_OfRest(usual_batch))
         if plan.admissions:
             self._admitted_in_rest(plan)
         return True
@@ -364,23 +393,18 @@ class Speculator:
             return
         now, before_s = self._clock(), self._collected_s
         self._collected_s = now
-        planned = self._planned.popleft()
-        if planned is None:
-            return
-        if isinstance(planned, list):
-            self._note(planned, result)
-            return
-        if isinstance(planned, int):
-            seconds, follower = now - before_s, self._batch_in_flight()
-            self._rest.collect(planned, seconds, len(moved), follower=follower)
-            return
-        self._observe_rest()
-        step, plan, forced = planned
-        seconds = now - max(step.began_s, before_s)
-        if step.overlaps and not self._planned:
-            step.is_last = True
-        step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
-        self._collected.append((step, seconds, plan, result, forced))
+        match self._in_flight.popleft():
+            case _OfRest(batch):
+                seconds, follower = now - before_s, self._batch_in_flight()
+                self._rest.collect(batch, seconds, len(moved), follower=follower)
+            case _OfTextStreak(chunks):
+                self._note(chunks, result)
+            case _LookedAt(step) as looked_at:
+                self._observe_rest()
+                if step.overlaps and not self._in_flight:
+                    step.is_last = True
+                step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
+                self._collected.append((looked_at, now - max(step.began_s, before_s), result))
 
     def _note(self, chunks: Sequence[Chunk], result: StepResult) -> None:
         """Note which drafts of a step of a streak were right."""
@@ -395,12 +419,14 @@ class Speculator:
     def _batch_in_flight(self) -> int | None:
         """The batch of the oldest step in flight; 0 if it is not known to decode only; None if
         there is no step."""
-        if not self._planned:
+        if not self._in_flight:
             return None
-        planned = self._planned[0]
-        if isinstance(planned, tuple):
-            return planned[0].batch * planned[0].only_decodes
-        return planned if isinstance(planned, int) else 0
+        match self._in_flight[0]:
+            case _OfRest(batch):
+                return batch
+            case _LookedAt(step):
+                return step.batch if step.only_decodes else 0
+        return 0
 
     def learn(self, unfinished: Container[str]) -> None:
         """Learn from the steps that are over; called while the device is busy. unfinished: ids of
@@ -413,7 +439,7 @@ class Speculator:
                 [(name if name in unfinished else "", made, right) for name, made, right in noted]
             )
         while self._collected:
-            step, seconds, plan, result, forced = self._collected.popleft()
+            (step, plan, forced), seconds, result = self._collected.popleft()
             judged = zip(plan.chunks, result.token_ids, strict=True) if step.num_drafts else ()
             outcomes = [
                 (chunk.request_id, len(chunk.draft_token_ids), len(token_ids) - 1)

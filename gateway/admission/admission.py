@@ -104,6 +104,13 @@ class Admission:
         self.draining = True
         self._quota.close_queue()
 
+    def check_open(self, principal: Principal) -> None:
+        """Raise what is known to refuse any request of the principal now: ``Draining``, then
+        ``Overloaded``, then ``QuotaExceeded``. What another worker may not refuse comes before what
+        all of them do."""
+        self._check_serving()
+        self._quota.check(principal, price=self._price)
+
     async def admit_completion(
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
     ) -> Admitted:
@@ -125,8 +132,8 @@ class Admission:
         ``echo`` needs."""
         unsupported.refuse(request, unsupported.COMPLETIONS)
         field_checks.check_stream_options(request)
-        self._check_open(principal)
-        self._quota.check(principal)
+        require_scope(principal.key, "chat")
+        self.check_open(principal)
         served = self.models.find(principal, request.model)
         end_user = field_checks.end_user(request.user, None)
         num_choices = field_checks.num_choices(request.n)
@@ -193,8 +200,8 @@ class Admission:
         between. Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``, which
         ``errors.to_api_error`` translates for the client.
         """
-        self._check_open(principal, scope)
-        self._quota.check(principal)
+        require_scope(principal.key, scope)
+        self.check_open(principal)
         served = self.models.find(principal, model)
         end_user = field_checks.end_user(fields.user, fields.safety_identifier)
         use = await self._tools(fields, principal)
@@ -244,7 +251,8 @@ class Admission:
 
         Raises as ``admit`` does for the fields that the prompt is made of.
         """
-        self._check_open(principal, scope)
+        require_scope(principal.key, scope)
+        self._check_serving()
         self.models.find(principal, model)
         use = await self._tools(fields, principal)
         return len((await self._prompt(fields, use, principal, None)).token_ids)
@@ -300,8 +308,7 @@ class Admission:
             end_user=end_user,
         )
 
-    def _check_open(self, principal: Principal, scope: Scope = "chat") -> None:
-        require_scope(principal.key, scope)
+    def _check_serving(self) -> None:
         self._check_not_draining()
         if not self._ledger.has_room:
             raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)

@@ -1,4 +1,4 @@
-"""Writes deltas as bytes: chunks and answers of Chat Completions, and WebSocket frames. No I/O.
+"""Writes deltas as bytes: chunks and whole answers of Chat Completions. No I/O.
 
 The chunks of a stream differ in a few characters only. So each is joined from a prepared head, the
 encoded text and a prepared tail, which costs a fraction of encoding an object.
@@ -6,46 +6,19 @@ encoded text and a prepared tail, which costs a fraction of encoding an object.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import orjson
 
-from gateway.errors import ApiError
+from gateway.answers.chunks import StreamEnds, obfuscated
 from gateway.generation.delta import Delta
-from gateway.generation.text_events import Around, Text
+from gateway.generation.text_events import Around
 from gateway.generation.token_logprobs import ChoiceLogprobs, TokenLogprob
-from gateway.parsers.base import ToolCallDelta
+from gateway.parsers.base import joined_pieces
 from gateway.schemas.common import Compliance, Usage
-from gateway.schemas.ws import Done, DoneReason, Started, TurnError
-
-DONE = b"data: [DONE]\n\n"
-
-_PADDED_BYTES = 64
-_PADDING = b',"obfuscation":"%s"'
 
 _encode = msgspec.json.Encoder().encode
-
-
-class StreamEnds:
-    """The last events of a stream, the same in Chat Completions and Completions."""
-
-    _head: bytes
-    """What a chunk begins with, up to its list of choices."""
-    _has_usage: bool
-
-    def closing(self, usage: Usage) -> bytes:
-        """The events after the last delta, only after success: ``[DONE]`` tells the client that
-        nothing is missing."""
-        if not self._has_usage:
-            return DONE
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE
-
-    def error(self, error: ApiError) -> bytes:
-        """The last event of a failed stream. SDKs raise an exception for it."""
-        return b"data: " + error.body() + b"\n\n"
 
 
 class ChatChunks(StreamEnds):
@@ -106,7 +79,7 @@ class ChatChunks(StreamEnds):
         # One call in each chunk, as OpenAI sends them: older SDKs read only the first in a list.
         events += [
             self._choice(delta.index, _encode({"tool_calls": [piece]}))
-            for piece in _merged(delta.tool_calls)
+            for piece in joined_pieces(delta.tool_calls)
         ]
         if delta.finish_reason is not None:
             events.append(self._last(delta))
@@ -150,28 +123,6 @@ class ChatChunks(StreamEnds):
             finish_reason,
             self._tail,
         )
-
-
-def _merged(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """The pieces, with consecutive ones of the same call joined."""
-    merged: list[ToolCallDelta] = []
-    for piece in pieces:
-        if not merged or merged[-1].index != piece.index:
-            merged.append(piece)
-            continue
-        last = merged[-1].function
-        text = (last.arguments or "") + (piece.function.arguments or "")
-        function = msgspec.structs.replace(last, arguments=text)
-        merged[-1] = msgspec.structs.replace(merged[-1], function=function)
-    return merged
-
-
-def obfuscated(event: bytes) -> bytes:
-    """The chunk ``event``, padded to a multiple of ``_PADDED_BYTES``. Otherwise whoever observes an
-    encrypted connection can infer text from the sizes (Whisper Leak, arXiv:2511.03675)."""
-    size = -(len(event) + len(_PADDING % b"")) % _PADDED_BYTES
-    noise = secrets.token_urlsafe(size)[:size].encode()
-    return event.removesuffix(b"}\n\n") + _PADDING % noise + b"}\n\n"
 
 
 class ChatCompletion:
@@ -262,90 +213,3 @@ class _CollectedChoice:
         if self._compliance is not None:
             choice["structured_outputs"] = self._compliance
         return choice
-
-
-_TEXT_FRAME = b'%b%d,"content":"%b"}'
-
-
-class TurnFrames:
-    """Writes the frames of one WebSocket turn, as JSON in UTF-8. ``seq`` numbers them from
-    ``after_seq`` + 1."""
-
-    __slots__ = ("_head", "_id", "_seq")
-
-    def __init__(self, turn_id: str, *, after_seq: int = -1) -> None:
-        self._id = turn_id
-        self._head = b'{"type":"delta","id":%b,"seq":' % orjson.dumps(turn_id)
-        self._seq = after_seq
-
-    def started(
-        self,
-        *,
-        request_id: str,
-        model: str,
-        created: int,
-        prompt_tokens: int,
-        stream_id: str | None = None,
-    ) -> bytes:
-        return _encode(
-            Started(
-                id=self._id,
-                seq=self._next(),
-                request_id=request_id,
-                model=model,
-                created=created,
-                prompt_tokens=prompt_tokens,
-                stream_id=msgspec.UNSET if stream_id is None else stream_id,
-            )
-        )
-
-    def delta(self, delta: Delta) -> bytes:
-        """A frame with all of a delta but its end, for which there is ``done``."""
-        parts = [b"%b%d" % (self._head, self._next())]
-        if delta.reasoning:
-            parts += [b',"reasoning_content":', orjson.dumps(delta.reasoning)]
-        if delta.content or not (delta.tool_calls or delta.reasoning):
-            parts += [b',"content":', orjson.dumps(delta.content)]
-        if delta.logprobs:
-            parts += [b',"logprobs":', _encode(ChoiceLogprobs(delta.logprobs))]
-        if delta.tool_calls:
-            parts += [b',"tool_calls":', _encode(_merged(delta.tool_calls))]
-        return b"".join(parts) + b"}"
-
-    def text(self, text: Text) -> bytes:
-        """The frame of a delta that is content alone."""
-        self._seq = seq = self._seq + 1
-        return _TEXT_FRAME % (self._head, seq, text)
-
-    def text_at(self, text: Text, seq: int) -> bytes:
-        """The frame with the number ``seq``, as ``text`` made it or will make it."""
-        return _TEXT_FRAME % (self._head, seq, text)
-
-    def done(
-        self, finish_reason: DoneReason, usage: Usage, *, compliance: Compliance | None = None
-    ) -> bytes:
-        return _encode(
-            Done(
-                id=self._id,
-                seq=self._next(),
-                finish_reason=finish_reason,
-                usage=usage,
-                structured_outputs=msgspec.UNSET if compliance is None else compliance,
-            )
-        )
-
-    def error(self, error: ApiError) -> bytes:
-        return _encode(
-            TurnError(
-                id=self._id,
-                seq=self._next(),
-                status=error.status,
-                retryable=error.retryable,
-                error=error.object(),
-                headers=error.limit_headers() or msgspec.UNSET,
-            )
-        )
-
-    def _next(self) -> int:
-        self._seq += 1
-        return self._seq

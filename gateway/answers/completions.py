@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.answers.chat import StreamEnds, obfuscated
+from gateway.answers.chunks import StreamEnds, obfuscated
 from gateway.generation.delta import Delta
 from gateway.generation.text_events import Around
 from gateway.generation.token_logprobs import TokenLogprob

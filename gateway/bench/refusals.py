@@ -15,10 +15,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 import msgspec
 import psutil
@@ -47,6 +49,8 @@ class Case(NamedTuple):
     name: str
     status: int
     key: str | None
+    is_idempotent: bool = False
+    """Whether each has an idempotency key of its own."""
 
 
 class Cost(NamedTuple):
@@ -67,28 +71,37 @@ async def cases(site: Site) -> list[Case]:
         return key
 
     stranger = keys.mint(_PEPPER)
+    rate = await limited("rate", requests_per_minute=1)
     return [
         Case("401: no key", 401, None),
         Case("401: an unknown key", 401, stranger.text),
-        Case("429: the rate of requests", 429, await limited("rate", requests_per_minute=1)),
+        Case("429: the rate of requests", 429, rate),
+        Case("429: the rate, idempotency keys", 429, rate, is_idempotent=True),
         Case("429: the month's budget", 429, await limited("budget", monthly_tokens=1)),
     ]
 
 
-def request_of(host: str, key: str | None) -> bytes:
+def request_of(host: str, case: Case) -> bytes:
     body = msgspec.json.encode(_CHAT)
-    authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
+    own = "" if case.key is None else f"authorization: Bearer {case.key}\r\n"
+    if case.is_idempotent:
+        own += f"idempotency-key: {uuid4()}\r\n"
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n{authorization}"
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n{own}"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
 async def cost(
-    name: str, address: tuple[str, int], request: bytes, status: int, pid: int, seconds: float
+    name: str,
+    address: tuple[str, int],
+    request: Callable[[], bytes],
+    status: int,
+    pid: int,
+    seconds: float,
 ) -> Cost:
-    """Send ``request`` over all connections for some seconds. Each must be answered with
+    """Send what ``request`` makes over all connections for some seconds. Each must be answered with
     ``status``."""
     process = psutil.Process(pid)
     num_answered, ends_at = 0, time.monotonic() + WARM_UP_S + seconds
@@ -98,7 +111,7 @@ async def cost(
         reader, writer = await asyncio.open_connection(*address)
         try:
             while time.monotonic() < ends_at:
-                writer.write(request)
+                writer.write(request())
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 assert int(head.split()[1]) == status, head
                 length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -148,13 +161,14 @@ async def run(seconds: float, num_rounds: int) -> list[Cost]:
     found: dict[str, list[Cost]] = {}
     with target.floor(20.0) as bare:
         host, port = bare.address.url.removeprefix("http://").split(":")
+        get = f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
         async with served() as (site, pid):
             asked = await cases(site)
             for _ in range(num_rounds):
-                get = f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
-                costs = [await cost("floor", (host, int(port)), get, 200, bare.pids[0], seconds)]
+                address = host, int(port)
+                costs = [await cost("floor", address, lambda: get, 200, bare.pids[0], seconds)]
                 for case in asked:
-                    request = request_of(site.host, case.key)
+                    request = partial(request_of, site.host, case)
                     address = site.host, site.port
                     costs.append(await cost(case.name, address, request, case.status, pid, seconds))
                 for one in costs:

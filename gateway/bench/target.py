@@ -17,7 +17,7 @@ import msgspec
 import psutil
 from rich.console import Console
 
-from engine.client.transport import ABORTS_ENV
+from engine.launch import ABORTS_ENV
 from gateway.bench.aborts import Aborts
 from gateway.bench.process import NO_OTHERS
 from gateway.commands.data_dir import DataDir, Running

@@ -42,7 +42,7 @@ from gateway.peers.wire import (
 )
 from tenants.errors import StoreUnavailable
 from tenants.outage import OutageLog
-from tenants.shared import SharedState
+from tenants.shared import SharedState, WorkerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +121,12 @@ class Peers:
         return RemoteReader(wire, request.stream_id)
 
     async def _connect(self, worker_id: str) -> Wire:
-        address = await self._shared.find_worker(worker_id)
-        if address is None:
+        found = await self._shared.find_worker(worker_id)
+        if found is None:
             raise PeerGone(worker_id)
+        # Also if its lease has run out: all do at once when the store's clock is set forward, and
+        # what a living worker has must not be given up, and generated again.
+        address = found.address
         try:
             async with asyncio.timeout(CONNECT_S):
                 if address.startswith(_UNIX):
@@ -131,17 +134,18 @@ class Peers:
                 else:
                     host, _, port = address.rpartition(":")
                     streams = await asyncio.open_connection(host, int(port))
-        except TimeoutError as exc:  # It may only be busy.
-            raise _lost() from exc
-        except OSError as exc:  # Nobody listens, although its lease has not expired.
-            logger.warning("the worker at %s does not answer: %s", address, exc)
+        except TimeoutError as exc:
+            raise _silent(worker_id, found) from exc
+        except OSError as exc:
+            if found.is_leased:
+                logger.warning("the worker at %s does not answer: %s", address, exc)
             raise PeerGone(worker_id) from exc
         wire = Wire(*streams)
         try:
             await introduce(wire, self._secret)
         except (WireError, TimeoutError) as exc:
             wire.close()
-            raise _lost() from exc
+            raise _silent(worker_id, found) from exc
         except BaseException:
             wire.close()
             raise
@@ -313,6 +317,11 @@ class RemoteReader:
     def close(self) -> None:
         """Stop reading. The stream continues. Idempotent."""
         self._wire.close()
+
+
+def _silent(worker_id: str, found: WorkerAddress) -> Exception:
+    """What it means that a worker does not answer: with a lease, it may only be busy."""
+    return _lost() if found.is_leased else PeerGone(worker_id)
 
 
 def _lost() -> Unavailable:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from gateway.answers.chat import obfuscated
+from gateway.answers.chunks import obfuscated
 from gateway.errors import ApiError
 from gateway.generation.delta import Delta
 from gateway.generation.text_events import Text

@@ -16,7 +16,6 @@ from engine.errors import EngineDead
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
 from gateway.admission.served_models import ServedModels
-from gateway.answers.chat import TurnFrames
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import (
@@ -30,6 +29,7 @@ from gateway.errors import (
 from gateway.generation.generation import Generation, Generations
 from gateway.generation.text_events import Numbered
 from gateway.schemas import ws
+from gateway.sockets.frames import TurnFrames
 from gateway.sockets.session import SocketSession
 from gateway.sockets.turn import Turn, TurnSink, frames_of, is_last, logged_frames_of
 from gateway.streams.log import StreamReader

@@ -7,13 +7,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from gateway.answers.chat import TurnFrames
 from gateway.errors import ApiError
 from gateway.generation.delta import Delta
 from gateway.generation.generation import Generation
 from gateway.generation.reading import Sink
 from gateway.generation.text_events import Text, TextSink
 from gateway.schemas import ws
+from gateway.sockets.frames import TurnFrames
 from gateway.sockets.outbox import Outbox
 
 _LAST = (b'{"type":"done"', b'{"type":"error"')

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.adapters import Adapters, Arrival, LoadedAdapter
+from engine.adapters import Adapters, LoadedAdapter, Released
 from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest
 from engine.messages import AdapterRef, GenerateRequest
 from engine.sampling_params import SamplingParams
@@ -68,11 +68,11 @@ def memory() -> Iterator[Memory]:
     memory.gate.set()
 
 
-def settle(adapters: Adapters) -> list[Arrival]:
-    arrivals: list[Arrival] = []
+def settle(adapters: Adapters) -> list[Released]:
+    released: list[Released] = []
     while adapters.is_reading:
-        arrivals += adapters.arrived(wait_s=5)
-    return arrivals
+        released += adapters.released(wait_s=5)
+    return released
 
 
 def load(adapters: Adapters, wanted: AdapterRef) -> LoadedAdapter | AdapterLoadError:
@@ -101,12 +101,12 @@ def test_a_request_waits_for_its_adapter_and_the_loop_does_not(memory: Memory) -
     assert adapters.holds("two")
     assert adapters.num_held == 2
     began = time.monotonic()
-    assert adapters.arrived() == []
-    assert adapters.arrived(wait_s=0.01) == []
+    assert adapters.released() == []
+    assert adapters.released(wait_s=0.01) == []
     assert time.monotonic() - began < 5
     memory.gate.set()
-    arrivals = settle(adapters)
-    assert [(a.request.request_id, a.outcome) for a in arrivals] == [
+    released = settle(adapters)
+    assert [(a.request.request_id, a.outcome) for a in released] == [
         ("one", "digest a"),
         ("two", "digest a"),
     ]
@@ -141,9 +141,9 @@ def test_what_cannot_be_read_leaves_nothing(
     adapters = Adapters(memory)
     adapters.admit(request(ref("a", "digest a")))
     with caplog.at_level(logging.CRITICAL):
-        (arrival,) = settle(adapters)
-    assert isinstance(arrival.outcome, AdapterLoadError)
-    assert message in str(arrival.outcome)
+        (one,) = settle(adapters)
+    assert isinstance(one.outcome, AdapterLoadError)
+    assert message in str(one.outcome)
     assert (adapters.num_users, adapters.num_in_memory, memory.kept) == (0, 0, {})
     memory.files["/adapters/a"] = right
     adapters.admit(request(ref("a", "digest a")))
@@ -194,8 +194,8 @@ def test_one_unloaded_while_it_is_read_serves_those_that_were_there(memory: Memo
     adapters.unload("b")
     adapters.unload("unknown")
     memory.gate.set()
-    (arrival,) = settle(adapters)
-    assert arrival.outcome == "digest a"
+    (one,) = settle(adapters)
+    assert one.outcome == "digest a"
     assert set(memory.kept) == {"a"}
     assert results == [Content(8, "digest b")]
     adapters.release("a")
@@ -287,9 +287,9 @@ class AdaptersMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         logging.disable(logging.ERROR)
-        for arrival in settle(self.adapters):
-            name = self.held.pop(arrival.request.request_id)
-            assert (arrival.outcome == name) is (name != "x")
+        for one in settle(self.adapters):
+            name = self.held.pop(one.request.request_id)
+            assert (one.outcome == name) is (name != "x")
             if name != "x":
                 self.users.append(name)
         logging.disable(logging.NOTSET)

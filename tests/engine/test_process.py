@@ -18,9 +18,9 @@ import zmq
 
 from engine.client.client import EngineClient
 from engine.client.stream import RequestStream
-from engine.client.transport import Launch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
+from engine.launch import Launch
 from engine.messages import (
     AbortRequest,
     AdapterAnswer,

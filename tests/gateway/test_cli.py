@@ -302,7 +302,7 @@ def test_importing_the_command_line_is_light() -> None:
 
 
 def test_the_demo_never_imports_torch() -> None:
-    code = "import sys, gateway.demo; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, gateway.commands.demo; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
     )

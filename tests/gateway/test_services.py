@@ -310,16 +310,16 @@ async def test_other_workers_find_this_one_where_the_settings_say(
     async with parts(model_dir, tmp_path, peer_host=peer_host) as here:
         services = here.services
         services.lifecycle.start()
-        address = None
+        found = None
 
         async def is_known() -> bool:
-            nonlocal address
-            address = await services.store.shared.find_worker(services.peers.worker_id)
-            return address is not None
+            nonlocal found
+            found = await services.store.shared.find_worker(services.peers.worker_id)
+            return found is not None
 
         await until(is_known)
-        assert address is not None
-        assert address.startswith(where)
+        assert found is not None
+        assert found.address.startswith(where)
 
 
 async def _away(public_id: str) -> None:

@@ -31,6 +31,8 @@ def test_what_was_sent_counts_until_the_engine_speaks_of_it() -> None:
     # The answer to a question asked between the two: the first was admitted already.
     known.report(Stats(num_queued_reqs=0), mark)
     assert known.refusal("b") is None
+    known.send(request())
+    assert "3 would exceed" in str(known.refusal("b"))  # the second still counts
     known.report(Stats(num_queued_reqs=2), known.mark())
     assert known.refusal("b") is not None
 
@@ -49,6 +51,15 @@ def test_tenants_have_limits_of_their_own() -> None:
     assert known.refusal("another") is None
     known.send(request("another", 1))
     assert known.refusal("another") is not None
+
+
+def test_one_more_token_counts_towards_all_that_may_be_queued() -> None:
+    known = backlog(max_num_queued_tokens=100)
+    known.report(Stats(num_queued_tokens=90), known.mark())
+    known.send(request(num_tokens=9))
+    assert known.refusal("b") is None
+    known.send(request(num_tokens=1))
+    assert "101 would exceed max_num_queued_tokens = 100" in str(known.refusal("b"))
 
 
 def test_without_limits_nothing_is_refused() -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import psutil
@@ -16,7 +17,7 @@ import uvloop
 import zmq
 
 from engine.client import transport
-from engine.client.transport import EngineProcess, EngineSocket, Launch
+from engine.client.transport import EngineProcess, EngineSocket
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
 from engine.messages import (
@@ -60,6 +61,14 @@ class Owner:
                         return message
                 self.changed.clear()
                 await self.changed.wait()
+
+    async def words(self, count: int) -> list[str]:
+        """What ``count`` messages of progress say, once there are as many."""
+        async with asyncio.timeout(5):
+            while len(self.messages) < count:
+                self.changed.clear()
+                await self.changed.wait()
+        return [one.message for one in self.messages if isinstance(one, LoadProgress)]
 
 
 @pytest.mark.asyncio
@@ -191,15 +200,6 @@ def test_an_unnamed_signal_is_reported_too() -> None:
     assert transport._death(-11).endswith("killed by SIGSEGV")
 
 
-def test_launch_survives_json() -> None:
-    launch = Launch(
-        config=EngineConfig(model="m", max_model_len=7, device="cpu"), address="ipc:///x"
-    )
-    line = msgspec.json.encode(launch)
-    assert b"\n" not in line
-    assert msgspec.json.decode(line, type=Launch) == launch
-
-
 @pytest.mark.asyncio
 async def test_a_stop_that_was_cancelled_can_be_followed_by_another() -> None:
     owner = Owner()
@@ -213,31 +213,78 @@ async def test_a_stop_that_was_cancelled_can_be_followed_by_another() -> None:
     assert not psutil.pid_exists(engine.pid)
 
 
+@contextlib.asynccontextmanager
+async def connected(owner: Owner) -> AsyncIterator[tuple[EngineSocket, zmq.Socket[bytes]]]:
+    """A socket that the event loop reads, and the engine's end of it. One message has arrived."""
+    near = EngineSocket(zmq.PAIR, owner.on_message, owner.on_exit)
+    port = near._socket.bind_to_random_port("tcp://127.0.0.1")
+    descriptor = near._socket.FD
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, near.drain)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as far:
+        far.connect(f"tcp://127.0.0.1:{port}")
+        far.send(encode(LoadProgress("hello", 0.0)))
+        near._socket.poll(5000)
+        yield near, far
+        loop.remove_reader(descriptor)
+        near._closed = True
+    near._socket.close(linger=0)
+    near._context.term()
+
+
+def say(far: zmq.Socket[bytes], *words: str) -> None:
+    """Send messages, and hold up the event loop until they have arrived."""
+    for word in words:
+        far.send(encode(LoadProgress(word, 0.0)))
+    time.sleep(0.03)
+
+
 @pytest.mark.asyncio
 async def test_a_backlog_lets_others_have_their_turn() -> None:
-    heard: list[EngineMessage] = []
+    class Slow(Owner):
+        def on_message(self, message: EngineMessage) -> None:
+            time.sleep(0.002)
+            super().on_message(message)
 
-    def hear(message: EngineMessage) -> None:
-        time.sleep(0.002)
-        heard.append(message)
+    owner = Slow()
+    async with connected(owner) as (near, far):
+        say(far, *map(str, range(20)))
+        near.drain()
+        assert 1 <= len(owner.messages) < 20
+        words = await owner.words(21)
+        assert words == ["hello", *map(str, range(20))]
 
-    receiver = EngineSocket(zmq.PAIR, hear, lambda reason: None)
-    port = receiver._socket.bind_to_random_port("tcp://127.0.0.1")
-    with zmq.Context() as context, context.socket(zmq.PAIR) as sender:
-        sender.connect(f"tcp://127.0.0.1:{port}")
-        for number in range(20):
-            sender.send(encode(LoadProgress(str(number), 0.0)))
-        receiver._socket.poll(5000)
-        await asyncio.sleep(0.05)
-        receiver.drain()
-        assert 1 <= len(heard) < 20
-        async with asyncio.timeout(10):
-            while len(heard) < 20:
-                await asyncio.sleep(0)
-                receiver.drain()
-        assert [one.message for one in heard if isinstance(one, LoadProgress)] == [
-            str(number) for number in range(20)
-        ]
-        receiver._closed = True
-    receiver._socket.close(linger=0)
-    receiver._context.term()
+
+@pytest.mark.asyncio
+async def test_what_arrived_before_something_was_sent_is_heard() -> None:
+    """ZeroMQ's descriptor tells of it once, and sending may be what takes notice."""
+    owner = Owner()
+    async with connected(owner) as (near, far):
+        near.drain()
+        for number in range(1, 6):
+            say(far, str(number))
+            near.send(Ping())
+            words = await owner.words(number + 1)
+            assert words[-1] == str(number)
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_read_once_it_is_closed() -> None:
+    """Also if a message that was delivered is why it is closed, with others behind it."""
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, error: errors.append(error))
+
+    class Closing(Owner):
+        def on_message(self, message: EngineMessage) -> None:
+            super().on_message(message)
+            near._closed = True
+            near._socket.close(linger=0)
+
+    owner = Closing()
+    async with connected(owner) as (near, far):
+        near.send(Ping())
+        say(far, "too late")
+        near.drain()
+        await asyncio.sleep(0.01)
+        assert len(owner.messages) == 1
+        assert not errors

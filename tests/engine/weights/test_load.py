@@ -14,6 +14,7 @@ from engine.hub import weight_files
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.messages import LoadProgress
+from engine.weights import load
 from engine.weights.load import check_files, load_weights
 
 Tensors = dict[str, torch.Tensor]
@@ -134,6 +135,31 @@ def test_misshapen_tensors_are_named(tmp_path: Path) -> None:
         ModelLoadError, match=r"'model\.k_proj\.weight' has shape \[3, 4\].*\[2, 4\]"
     ):
         load_weights(Model(), tmp_path, tied=False)
+
+
+def test_tensors_of_another_kind_of_dtype_are_named(tmp_path: Path) -> None:
+    """As those of a quantized checkpoint whose config does not say how."""
+    for dtype, name in ((torch.int32, "I32"), (torch.float8_e4m3fn, "F8_E4M3")):
+        write(tmp_path, {**tensors(), "k_proj.weight": torch.zeros(2, 4).to(dtype)})
+        with pytest.raises(
+            ModelLoadError,
+            match=rf"'model\.k_proj\.weight' has dtype {name}, the config asks for a float dtype",
+        ):
+            load_weights(Model(), tmp_path, tied=False)
+
+
+def test_progress_goes_on_within_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But is not told of each of a thousand tensors."""
+    content = tensors()
+    write(tmp_path, content)
+    numbers = []
+    for step in (0.0, 0.1):
+        monkeypatch.setattr(load, "_PROGRESS_STEP", step)
+        seen: list[LoadProgress] = []
+        load_weights(Model(), tmp_path, tied=False, on_progress=seen.append)
+        numbers.append(len(seen))
+        assert 0 < seen[-1].fraction < 1
+    assert numbers[0] == len(content) > numbers[1] > 1
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ import json
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answers.chat import ChatChunks, ChatCompletion, TurnFrames
+from gateway.answers.chat import ChatChunks, ChatCompletion
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
 from gateway.generation.generation import usage_of
@@ -16,6 +15,7 @@ from gateway.generation.text_events import Text
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.parsers.base import call_begins, call_goes_on
 from gateway.schemas.common import Compliance
+from gateway.sockets.frames import TurnFrames
 
 USAGE = usage_of(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
 
@@ -214,41 +214,95 @@ def test_an_empty_answer_is_an_empty_string() -> None:
     assert json.loads(made.body(USAGE))["choices"][0]["message"]["content"] == ""
 
 
-def test_frames_count_from_zero() -> None:
-    frames = TurnFrames("t")
-    made = [
-        frames.started(request_id="r", model="m", created=1, prompt_tokens=3),
-        frames.delta(Delta(0, "x")),
-        frames.delta(Delta(0, "", [call_begins(0, "f")])),
-        frames.delta(Delta(0, "y", [call_goes_on(0, "{}")])),
-        frames.done("stop", USAGE),
-    ]
-    decoded = [json.loads(frame) for frame in made]
-    assert [frame["seq"] for frame in decoded] == [0, 1, 2, 3, 4]
-    assert [frame["type"] for frame in decoded] == ["started", "delta", "delta", "delta", "done"]
-    assert "content" not in decoded[2]
-    assert decoded[3]["content"] == "y"
-    assert decoded[3]["tool_calls"][0]["function"] == {"arguments": "{}"}
+class Reader:
+    """Puts an answer together from its pieces, as a client does."""
+
+    def __init__(self) -> None:
+        self.content = self.reasoning = ""
+        self.calls: list[dict[str, str]] = []
+        self.logprobs: list[str] = []
+        self.finish_reason: str | None = None
+        self.compliance: object = None
+
+    def add(self, piece: dict[str, Any], logprobs: dict[str, Any] | None) -> None:
+        self.content += piece.get("content", "")
+        self.reasoning += piece.get("reasoning_content", "")
+        for call in piece.get("tool_calls", ()):
+            if call["index"] == len(self.calls):
+                self.calls.append(
+                    {"id": call["id"], "name": call["function"]["name"], "arguments": ""}
+                )
+            self.calls[call["index"]]["arguments"] += call["function"].get("arguments", "")
+        if logprobs is not None:
+            assert logprobs["content"], "none are left out and not empty"
+            self.logprobs += [one["token"] for one in logprobs["content"]]
 
 
-@pytest.mark.parametrize("text", ["", "é", "\x00", '"\\', "\u2028"])
-def test_a_frame_holds_any_text(text: str) -> None:
-    assert json.loads(TurnFrames('t"').delta(Delta(0, text))) == {
-        "type": "delta",
-        "id": 't"',
-        "seq": 0,
-        "content": text,
-    }
+@st.composite
+def answers(draw: st.DrawFn) -> list[Delta]:
+    """One choice's deltas, of which the last ends it."""
+    made, num_calls = [], 0
+    text = st.text('ab"\\é\n', max_size=3)
+    for _ in range(draw(st.integers(0, 6))):
+        calls = []
+        for begins in draw(st.lists(st.booleans(), max_size=3)):
+            if begins or not num_calls:
+                calls.append(call_begins(num_calls, f"f{num_calls}"))
+                num_calls += 1
+            else:
+                calls.append(call_goes_on(num_calls - 1, draw(text)))
+        tokens = [TokenLogprob(token, -0.5, [1], []) for token in draw(st.lists(text, max_size=2))]
+        delta = Delta(0, draw(text), calls, reasoning=draw(text), logprobs=tokens)
+        if not delta.is_empty:
+            made.append(delta)
+    compliance = draw(st.sampled_from([None, Compliance(unenforced=[], valid=True)]))
+    return [*made, Delta(0, draw(text), (), "stop", compliance=compliance)]
 
 
-@given(st.text(min_size=1))
-def test_a_frame_of_text_alone_is_its_frame(text: str) -> None:
-    piece = Text(orjson.dumps(text)[1:-1])
-    assert TurnFrames("t").text(piece) == TurnFrames("t").delta(Delta(0, text))
+@given(answers(), st.booleans())
+def test_streamed_whole_or_over_a_websocket_an_answer_is_the_same(
+    deltas: list[Delta], is_obfuscated: bool
+) -> None:
+    sse, socket, collected = Reader(), Reader(), completion()
+    writer, frames = chunks(is_obfuscated=is_obfuscated), TurnFrames("t")
+    for delta in deltas:
+        for event in writer.delta(delta).split(b"\n\n")[:-1]:
+            chunk = json.loads(event[6:])
+            assert ("obfuscation" in chunk) == is_obfuscated
+            (choice,) = chunk["choices"]
+            sse.add(choice.pop("delta"), choice.pop("logprobs"))
+            sse.finish_reason = choice.pop("finish_reason")
+            if sse.finish_reason is not None and delta.compliance is not None:
+                sse.compliance = choice.pop("structured_outputs")
+            assert choice == {"index": 0}
+        frame = json.loads(frames.delta(delta))
+        assert ("content" in frame) == bool(
+            delta.content or not (delta.tool_calls or delta.reasoning)
+        )
+        socket.add(frame, frame.get("logprobs"))
+        collected.add(delta)
+    done = json.loads(frames.done("stop", USAGE, compliance=deltas[-1].compliance))
+    socket.finish_reason, socket.compliance = "stop", done.get("structured_outputs")
+    assert ("structured_outputs" in done) == (deltas[-1].compliance is not None)
+    assert vars(sse) == vars(socket)
+    (choice,) = json.loads(collected.body(USAGE))["choices"]
+    message = choice.pop("message")
+    assert message.pop("content") == (None if sse.calls and not sse.content else sse.content)
+    if sse.reasoning:
+        assert message.pop("reasoning_content") == sse.reasoning
+    if sse.calls:
+        functions = [call["function"] | {"id": call["id"]} for call in message.pop("tool_calls")]
+        assert functions == sse.calls
+    assert message == {"role": "assistant", "refusal": None}
+    logprobs = choice.pop("logprobs")
+    assert (logprobs is None) == (not sse.logprobs)
+    if sse.logprobs:
+        assert [one["token"] for one in logprobs["content"]] == sse.logprobs
+    if sse.compliance is not None:
+        assert choice.pop("structured_outputs") == sse.compliance
+    assert choice == {"index": 0, "finish_reason": "stop"}
+    assert sse.content == "".join(delta.content for delta in deltas)
 
 
-def test_a_refused_turn_has_one_frame() -> None:
-    frame = json.loads(TurnFrames("t").error(EngineUnavailable("gone")))
-    assert frame["seq"] == 0
-    assert frame["status"] == 503
-    assert frame["retryable"] is True
+def test_without_usage_the_end_is_the_last_word_alone() -> None:
+    assert chunks().closing(USAGE) == b"data: [DONE]\n\n"

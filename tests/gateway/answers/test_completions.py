@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from openai.types import Completion
 
-from gateway.answers.chat import DONE
+from gateway.answers.chunks import DONE
 from gateway.answers.completions import TextChunks, TextCompletion
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta

@@ -17,6 +17,7 @@ async def test_every_case_is_refused_as_it_says_and_has_a_cost() -> None:
         "401: no key",
         "401: an unknown key",
         "429: the rate of requests",
+        "429: the rate, idempotency keys",
         "429: the month's budget",
     ]
     for one in costs:

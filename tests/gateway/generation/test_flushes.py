@@ -58,6 +58,7 @@ class Clock:
     late_s: float = 0.0
     now: float = 100.0
     at: float = math.inf
+    num_made: int = 0
     num_set: int = 0
 
     def time(self) -> float:
@@ -65,6 +66,7 @@ class Clock:
 
     def make_timer(self, callback: Callable[[], None]) -> Clock:
         self.callback = callback
+        self.num_made += 1
         return self
 
     def set(self, at: float) -> None:
@@ -117,6 +119,7 @@ def test_one_timer_serves_those_of_a_tick() -> None:
     assert clock.num_set == 2
     clock.run_until(101)
     assert clock.num_set == 4
+    assert clock.num_made == 1
 
 
 @dataclass

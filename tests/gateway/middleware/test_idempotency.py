@@ -13,16 +13,28 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
+from engine.text.tokenizer import Tokenizer
 from gateway.middleware import idempotency
 from gateway.peers.routed_ids import mint, worker_of
 from tenants.errors import StoreUnavailable
-from tenants.shared import Claim
+from tenants.memory import MemoryStore
+from tenants.shared import Claim, WorkerAddress
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.middleware.test_access_log import lines
 from tests.gateway.raw_http import Answer, RawClient, events, exchange, get, post
 from tests.gateway.routes.test_streams import stranger
-from tests.gateway.serving import MODEL, Gateway, chat_body, served_double, until
+from tests.gateway.serving import (
+    MODEL,
+    Gateway,
+    chat_body,
+    double_client,
+    make_config,
+    served,
+    served_double,
+    until,
+)
 from tests.gateway.test_two_workers import workers
+from tests.tenants.reserving import Clock
 
 pytestmark = pytest.mark.asyncio
 
@@ -305,6 +317,32 @@ async def test_who_fails_while_old_keys_make_room_waits_for_the_answer_no_more(
     assert not double.running
 
 
+@pytest.mark.parametrize("failure", [StoreUnavailable("away"), asyncio.CancelledError()])
+async def test_where_nothing_can_be_claimed_nothing_runs_or_stays(
+    gateway: Gateway,
+    double: EngineDouble,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+) -> None:
+    """Of the request that fails; of one that follows another's answer neither."""
+
+    async def fail(*_: object, **__: object) -> Claim:
+        raise failure
+
+    streams = gateway.app.state.services.streams
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.store.shared, "claim", fail)
+        answer = await ask(gateway)
+    assert answer.status == (503 if isinstance(failure, StoreUnavailable) else 500)
+    await until(lambda: not streams._running)
+    assert not double.requests
+    for _ in range(2):
+        assert (await ask(gateway)).status == 200
+    await until(lambda: not streams._running)
+    assert len(double.requests) == 1
+    assert {record.num_readers for record in streams._log._records.values()} <= {0}
+
+
 async def test_with_the_store_away_after_the_claim_the_answer_comes_all_the_same(
     gateway: Gateway,
     double: EngineDouble,
@@ -405,3 +443,31 @@ async def test_any_worker_knows_the_key(model_dir: Path, pg_dsn: str) -> None:
         assert (await ask(alive, chat_body(), key="dies")).status == 200
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_clock_that_is_set_forward_does_not_run_it_twice(model_dir: Path) -> None:
+    """All leases of workers have run out then, until they are renewed."""
+    clock = Clock()
+    config, store = make_config(model_dir), MemoryStore(now=clock)
+    doubles = [EngineDouble(Tokenizer.load(model_dir)) for _ in range(2)]
+    async with (
+        served(config, double_client(config, doubles[0]), store=store) as one,
+        served(config, double_client(config, doubles[1]), store=store, beside=one) as two,
+    ):
+        worker_id = one.app.state.services.peers.worker_id
+
+        async def lease() -> WorkerAddress | None:
+            return await store.shared.find_worker(worker_id)
+
+        await until(lease)
+        speak(doubles[0], interval_s=0.02)
+        asking = asyncio.create_task(ask(one))
+        await until(lambda: doubles[0].running)
+        clock.advance(hours=1)
+        found = await lease()
+        assert found is not None
+        assert not found.is_leased
+        again = await ask(two)
+        assert again.body == (await asking).body
+        assert again.headers["idempotent-replayed"] == "true"
+        assert not doubles[1].requests

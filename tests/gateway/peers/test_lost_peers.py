@@ -43,7 +43,7 @@ Behave = Callable[[Wire], Awaitable[None]]
 
 @asynccontextmanager
 async def beside(
-    folder: Path, behave: Behave
+    folder: Path, behave: Behave, *, lease: timedelta = timedelta(days=1)
 ) -> AsyncIterator[tuple[Peers, list[asyncio.Task[None]]]]:
     """This worker, and another one that behaves so; with the connections that it has."""
     shared = MemoryStore().shared
@@ -61,7 +61,7 @@ async def beside(
 
     path = folder / "socket"
     server = await asyncio.start_unix_server(serve, path)
-    await shared.register_worker(WORKER, f"unix:{path}", timedelta(days=1))
+    await shared.register_worker(WORKER, f"unix:{path}", lease)
     try:
         yield make_peers(shared), connections
         await until(lambda: all(task.done() for task in connections), within_s=5.0)
@@ -158,6 +158,25 @@ async def test_where_nobody_listens_any_more_the_worker_is_gone(
     assert where in caplog.text
 
 
+@pytest.mark.parametrize("behave", [silent, breaks_off])
+async def test_without_a_lease_a_worker_that_does_not_answer_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behave: Behave
+) -> None:
+    monkeypatch.setattr(peer_wire, "HANDSHAKE_S", 0.05)
+    async with beside(tmp_path, behave, lease=timedelta(0)) as (here, _):
+        with pytest.raises(PeerGone if behave is silent else Unavailable):
+            await here.follow(WORKER, FOLLOW)
+
+
+async def test_a_worker_that_lives_is_asked_although_its_lease_has_run_out(tmp_path: Path) -> None:
+    """As all have at once when the store's clock is set forward."""
+    said = answers(Following(), Items([b"a"]), Ended())
+    async with beside(tmp_path, said, lease=timedelta(0)) as (here, _):
+        reader = await here.follow(WORKER, FOLLOW)
+        assert [items async for items in reader] == [[b"a"]]
+        reader.close()
+
+
 class Reading:
     """A stream that says nothing, or fails."""
 
@@ -189,9 +208,9 @@ async def test_a_follower_that_says_what_it_should_not_has_left() -> None:
 
     there.follow_here = follow  # type: ignore[assignment]
     async with listening(there, shared):
-        address = await shared.find_worker(there.worker_id)
-        assert address is not None
-        wire = Wire(*await asyncio.open_unix_connection(address.removeprefix("unix:")))
+        found = await shared.find_worker(there.worker_id)
+        assert found is not None
+        wire = Wire(*await asyncio.open_unix_connection(found.address.removeprefix("unix:")))
         await introduce(wire, SECRET)
         await wire.send(FOLLOW)
         await wire.receive(Following)

@@ -213,9 +213,9 @@ async def test_who_does_not_know_the_secret_gets_nothing() -> None:
     async with listening(there, shared):
         with pytest.raises(Unavailable):
             await stranger.ask(there.worker_id, RedeemTicket("x"))
-        address = await shared.find_worker(there.worker_id)
-        assert address is not None
-        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        found = await shared.find_worker(there.worker_id)
+        assert found is not None
+        reader, writer = await asyncio.open_unix_connection(found.address.removeprefix("unix:"))
         writer.write((2**31).to_bytes(4, "big"))  # before the handshake frames are small
         await reader.read()
         writer.close()
@@ -232,9 +232,9 @@ async def test_hosts_reach_each_other_over_tcp() -> None:
 
     there.answer(RedeemTicket, redeem)
     async with listening(there, shared):
-        address = await shared.find_worker(there.worker_id)
-        assert address is not None
-        assert address.startswith("127.0.0.1:")
+        found = await shared.find_worker(there.worker_id)
+        assert found is not None
+        assert found.address.startswith("127.0.0.1:")
         assert await here.ask(there.worker_id, RedeemTicket("x")) == b"x"
 
 

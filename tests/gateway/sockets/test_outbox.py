@@ -21,6 +21,21 @@ class Reader:
         self.frames.append(frame)
 
 
+class OneByOne(Reader):
+    """Takes a frame each time that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = asyncio.Semaphore(0)
+
+    def take(self) -> None:
+        self._turns.release()
+
+    async def send(self, frame: bytes) -> None:
+        await self._turns.acquire()
+        self.frames.append(frame)
+
+
 async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -54,6 +69,75 @@ async def test_a_full_turn_waits_and_the_others_go_on() -> None:
     await outbox.flush()
     assert reader.frames == [b"x" * 10, b"y", b"z", b"late"]
     writer.cancel()
+
+
+async def test_what_is_sent_makes_room_for_as_much() -> None:
+    """And while a turn waits for room, for the second time, too, the event loop is free."""
+    reader = OneByOne()
+    outbox = Outbox(reader.send, max_bytes=10)
+    writer = asyncio.create_task(outbox.run())
+    for text in (b"a" * 6, b"b" * 6):
+        await outbox.put("turn", text)
+    for text in (b"c" * 6, b"d" * 6):
+        waiting = asyncio.create_task(outbox.put("turn", text))
+        await settle()
+        assert not waiting.done()
+        reader.take()
+        await settle()
+        assert waiting.done()
+    for _ in range(2):
+        flushing = asyncio.create_task(outbox.flush())
+        await settle()
+        assert not flushing.done()
+        reader.take()
+    async with asyncio.timeout(5):
+        await outbox.flush()
+    assert outbox.is_free
+    assert reader.frames == [letter * 6 for letter in (b"a", b"b", b"c", b"d")]
+    writer.cancel()
+
+
+async def test_frames_of_a_callback_leave_at_once_until_one_must_wait() -> None:
+    reader = Reader()
+    reader.open.set()
+    outbox = Outbox(reader.send, max_bytes=10)
+    writer = asyncio.create_task(outbox.run())
+    outbox.put_all_now("turn", [b"1", b"2"])
+    assert reader.frames == [b"1", b"2"]
+    reader.open.clear()
+    outbox.put_all_now("turn", [b"3", b"4", b"5"])
+    assert not outbox.is_free
+    reader.open.set()
+    outbox.put_all_now(None, [b"6"])  # not before those that wait
+    await outbox.flush()
+    assert reader.frames == [b"%d" % i for i in range(1, 7)]
+    writer.cancel()
+
+
+async def test_flushing_waits_for_a_frame_that_left_at_once() -> None:
+    reader = Reader()
+    outbox = Outbox(reader.send, max_bytes=10)
+    outbox.put_now(b"a")
+    flushing = asyncio.create_task(outbox.flush())
+    await settle()
+    assert not flushing.done()
+    reader.open.set()
+    await flushing
+    assert reader.frames == [b"a"]
+
+
+async def test_with_its_writer_ends_the_frame_that_is_on_its_way() -> None:
+    reader = Reader()
+    outbox = Outbox(reader.send, max_bytes=10)
+    outbox.put_now(b"a")
+    writer = asyncio.create_task(outbox.run())
+    await settle()
+    writer.cancel()
+    await settle()
+    reader.open.set()
+    await settle()
+    assert not reader.frames
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "outlet"]
 
 
 async def test_the_bound_counts_bytes() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.answers.chat import TurnFrames
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
 from gateway.generation.delta import Delta
 from gateway.generation.text_events import Around, Numbered, Text
+from gateway.sockets.frames import TurnFrames
 from gateway.streams.log import SWEEP_S, MemoryStreamLog
 from gateway.streams.record import (
     ITEM_OVERHEAD_BYTES,
@@ -338,6 +338,9 @@ async def test_each_stream_is_kept_for_its_own_time(monkeypatch: pytest.MonkeyPa
     await clock.go_on(SWEEP_S / 2)
     assert kept() == ""
     assert size_of(log, ACME) == 0
+    await end("a")  # after all others were forgotten
+    await clock.go_on(10.0 + SWEEP_S)
+    assert kept() == ""
 
 
 @pytest.mark.asyncio
@@ -393,6 +396,7 @@ async def test_a_long_stream_loses_its_oldest_items() -> None:
     assert caught.value.code == "stream_position_gone"
     with pytest.raises(Gone, match="after position 7"):
         await log.check("s", ACME, kind="sse", after=6)
+    await log.check("s", ACME)  # it is still the tenant's
     assert await log.read("s", Cursor(7)) == items[7:]
 
 
@@ -410,6 +414,9 @@ async def test_a_tenants_ended_streams_make_room_first() -> None:
         await log.check("older", ACME)
     for name, tenant in (("old", ACME), ("theirs", OTHER), ("runs", ACME)):
         assert await log.read(name, Cursor(0)) == [b"x" * 10], tenant
+    log.append("runs", [b"y" * 10] * 2)
+    assert log.kept("old") is None
+    assert await log.read("runs", Cursor(0)) == [b"x" * 10, b"y" * 10, b"y" * 10]
 
 
 @pytest.mark.asyncio
@@ -432,6 +439,8 @@ async def test_what_is_read_to_its_end_does_not_make_room() -> None:
         await log.read("runs", Cursor(0))
     assert await log.read("runs", Cursor(1)) == [b"y" * 10]
     log.detach("twice")
+    with pytest.raises(RateLimited):  # it has another reader
+        await log.create("new", ACME, "sse")
     log.detach("twice")
     await log.create("new", ACME, "sse")
     with pytest.raises(StreamNotFound):

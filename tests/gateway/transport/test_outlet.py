@@ -104,6 +104,70 @@ async def test_a_sender_that_is_cancelled_leaves_its_message_on_the_way() -> Non
     assert reader.taken == ["a"]
 
 
+class Transport:
+    """Takes messages without a coroutine as long as its buffer is not full."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.is_full = False
+
+    def write(self, message: str) -> bool:
+        if not self.is_full:
+            self.taken.append(message)
+        return not self.is_full
+
+
+@pytest.mark.parametrize("way", ["offer", "put"])
+async def test_a_transport_that_takes_a_message_is_the_only_one_to_get_it(way: str) -> None:
+    reader, transport = QuickReader(), Transport()
+    outlet = Outlet(reader.send, transport.write)
+
+    def give(message: str) -> None:
+        if way == "put":
+            outlet.put(message)
+        else:
+            assert outlet.offer(message, 0.0)
+
+    for message in "ab":
+        give(message)
+        assert outlet.is_free
+    transport.is_full = True
+    give("c")
+    transport.is_full = False
+    give("d")
+    assert (transport.taken, reader.taken) == (["a", "b", "d"], ["c"])
+
+
+async def test_an_offer_is_taken_once_what_came_before_has_left() -> None:
+    reader = Reader(is_open=False)
+    outlet = Outlet(reader.send)
+    assert outlet.put_at == 0.0
+    assert outlet.offer("a", 5.0)
+    assert not outlet.offer("b", 6.0)
+    assert outlet.put_at == 5.0  # the other was not sent
+    reader.open.set()
+    await outlet.wait()
+    assert outlet.offer("c", 7.0)
+    await outlet.wait()
+    assert (reader.taken, outlet.put_at) == (["a", "c"], 7.0)
+
+
+@pytest.mark.parametrize("way", ["offer", "put"])
+async def test_a_transport_that_fails_ends_the_outlet(way: str) -> None:
+    def write(message: str) -> bool:
+        raise ConnectionResetError(message)
+
+    outlet = Outlet(QuickReader().send, write)
+    if way == "offer":
+        assert outlet.offer("a", 0.0)  # taken, and lost
+        assert not outlet.offer("b", 0.0)
+    else:
+        outlet.put("a")
+    assert not outlet.is_free
+    with pytest.raises(ConnectionResetError, match="a"):
+        await outlet.wait()
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_what_sending_raises_is_raised_where_it_can_be_handled(late: bool) -> None:
     async def send(message: str) -> None:

@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
 from gateway.errors import InternalError, RateLimited, Unavailable
+from gateway.middleware.recorded_answer import AnswerWork, broken, give
 from gateway.streams.archive import ArchivedReader
 from gateway.streams.log import StreamReader
-from gateway.streams.recorded_answer import AnswerWork, broken, give
 from tests.gateway.raw_http import events
 
 pytestmark = pytest.mark.asyncio

@@ -8,7 +8,7 @@ _MAX_IN_FLIGHT = 2
 """Steps whose tokens may be on their way."""
 
 
-class Arrivals:
+class HostTokens:
     """Places that steps use in turns: to make one takes the host as long as to launch a kernel."""
 
     def __init__(self, device: torch.device) -> None:
