@@ -531,7 +531,7 @@ class Decoder {
     const int rows = c.num_queries * p.group.value;
     if constexpr (Tile::kFp8) value_scale = p.v_scale[kv_head(c)];  // it was the last item's
     const auto part_at = [&](int i) { return partial_row(last - (num - 1 - i), i == 0, 0); };
-    partials.template merge<kRowTiles == 1 ? 1 : 4>(
+    partials.template merge<kRoom && kRowTiles == 2 ? 4 : 1>(
         num, rows * kQuads, part_at,
         [&](unsigned j, const Part& part) { store(c, j / kQuads, j % kQuads * 4, part); });
   }
