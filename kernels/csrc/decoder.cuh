@@ -31,7 +31,8 @@
 // after all keys that are in flight. Queries are therefore asked for together with the first keys
 // of their item, into the same stage (into registers the warp would wait for them before it asks
 // for more keys), and cache blocks for 32 tiles at once, one a lane: where there is room for that.
-// Keys leave the L2 first: nobody else reads them, and what they replace would be read again.
+// Keys leave the L2 first: nobody else reads them, and what they replace would be read again. Where
+// that is rather written back, the first tiles of a CTA do not (decode_line.cuh).
 //
 // Code. In a model the kernel comes cold into the instruction caches for every layer, and with few
 // keys that is most of its time: every instruction counts once, whether it is in a loop or not. So
