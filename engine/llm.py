@@ -17,7 +17,6 @@ import msgspec
 
 from engine import sampling_defaults
 from engine.adapters import LoadedAdapter
-from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest, QueueFull
 from engine.field_hints import explain
@@ -28,7 +27,8 @@ from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, Re
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
 from engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputs
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from engine.detokenize import Detokenizer
 from engine.messages import AdapterRef, FinishReason, RequestOutput, TokenLogprobs
 from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.tokenizer import Tokenizer
+from engine.text.detokenize import Detokenizer
+from engine.text.tokenizer import Tokenizer
 from grammar.spec import GrammarSpec
 from grammar.validation import Violation, validate
 

@@ -1,7 +1,7 @@
 """The engine process: receive, step, send; one message a step.
 
-``engine.transport`` starts it as ``python -m engine.process`` and writes a ``Launch`` to its stdin,
-as one line. The process ends as soon as that pipe closes: no gateway, no engine.
+``engine.client.transport`` starts it as ``python -m engine.process`` and writes a ``Launch`` to its
+stdin, as one line. The process ends as soon as that pipe closes: no gateway, no engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from engine.adapters import Adapters, LoadedAdapter, OnLoaded
-from engine.clients import OWNER, SEND_HIGH_WATER_MARK, Clients, listen
+from engine.client.transport import Launch
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, ModelLoadError
 from engine.garbage import tune_collector
@@ -48,8 +48,8 @@ from engine.messages import (
     UnparkRequest,
     encode,
 )
-from engine.tokenizer import Tokenizer
-from engine.transport import Launch
+from engine.sockets import OWNER, SEND_HIGH_WATER_MARK, Clients, listen
+from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from grammar.compiler import GrammarCompiler

@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 
 from engine.adapters import OnLoaded
+from engine.client.transport import ABORTS_ENV
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ModelLoadError
 from engine.messages import (
@@ -31,8 +32,7 @@ from engine.messages import (
     Stats,
 )
 from engine.process import Engine, OnProgress, main
-from engine.tokenizer import Tokenizer
-from engine.transport import ABORTS_ENV
+from engine.text.tokenizer import Tokenizer
 
 TEXT = """\
 The quick brown fox jumps over the lazy dog. A stream of words is best when it neither stalls nor \

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.errors import ModelLoadError
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import read_json
+from engine.text.tokenizer import read_json
 
 _NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from gateway import rate_limits
+from gateway.answers.event_stream import STREAM_ID_HEADER
 from gateway.config import Config
 from gateway.lifecycle import ABORT_S
 from gateway.middleware.access_log import AccessLog
@@ -47,7 +48,6 @@ from gateway.routes.tickets import tickets_route
 from gateway.routes.tokenize import tokenize_routes
 from gateway.secrets import Secrets
 from gateway.services import Services, create_services
-from gateway.streaming import STREAM_ID_HEADER
 from tenants.store import Store
 
 _GENERATING = frozenset({CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH})
@@ -155,7 +155,12 @@ def _middleware(services: Services) -> list[Middleware]:
                 f"{RESPONSES_PATH}/": "responses",
             },
         ),
-        Middleware(RateLimit, quota=services.quota, paths=_GENERATING),
+        Middleware(
+            RateLimit,
+            check=services.admission.check_open,
+            shared=services.store.shared,
+            paths=_GENERATING,
+        ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
         Middleware(
             Idempotency,

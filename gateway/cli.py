@@ -83,7 +83,7 @@ def demo(
     ] = None,
 ) -> None:
     """Start everything: database, engine, gateway and chat page, on the bundled model."""
-    from gateway.demo import Demo, configure
+    from gateway.commands.demo import Demo, configure
 
     env = _environment(server_port=port, server_host=host, engine_model=_found(model))
     settings = configure(config, data_dir, env=env)
@@ -113,7 +113,8 @@ def serve(
 
     import migrations
     from gateway import config as configuration
-    from gateway import load_progress, server, supervisor
+    from gateway.commands import load_progress
+    from gateway.processes import server, supervisor
 
     env = _environment(engine_model=_found(model), engine_revision=revision)
     settings = configuration.load(config, env=env)
@@ -152,7 +153,7 @@ def chat(
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
 ) -> None:
     """Chat in the terminal over the WebSocket. Ctrl-C stops an answer, a second one leaves."""
-    from gateway.chat_client import ChatClient, Options
+    from gateway.commands.chat_client import ChatClient, Options
 
     address = database.address(url, key, data_dir)
     options = Options(model=model, max_tokens=max_tokens, temperature=temperature)

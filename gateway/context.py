@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 
 from starlette.types import Scope, Send
 
-from gateway import extensions
-from gateway.extensions import Departure, Writer
+from gateway.transport import extensions
+from gateway.transport.extensions import Departure, Writer
 from tenants.types import Principal
 
 _KEY = "sluice"

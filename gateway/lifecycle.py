@@ -21,12 +21,12 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.client import EngineClient
-from gateway.admission import Admission
-from gateway.background import Background
+from engine.client.client import EngineClient
+from gateway.admission.admission import Admission
+from gateway.concurrency.background import Background
 from gateway.errors import ApiError, Draining
-from gateway.generation import Generations
-from gateway.keyed_reader import Readers
+from gateway.generation.generation import Generations
+from gateway.streams.keyed_reader import Readers
 from grammar.compiler import GrammarChecker
 from tenants.journal import Journal
 from tenants.store import Store

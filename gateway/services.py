@@ -10,39 +10,39 @@ from pathlib import Path
 from starlette.websockets import WebSocket
 
 from engine import sampling_defaults
-from engine.chat_template import ChatTemplate, MissingChatTemplate
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import NoChatTemplate
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate, MissingChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway import context
-from gateway.adapters import Adapters
-from gateway.admission import Admission
-from gateway.background import Background
-from gateway.chat_session import ChatSession
-from gateway.compliance import ComplianceChecks
+from gateway.admin.adapters import Adapters
+from gateway.admin.retention import Retention
+from gateway.admin.revocations import Revocations
+from gateway.admission.admission import Admission
+from gateway.admission.served_models import ServedModels
+from gateway.concurrency.background import Background
+from gateway.concurrency.lanes import Lanes
 from gateway.config import Config, TenantsConfig
-from gateway.cork import Cork
 from gateway.errors import ConfigError
-from gateway.flushes import Flushes
-from gateway.generation import Generations
-from gateway.lanes import Lanes
+from gateway.generation.compliance import ComplianceChecks
+from gateway.generation.flushes import Flushes
+from gateway.generation.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
-from gateway.metrics import Metrics
-from gateway.peer_wire import derive_secret
-from gateway.peers import Peers
-from gateway.public_prefixes import PublicPrefixes
-from gateway.responses import Responses
-from gateway.responses_session import ResponsesSession
-from gateway.retention import Retention
-from gateway.revocations import Revocations
-from gateway.routed_ids import new_worker_id
+from gateway.metrics.metrics import Metrics
+from gateway.peers.peers import Peers
+from gateway.peers.routed_ids import new_worker_id
+from gateway.peers.wire import derive_secret
+from gateway.prompts.public_prefixes import PublicPrefixes
+from gateway.responses.responses import Responses
 from gateway.routes.answers import Answers
 from gateway.secrets import Secrets
-from gateway.served_models import ServedModels
-from gateway.stream_archive import StreamArchive
-from gateway.stream_log import MemoryStreamLog
-from gateway.streams import Streams
-from gateway.tickets import Tickets
+from gateway.sockets.chat_session import ChatSession
+from gateway.sockets.responses_session import ResponsesSession
+from gateway.sockets.tickets import Tickets
+from gateway.streams.archive import StreamArchive
+from gateway.streams.log import MemoryStreamLog
+from gateway.streams.streams import Streams
+from gateway.transport.cork import Cork
 from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator

@@ -114,6 +114,19 @@ CREATE FUNCTION public.audit_record(p_tenant_id uuid, p_action text, p_object_id
         )
     $$;
 
+CREATE FUNCTION public.claims_find(p_key_hashes bytea[], p_tenant_ids uuid[]) RETURNS TABLE(tenant_id uuid, key_hash bytea, body_hash bytea, answer_id text)
+    LANGUAGE plpgsql
+    AS $$
+    BEGIN
+        PERFORM sluice_enter_all(p_tenant_ids);
+        RETURN QUERY
+            SELECT k.tenant_id, k.key_hash, k.body_hash, k.answer_id
+            FROM unnest(p_key_hashes, p_tenant_ids) AS wanted (key_hash, tenant_id)
+            JOIN idempotency_key AS k USING (tenant_id, key_hash)
+            WHERE k.expires_at > now();
+    END
+    $$;
+
 CREATE FUNCTION public.key_bootstrap(p_tenant_id uuid, p_tenant_name text, p_key_id uuid, p_public_id text, p_key_hash bytea, p_name text) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -1191,6 +1204,33 @@ CREATE FUNCTION public.usage_event_drop_partitions(p_before date) RETURNS intege
     END
     $_$;
 
+CREATE FUNCTION public.usage_event_drop_strays(p_before timestamp with time zone) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+    DECLARE
+        v_dropped integer;
+    BEGIN
+        IF NOT EXISTS (
+            SELECT FROM usage_event
+            WHERE tableoid = 'usage_event_default'::regclass AND created_at < p_before
+        ) THEN
+            RETURN 0;
+        END IF;
+        ALTER TABLE usage_event_default DISABLE TRIGGER usage_event_append_only;
+        DELETE FROM usage_event
+        WHERE tableoid = 'usage_event_default'::regclass AND ctid = ANY (ARRAY (
+            SELECT ctid FROM usage_event
+            WHERE tableoid = 'usage_event_default'::regclass AND created_at < p_before
+            LIMIT 10000
+        ));
+        GET DIAGNOSTICS v_dropped = ROW_COUNT;
+        ALTER TABLE usage_event_default ENABLE TRIGGER usage_event_append_only;
+        RETURN v_dropped;
+    END
+    $$;
+
 CREATE FUNCTION public.usage_event_is_append_only() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -1690,6 +1730,10 @@ CREATE POLICY usage_seen_entered ON public.usage_seen TO sluice_app USING ((tena
 GRANT USAGE ON SCHEMA public TO sluice_app;
 GRANT USAGE ON SCHEMA public TO sluice_operator;
 
+REVOKE ALL ON FUNCTION public.claims_find(p_key_hashes bytea[], p_tenant_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.claims_find(p_key_hashes bytea[], p_tenant_ids uuid[]) TO sluice_app;
+GRANT ALL ON FUNCTION public.claims_find(p_key_hashes bytea[], p_tenant_ids uuid[]) TO sluice_operator;
+
 REVOKE ALL ON FUNCTION public.key_lookup(p_public_id text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.key_lookup(p_public_id text) TO sluice_app;
 GRANT ALL ON FUNCTION public.key_lookup(p_public_id text) TO sluice_operator;
@@ -1702,6 +1746,9 @@ GRANT ALL ON FUNCTION public.usage_event_add_partitions(p_from date, p_months in
 
 REVOKE ALL ON FUNCTION public.usage_event_drop_partitions(p_before date) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.usage_event_drop_partitions(p_before date) TO sluice_operator;
+
+REVOKE ALL ON FUNCTION public.usage_event_drop_strays(p_before timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.usage_event_drop_strays(p_before timestamp with time zone) TO sluice_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.adapter TO sluice_app;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.adapter TO sluice_operator;

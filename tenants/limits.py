@@ -95,6 +95,45 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         return -(-total // 1_000_000)
 
 
+def room(
+    wanted: int,
+    prompt_tokens: int,
+    price: Price,
+    *,
+    tokens_left: int | None,
+    cost_left_micro: int | None,
+) -> int:
+    """How many of ``wanted`` completion tokens fit into what is left of a month, after the prompt;
+    below 1 if the prompt does not. As ``limit_room`` in the migrations."""
+    fitting = wanted
+    if tokens_left is not None:
+        fitting = min(fitting, tokens_left - prompt_tokens)
+    if cost_left_micro is not None:
+        left = max(0, cost_left_micro) * 1_000_000 - prompt_tokens * price.prompt
+        if left < 0:
+            return 0
+        if price.completion > 0:
+            fitting = min(fitting, left // price.completion)
+    return fitting
+
+
+class MonthLeft(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scope in which no request runs has left of its month: nothing can come back to it."""
+
+    scope_kind: ScopeKind
+    tokens: int | None
+    cost_micro: int | None
+    lasts_us: int
+    """Microseconds until the next month."""
+
+    def refuses(self, prompt_tokens: int, price: Price) -> LimitName | None:
+        """The limit that refuses a request with at least this prompt; None if it fits."""
+        if self.tokens is not None and self.tokens <= prompt_tokens:
+            return "monthly_tokens"
+        left = room(1, prompt_tokens, price, tokens_left=None, cost_left_micro=self.cost_micro)
+        return "monthly_cost" if left < 1 else None
+
+
 class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request reserves in its scopes before it may run."""
 

@@ -25,6 +25,7 @@ from tenants.errors import (
 from tenants.limits import (
     SCOPE_KINDS,
     Limits,
+    MonthLeft,
     QuotaAnswer,
     QuotaRequest,
     ScopeKind,
@@ -397,6 +398,10 @@ class MemoryStore(Store):
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         self._key(request.tenant_id, request.key_id)
         return self._quota.reserve(request, self._now())
+
+    async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
+        own = {scope_id for kind in SCOPE_KINDS for scope_id in self._scopes(tenant_id, kind)}
+        return self._quota.month_left(own.intersection(scope_ids), self._now())
 
     async def extend(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -12,11 +12,14 @@ from tenants import buckets
 from tenants.limits import (
     LimitName,
     Limits,
+    MonthLeft,
+    Price,
     QuotaAnswer,
     QuotaRequest,
     ScopeKind,
     ScopePolicy,
     Window,
+    room,
 )
 
 QUEUE_WAIT_US = 1_000_000
@@ -51,6 +54,25 @@ class _State:
         self.refilled_at = max(now, self.refilled_at or now)
         if self.month < month_of(now):
             self.month, self.month_tokens, self.month_cost_micro = month_of(now), 0, 0
+
+    @property
+    def tokens_left(self) -> int | None:
+        limit = self.limits.monthly_tokens
+        return None if limit is None else limit - self.month_tokens
+
+    @property
+    def cost_left_micro(self) -> int | None:
+        limit = self.limits.monthly_cost_micro
+        return None if limit is None else limit - self.month_cost_micro
+
+    def room(self, wanted: int, prompt_tokens: int, price: Price) -> int:
+        return room(
+            wanted,
+            prompt_tokens,
+            price,
+            tokens_left=self.tokens_left,
+            cost_left_micro=self.cost_left_micro,
+        )
 
     def charge(
         self, requests: int, tokens: int, cost_micro: int, month: date, now: datetime
@@ -179,10 +201,9 @@ class MemoryQuota:
         scopes = [self._scopes[scope_id] for scope_id in held.scope_ids]
         for scope in scopes:
             scope.move_to(now)
-        price = held.request.price
         granted = tokens
         for scope in scopes:
-            granted = min(granted, _room(scope, granted, 0, 0, price.completion))
+            granted = min(granted, scope.room(granted, 0, held.request.price))
         granted = max(0, granted)
         before = held.held_cost_micro
         held.completion_tokens += granted
@@ -241,6 +262,23 @@ class MemoryQuota:
             if scope.month > next_month(month_of(now)):
                 scope.month = month_of(now)
 
+    def month_left(self, scope_ids: Iterable[UUID], now: datetime) -> list[MonthLeft]:
+        """As the statement ``month_left``."""
+        ends_at = datetime.combine(next_month(month_of(now)), time(), UTC)
+        scopes = [self._scopes[scope_id] for scope_id in scope_ids if scope_id in self._scopes]
+        for scope in scopes:
+            scope.move_to(now)
+        return [
+            MonthLeft(
+                scope_kind=scope.kind,
+                tokens=scope.tokens_left,
+                cost_micro=scope.cost_left_micro,
+                lasts_us=(ends_at - now) // _MICROSECOND,
+            )
+            for scope in sorted(scopes, key=lambda scope: scope.kind)
+            if not scope.num_running
+        ]
+
     def _granted(self, request: QuotaRequest, scopes: list[_State]) -> tuple[int, _Refusal | None]:
         """The size of the slice, or a refusal that waiting cannot change."""
         granted = request.completion_tokens
@@ -250,20 +288,11 @@ class MemoryQuota:
                 return 0, _Refusal("tokens", scope.kind, None)
             if limit is not None:
                 granted = min(granted, limit - request.prompt_tokens)
-            if scope.limits.monthly_tokens is not None:
-                left = scope.limits.monthly_tokens - scope.month_tokens
-                if left <= request.prompt_tokens:
-                    return 0, _Refusal("monthly_tokens", scope.kind, None)
-            room = _room(
-                scope,
-                granted,
-                request.prompt_tokens,
-                request.prompt_tokens * request.price.prompt,
-                request.price.completion,
-            )
-            if room < 1:
+            if scope.tokens_left is not None and scope.tokens_left <= request.prompt_tokens:
+                return 0, _Refusal("monthly_tokens", scope.kind, None)
+            granted = scope.room(granted, request.prompt_tokens, request.price)
+            if granted < 1:
                 return 0, _Refusal("monthly_cost", scope.kind, None)
-            granted = min(granted, room)
         return granted, None
 
     def _rate_refusal(
@@ -354,18 +383,3 @@ def _window(used: int, per_minute: int) -> Window:
         remaining=buckets.remaining(used, per_minute),
         reset_us=buckets.reset_us(used, per_minute),
     )
-
-
-def _room(scope: _State, wanted: int, prompt_tokens: int, prompt_cost: int, price: int) -> int:
-    """As ``limit_room``: completion tokens that fit into the month. Costs are in millionths of
-    ``cost_micro``."""
-    room = wanted
-    if scope.limits.monthly_tokens is not None:
-        room = min(room, scope.limits.monthly_tokens - scope.month_tokens - prompt_tokens)
-    if scope.limits.monthly_cost_micro is not None:
-        left = max(0, scope.limits.monthly_cost_micro - scope.month_cost_micro) * 1_000_000
-        if left < prompt_cost:
-            return 0
-        if price > 0:
-            room = min(room, (left - prompt_cost) // price)
-    return room

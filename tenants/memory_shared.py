@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from tenants.errors import TenantNotFound
-from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse
+from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse, WorkerAddress
 
 T = TypeVar("T")
 
@@ -135,6 +135,9 @@ class MemoryShared(SharedState):
             self._claims.put(tenant_id, key_hash, claim, retention)
         return claim
 
+    async def find_claim(self, tenant_id: UUID, key_hash: bytes) -> Claim | None:
+        return self._claims.find(tenant_id, key_hash)
+
     async def release_claim(self, tenant_id: UUID, key_hash: bytes, answer_id: str) -> bool:
         claim = self._claims.find(tenant_id, key_hash)
         if claim is None or claim.answer_id != answer_id:
@@ -147,9 +150,11 @@ class MemoryShared(SharedState):
     async def register_worker(self, worker_id: str, address: str, lease: timedelta) -> None:
         self._workers[worker_id] = (address, self._now() + lease)
 
-    async def find_worker(self, worker_id: str) -> str | None:
-        address, expires_at = self._workers.get(worker_id, ("", self._now()))
-        return address if expires_at > self._now() else None
+    async def find_worker(self, worker_id: str) -> WorkerAddress | None:
+        if worker_id not in self._workers:
+            return None
+        address, expires_at = self._workers[worker_id]
+        return WorkerAddress(address=address, is_leased=expires_at > self._now())
 
     def follow_clock(self, lease: timedelta) -> None:
         """As the last part of ``quota_follow_clock``."""
@@ -162,8 +167,8 @@ class MemoryShared(SharedState):
         self._workers.pop(worker_id, None)
 
     async def delete_expired(self) -> int:
-        now = self._now()
-        gone = [name for name, (_, expires_at) in self._workers.items() if expires_at <= now]
+        since = self._now() - timedelta(days=1)
+        gone = [name for name, (_, expires_at) in self._workers.items() if expires_at <= since]
         for name in gone:
             del self._workers[name]
         tables = (self._responses, self._streams, self._claims)

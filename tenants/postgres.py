@@ -32,6 +32,7 @@ from tenants.errors import (
 from tenants.keys import is_public_id
 from tenants.limits import (
     Limits,
+    MonthLeft,
     QuotaAnswer,
     QuotaRequest,
     ScopeKind,
@@ -56,6 +57,7 @@ from tenants.rows import (
     answer_of,
     audit_entry_of,
     key_of,
+    month_left_of,
     policy_of,
     project_of,
     record_of,
@@ -401,6 +403,13 @@ class PostgresStore(Store):
                 return [answer_of(row) for row in rows]
         return await send_each(self._reserve_one, requests)
 
+    async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
+        values = (tenant_id, list(scope_ids), self._now())
+        return [
+            month_left_of(row)
+            for row in await self._all("month_left", *values, tenant_id=tenant_id)
+        ]
+
     async def extend(
         self,
         tenant_id: UUID,
@@ -491,6 +500,8 @@ class PostgresStore(Store):
         await self._one("add_partitions")
         if usage_retention_months is not None and await self._knows_the_month():
             await self._one("drop_partitions", usage_retention_months)
+            while (await self._one("drop_strays", usage_retention_months))["dropped"]:
+                pass
             while await self._all("forget_requests", usage_retention_months):
                 pass
 

@@ -11,7 +11,7 @@ from tenants import queries
 from tenants.batches import Batcher, send_each
 from tenants.connections import Connections, Row
 from tenants.errors import InvalidValue, TenantNotFound
-from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse
+from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse, WorkerAddress
 
 MAX_STREAMS = 16
 """The most streams that are stored at once. Each may have some hundred kilobytes."""
@@ -31,6 +31,11 @@ class _Ended(NamedTuple):
         return self.stream.tenant_id, self.stream.id
 
 
+class _Key(NamedTuple):
+    key_hash: bytes
+    tenant_id: UUID
+
+
 class PostgresShared(SharedState):
     """Uses the connections of a ``PostgresStore``, which closes them."""
 
@@ -39,6 +44,7 @@ class PostgresShared(SharedState):
         self._ended = Batcher(
             self._put_ended, identity=lambda ended: ended.identity, max_items=MAX_STREAMS
         )
+        self._lookups = Batcher(self._find_claims, identity=lambda key: key)
 
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
         await self._fetch(
@@ -111,8 +117,21 @@ class PostgresShared(SharedState):
             if await self._fetch(tenant_id, "claim", key_hash, body_hash, answer_id, retention):
                 return Claim(body_hash=body_hash, answer_id=answer_id)
             # In a loop, because the key may be released between the two statements.
-            if rows := await self._fetch(tenant_id, "find_claim", key_hash):
-                return Claim(**rows[0])
+            if claim := await self.find_claim(tenant_id, key_hash):
+                return claim
+
+    async def find_claim(self, tenant_id: UUID, key_hash: bytes) -> Claim | None:
+        return await self._lookups.submit(_Key(key_hash, tenant_id))
+
+    async def _find_claims(self, keys: Sequence[_Key]) -> Sequence[Claim | None]:
+        rows = await self._connections.fetch(_SQL["find_claim_many"], [*zip(*keys, strict=True)])
+        found = {
+            _Key(row["key_hash"], row["tenant_id"]): Claim(
+                body_hash=row["body_hash"], answer_id=row["answer_id"]
+            )
+            for row in rows
+        }
+        return [found.get(key) for key in keys]
 
     async def release_claim(self, tenant_id: UUID, key_hash: bytes, answer_id: str) -> bool:
         return bool(await self._fetch(tenant_id, "release_claim", key_hash, answer_id))
@@ -123,9 +142,9 @@ class PostgresShared(SharedState):
     async def register_worker(self, worker_id: str, address: str, lease: timedelta) -> None:
         await self._connections.fetch(_SQL["register_worker"], (worker_id, address, lease))
 
-    async def find_worker(self, worker_id: str) -> str | None:
+    async def find_worker(self, worker_id: str) -> WorkerAddress | None:
         rows = await self._connections.fetch(_SQL["find_worker"], (_plain(worker_id),))
-        return rows[0]["address"] if rows else None
+        return WorkerAddress(**rows[0]) if rows else None
 
     async def forget_worker(self, worker_id: str) -> None:
         await self._connections.fetch(_SQL["forget_worker"], (worker_id,))

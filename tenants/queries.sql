@@ -181,6 +181,21 @@ CROSS JOIN LATERAL
 -- The same for many requests at once: an answer each, in their order.
 SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
+-- name: month_left for tenant
+-- What scopes in which no request runs have left of the month: nothing can come back to them.
+SELECT
+    p.scope_kind,
+    p.monthly_tokens
+        - CASE WHEN s.month >= limit_month(n.now) THEN s.month_tokens ELSE 0 END AS tokens,
+    p.monthly_cost_micro
+        - CASE WHEN s.month >= limit_month(n.now) THEN s.month_cost_micro ELSE 0 END AS cost_micro,
+    (limit_month(n.now) + interval '1 month') AT TIME ZONE 'UTC' - n.now AS lasts
+FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS n
+CROSS JOIN limit_state AS s
+JOIN limit_policy AS p USING (scope_id)
+WHERE s.tenant_id = $1 AND s.scope_id = ANY ($2::uuid[]) AND s.num_running = 0
+ORDER BY p.scope_kind;
+
 -- name: extend
 -- More tokens for a completion that runs; null without its reservation.
 SELECT quota_extend($1, tenant, $3, $4, $5, $6) AS granted FROM sluice_enter($2) AS tenant;
@@ -309,6 +324,12 @@ SELECT usage_event_add_partitions(now()::date, 3) AS added;
 -- The ledger's months that ended so many months ago.
 SELECT usage_event_drop_partitions(
     (date_trunc('month', now(), 'UTC') - make_interval(months => $1))::date
+) AS dropped;
+
+-- name: drop_strays for operator
+-- A portion of the requests of those months that are in the default partition.
+SELECT usage_event_drop_strays(
+    date_trunc('month', now(), 'UTC') - make_interval(months => $1)
 ) AS dropped;
 
 -- name: forget_requests for operator
@@ -447,11 +468,9 @@ SET
 WHERE k.expires_at <= now()
 RETURNING k.answer_id;
 
--- name: find_claim for tenant
--- Who has an idempotency key.
-SELECT body_hash, answer_id
-FROM idempotency_key
-WHERE tenant_id = $1 AND key_hash = $2 AND expires_at > now();
+-- name: find_claim_many
+-- Who has these idempotency keys, of any tenants: a row for each that somebody has.
+SELECT tenant_id, key_hash, body_hash, answer_id FROM claims_find($1, $2);
 
 -- name: release_claim for tenant
 -- Lets go of a key, if it still stands for this answer.
@@ -479,10 +498,10 @@ ON CONFLICT (id) DO UPDATE
 SET address = excluded.address, expires_at = excluded.expires_at;
 
 -- name: find_worker
--- The address of a worker that renews its lease.
-SELECT address
+-- The address of a worker, and whether its lease runs.
+SELECT address, expires_at > now() AS is_leased
 FROM gateway_worker
-WHERE id = $1 AND expires_at > now();
+WHERE id = $1;
 
 -- name: forget_worker
 -- A worker has left.
@@ -490,7 +509,8 @@ DELETE FROM gateway_worker
 WHERE id = $1;
 
 -- name: delete_expired for operator
--- What is past its end, a batch of each kind; rows that somebody else deletes are passed over.
+-- What is past its end, a batch of each kind; rows that somebody else deletes are passed over. A
+-- worker's address stays for a day: all leases may end at once, because the clock was set.
 WITH responses AS (
     DELETE FROM response
     WHERE (tenant_id, id) IN (
@@ -516,7 +536,7 @@ WITH responses AS (
     DELETE FROM gateway_worker
     WHERE id IN (
         SELECT id FROM gateway_worker
-        WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
+        WHERE expires_at <= now() - interval '1 day' LIMIT 1000 FOR UPDATE SKIP LOCKED
     )
     RETURNING 1
 )

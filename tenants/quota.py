@@ -13,6 +13,7 @@ round trip; their requests are only listed, for administrators, once they have r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -269,6 +270,8 @@ class Quota:
             hold = Hold(self, request, max_tokens, answer)
             self._list_later(hold)
             return hold
+        if (known := self._refusals.find(principal, prompt_tokens, price)) is not None:
+            raise QuotaExceeded(known)
         try:
             answer = await self._ask(principal, request)
         except StoreUnavailable:
@@ -291,10 +294,10 @@ class Quota:
         self._holds[request_id] = hold
         return hold
 
-    def check(self, principal: Principal) -> None:
+    def check(self, principal: Principal, *, price: Price | None = None) -> None:
         """Raise ``QuotaExceeded`` if ``reserve`` is known to, whatever the request is; reserves
-        nothing."""
-        if (answer := self._refusals.find(principal)) is not None:
+        nothing. ``price``: the lowest of the models that the request may name; None: 0."""
+        if (answer := self._refusals.find(principal, price=price)) is not None:
             raise QuotaExceeded(answer)
 
     async def release(self, hold: Hold) -> None:
@@ -449,13 +452,23 @@ class Quota:
             asked_at = self._clock()
             answer = await self._store.reserve(request)
             if answer.state != "queued":
-                self._refusals.note(principal, answer, asked_at=asked_at)
+                if self._refusals.note(principal, answer, asked_at=asked_at):
+                    await self._learn_month(principal)
                 return answer
             if self._queue_is_closed or self._clock() >= deadline:
                 await self._store.release(request.tenant_id, request.request_id)
                 return msgspec.structs.replace(answer, state="refused")
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_POLL_S, pause_s * 1.5)
+
+    async def _learn_month(self, principal: Principal) -> None:
+        """Learn whether others would be refused as well: nothing comes back to scopes in which no
+        request runs."""
+        scope_ids = [policy.scope_id for policy in principal.policies]
+        asked_at = self._clock()
+        with contextlib.suppress(StoreUnavailable):
+            left = await self._store.month_left(principal.tenant.id, scope_ids)
+            self._refusals.note_month(principal, left, asked_at=asked_at)
 
     async def undo(self, request: QuotaRequest) -> None:
         """Release what is reserved for the request, if anything is.

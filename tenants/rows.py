@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from tenants.connections import Row
-from tenants.limits import Limits, QuotaAnswer, ScopeKind, ScopePolicy, Window
+from tenants.limits import Limits, MonthLeft, QuotaAnswer, ScopeKind, ScopePolicy, Window
 from tenants.types import (
     Adapter,
     ApiKey,
@@ -18,6 +19,8 @@ from tenants.types import (
     Project,
     Tenant,
 )
+
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def tenant_of(row: Row) -> Tenant:
@@ -99,6 +102,15 @@ def answer_of(row: Row) -> QuotaAnswer:
         wait_us=row["wait_us"],
         requests=_window(row, "requests"),
         tokens=_window(row, "tokens"),
+    )
+
+
+def month_left_of(row: Row) -> MonthLeft:
+    return MonthLeft(
+        scope_kind=row["scope_kind"],
+        tokens=row["tokens"],
+        cost_micro=row["cost_micro"],
+        lasts_us=row["lasts"] // _MICROSECOND,
     )
 
 

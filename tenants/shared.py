@@ -53,6 +53,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the stream that has, or will have, its answer."""
 
 
+class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker listens."""
+
+    address: str
+    is_leased: bool
+    """Whether its lease runs. If not, it is dead, or the store's clock was set forward."""
+
+
 class SharedState(Protocol):
     """Every method may raise ``StoreUnavailable``. Rows of other tenants are never found."""
 
@@ -102,6 +110,9 @@ class SharedState(Protocol):
         """Claim an idempotency key. Returns the claim that holds: the caller's, if its
         ``answer_id`` is the caller's, or an earlier one."""
 
+    async def find_claim(self, tenant_id: UUID, key_hash: bytes) -> Claim | None:
+        """The claim on an idempotency key; None if nobody has it, or its time is over."""
+
     async def release_claim(self, tenant_id: UUID, key_hash: bytes, answer_id: str) -> bool:
         """Release a key if it stands for ``answer_id``; False if it does not."""
 
@@ -111,11 +122,12 @@ class SharedState(Protocol):
     async def register_worker(self, worker_id: str, address: str, lease: timedelta) -> None:
         """Register a worker's address, or renew its lease."""
 
-    async def find_worker(self, worker_id: str) -> str | None:
-        """The worker's address; None if it has left, or has not renewed its lease."""
+    async def find_worker(self, worker_id: str) -> WorkerAddress | None:
+        """The worker's address; None if it has left, or its lease ran out long ago."""
 
     async def forget_worker(self, worker_id: str) -> None:
         """Remove a worker that leaves."""
 
     async def delete_expired(self) -> int:
-        """Delete expired rows, at most a thousand of each kind; returns how many."""
+        """Delete expired rows, at most a thousand of each kind; returns how many. Workers are
+        deleted a day later."""

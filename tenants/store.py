@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 from uuid import UUID
 
-from tenants.limits import Limits, QuotaAnswer, QuotaRequest, ScopeKind, ScopePolicy
+from tenants.limits import Limits, MonthLeft, QuotaAnswer, QuotaRequest, ScopeKind, ScopePolicy
 from tenants.shared import SharedState
 from tenants.types import (
     Adapter,
@@ -161,6 +161,10 @@ class Store(Protocol):
         A second call with the same ``request_id`` reserves nothing: a running request gets the same
         answer, and a queued one learns in this way whether its turn has come.
         """
+
+    async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
+        """What those of a tenant's scopes have left in which no request runs: key, project,
+        tenant."""
 
     async def extend(
         self,

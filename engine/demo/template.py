@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.chat_template import ChatTemplate
+from engine.text.chat_template import ChatTemplate
 
 TEMPLATE_FILE = Path(__file__).parent / "chat_template.jinja"
 

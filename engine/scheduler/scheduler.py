@@ -25,10 +25,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
-from engine.scheduler.adapter_slots import AdapterSlotQueue
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.drafts import Lookahead, fitting_drafts, judge_drafts
-from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 from engine.scheduler.room import Room
@@ -36,25 +34,21 @@ from engine.scheduler.step import Step
 from engine.scheduler.step_budget import StepBudget
 from engine.scheduler.tenants import TenantTotals
 from engine.scheduler.totals import SchedulerStats
+from engine.scheduler.waiting import QUEUED, WaitingQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.cache.manager import CacheManager, PrefixHit
+    from engine.cache.manager import CacheManager
     from engine.config import EngineConfig
     from engine.messages import FinishReason
     from engine.scheduler.policy import SchedulingPolicy
     from engine.scheduler.room import Fit
 
-_QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
-# The most requests that are set aside until a step in flight has computed a block for them; looking
-# each of them up takes time in every step.
-_MAX_FOLLOWERS = 32
-
 
 class Scheduler:
-    """Owns the running requests. The policy owns the waiting ones, and ``Room`` decides which of
-    them fit in the cache.
+    """Owns the running requests. ``WaitingQueue`` owns the others, in the order of the policy, and
+    ``Room`` decides which of them fit in the cache.
 
     ``schedule`` plans a step and assumes that it will run; ``update`` processes the results of
     steps, in the order in which they were planned. At most two steps are in flight.
@@ -79,6 +73,7 @@ class Scheduler:
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
         self.tenants = TenantTotals()
+        self.waiting = WaitingQueue(policy, config.max_loras)
         self.running: dict[str, Request] = {}
         """In the order of admission."""
         self._step_budget = StepBudget(config)
@@ -89,8 +84,6 @@ class Scheduler:
         self._free_rows = list(range(config.num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
-        self._followers = Followers()
-        self._adapter_slots = AdapterSlotQueue(config.max_loras)
         self._room = Room(config, cache)
         self._next_in_line: Request | None = None
         """The waiting request that would have been admitted next in the last step, but did not
@@ -102,8 +95,6 @@ class Scheduler:
         self._draining: dict[int, Request] = {}
         """Requests that left the batch while a step in flight still has a chunk of them, by
         arrival number."""
-        self._waiting_for_grant: dict[int, Request] = {}
-        """Requests taken out of the queue until they are granted more tokens, by arrival number."""
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -116,7 +107,7 @@ class Scheduler:
         """Queue a new request, or one whose grammar is ready now."""
         if request.state is RequestState.WAITING_FOR_GRAMMAR:
             request.enter(RequestState.WAITING)
-        self.policy.enqueue(request)
+        self.waiting.add(request)
         request.is_new = False
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -124,7 +115,7 @@ class Scheduler:
         flight still needs it, by the ``update`` for that step."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
-        elif request.state in _QUEUED:
+        elif request.state in QUEUED:
             self._leave_queue(request)
         if not request.was_admitted:
             self.queue.leave(request.fair_key, request.num_prompt_tokens)
@@ -145,13 +136,11 @@ class Scheduler:
     def unpark(self, request: Request) -> None:
         """Queue a parked request again. Its arrival decides its place, as after a preemption."""
         request.enter(RequestState.PREEMPTED)
-        self.policy.enqueue(request)
+        self.waiting.add(request)
 
     def resume(self, request: Request) -> None:
-        """Continue a request that was granted more tokens: queue it again, if it had to leave the
-        queue."""
-        if self._waiting_for_grant.pop(request.arrival, None) is not None:
-            self.policy.enqueue(request)
+        """Continue a request that was granted more tokens, if it waited for them."""
+        self.waiting.grant(request)
 
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
         """Move a running request back to the queue. What it has computed is swapped out or dropped;
@@ -168,7 +157,7 @@ class Scheduler:
         self.stats.num_preemptions += 1
         self.tenants.of(cause.fair_key).preemptions_caused += 1
         self.tenants.of(request.fair_key).preemptions_suffered += 1
-        self.policy.enqueue(request)
+        self.waiting.add(request)
 
     def _is_worth_swapping(self, request: Request) -> bool:
         num_tokens, table = request.num_settled_tokens, request.block_table
@@ -187,14 +176,7 @@ class Scheduler:
 
     def _leave_queue(self, request: Request) -> None:
         self.cache.drop_swapped(request.block_table)
-        if self._waiting_for_grant.pop(request.arrival, None) is not None:
-            return
-        if request in self._followers:
-            self._followers.discard(request)
-        elif request in self._adapter_slots:
-            self._adapter_slots.discard(request)
-        else:
-            self.policy.dequeue(request)
+        self.waiting.discard(request)
 
     def _leave_batch(self, request: Request) -> None:
         del self.running[request.request_id]
@@ -232,7 +214,7 @@ class Scheduler:
         """Preempt running requests for the one that was next in line in the last step, if it
         outranks them and they free what it lacked."""
         request, self._next_in_line = self._next_in_line, None
-        if request is None or request.state not in _QUEUED:
+        if request is None or request.state not in QUEUED:
             return
         num_blocks = self._num_blocks_lacking
         victims = []
@@ -332,33 +314,27 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Admit requests from the queue while rows, blocks and budget last."""
         self._room.begin_step(self.running.values())
-        for waiting in self._adapter_slots.release(self.running.values()):
-            self.policy.enqueue(waiting)
+        self.waiting.free_adapter_slots(self.running.values())
         max_num_partial, num_partial = self._max_num_partial_prefills, 0
         if max_num_partial is not None:
             num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
         while budget > 0:
-            request = self.policy.head()
+            request = self.waiting.head()
             if request is None or request.num_in_flight > 0:
                 return  # It was preempted just now, and its last token is not known yet.
-            if request.awaits_grant:
-                self.policy.dequeue(request)
-                self._waiting_for_grant[request.arrival] = request
-                continue
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._note_next_in_line(request, 0)
                 return
-            if self._adapter_slots.must_wait(request, self.running.values()):
-                if not self._adapter_slots.hold(request):
+            if self.waiting.adapter_slots.must_wait(request, self.running.values()):
+                if not self.waiting.hold_for_adapter_slot(request):
                     return
-                self.policy.dequeue(request)
                 continue
             if (num_lacking := self._room.still_lacking(request)) > 0:
                 self._note_next_in_line(request, num_lacking)
                 return
             hit = self.cache.lookup(request.block_table, request.token_ids)
-            if self._hold_as_follower(request, hit):
-                if len(self._followers) > _MAX_FOLLOWERS:
+            if self.waiting.hold_as_follower(request, hit):
+                if self.waiting.has_too_many_followers:
                     return
                 continue
             fit = self._room.fit(request, hit, budget)
@@ -368,25 +344,10 @@ class Scheduler:
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
             if max_num_partial is not None and num_partial > max_num_partial:
                 return
-            self.policy.dequeue(request)
+            self.waiting.discard(request)
             self._enter_batch(step, request, fit)
             self._add_chunk(step, request, fit.num_tokens)
             budget -= fit.num_tokens
-
-    def _hold_as_follower(self, request: Request, hit: PrefixHit) -> bool:
-        """Set a request aside if a step in flight computes the block that it needs next: then it
-        will find it in the cache, and need not compute it again. Returns whether it was set aside.
-
-        The request waits for a step or two; the requests behind it do not.
-        """
-        keys, index = request.block_table.keys, hit.num_blocks
-        if hit.is_swapped or request.block_table.skip_reading:
-            return False
-        if index >= len(keys) or not self._followers.expects(keys[index]):
-            return False
-        self.policy.dequeue(request)
-        self._followers.hold(request, keys[index])
-        return True
 
     def _enter_batch(self, step: Step, request: Request, fit: Fit) -> None:
         assert request.num_in_flight == 0, f"{request.request_id} is admitted while in flight"
@@ -466,7 +427,7 @@ class Scheduler:
 
     def _account_prefill(self, step: Step, request: Request, start: int, end: int) -> None:
         """Charge the prompt tokens that are computed for the first time, count those computed
-        again, and tell ``_followers`` which blocks the step computes."""
+        again, and tell the followers which blocks the step computes."""
         first_time = max(start, min(request.num_once_computed, end))
         self.stats.recomputed_tokens += first_time - start
         num_charged = min(end, request.num_prompt_tokens) - first_time
@@ -475,7 +436,7 @@ class Scheduler:
             self.tenants.of(request.fair_key).computed_tokens += num_charged
         block_size = self.cache.block_size
         keys = request.block_table.keys[start // block_size : end // block_size]
-        self._followers.expect(keys)
+        self.waiting.followers.expect(keys)
         step.computed_keys += keys
 
     # ---- processing results ---------------------------------------------------------------------
@@ -527,8 +488,7 @@ class Scheduler:
         if step.plan.block_copies:
             self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
             self._room.release()
-        for request in self._followers.release(step.computed_keys):
-            self.policy.enqueue(request)
+        self.waiting.free_followers(step.computed_keys)
         return new_tokens
 
     def _observe_time(self, step: Step) -> None:
@@ -588,9 +548,6 @@ class Scheduler:
             assert request.state is RequestState.RUNNING
             assert request.num_settled_tokens <= request.num_planned_tokens
             assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
-        assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
-        for request in self._waiting_for_grant.values():
-            assert request.state in _QUEUED
-            assert request.awaits_grant, "it may generate, but is not in the queue"
+        self.waiting.check_integrity(idle=not self._in_flight)
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"

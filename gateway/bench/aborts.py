@@ -13,7 +13,7 @@ WAIT_S = 2.0
 
 
 class Aborts:
-    """The aborts that a replaying engine writes to a file (``engine.transport.ABORTS_ENV``)."""
+    """The aborts that a replaying engine writes to a file, which ``ABORTS_ENV`` names."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

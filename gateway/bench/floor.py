@@ -20,8 +20,9 @@ import orjson
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from gateway.assembler import ChatChunks, Delta
-from gateway.generation import usage_of
+from gateway.answers.chat import ChatChunks
+from gateway.generation.delta import Delta
+from gateway.generation.generation import usage_of
 
 MODEL = "floor"
 WORDS = [

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.body_shape import MAX_CONTAINERS
 from gateway.commands.database import Address
 from gateway.errors import ClientError
+from gateway.transport.body_shape import MAX_CONTAINERS
 
 BODY_BYTES = 4_000_000
 TIMEOUT_S = 60.0

@@ -17,13 +17,13 @@ import msgspec
 import psutil
 from rich.console import Console
 
-from engine.transport import ABORTS_ENV
+from engine.client.transport import ABORTS_ENV
 from gateway.bench.aborts import Aborts
 from gateway.bench.process import NO_OTHERS
+from gateway.commands.data_dir import DataDir, Running
 from gateway.commands.database import Address
-from gateway.data_dir import DataDir, Running
+from gateway.commands.http_client import ask
 from gateway.errors import ClientError, ConfigError
-from gateway.http_client import ask
 from tenants.embedded import EmbeddedPostgres
 from tenants.limits import Limits
 

@@ -87,8 +87,8 @@ def _server(url: str | None, key: str | None, data_dir: Path) -> Address:
 
 
 def _ask(server: Address, tenant: str, method: str, path: str = "", body: object = None) -> Any:
+    from gateway.commands.http_client import ask
     from gateway.errors import ClientError
-    from gateway.http_client import ask
 
     for row in ask(server, "GET", "/admin/v1/tenants")["data"]:
         if row["name"] == tenant:

@@ -90,7 +90,7 @@ def _configured(path: Path) -> Database:
 
 @contextmanager
 def _embedded(data_dir: Path) -> Iterator[Database]:
-    from gateway.data_dir import DataDir
+    from gateway.commands.data_dir import DataDir
     from gateway.errors import ConfigError
     from tenants.embedded import EmbeddedPostgres
 
@@ -147,7 +147,7 @@ def address(url: str | None, key: str | None, data_dir: Path, *, is_admin: bool 
 
     Raises ``ConfigError``.
     """
-    from gateway.data_dir import DataDir
+    from gateway.commands.data_dir import DataDir
     from gateway.errors import ConfigError
 
     if url is not None and not url.startswith(("http://", "https://")):

@@ -44,7 +44,8 @@ def create(
     data_dir: DataDirOption = None,
 ) -> None:
     """Create a key and print it. It is shown only this once."""
-    from gateway import provisioning, secrets
+    from gateway import secrets
+    from gateway.admin import provisioning
 
     expires_at = None if expires_in_days is None else _days_from_now(expires_in_days)
     aliases = _aliases(model_alias or ())
@@ -126,7 +127,8 @@ def rotate(
     data_dir: DataDirOption = None,
 ) -> None:
     """Replace a key by a new one with the same rights, and print it. It is shown only this once."""
-    from gateway import provisioning, secrets
+    from gateway import secrets
+    from gateway.admin import provisioning
     from gateway.errors import SetupError
 
     try:

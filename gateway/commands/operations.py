@@ -39,7 +39,8 @@ def bootstrap(
     data_dir: DataDirOption = None,
 ) -> None:
     """Make the first admin key and print it. Works once: that key makes all others."""
-    from gateway import provisioning, secrets
+    from gateway import secrets
+    from gateway.admin import provisioning
 
     with opened(config, data_dir) as database:
         pepper = secrets.load(database.secrets_file).key_pepper

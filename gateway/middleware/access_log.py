@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
 from gateway.logs import Trickle
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 
 logger = logging.getLogger("gateway.access")
 

@@ -8,8 +8,8 @@ import contextlib
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.body_shape import JsonCounts, cut
 from gateway.errors import InvalidRequestError, PayloadTooLarge, RequestTimeout
+from gateway.transport.body_shape import JsonCounts, cut
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_S = 5.0

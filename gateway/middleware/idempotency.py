@@ -23,7 +23,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import context
-from gateway.disconnect import until_disconnect
 from gateway.errors import (
     Gone,
     IdempotencyKeyReused,
@@ -31,12 +30,13 @@ from gateway.errors import (
     StreamNotFound,
     Unavailable,
 )
-from gateway.peers import Peers
-from gateway.recorded_answer import AnswerWork, broken, give
-from gateway.routed_ids import mint
-from gateway.stream_log import StreamReader
-from gateway.streams import Streams
-from gateway.trim_schedule import TrimSchedule
+from gateway.peers.peers import Peers
+from gateway.peers.routed_ids import mint
+from gateway.streams.log import StreamReader
+from gateway.streams.recorded_answer import AnswerWork, broken, give
+from gateway.streams.streams import Streams
+from gateway.streams.trim_schedule import TrimSchedule
+from gateway.transport.disconnect import until_disconnect
 from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
 from tenants.shared import SharedState
@@ -48,6 +48,11 @@ MAX_KEY_CHARS = 255
 MAX_KEYS = 10_000
 """The most keys of one tenant; the oldest are dropped."""
 _MAX_ATTEMPTS = 5
+
+
+def hash_key(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode()).digest()
 
 
 class Idempotency:
@@ -101,7 +106,7 @@ class Idempotency:
         """A reader of the answer, and whether another request with the key runs or ran for it."""
         principal = context.principal_of(scope)
         tenant_id = principal.tenant.id
-        key_hash = hashlib.sha256(key.encode()).digest()
+        key_hash = hash_key(key)
         body_hash = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
         for _ in range(_MAX_ATTEMPTS):
             answer_id = mint("answer", self._peers.worker_id)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from gateway.parsers.json_words import JsonWords
 from grammar.schema.document import Schema
 from grammar.schema.paths import ROOT
 from grammar.structural_tag import Format, JsonSchema
@@ -128,16 +129,20 @@ class Region(Protocol):
         """Remove and return what was found since the last call."""
 
 
+_BLANKS = " \t\r\n"
+
+
 class MarkedParser(ABC):
     """A ``ToolParser`` for calls in regions that begin with a mark. All other text is content.
 
     White space around a region is layout, and is dropped. A region without a call becomes content,
-    so that no text of the model is lost.
+    so that no text of the model is lost. Arguments are what the model wrote, but for words that
+    only Python has (``JsonWords``).
     """
 
     opens: ClassVar[tuple[str, ...]]
     """The marks that open a region."""
-    layout: ClassVar[str] = " \t\r\n"
+    layout: ClassVar[str] = _BLANKS
     """What is dropped between two calls, and after the last one."""
 
     def __init__(self) -> None:
@@ -146,7 +151,8 @@ class MarkedParser(ABC):
         self.is_full = False
         self._held = ""  # text that may turn out to be layout, or the beginning of a mark
         self._region: Region | None = None
-        self._mark = ""  # the one that opened the region, with the blanks before it
+        self._words = JsonWords()  # of the last call's arguments
+        self._mark = ""  # the one that opened the region, with the layout before it
         self._calls_before = 0  # calls before the region
         self._after_call = False  # only layout since the last call
         self._has_content = False
@@ -221,8 +227,10 @@ class MarkedParser(ABC):
             before = ""
         self._say(before, said)
         self._held = ""
-        # Blanks before it are layout only if it has a call, or comes right after one.
-        self._mark = mark if self._after_call else text[len(before) : start] + mark
+        # Blanks before it are layout only if it has a call, or comes right after one. Signs that
+        # separate calls are text if none follows.
+        layout = text[len(before) : start]
+        self._mark = (layout.lstrip(_BLANKS) if self._after_call else layout) + mark
         self._region = self._open(mark)
         self._calls_before = self.num_calls
         return text[start + len(mark) :]
@@ -230,7 +238,7 @@ class MarkedParser(ABC):
     def _say(self, text: str, said: list[str]) -> None:
         """Pass on ``text``, which does not end in white space unless it is the last."""
         if self._after_call and not self._has_content:
-            text = text.lstrip(self.layout)
+            text = text.lstrip(_BLANKS)
         if text:
             self._after_call = False
             self._has_content = True
@@ -253,13 +261,20 @@ class MarkedParser(ABC):
                 if self.num_calls == self.max_calls:
                     self.is_full = True
                     return
+                self._end_arguments(calls)
                 calls.append(call_begins(self.num_calls, event.name))
                 self.num_calls += 1
-            elif event:
-                calls.append(call_goes_on(self.num_calls - 1, event))
+            elif arguments := self._words.feed(event):
+                calls.append(call_goes_on(self.num_calls - 1, arguments))
+
+    def _end_arguments(self, calls: list[ToolCallDelta]) -> None:
+        if rest := self._words.flush():
+            calls.append(call_goes_on(self.num_calls - 1, rest))
+        self._words = JsonWords()
 
     def _close(self, region: Region, said: list[str], calls: list[ToolCallDelta]) -> None:
         self._pass_on(region, calls)
+        self._end_arguments(calls)
         if self.is_full:
             return  # It stays open: whatever follows is dropped.
         self._region = None

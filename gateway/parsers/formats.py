@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.chat_template import ChatTemplate
+from engine.text.chat_template import ChatTemplate
 from gateway.parsers import reasoning
 from gateway.parsers.base import ToolFormat
 from gateway.parsers.deepseek import CALLS, DEEPSEEK, DEEPSEEK_V31

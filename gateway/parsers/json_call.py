@@ -9,6 +9,7 @@ import json
 from enum import Enum, auto
 
 from gateway.parsers.base import CallName, Event, encodable
+from gateway.parsers.json_words import translate
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
@@ -187,9 +188,9 @@ class JsonCall:
             return
         raw = "".join(self._text)
         try:
-            text = json.loads(raw)
+            text = json.loads(translate(raw))
         except (ValueError, RecursionError):
-            self._broken = True
+            self._malformed(raw)
             return
         if self._at is _At.KEY:
             self._key, self._at = text, _At.COLON
@@ -202,6 +203,17 @@ class JsonCall:
             self._had_arguments = True
             # Some models write the object as text within the text.
             self._arguments.append(encodable(text) if isinstance(text, str) else raw)
+
+    def _malformed(self, raw: str) -> None:
+        """A key or a value is no JSON. As arguments it is still what the model wrote; and a value
+        that nobody reads does not matter."""
+        if self._at is _At.KEY or self._key == "name":
+            self._broken = True
+            return
+        self._at = _At.KEY
+        if self._takes_arguments:
+            self._had_arguments = True
+            self._arguments.append(raw)
 
 
 class JsonObject:

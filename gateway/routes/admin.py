@@ -19,10 +19,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway import context
-from gateway.bodies import decode
 from gateway.errors import InvalidRequestError, NotFound, quoted
 from gateway.routes.answers import check_media_type
 from gateway.schemas.admin import ListObject
+from gateway.transport.bodies import decode
 from tenants.access import require_scope
 from tenants.audit import acting_as
 from tenants.errors import TenantNotFound

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.adapters import Adapters
+from gateway.admin.adapters import Adapters
 from gateway.routes.admin import admin_route, answer, body_of, id_of, listing
 from gateway.schemas.admin import AdapterDeleted, AdapterObject, LoadAdapter
 from tenants.changes import Change

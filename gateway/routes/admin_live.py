@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from gateway.admin.revocations import killed
 from gateway.errors import NotFound
-from gateway.generation import Generation, Generations
-from gateway.revocations import killed
+from gateway.generation.generation import Generation, Generations
 from gateway.routes.admin import admin_route, answer, id_of, listing, query_tenant
 from gateway.schemas.admin import EngineState, StreamObject, TenantLoad
 from tenants.store import Store

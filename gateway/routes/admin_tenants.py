@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import provisioning
+from gateway.admin import provisioning
 from gateway.errors import InvalidRequestError
 from gateway.routes.admin import admin_route, answer, body_of, id_of, listing, moment, parse_id
 from gateway.schemas.admin import (

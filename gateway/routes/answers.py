@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
-from gateway.assembler import Delta
-from gateway.disconnect import until_disconnect
+from gateway.answers.event_stream import Chunks, EventStream, open_event_stream
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedMediaType, to_api_error
-from gateway.generation import Generation
+from gateway.generation.delta import Delta
+from gateway.generation.generation import Generation
 from gateway.schemas.chat import StreamOptions
 from gateway.schemas.common import Usage
-from gateway.streaming import Chunks, EventStream, open_event_stream
-from gateway.streams import Streams
+from gateway.streams.streams import Streams
+from gateway.transport.disconnect import until_disconnect
 
 FIRST_OUTPUT_S = 0.1
 """An error of the engine within this time is answered with its HTTP status; a later one is an event

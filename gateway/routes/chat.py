@@ -7,15 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import bodies, context, rate_limits
-from gateway.admission import Admission
-from gateway.assembler import ChatChunks, ChatCompletion
-from gateway.client_notes import client_notes
-from gateway.disconnect import until_disconnect
-from gateway.generation import Generations
+from gateway import context, rate_limits
+from gateway.admission.admission import Admission
+from gateway.admission.client_notes import client_notes
+from gateway.answers.chat import ChatChunks, ChatCompletion
+from gateway.generation.generation import Generations
 from gateway.routes import answers
 from gateway.routes.answers import Answers
 from gateway.schemas.chat import ChatCompletionRequest
+from gateway.transport import bodies
+from gateway.transport.disconnect import until_disconnect
 
 PATH = "/v1/chat/completions"
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)

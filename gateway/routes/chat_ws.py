@@ -14,10 +14,10 @@ from starlette.websockets import WebSocket
 from gateway import context
 from gateway.errors import Draining, InvalidRequestError, NotFound, PermissionDenied
 from gateway.lifecycle import Lifecycle
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from gateway.middleware.auth import bearer_token
-from gateway.socket_session import SocketSession
-from gateway.tickets import Tickets
+from gateway.sockets.session import SocketSession
+from gateway.sockets.tickets import Tickets
 from tenants.authenticator import Authenticator
 
 PATH = "/v1/chat"

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import asyncapi, openapi
+from gateway.schemas import asyncapi, openapi
 
 OPENAPI_PATH = "/openapi.json"
 ASYNCAPI_PATH = "/asyncapi.json"

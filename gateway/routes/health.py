@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from gateway.lifecycle import Lifecycle
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from tenants.errors import TenantsError
 from tenants.store import Store
 

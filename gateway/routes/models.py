@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead
 from gateway import context
+from gateway.admission.served_models import ServedModels
 from gateway.errors import ModelNotFound, quoted
 from gateway.schemas.models import Model, ModelList
-from gateway.served_models import ServedModels
 from tenants.types import Principal
 
 

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway import bodies, context, rate_limits
+from gateway import context, rate_limits
+from gateway.answers.event_stream import FollowingEventStream
 from gateway.config import ServerConfig
-from gateway.disconnect import until_disconnect
 from gateway.errors import (
     ApiError,
     Gone,
@@ -25,10 +25,10 @@ from gateway.errors import (
     UnsupportedParameter,
     quoted,
 )
-from gateway.response_fields import HARMLESS_INCLUDES
-from gateway.response_run import ResponseRun
-from gateway.response_streaming import ResponseEventStream, record
-from gateway.responses import Responses
+from gateway.responses.fields import HARMLESS_INCLUDES
+from gateway.responses.responses import Responses
+from gateway.responses.run import ResponseRun
+from gateway.responses.streaming import ResponseEventStream, record
 from gateway.routes import answers
 from gateway.schemas.responses import (
     DeletedResponse,
@@ -37,8 +37,9 @@ from gateway.schemas.responses import (
     ResponseFields,
     ResponseRequest,
 )
-from gateway.streaming import FollowingEventStream
-from gateway.streams import Streams
+from gateway.streams.streams import Streams
+from gateway.transport import bodies
+from gateway.transport.disconnect import until_disconnect
 
 PATH = "/v1/responses"
 MAX_LIMIT = 100

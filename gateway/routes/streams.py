@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway import context
+from gateway.answers.event_stream import FollowingEventStream
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequestError
-from gateway.streaming import FollowingEventStream
-from gateway.streams import Streams
+from gateway.streams.streams import Streams
 
 
 def stream_routes(streams: Streams, config: ServerConfig) -> list[Route]:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from gateway.middleware.auth import bearer_token
 from gateway.schemas.tickets import WsTicket
-from gateway.tickets import Tickets
+from gateway.sockets.tickets import Tickets
 
 
 def tickets_route(tickets: Tickets) -> Route:

@@ -11,12 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineDead
-from engine.tokenizer import Tokenizer
-from gateway import bodies, context, text_prompt, tool_use
-from gateway.admission import Admission
+from engine.text.tokenizer import Tokenizer
+from gateway import context
+from gateway.admission import tool_use
+from gateway.admission.admission import Admission
 from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.prompts import texts
 from gateway.routes import answers
 from gateway.schemas.chat import FunctionTool
 from gateway.schemas.tokenize import (
@@ -25,6 +27,7 @@ from gateway.schemas.tokenize import (
     TokenizeAnswer,
     TokenizeRequest,
 )
+from gateway.transport import bodies
 from tenants.access import require_scope
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
@@ -75,7 +78,7 @@ def tokenize_routes(
         tenant = tenant_of(request, body.model)
 
         def decode() -> str:
-            text_prompt.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
+            texts.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
             return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
         text = await threads.run(decode, tenant=tenant, size=len(body.tokens))

@@ -1,5 +1,5 @@
-"""The bodies of answers, for the published documents. ``assembler`` and ``text_completion`` write
-them from prepared parts; tests check that these have the form that is described here."""
+"""The bodies of answers, for the published documents. ``gateway.answers`` writes them
+from prepared parts; tests check that these have the form that is described here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Chat Completions: the request as clients send it.
 
 All fields of OpenAI's specification are declared, so that an unknown name is refused as unknown and
-a known one that this server cannot act on is refused as unsupported (``unsupported.CHAT`` lists
-those with the values at which they mean nothing). The answers are written by ``assembler``.
+a known one that this server cannot act on is refused as unsupported (``admission.unsupported``
+lists those with the values at which they mean nothing). ``answers.chat`` writes the answers.
 """
 
 from __future__ import annotations

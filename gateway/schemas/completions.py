@@ -1,7 +1,7 @@
 """Completions, the older API: the request as clients send it.
 
 As in ``schemas.chat`` every field of OpenAI's specification is declared; those this server cannot
-act on are refused by name (``unsupported.COMPLETIONS``).
+act on are refused by name (``admission.unsupported``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gateway.schemas.chat import StreamOptions
 from gateway.schemas.sampling import SamplingFields
 
 Prompt = str | list[str | int | list[int]]
-"""A text, a list of texts, token ids, or a list of those: ``text_prompt`` tells them apart."""
+"""A text, a list of texts, token ids, or a list of those: ``prompts.texts`` tells them apart."""
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,5 +1,5 @@
-"""The response object and the events, for the published documents. ``response_object`` and
-``response_events`` write them; tests check that these have the form that is described here."""
+"""The response object and the events, for the published documents. ``responses.object`` and
+``responses.events`` write them; tests check that these have the form that is described here."""
 
 from __future__ import annotations
 

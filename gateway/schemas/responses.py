@@ -1,7 +1,7 @@
 """Responses: the request as clients send it, and the items it is made of.
 
 All fields of OpenAI's specification are declared, so that an unknown name is refused as unknown and
-a known one that this server cannot act on is refused as unsupported (``response_fields``). Items
+a known one that this server cannot act on is refused as unsupported (``responses.fields``). Items
 and tools come as raw JSON and are decoded one by one, so that an error names its place and a kind
 of item that needs a hosted tool is refused by its name.
 """

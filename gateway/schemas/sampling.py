@@ -8,7 +8,7 @@ from gateway.schemas.output_format import ResponseFormat, StructuredOutputsField
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ranges are OpenAI's for its own fields, else vLLM's; ``gateway.sampling`` checks them."""
+    """Ranges are OpenAI's for its own fields, else vLLM's; ``admission.sampling`` checks them."""
 
     temperature: float | None = None
     top_p: float | None = None

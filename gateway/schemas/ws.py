@@ -135,7 +135,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
-    """Written by ``assembler.TurnFrames``, which splices it."""
+    """Written by ``answers.chat.TurnFrames``, which splices it."""
 
     id: str
     seq: int

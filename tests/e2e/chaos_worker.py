@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
+from engine.client.stream import RequestStream
 from engine.messages import RequestOutput
-from engine.request_stream import RequestStream
 from gateway import config as configuration
-from gateway import server
+from gateway.processes import server
 from tenants import usage
 from tenants.quota import Quota
 

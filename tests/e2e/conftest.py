@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.demo import MODEL_DIR
 from tests.conftest import missing
 from tests.e2e.demo_process import DemoProcess

@@ -18,7 +18,7 @@ import pytest_asyncio
 import torch
 from openai import AsyncOpenAI
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.demo import MODEL_DIR
 from engine.llm import LLM, SamplingParams
 from gateway.config import Config

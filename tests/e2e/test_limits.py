@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from openai import APIError, RateLimitError
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.demo import MODEL_DIR
 from gateway.config import TenantsConfig
 from tenants.limits import Limits

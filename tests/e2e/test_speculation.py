@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.demo import MODEL_DIR
 from engine.spec.config import SpeculativeConfig
 from tests.gateway.serving import Gateway, chat_body, make_config, served

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from websockets.sync.client import connect
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.demo import MODEL_DIR
 from tenants.postgres import PostgresStore
 from tests.gateway.serving import Gateway, make_config, served, until

@@ -19,10 +19,12 @@ from openai import AsyncOpenAI
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
 from gateway import config as configuration
-from gateway import metrics_board, secrets, server, supervisor
+from gateway import secrets
+from gateway.admin.provisioning import create_key, ensure_tenant
 from gateway.config import Config, ServerConfig
 from gateway.errors import AddressInUse, SetupError
-from gateway.provisioning import create_key, ensure_tenant
+from gateway.metrics import board
+from gateway.processes import server, supervisor
 from tenants.postgres import PostgresStore
 from tenants.types import Scope
 from tests.engine.lora.making import write_adapter
@@ -61,7 +63,7 @@ async def make_key(config: Config, scope: Scope = "chat") -> str:
 
 
 def workers_here() -> list[psutil.Process]:
-    return _running("gateway.worker")
+    return _running("gateway.processes.worker")
 
 
 def _running(module: str) -> list[psutil.Process]:
@@ -170,7 +172,7 @@ async def every_scrape_counts(url: str, key: str, sample: str, expected: float) 
         while [  # noqa: ASYNC110
             await count_of(url, key, sample) for _ in range(12)
         ] != [expected] * 12:
-            await asyncio.sleep(metrics_board.INTERVAL_S / 4)
+            await asyncio.sleep(board.INTERVAL_S / 4)
 
 
 @pytest.mark.asyncio
@@ -191,7 +193,7 @@ async def test_every_scrape_tells_of_all_workers_the_dead_too(tmp_path: Path, pg
         await every_scrape_counts(url, admin_key, "sluice_generations_total", 13.0)
         async with asyncio.timeout(60):  # a new worker asks the engine a second after it started
             while not await count_of(url, admin_key, "sluice_num_kv_cache_blocks"):  # noqa: ASYNC110
-                await asyncio.sleep(metrics_board.INTERVAL_S / 4)
+                await asyncio.sleep(board.INTERVAL_S / 4)
 
 
 @pytest.mark.asyncio
@@ -266,7 +268,7 @@ async def test_sigterm_on_the_command_stops_everything(tmp_path: Path, pg_dsn: s
             if b"with 3 workers" in line:
                 break
     family = psutil.Process(process.pid).children(recursive=True)
-    assert sum("gateway.worker" in child.cmdline() for child in family) == 3
+    assert sum("gateway.processes.worker" in child.cmdline() for child in family) == 3
     process.terminate()
     async with asyncio.timeout(60):
         await process.stderr.read()

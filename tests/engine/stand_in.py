@@ -14,6 +14,7 @@ from collections import Counter, deque
 from typing import NamedTuple
 
 from engine.adapters import OnLoaded
+from engine.client.transport import EngineProcess
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, ModelLoadError
 from engine.messages import (
@@ -29,7 +30,6 @@ from engine.messages import (
     TokenLogprobs,
 )
 from engine.process import Engine, OnProgress, main
-from engine.transport import EngineProcess
 
 STEP_S = 0.001
 
@@ -101,13 +101,14 @@ class StandInCore:
                 self.running[request_id] = self.parked.pop(request_id)
 
     def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
-        """A path that begins with "bad" does not load, one with "late" does after the next step."""
+        """A path that begins with "bad" does not load, one with "late" does after the next step,
+        one with "never" neither loads nor fails."""
         self.loads.append(adapter)
         if adapter.path.startswith("bad"):
             on_done(AdapterLoadError(f"{adapter.path} does not fit"))
         elif adapter.path.startswith("late"):
             self.late.append(on_done)
-        else:
+        elif not adapter.path.startswith("never"):
             on_done(LOADED)
 
     def unload_adapter(self, name: str) -> None:

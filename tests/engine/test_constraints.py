@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from engine import core
 from engine.constraints import Constraints, Ending, grammar_spec
 from engine.errors import InvalidRequest
 from engine.messages import GenerateRequest, Stats
@@ -491,14 +492,24 @@ class TestInTheEngine:
             "collect 1",
         ]
 
-    def test_a_request_that_compiles_holds_nobody_up(self, compiler: GrammarCompiler) -> None:
+    def test_a_request_that_compiles_holds_nobody_up(
+        self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without any other work the engine waits for the compiler, and does not spin."""
+        monkeypatch.setattr(core, "_IDLE_WAIT_S", 0.2)
         slow = SlowCompiler(compiler)
         harness = self.harness(slow)
         harness.add("slow", 3, max_tokens=9, structured_outputs=StructuredOutputs(regex="a{3}"))
         harness.add("free", 3, max_tokens=3, ignore_eos=True)
         assert harness.core.stats().num_waiting == 2
-        harness.step(5)
-        assert list(harness.finished) == ["free"]
+        began = time.monotonic()
+        harness.step(3)
+        harness.add("too long", 500)
+        harness.step()
+        assert list(harness.finished) == ["free", "too long"]
+        assert time.monotonic() - began < 0.2
+        harness.step()
+        assert time.monotonic() - began >= 0.2
         assert harness.core.has_unfinished
         slow.finish()
         harness.run()

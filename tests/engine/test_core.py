@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
+from engine import core
+from engine.adapters import Adapters
 from engine.errors import InvalidRequest
-from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef, Grant
-from tests.engine.scheduler.harness import EOS, Harness
+from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef, Grant, Stats
+from engine.sampling_params import StructuredOutputs
+from tests.engine.scheduler.harness import EOS, Harness, Inline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
 
@@ -234,6 +244,38 @@ def test_stats_count_what_happened() -> None:
     assert sum(stats.queue_time_counts) == 3
 
 
+def test_each_gauge_and_counter_moves() -> None:
+    """With two tenants, too few blocks and rows, drafts, an adapter, and a reader that stalls."""
+    harness = Harness(
+        policy="fair_share", num_blocks=14, num_swap_blocks=8, max_num_seqs=3, draft_hits=0.8
+    )
+    harness.adapters.num_swaps = 1
+    for number in range(4):
+        harness.add(
+            f"r{number}",
+            list(range(10, 18)),
+            fair_key="ab"[number % 2],
+            adapter="x" if number == 0 else "",
+            max_tokens=30,
+            ignore_eos=True,
+        )
+    seen = [harness.core.stats()]
+    while harness.core.has_unfinished:
+        harness.step()
+        if harness.core.stats().num_steps == 9:
+            harness.core.park(harness.messages)
+            seen.append(harness.core.stats())
+            harness.core.unpark(harness.messages)
+        seen.append(harness.core.stats())
+    harness.add("last", list(range(10, 18)), max_tokens=12)
+    harness.run()
+    seen.append(harness.core.stats())
+    harness.check_outputs()
+    never_set = Stats()
+    for name in Stats.__struct_fields__:
+        assert any(getattr(stats, name) != getattr(never_set, name) for stats in seen), name
+
+
 def test_stats_per_tenant() -> None:
     harness = Harness(policy="fair_share", max_num_seqs=1)
     harness.add("a1", 6, max_tokens=4, ignore_eos=True, fair_key="a")
@@ -326,6 +368,17 @@ class TestGrants:
         assert {output.finish_reason for output in harness.finished.values()} == {"abort"}
         assert len(harness.finished) == 2
 
+    def test_who_is_refused_waits_for_no_grant(self) -> None:
+        """As a request with a grammar is, of an engine that was started without a tokenizer."""
+        harness = Harness()
+        outputs = StructuredOutputs(regex="x")
+        harness.add("a", 6, structured_outputs=outputs, num_granted_tokens=0)
+        harness.run()
+        output = harness.finished["a"]
+        assert (output.finish_reason, output.error_code) == ("error", "invalid_request")
+        assert "tokenizer" in str(output.error)
+        assert harness.core.stats().num_parked == 0
+
     def test_who_waits_for_a_grant_is_no_work(self) -> None:
         harness = Harness()
         harness.add("a", 6, max_tokens=9, ignore_eos=True, num_granted_tokens=2)
@@ -377,6 +430,8 @@ class TestGrants:
         harness.step(3)
         assert len(harness.tokens["a"]) == 2
         harness.core.park(["a"])
+        harness.grant("a", 2)  # no more than it had
+        assert not harness.core.has_unfinished
         harness.grant("a", 9)
         harness.core.unpark(["a"])
         harness.run()
@@ -475,6 +530,22 @@ class TestPark:
         assert harness.core.stats().num_parked == 0
 
 
+class Late(Inline):
+    """Does what it is asked for when it is told to."""
+
+    def __init__(self) -> None:
+        self._asked: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._asked.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+    def finish(self) -> None:
+        for do in self._asked:
+            do()
+
+
 class TestAdapters:
     def test_each_request_has_its_own(self) -> None:
         harness = Harness(max_loras=2, max_num_batched_tokens=16)
@@ -532,6 +603,29 @@ class TestAdapters:
         (output,) = harness.step()
         assert output.finish_reason == "abort"
         assert not harness.core.has_unfinished
+
+    def test_a_request_whose_adapter_is_read_holds_nobody_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without any other work the engine waits for the reader, and does not spin."""
+        monkeypatch.setattr(core, "_IDLE_WAIT_S", 0.2)
+        harness, reader = Harness(), Late()
+        harness.core._adapters = Adapters(harness.adapters, max_cpu_loras=4, reader=reader)
+        harness.add("held", 3, adapter="x", max_tokens=5)
+        harness.add("free", 3, max_tokens=9, ignore_eos=True)
+        began = time.monotonic()
+        while "free" not in harness.finished:
+            harness.step()
+        assert time.monotonic() - began < 0.2
+        harness.add("too long", 500)
+        harness.step()
+        assert time.monotonic() - began < 0.2, "what there is to say is said at once"
+        harness.step()
+        assert time.monotonic() - began >= 0.2
+        assert harness.core.has_unfinished
+        reader.finish()
+        harness.run()
+        harness.check_outputs(errors={"too long"})
 
     def test_what_is_granted_meanwhile_counts(self) -> None:
         harness = Harness()

@@ -7,7 +7,7 @@ import pytest
 from engine.messages import RequestOutput, TokenLogprobs
 from engine.outputs import CompletionOutput, GenerationProgress, Logprob, named
 from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.engine import toys
 
 TOKENIZER = Tokenizer(toys.byte_level(), eos_token_ids=frozenset([2]))

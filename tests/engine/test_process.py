@@ -16,8 +16,9 @@ import psutil
 import pytest
 import zmq
 
-from engine.client import EngineClient
-from engine.clients import Clients
+from engine.client.client import EngineClient
+from engine.client.stream import RequestStream
+from engine.client.transport import Launch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
 from engine.messages import (
@@ -41,10 +42,9 @@ from engine.messages import (
     encode,
 )
 from engine.process import Engine, OnProgress, run, serve
-from engine.request_stream import RequestStream
 from engine.sampling_params import SamplingParams, StructuredOutputs
-from engine.tokenizer import Tokenizer
-from engine.transport import Launch
+from engine.sockets import Clients
+from engine.text.tokenizer import Tokenizer
 from tests.engine import toys
 from tests.engine.stand_in import StandInCore, build, expected_tokens
 

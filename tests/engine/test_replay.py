@@ -5,15 +5,15 @@ from functools import partial
 
 import pytest
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.transport import ReplayProcess
 from engine.config import EngineConfig
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
 from engine.messages import GenerateRequest, Grant, RequestOutput
 from engine.replay import TEXT, ReplayCore
 from engine.sampling_params import SamplingParams, StructuredOutputs
-from engine.tokenizer import Tokenizer
-from engine.transport import ReplayProcess
+from engine.text.tokenizer import Tokenizer
 
 WORDS = [11, 12, 13]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.client.transport import OnExit, OnMessage
 from engine.config import EngineConfig
 from engine.messages import (
     AbortRequest,
@@ -34,8 +35,7 @@ from engine.messages import (
     UnloadAdapter,
     UnparkRequest,
 )
-from engine.tokenizer import Tokenizer
-from engine.transport import OnExit, OnMessage
+from engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class EngineDouble:
 
 
 class Life:
-    """One life of the engine: an ``engine.transport.Transport``."""
+    """One life of the engine: an ``engine.client.transport.Transport``."""
 
     def __init__(self, double: EngineDouble, on_message: OnMessage, on_exit: OnExit) -> None:
         self.plays: dict[str, asyncio.Task[None]] = {}

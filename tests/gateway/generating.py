@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
-from gateway.admitted import Admitted
-from gateway.assembler import Delta
-from gateway.compliance import ComplianceChecks
-from gateway.flushes import Flushes
-from gateway.generation import Generation, Generations
-from gateway.metrics import Metrics
+from engine.text.tokenizer import Tokenizer
+from gateway.admission.admitted import Admitted
+from gateway.generation.compliance import ComplianceChecks
+from gateway.generation.delta import Delta
+from gateway.generation.flushes import Flushes
+from gateway.generation.generation import Generation, Generations
+from gateway.metrics.metrics import Metrics
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.keys import mint

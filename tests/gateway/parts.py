@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import msgspec
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.config import Config
-from gateway.generation import Generation
+from gateway.generation.generation import Generation
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.services import Services, create_services
 from tenants.memory import MemoryStore

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.peers import Peers
-from gateway.routed_ids import new_worker_id
-from gateway.stream_archive import StreamArchive
+from gateway.peers.peers import Peers
+from gateway.peers.routed_ids import new_worker_id
+from gateway.streams.archive import StreamArchive
 from tenants.memory import MemoryStore
 from tenants.shared import SharedState
 from tests.gateway.serving import until

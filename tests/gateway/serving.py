@@ -14,13 +14,13 @@ import msgspec
 from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
-from engine.client import EngineClient
-from engine.tokenizer import Tokenizer
+from engine.client.client import EngineClient
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway import secrets
 from gateway.app import create_app
 from gateway.config import Config
-from gateway.server import Server, bind, url_of
+from gateway.processes.server import Server, bind, url_of
 from tenants.authenticator import Authenticator
 from tenants.keys import mint
 from tenants.memory import MemoryStore

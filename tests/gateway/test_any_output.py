@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.parsers.base import ToolFormat
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.parsers.test_formats import FRAGMENTS, SIGNS

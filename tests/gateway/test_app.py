@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
+from gateway.answers.event_stream import STREAM_ID_HEADER
 from gateway.app import create_app
 from gateway.config import TenantsConfig
 from gateway.routes.pages import public_paths
-from gateway.streaming import STREAM_ID_HEADER
 from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.parts import with_journal

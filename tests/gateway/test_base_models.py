@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ModelLoadError
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.services import create_services
 from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play

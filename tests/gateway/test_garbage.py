@@ -79,7 +79,7 @@ async def test_streams_are_gone_when_they_have_ended(
         await streams()
     if fields.uses_websocket:
         # uvicorn's protocol for it is a cycle: with the connection's own objects, once for each.
-        deadlines = found.pop("gateway.protocol.Deadline", 0)
+        deadlines = found.pop("gateway.transport.protocol.Deadline", 0)
         assert deadlines <= 3 * NUM_CONNECTIONS
         assert max(found.values(), default=0) <= NUM_CONNECTIONS
     else:

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.config import TenantsConfig
 from tenants.keys import mint
 from tenants.limits import Limits

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway import lifecycle
 from gateway.errors import ApiError, Draining
-from gateway.generation import Generation
+from gateway.generation.generation import Generation
 from gateway.lifecycle import ABORT_S
 from tenants.errors import StoreUnavailable
 from tenants.journal import SUFFIX, Journal

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from openai import APIError, AuthenticationError, RateLimitError
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from tenants.keys import mint
 from tenants.limits import Limits, QuotaAnswer, QuotaRequest
@@ -158,13 +158,13 @@ async def test_a_flood_above_the_rate_costs_the_database_little_and_ends_in_time
             return await reserve(request)
 
         monkeypatch.setattr(here.store, "reserve", counted)
-        began, num_refused, num_served = time.monotonic(), 0, 0
-        while num_served < 31:
-            answer = await chat(here.gateway, chat_body())
-            if answer.status == 200:
-                num_served += 1
-                continue
-            num_refused += 1
+        began, num_served = time.monotonic(), 0
+        while (answer := await chat(here.gateway, chat_body())).status == 200:
+            num_served += 1
+        # A slow machine is given some back meanwhile, one each 2 s.
+        assert 30 <= num_served <= 30 + (time.monotonic() - began) / 2
+        num_asked, flooded_at, tokens_left = 1, time.monotonic(), 0
+        while answer.status == 429:
             headers = answer.headers
             assert answer.json()["error"]["code"] == "rate_limit_exceeded"
             assert (headers["retry-after"], headers["x-ratelimit-limit-requests"]) in (
@@ -173,13 +173,18 @@ async def test_a_flood_above_the_rate_costs_the_database_little_and_ends_in_time
             )
             assert 0 < int(headers["retry-after-ms"]) <= 2000
             assert headers["x-ratelimit-remaining-requests"] == "0"
-            assert int(headers["x-ratelimit-remaining-tokens"]) > 9000
-        took_s = time.monotonic() - began
-        assert took_s > 1.9, "the 31st fits in when 2 s have given it back"
-        assert num_refused > 10
-        # Each is asked for that is served, and one that is refused a second.
-        assert num_asked <= 31 + 1 + took_s / MAX_S
-        assert len(here.double.requests) == 31
+            # Time gives tokens back, and so do those that have ended, when they are settled.
+            assert tokens_left <= int(headers["x-ratelimit-remaining-tokens"]) < 10_000
+            tokens_left = int(headers["x-ratelimit-remaining-tokens"])
+            answer = await chat(here.gateway, chat_body())
+        assert answer.status == 200
+        ended_at = time.monotonic()
+        assert ended_at - began > 1.9, "one more fits in when 2 s have given it back"
+        # It was asked for the first that was refused and the one that was served, for those between
+        # them once a second, and for a few that came back a moment early.
+        assert num_asked <= 1 + (ended_at - flooded_at) / MAX_S + 1 + 3
+        assert tokens_left > 0
+        assert len(here.double.requests) == num_served + 1
 
 
 async def test_the_engine_is_told_how_many_blocks_may_stay_cached(

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from engine.errors import EngineDead
 from gateway.errors import ApiError, InvalidApiKey
-from gateway.generation import Generation
+from gateway.generation.generation import Generation
 from tenants.errors import QuotaExceeded
 from tenants.limits import Limits
 from tenants.memory import MemoryStore

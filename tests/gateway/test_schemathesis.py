@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway import openapi
+from gateway.schemas import openapi
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.serving import MODEL, Gateway
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from engine.errors import InvalidRequest, ModelLoadError
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.config import Config
 from gateway.errors import ConfigError, UnsupportedParameter
@@ -310,16 +310,16 @@ async def test_other_workers_find_this_one_where_the_settings_say(
     async with parts(model_dir, tmp_path, peer_host=peer_host) as here:
         services = here.services
         services.lifecycle.start()
-        address = None
+        found = None
 
         async def is_known() -> bool:
-            nonlocal address
-            address = await services.store.shared.find_worker(services.peers.worker_id)
-            return address is not None
+            nonlocal found
+            found = await services.store.shared.find_worker(services.peers.worker_id)
+            return found is not None
 
         await until(is_known)
-        assert address is not None
-        assert address.startswith(where)
+        assert found is not None
+        assert found.address.startswith(where)
 
 
 async def _away(public_id: str) -> None:

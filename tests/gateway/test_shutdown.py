@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.tokenizer import Tokenizer
-from gateway import server
+from engine.text.tokenizer import Tokenizer
+from gateway.processes import server
 from tenants.memory import MemoryStore
 from tenants.types import Principal
 from tests.gateway.engine_double import EngineDouble, Play

@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_socket
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, chat, events, get, post
 from tests.gateway.routes.test_responses import events_of

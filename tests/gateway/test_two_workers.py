@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tenants.postgres import PostgresStore
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import bodiless, events, get

@@ -40,8 +40,11 @@ def has_warpgroups(source: Path) -> bool:
 def compile_kernel(source: Path, arch: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Optimized only where the optimizer can find something wrong: it serializes products of
     warpgroups that it does not understand. All else is found by the front end and the assembler, in
-    code that is not optimized as well, and in a third of the time."""
-    command = build.nvcc_command(source, tmp_path / "out.o", arch, build.find_nvcc())
+    code that is not optimized as well, and in a third of the time. The host's part is the same for
+    all architectures and is compiled for the newest."""
+    command = build.nvcc_command(source, tmp_path / "out", arch, build.find_nvcc())
+    if arch != build.ARCHITECTURES[-1]:
+        command[command.index("-c")] = "-cubin"
     if arch == "80" or not has_warpgroups(source):
         command += fast_compile_flags()
     return subprocess.run(command, capture_output=True, text=True, check=False)

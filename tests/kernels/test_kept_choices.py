@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,9 +67,35 @@ def test_where_nothing_can_be_kept_it_is_only_said(
     with kept.locked(), caplog.at_level(logging.WARNING):
         for kind in (KIND, GATED):
             kept.write(kind, CHOICES, biased=False)
-    assert caplog.text.count("The choice of products is not kept") == 1
+            assert caplog.text.count("The choice of products is not kept") == 1
     with caplog.at_level(logging.WARNING):
         assert kept.read(KIND, biased=False) == {}
+
+
+def test_who_measures_is_alone(tmp_path: Path) -> None:
+    """Whether or not the folder was there before, or those above it."""
+    folder = tmp_path / "kernels" / "products"
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as threads:
+            with KeptChoices(folder).locked():
+                second = threads.submit(_enter, KeptChoices(folder))
+                assert not wait([second], timeout=0.1).done
+            second.result(30)
+
+
+def _enter(kept: KeptChoices) -> None:
+    with kept.locked():
+        pass
+
+
+def test_no_other_file_system_is_needed(
+    kept: KeptChoices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another one a file could not be renamed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with kept.locked():
+        kept.write(KIND, CHOICES, biased=False)
+    assert kept.read(KIND, biased=False) == CHOICES
 
 
 def test_an_error_of_who_measures_is_not_hidden(kept: KeptChoices) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,3 +38,10 @@ def test_tiles_hold_all_rows(chunks: list[tuple[int, int]], group: int, rows: in
     for sequence, (count, _) in enumerate(chunks):
         mine = tiles[tiles[:, 0] == sequence, 1]
         assert sorted(mine) == list(range(-(-count * group // rows)))
+    seen = []
+    for sequence, tile in tiles.tolist():
+        count, before = chunks[sequence]
+        last_row = min((tile + 1) * rows, count * group) - 1
+        seen.append(before + last_row // group + 1)
+    # To one key: that of a query whose heads are in two tiles counts for the second.
+    assert all(first >= second - 1 for first, second in pairwise(seen)), "longest first"

@@ -191,6 +191,26 @@ def test_an_algorithm_that_the_library_lost_is_measured_anew(
     assert kept.read(PLAIN, biased=False) == {1: SKINNY, 2: WIDE}
 
 
+def test_an_algorithm_that_the_library_still_has_is_kept(
+    measurer: Measurer, kept: KeptChoices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, bytes]] = []
+
+    def knows(rows: int, weight: torch.Tensor, algorithm: bytes) -> bool:
+        asked.append((rows, algorithm))
+        return True
+
+    monkeypatch.setattr(cublas_lt, "knows", knows)
+    listed = Product("listed", algorithm=bytes(64))
+    with kept.locked():
+        kept.write(PLAIN, {1: LIBRARY, 2: listed}, biased=False)
+    found = tuning.measure([Use(WEIGHT, False, 2)], kept)
+    assert not measurer.measured
+    assert list(found._chosen[PLAIN].products) == [LIBRARY, listed]
+    assert asked == [(2, bytes(64))]
+    assert measurer.loaded == [2], "the library's own kernels are loaded by themselves"
+
+
 @pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.96] * 3, LIBRARY)])
 def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     monkeypatch: pytest.MonkeyPatch, wide: list[float], best: Product
@@ -212,6 +232,28 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     assert tuning._fastest([*times], 64, KIND, [weight], flushed) == best
     assert not any(times.values()), "whoever is not far behind has all rounds"
     assert tuning._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
+
+
+@pytest.mark.parametrize(("time", "best"), [(1.0, WIDE), (50.0, LIBRARY)])
+def test_what_is_far_faster_or_slower_than_the_library_is_compared_with_it(
+    monkeypatch: pytest.MonkeyPatch, time: float, best: Product
+) -> None:
+    times = {LIBRARY: 5.0, WIDE: time}
+    monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product])
+    monkeypatch.setattr(Product, "__call__", lambda *_, **__: torch.empty(0))
+    weights, flushed = [torch.randn(KIND.shape)], torch.empty(1)
+    assert tuning._fastest([*times], 64, KIND, weights, flushed) == best
+
+
+def test_few_large_weights_or_some_small_ones_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough that none is in the cache, and no more."""
+    weights = [torch.randn(KIND.shape) for _ in range(20)]
+    _, used = tuning._operands(3, KIND, weights)
+    assert len(used) == 8
+    monkeypatch.setattr(tuning, "_DISTINCT_BYTES", 3 * weights[0].nbytes - 1)
+    halves, used = tuning._operands(3, KIND._replace(dtype=torch.bfloat16), weights)
+    assert len(used) == 3
+    assert (halves.shape, halves.dtype) == ((3, 128), torch.bfloat16)
 
 
 @pytest.mark.parametrize(

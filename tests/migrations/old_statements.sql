@@ -219,3 +219,15 @@ SELECT id, tenant_id, name, path, base_model, rank, digest, created_at
 FROM adapter
 WHERE tenant_id = $1
 ORDER BY name COLLATE "C";
+
+-- name: find_claim_0013
+-- Who has an idempotency key.
+SELECT body_hash, answer_id
+FROM idempotency_key
+WHERE tenant_id = $1 AND key_hash = $2 AND expires_at > now();
+
+-- name: find_worker_0013
+-- The address of a worker that renews its lease.
+SELECT address
+FROM gateway_worker
+WHERE id = $1 AND expires_at > now();

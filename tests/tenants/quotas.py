@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 from tenants.errors import StoreUnavailable
-from tenants.limits import QuotaAnswer, QuotaRequest
+from tenants.limits import Price, QuotaAnswer, QuotaRequest
 from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
 from tenants.store import Store
@@ -75,9 +75,16 @@ async def make(store: Store, kind: str = "tenant", **limits: object) -> Principa
     return record.principal
 
 
-async def take(quota: Quota, who: Principal, prompt: int = 10, most: int = 1000) -> Hold:
+async def take(
+    quota: Quota,
+    who: Principal,
+    prompt: int = 10,
+    most: int = 1000,
+    *,
+    price: Price | None = None,
+) -> Hold:
     return await quota.reserve(
-        who, request_id=uuid4(), model="demo", prompt_tokens=prompt, max_tokens=most
+        who, request_id=uuid4(), model="demo", prompt_tokens=prompt, max_tokens=most, price=price
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tenants.postgres import PostgresStore
 from tenants.quota import Quota
+from tenants.shared import WorkerAddress
 from tenants.store import Store
 from tests.ledger import usage_totals
 from tests.tenants.quotas import WatchedStore, make, settle, take
@@ -88,11 +89,13 @@ class TestLeases:
     async def test_of_workers_that_are_gone_end_soon(self, timed: Store, clock: Clock) -> None:
         clock.now = datetime.now(UTC)  # the address book has no clock of its own
         await timed.shared.register_worker("w", "there", LEASE + timedelta(hours=1))
-        assert await timed.shared.find_worker("w") == "there"
+        found = await timed.shared.find_worker("w")
+        assert found == WorkerAddress(address="there", is_leased=True)
         clock.now -= LEASE
         await timed.follow_clock(LEASE)
         clock.now += LEASE
-        assert await timed.shared.find_worker("w") is None
+        found = await timed.shared.find_worker("w")
+        assert found == WorkerAddress(address="there", is_leased=False)
 
 
 class TestMonths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,7 +19,7 @@ from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
-from tests.postgres import FAST, execute, with_database
+from tests.postgres import FAST, execute, owned, with_database
 from tests.tenants.samples import make_event, make_key
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
@@ -250,12 +250,32 @@ class TestFailures:
         assert await connection.fetchval("SELECT count(*) FROM usage_event") == 3
         await pg_store.maintain(usage_retention_months=1)
         rows = await connection.fetch("SELECT tableoid::regclass::text FROM usage_event ORDER BY 1")
-        # What came with a strange clock has no month of its own to go with.
-        assert [row[0] for row in rows] == [f"usage_event_{now:%Y_%m}", "usage_event_default"]
+        # Also what came with a strange clock, and had no month of its own to go with.
+        assert [row[0] for row in rows] == [f"usage_event_{now:%Y_%m}"]
         assert await connection.fetchval("SELECT to_regclass('usage_event_2020_01')") is None
         assert await connection.fetchval("SELECT count(*) FROM usage_seen") == 1
         assert (await usage_totals(pg_store, principal.tenant.id)).requests == 3
         assert not await pg_store.record_usage(events[2])
+        await connection.close()
+
+    async def test_a_month_without_a_partition_goes_when_it_is_due(self, empty_pg_dsn: str) -> None:
+        """By itself, also for an owner who is no superuser; and the ledger is append-only again."""
+        async with owned(empty_pg_dsn) as dsn:
+            await migrations.upgrade(dsn)
+            store = await PostgresStore.connect(dsn)
+            _, principal = await make_key(store)
+            now = datetime.now(UTC)
+            ages = [timedelta(days=0), timedelta(days=75), *[timedelta(days=500)] * 3]
+            for age in ages:
+                await store.record_usage(make_event(principal.key, created_at=now - age))
+            await store.maintain(usage_retention_months=12)
+            assert (await usage_totals(store, principal.tenant.id)).requests == 5
+            await store.close()
+        connection = await asyncpg.connect(empty_pg_dsn)
+        rows = await connection.fetch("SELECT created_at FROM usage_event ORDER BY 1 DESC")
+        assert [(now - row[0]).days for row in rows] == [0, 75]
+        with pytest.raises(asyncpg.RestrictViolationError, match="append-only"):
+            await connection.execute("DELETE FROM usage_event_default")
         await connection.close()
 
     async def test_a_clock_years_ahead_drops_nothing(

@@ -3,7 +3,7 @@ has what is about slots and the queue."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.errors import KeyNotFound, ScopeNotFound
-from tenants.limits import Limits, Price, QuotaAnswer, ScopePolicy, Window
+from tenants.limits import Limits, MonthLeft, Price, QuotaAnswer, ScopePolicy, Window
 from tenants.memory import MemoryStore
 from tenants.postgres import PostgresStore
 from tenants.store import Store
@@ -534,3 +534,29 @@ async def _check_idle(dsn: str, tenant_id: UUID) -> None:
     await connection.close()
     assert live == 0
     assert all(tuple(row) == (0, 0) for row in rows)
+
+
+class TestMonthLeft:
+    async def test_of_scopes_in_which_nothing_runs(self, timed: Store, clock: Clock) -> None:
+        clock.now = datetime(2031, 12, 31, 23, 59, 59, tzinfo=UTC)
+        _, who = await make_key(timed)
+        _, other = await make_key(timed, "other")
+        await put(timed, who, "tenant", monthly_tokens=100)
+        await put(timed, who, "key", monthly_cost_micro=7)
+        await put(timed, other, "key", monthly_tokens=1)
+        scope_ids = [who.key.id, who.key.project_id, who.tenant.id, other.key.id]
+        await settle(timed, ask(who.key, 10), completion=20, cost_micro=9)
+        expected = [
+            MonthLeft(scope_kind="key", tokens=None, cost_micro=-2, lasts_us=1_000_000),
+            MonthLeft(scope_kind="tenant", tokens=70, cost_micro=None, lasts_us=1_000_000),
+        ]
+        assert list(await timed.month_left(who.tenant.id, scope_ids)) == expected
+        await put(timed, who, "key", monthly_cost_micro=20)
+        request = ask(who.key, 10, 20)
+        assert (await timed.reserve(request)).state == "running"
+        assert list(await timed.month_left(who.tenant.id, scope_ids)) == []
+        await timed.release(who.tenant.id, request.request_id)
+        clock.advance(seconds=1)
+        (key, tenant) = await timed.month_left(who.tenant.id, scope_ids)
+        assert (key.cost_micro, tenant.tokens) == (20, 100)
+        assert timedelta(microseconds=key.lasts_us) == timedelta(days=31)

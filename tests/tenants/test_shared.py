@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -9,7 +10,13 @@ import msgspec
 import pytest
 
 from tenants.errors import TenantNotFound
-from tenants.shared import ArchivedStream, SharedState, StoredResponse
+from tenants.shared import (
+    ArchivedStream,
+    Claim,
+    SharedState,
+    StoredResponse,
+    WorkerAddress,
+)
 from tenants.store import Store
 from tenants.types import Tenant
 
@@ -72,6 +79,7 @@ async def test_nothing_is_shared_with_another_tenant(store: Store, shared: Share
     assert await shared.find_stream(other.id, "stream_1") is None
     assert not await shared.delete_stream(other.id, "stream_1")
     assert not await shared.release_claim(other.id, b"k", "a")
+    assert await shared.find_claim(other.id, b"k") is None
     theirs = await shared.claim(other.id, b"k", body_hash=b"c", answer_id="d", retention=DAY)
     assert theirs.answer_id == "d"
     for trim in (shared.trim_responses, shared.trim_streams, shared.trim_claims):
@@ -127,12 +135,15 @@ async def test_everything_has_an_end(store: Store, shared: SharedState) -> None:
     await shared.put_response(make_response(tenant), NOTHING)
     await shared.put_stream(make_stream(tenant), NOTHING)
     await shared.claim(tenant.id, b"k", body_hash=b"b", answer_id="a", retention=NOTHING)
-    await shared.register_worker("w", "here", NOTHING)
+    await shared.register_worker("w", "here", -DAY)
     assert await shared.find_response(tenant.id, "resp_1") is None
     assert await shared.lineage(tenant.id, "resp_1", max_length=9, retention=DAY) == []
     assert await shared.find_stream(tenant.id, "stream_1") is None
-    assert await shared.find_worker("w") is None
+    assert await shared.find_claim(tenant.id, b"k") is None
+    found = await shared.find_worker("w")
+    assert found == WorkerAddress(address="here", is_leased=False)
     assert await shared.delete_expired() == 4
+    assert await shared.find_worker("w") is None
     assert await shared.delete_expired() == 0
     await shared.put_response(make_response(tenant), DAY)
     assert await shared.delete_expired() == 0
@@ -173,8 +184,11 @@ async def test_a_key_has_one_owner(store: Store, shared: SharedState) -> None:
         )
         return found.answer_id
 
+    assert await shared.find_claim(tenant.id, b"k") is None
     assert await claim("one") == "one"
     assert await claim("two") == "one"
+    found = await shared.find_claim(tenant.id, b"k")
+    assert found == Claim(body_hash=b"b", answer_id="one")
     assert not await shared.release_claim(tenant.id, b"k", "two")
     assert await shared.release_claim(tenant.id, b"k", "one")
     assert await claim("three", NOTHING) == "three"
@@ -185,10 +199,28 @@ async def test_a_key_has_one_owner(store: Store, shared: SharedState) -> None:
     assert await shared.trim_claims(tenant.id, 3) == 0
 
 
+async def test_keys_are_looked_up_together(store: Store, shared: SharedState) -> None:
+    mine, other = await make_tenant(store), await make_tenant(store, "other")
+    for tenant in (mine, other):
+        for key in (b"1", b"2"):
+            name = f"{tenant.name} {key.decode()}"
+            await shared.claim(tenant.id, key, body_hash=key, answer_id=name, retention=DAY)
+    wanted = [(tenant, key) for key in (b"2", b"0", b"1", b"2") for tenant in (mine, other)]
+    found = await asyncio.gather(*(shared.find_claim(tenant.id, key) for tenant, key in wanted))
+    assert [claim and (claim.answer_id, claim.body_hash) for claim in found] == [
+        None if key == b"0" else (f"{tenant.name} {key.decode()}", key) for tenant, key in wanted
+    ]
+
+
 async def test_workers_come_and_go(shared: SharedState) -> None:
     assert await shared.find_worker("w") is None
     await shared.register_worker("w", "here", DAY)
     await shared.register_worker("w", "there", DAY)
-    assert await shared.find_worker("w") == "there"
+    found = await shared.find_worker("w")
+    assert found == WorkerAddress(address="there", is_leased=True)
+    await shared.register_worker("w", "there", NOTHING)
+    assert await shared.delete_expired() == 0
+    found = await shared.find_worker("w")
+    assert found == WorkerAddress(address="there", is_leased=False)
     await shared.forget_worker("w")
     assert await shared.find_worker("w") is None

@@ -18,7 +18,7 @@ from engine.demo.evaluate import MAX_TOKENS
 from engine.demo.template import render
 from engine.demo.vocabulary import MAX_LENGTH
 from engine.llm import LLM, SamplingParams, TokensPrompt
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _CHATS_PER_JOB = 1000
 _LENGTH_MULTIPLE = 32

@@ -83,8 +83,21 @@ function typeset(node, text, displayMode) {
   if (text.length > MAX_CHARS || DEFINITION.test(text)) return;
   const options = { displayMode, throwOnError: true, trust: false, maxSize: [20, 20] };
   try {
-    temml.render(text, node, options);
+    // What `temml.render` does, but for the attributes.
+    const tree = temml.__renderToMathMLTree(text, options);
+    restyle(tree);
+    node.replaceChildren(tree.toNode());
   } catch {
     node.textContent = text;
   }
+}
+
+/** Turns style attributes, which the page's policy refuses, into styles that a script may set. */
+function restyle(node) {
+  const { style, ...attributes } = node.attributes ?? {};
+  if (style) {
+    node.attributes = attributes;
+    node.style = { cssText: style, ...node.style };
+  }
+  node.children?.forEach(restyle);
 }

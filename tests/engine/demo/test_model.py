@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from engine.demo import MODEL_DIR
 from engine.demo.data import KINDS
 from engine.demo.vocabulary import MAX_LENGTH, VOCAB_SIZE
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MAX_BYTES = 16 * 10**6
 END_OF_TEXT, TURN_START, TURN_END = 0, 1, 2

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine.chat_template import ChatTemplate
 from engine.demo import MODEL_DIR
 from engine.demo.evaluate import held_out_examples
 from engine.demo.template import TEMPLATE_FILE, render
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 
 WEATHER = {
     "type": "function",

@@ -22,7 +22,7 @@ from engine.demo.vocabulary import (
     token_id,
     train_tokenizer,
 )
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 BUNDLED = Tokenizer.load(MODEL_DIR)

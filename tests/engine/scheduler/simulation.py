@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.bench.overload import ModelledRunner
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
-from engine.overload import ModelledRunner
 from engine.sampling_params import SamplingParams
 from tests.engine.scheduler.harness import config
 

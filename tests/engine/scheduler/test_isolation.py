@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from itertools import product
 
+from engine.bench.overload import ModelledRunner
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
-from engine.overload import ModelledRunner
 from engine.sampling_params import SamplingParams
 from tests.engine.scheduler.harness import config
 

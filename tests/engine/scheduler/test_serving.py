@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 
+from engine.bench.overload import ModelledRunner
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
-from engine.overload import ModelledRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
 from tests.engine.scheduler.harness import config

@@ -114,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
             return rests_now
 
         speculator.rests = rested  # type: ignore[method-assign]
-        followers = self.harness.scheduler._followers
+        followers = self.harness.scheduler.waiting.followers
         hold = followers.hold
 
         def counted(request: Request, key: bytes) -> None:
@@ -122,7 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
             hold(request, key)
 
         followers.hold = counted
-        slots = self.harness.scheduler._adapter_slots
+        slots = self.harness.scheduler.waiting.adapter_slots
         set_aside = slots.hold
 
         def noted(request: Request) -> bool:

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.bench.overload import ModelledRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
-from engine.overload import ModelledRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.spec.config import SpeculativeConfig

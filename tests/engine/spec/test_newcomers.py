@@ -126,6 +126,28 @@ def test_what_is_done_for_the_first_time_is_not_what_they_cost() -> None:
     assert often.share(1, each_saves(0.08)) == pytest.approx(0.5 / 0.8, rel=0.1)
 
 
+def test_what_takes_far_longer_once_counts_as_twice_the_usual() -> None:
+    newcomers = Newcomers()
+    for _ in range(200):
+        newcomers.lose(0.010, 0.001)
+    before = newcomers._lost_s
+    newcomers.lose(5.0, 0.001)
+    assert newcomers._lost_s - before == pytest.approx(0.020, rel=0.01)
+
+
+def test_where_few_come_drafts_cost_what_these_lose() -> None:
+    """Of the newcomers a tenth comes to batches of 8, which have half of all tokens."""
+    newcomers = Newcomers()
+    for number in range(1000):
+        newcomers.come(1, 8 if number % 10 == 0 else 64, drafting=True)
+        newcomers.lose(0.002, 0.001)
+        newcomers.end()
+        for batch in (8, 64):
+            newcomers.go_on(batch, 50)
+    assert newcomers.s_per_token(8) == pytest.approx(0.1 * 0.002 / 50, rel=0.15)
+    assert newcomers.s_per_token(64) == pytest.approx(0.002 / 100, rel=0.15)
+
+
 def test_losses_fade_while_nobody_drafts() -> None:
     newcomers = Newcomers()
     for _ in range(100):
@@ -162,6 +184,20 @@ def test_what_a_prompt_exposes_is_what_the_device_would_have_hidden() -> None:
     # The device would have waited for the rest anyway.
     assert exposure.lost_s(mixed(0.003), hidden_s=0.001) == pytest.approx(0.001)
     assert exposure.lost_s(mixed(0.003, batch=1), hidden_s=0.004) == 0.0, "nobody else waits"
+
+
+def test_what_is_exposed_in_every_step_is_nobodys_loss() -> None:
+    """However many of these steps are told of at once."""
+    usual = PlannedStep(4, 3, 12, 0.0, exposed_s=0.003, drafting_s=0.002)
+    for num_steps in (1, 50):
+        exposure = Exposure()
+        for _ in range(100 // num_steps):
+            exposure.observe(usual, num_steps)
+        assert exposure.caught_up_s(usual) == pytest.approx(0, abs=1e-6)
+        assert exposure.lost_s(usual, 0.01) == pytest.approx(0, abs=1e-6)
+        without = PlannedStep(4, 0, 0, 0.0, exposed_s=0.004)
+        assert exposure.caught_up_s(without) == 0
+        assert exposure.lost_s(without, 0.01) == 0.004
 
 
 def test_what_a_network_catches_up_with_is_lost_whoever_waits() -> None:

@@ -11,10 +11,10 @@ from types import FrameType
 
 import pytest
 
+from engine.bench.overload import ModelledRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
-from engine.overload import ModelledRunner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult

@@ -44,6 +44,8 @@ class Server:
         self.running = self.most_running = 0
         self.connections: set[tuple[str, int]] = set()
         self.fault = ""
+        self.num_answered: int | None = None
+        """After so many the others hang, if it is set."""
 
     async def models(self, request: Request) -> Response:
         if request.headers["authorization"] != "Bearer k":
@@ -58,14 +60,17 @@ class Server:
             return JSONResponse({"error": {"message": "busy", "code": "overloaded"}}, 503)
         if self.fault == "page":
             return Response("<h1>Bad gateway</h1>", 502)
-        return StreamingResponse(self.events(), media_type="text/event-stream")
+        hangs = self.num_answered is not None and len(self.bodies) > self.num_answered
+        return StreamingResponse(self.events(hangs=hangs), media_type="text/event-stream")
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, *, hangs: bool) -> AsyncIterator[bytes]:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
             yield event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
             await asyncio.sleep(FIRST_TOKEN_S)
+            if hangs:
+                await asyncio.Event().wait()
             first = event({"choices": [{"delta": {"content": "a"}}]})
             yield first[:10]  # an event may come in pieces, and several in one
             yield first[10:] + event({"choices": [{"delta": {"content": "b"}}]})
@@ -157,12 +162,13 @@ def test_streams_are_set_apart_by_their_first_answers() -> None:
 
 
 def test_a_level_may_be_cut() -> None:
-    with Server().address() as address:
+    server = Server()
+    server.num_answered = 3
+    with server.address() as address:
         load = Load(address, "scripted", MANNER)
-        level = asyncio.run(load.level(3, 0, duration_s=1.7 * FIRST_TOKEN_S, is_cut=True))
-    assert level.errors == 0
-    assert level.requests == 3
-    assert level.duration_s < 2.7 * FIRST_TOKEN_S
+        level = asyncio.run(load.level(3, 0, duration_s=1.5, is_cut=True))
+    assert len(server.bodies) == 6, "the last three are never answered"
+    assert (level.requests, level.errors) == (3, 0)
 
 
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.bench.large_bodies import BODY_BYTES, LargeBodies, largest
 from gateway.bench.load import Load, Manner
-from gateway.body_shape import check
 from gateway.commands.database import Address
 from gateway.errors import ClientError
 from gateway.schemas.chat import ChatCompletionRequest
+from gateway.transport.body_shape import check
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.serving import MODEL, Gateway, until
 

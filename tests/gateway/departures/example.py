@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway import lifecycle
 from gateway.services import Services
 from tenants.changes import Change

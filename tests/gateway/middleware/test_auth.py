@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
 
+from gateway import context
 from gateway.errors import InvalidApiKey
-from gateway.middleware.auth import bearer_token
+from gateway.middleware.auth import Auth, bearer_token
 from gateway.routes.pages import public_paths
+from tenants.errors import ScopeMissing
 from tests.gateway.raw_http import exchange, get
 from tests.gateway.serving import Gateway
 
@@ -87,6 +90,44 @@ async def test_public_paths_are_served_without_a_key(gateway: Gateway) -> None:
     for path in ("/livez", "/readyz", *public_paths()):
         expected = 308 if path == "/admin" else 200
         assert (await get(gateway, path)).status == expected, path
+
+
+@pytest.mark.asyncio
+async def test_a_path_with_a_slash_at_its_end_stands_for_all_below_it(gateway: Gateway) -> None:
+    """Whatever the routes there ask for: a request is refused before they see it."""
+    entered: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        entered.append(scope["path"])
+
+    async def nothing(*_: object) -> Message:
+        raise AssertionError
+
+    auth = Auth(
+        app,
+        authenticator=gateway.authenticator,
+        public={"/open"},
+        sockets={"/ws"},
+        scopes={"/admin/": "admin", "/metrics": "admin"},
+    )
+    header = [(b"authorization", f"Bearer {gateway.api_key}".encode())]
+
+    async def ask(kind: str, path: str, headers: list[tuple[bytes, bytes]]) -> None:
+        scope: Scope = {"type": kind, "path": path, "headers": headers}
+        context.attach(scope, nothing)  # type: ignore[arg-type]
+        await auth(scope, nothing, nothing)  # type: ignore[arg-type]
+
+    for path in ("/admin/", "/admin/tenants", "/admin/tenants/x", "/metrics"):
+        with pytest.raises(ScopeMissing):
+            await ask("http", path, header)
+    for path in ("/admin", "/administration", "/metrics/x", "/v1"):
+        await ask("http", path, header)
+    assert entered == ["/admin", "/administration", "/metrics/x", "/v1"]
+    for kind, path in (("http", "/open"), ("websocket", "/open"), ("websocket", "/ws")):
+        await ask(kind, path, [])
+    with pytest.raises(InvalidApiKey):
+        await ask("http", "/ws", [])
+    assert entered[4:] == ["/open", "/open", "/ws"]
 
 
 def test_no_header_is_no_token() -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.body_shape import MAX_CONTAINERS, PIECE_BYTES
 from gateway.errors import ApiError, InvalidRequestError, PayloadTooLarge, RequestTimeout
 from gateway.middleware import body_limit
 from gateway.middleware.body_limit import BodyLimit
+from gateway.transport.body_shape import MAX_CONTAINERS, PIECE_BYTES
 
 MAX_BYTES = 20
 
@@ -39,6 +40,15 @@ class Client:
         return {"type": "http.disconnect"}
 
 
+class Staying(Client):
+    """Listens for the answer once it has sent its body."""
+
+    async def receive(self) -> Message:
+        if self._pieces:
+            return await super().receive()
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+
 async def reader(scope: Scope, receive: Receive, send: Send) -> None:
     """Reads the body, then waits for the client to leave."""
     body = b""
@@ -56,7 +66,9 @@ def run(client: Client, headers: dict[str, str] | None = None, timeout_s: float 
 
     scope = {
         "type": "http",
-        "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+        "headers": [
+            (name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()
+        ],
     }
     limit = BodyLimit(reader, max_bytes=MAX_BYTES, timeout_s=timeout_s)
     asyncio.run(limit(scope, client.receive, send))
@@ -90,11 +102,53 @@ def test_what_is_announced_counts_before_it_comes(pieces: list[bytes], announced
         assert run(client, headers) == b"".join(pieces)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "+5", "1_0", "٣", "0x5", "5 5", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "-1", "+5", "1_0", "²", "0x5", "5 5", "9" * 5000])
 def test_a_length_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ApiError) as caught:
         run(Client([b"x"]), {"content-length": text})
     assert isinstance(caught.value, InvalidRequestError | PayloadTooLarge)
+
+
+def test_what_is_announced_without_asking_is_taken_before_it_is_refused() -> None:
+    client = Client([b"x" * 10] * 3)
+    with pytest.raises(PayloadTooLarge):
+        run(client, {"content-length": "30"})
+    assert client.num_taken == 3
+
+
+def test_what_is_refused_is_taken_up_to_its_end_and_not_waited_on() -> None:
+    """Behind the body ``receive`` waits until the client leaves, who waits for the answer."""
+    for pieces in ([b"x" * (MAX_BYTES + 1)], [b"x" * MAX_BYTES, b"x", b"x"]):
+        client = Staying(pieces)
+        began = time.monotonic()
+        with pytest.raises(PayloadTooLarge):
+            run(client)
+        assert client.num_taken == len(pieces)
+        assert time.monotonic() - began < body_limit.DRAIN_S / 2
+
+
+def test_a_body_that_comes_slowly_arrives() -> None:
+    class Slow(Client):
+        async def receive(self) -> Message:
+            await asyncio.sleep(0.002)
+            return await super().receive()
+
+    assert run(Slow([b"a", b"b", b"c"])) == b"abc"
+
+
+def test_websockets_have_neither_a_size_nor_an_end() -> None:
+    passed: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.append(receive)
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    limit = BodyLimit(app, max_bytes=0, timeout_s=0.0)
+    scope = {"type": "websocket", "headers": [(b"content-length", b"5")]}
+    asyncio.run(limit(scope, receive, receive))  # type: ignore[arg-type]
+    assert passed == [receive]
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
@@ -122,12 +176,6 @@ def test_after_the_body_the_wait_is_without_end() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(receive(), 0.05)
 
-    class Staying(Client):
-        async def receive(self) -> Message:
-            if self._pieces:
-                return await super().receive()
-            return await asyncio.Event().wait()  # type: ignore[return-value]
-
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
@@ -138,24 +186,28 @@ def test_after_the_body_the_wait_is_without_end() -> None:
 def test_a_large_piece_is_counted_in_several_turns_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns = 0
     text = b'"%s"' % (b"x" * (10 * PIECE_BYTES))
     monkeypatch.setattr(f"{__name__}.MAX_BYTES", len(text))
 
     class Counting(Client):
+        """Counts turns from the body on, until it is asked for what comes behind that."""
+
+        turns = 0
+
         async def receive(self) -> Message:
-            message = await super().receive()
+            if self.num_taken:
+                self._turn.cancel()
+            else:
+                self._count()
+            return await super().receive()
 
-            def turn() -> None:
-                nonlocal turns
-                turns += 1
-                asyncio.get_running_loop().call_soon(turn)
+        def _count(self) -> None:
+            self.turns += 1
+            self._turn = asyncio.get_running_loop().call_soon(self._count)
 
-            turn()
-            return message
-
-    assert run(Counting([text])) == text
-    assert turns >= 10
+    client = Counting([text])
+    assert run(client) == text
+    assert 10 <= client.turns <= 13
 
 
 def test_a_body_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

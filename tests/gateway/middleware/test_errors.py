@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,15 @@ pytestmark = pytest.mark.asyncio
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 
 
-async def run(kind: str, raised: Exception, *before: Message) -> list[Message]:
-    """What is sent when an app sends ``before`` and then raises."""
-    sent: list[Message] = []
+async def run(
+    kind: str,
+    raised: BaseException,
+    *before: Message,
+    is_draining: bool = False,
+    sent: list[Message] | None = None,
+) -> list[Message]:
+    """What is sent when an app sends ``before`` and then raises; in ``sent``, too."""
+    sent = [] if sent is None else sent
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in before:
@@ -35,7 +42,7 @@ async def run(kind: str, raised: Exception, *before: Message) -> list[Message]:
         raise AssertionError("nothing is to be read")
 
     scope: dict[str, Any] = {"type": kind, "path": "/", "method": "GET", "headers": []}
-    await Errors(app)(scope, receive, send)
+    await Errors(app, is_draining=lambda: is_draining)(scope, receive, send)
     return sent
 
 
@@ -58,14 +65,34 @@ async def test_an_open_websocket_is_closed() -> None:
     assert (last["type"], last["code"]) == ("websocket.close", 1011)
 
 
-async def test_an_answer_that_began_is_torn() -> None:
+async def test_an_answer_that_began_is_torn(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RuntimeError, match="bug"):
         await run("http", RuntimeError("bug"), START)
+    assert "RuntimeError: bug" in caplog.text
 
 
 @pytest.mark.parametrize("before", [(), (START,)])
 async def test_a_client_that_left_is_told_nothing(before: tuple[Message, ...]) -> None:
     assert await run("http", ClientDisconnect(), *before) == list(before)
+
+
+async def test_what_a_shutdown_cancels_unanswered_is_answered() -> None:
+    start, body = await run("http", asyncio.CancelledError(), is_draining=True)
+    assert start["status"] == 503
+    assert (b"retry-after", b"1") in start["headers"]
+    assert "shutting down" in json.loads(body["body"])["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("before", "is_draining"), [((), False), ((START,), True), ((START,), False)]
+)
+async def test_whatever_else_is_cancelled_stays_cancelled(
+    before: tuple[Message, ...], is_draining: bool
+) -> None:
+    sent: list[Message] = []
+    with pytest.raises(asyncio.CancelledError):
+        await run("http", asyncio.CancelledError(), *before, is_draining=is_draining, sent=sent)
+    assert sent == list(before)
 
 
 async def test_what_a_client_that_left_is_not_sent_is_no_error_of_ours(

@@ -13,16 +13,28 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
+from engine.text.tokenizer import Tokenizer
 from gateway.middleware import idempotency
-from gateway.routed_ids import mint, worker_of
+from gateway.peers.routed_ids import mint, worker_of
 from tenants.errors import StoreUnavailable
-from tenants.shared import Claim
+from tenants.memory import MemoryStore
+from tenants.shared import Claim, WorkerAddress
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.middleware.test_access_log import lines
 from tests.gateway.raw_http import Answer, RawClient, events, exchange, get, post
 from tests.gateway.routes.test_streams import stranger
-from tests.gateway.serving import MODEL, Gateway, chat_body, served_double, until
+from tests.gateway.serving import (
+    MODEL,
+    Gateway,
+    chat_body,
+    double_client,
+    make_config,
+    served,
+    served_double,
+    until,
+)
 from tests.gateway.test_two_workers import workers
+from tests.tenants.reserving import Clock
 
 pytestmark = pytest.mark.asyncio
 
@@ -405,3 +417,31 @@ async def test_any_worker_knows_the_key(model_dir: Path, pg_dsn: str) -> None:
         assert (await ask(alive, chat_body(), key="dies")).status == 200
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_clock_that_is_set_forward_does_not_run_it_twice(model_dir: Path) -> None:
+    """All leases of workers have run out then, until they are renewed."""
+    clock = Clock()
+    config, store = make_config(model_dir), MemoryStore(now=clock)
+    doubles = [EngineDouble(Tokenizer.load(model_dir)) for _ in range(2)]
+    async with (
+        served(config, double_client(config, doubles[0]), store=store) as one,
+        served(config, double_client(config, doubles[1]), store=store, beside=one) as two,
+    ):
+        worker_id = one.app.state.services.peers.worker_id
+
+        async def lease() -> WorkerAddress | None:
+            return await store.shared.find_worker(worker_id)
+
+        await until(lease)
+        speak(doubles[0], interval_s=0.02)
+        asking = asyncio.create_task(ask(one))
+        await until(lambda: doubles[0].running)
+        clock.advance(hours=1)
+        found = await lease()
+        assert found is not None
+        assert not found.is_leased
+        again = await ask(two)
+        assert again.body == (await asking).body
+        assert again.headers["idempotent-replayed"] == "true"
+        assert not doubles[1].requests

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.services import Services
 from tenants.limits import Limits
+from tenants.usage import Ledger
 from tests.gateway.raw_http import Answer, chat, exchange, get, post
 from tests.gateway.serving import Gateway, chat_body, encode, until
 
@@ -44,6 +45,20 @@ async def test_nothing_of_the_body_is_looked_at(gateway: Gateway) -> None:
         assert answer.status == 429, path
 
 
+async def test_a_month_that_is_used_up_is_known_as_well(gateway: Gateway) -> None:
+    tenant_id = gateway.tenant.id
+    await gateway.store.put_limits(tenant_id, "tenant", tenant_id, Limits(monthly_tokens=0))
+    gateway.authenticator.forget()
+    first = await chat(gateway, chat_body())
+    again = await exchange(gateway, post(gateway, b"{not json"))
+    assert (first.status, again.status) == (429, 429)
+    assert again.body == first.body
+    assert again.error["code"] == "insufficient_quota"
+    await gateway.store.put_limits(tenant_id, "tenant", tenant_id, Limits(monthly_tokens=1_000))
+    gateway.authenticator.forget()
+    assert (await chat(gateway, chat_body())).status == 200
+
+
 async def test_the_refusals_are_counted_under_their_route(gateway: Gateway) -> None:
     await use_up(gateway)
     services: Services = gateway.app.state.services
@@ -64,6 +79,42 @@ async def test_other_routes_and_the_keys_of_others_pass(gateway: Gateway) -> Non
     body = encode({"model": "tiny", "prompt": "hi"})
     assert (await exchange(gateway, post(gateway, body, path="/v1/tokenize"))).status == 200
     assert (await exchange(gateway, post(gateway, b"{}", key="sk-slc-x"))).status == 401
+
+
+async def test_keys_that_nobody_has_claim_nothing(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await use_up(gateway)
+    claims: list[object] = []
+    monkeypatch.setattr(gateway.store.shared, "claim", claims.append)
+    for path in PATHS:
+        request = post(gateway, b"{not json", path=path, idempotency_key=str(uuid4()))
+        answer = await exchange(gateway, request)
+        assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded"), path
+    assert not claims
+
+
+async def test_a_server_that_shuts_down_says_so_before_all_else(gateway: Gateway) -> None:
+    key, body = str(uuid4()), encode(chat_body())
+    first = await exchange(gateway, post(gateway, body, idempotency_key=key))
+    await use_up(gateway)
+    services: Services = gateway.app.state.services
+    services.admission.drain()
+    for again in ({}, {"idempotency_key": str(uuid4())}):
+        answer = await exchange(gateway, post(gateway, b"{not json", **again))
+        assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+        assert answer.headers["retry-after"] == "1"
+    replayed = await exchange(gateway, post(gateway, body, idempotency_key=key))
+    assert (replayed.status, replayed.body) == (200, first.body)
+
+
+async def test_a_ledger_that_is_full_comes_before_a_limit(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await use_up(gateway)
+    monkeypatch.setattr(Ledger, "has_room", False)
+    answer = await chat(gateway, chat_body())
+    assert (answer.status, answer.error["code"]) == (503, "overloaded")
 
 
 async def test_an_answer_that_is_there_is_given_again(gateway: Gateway) -> None:

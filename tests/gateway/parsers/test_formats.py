@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.chat_template import ChatTemplate
+from engine.text.chat_template import ChatTemplate
 from gateway.parsers import formats
 from gateway.parsers.base import ToolFormat
 from gateway.parsers.deepseek import DEEPSEEK, DEEPSEEK_V31

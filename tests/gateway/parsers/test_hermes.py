@@ -19,6 +19,8 @@ WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
 
 FOUND = ("get_weather", '{"city": "Oslo"}')
 
+NO_ARGUMENTS = [("f", "{}")]
+
 CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "plain": ("Hello < there\n\n", "Hello < there\n\n", []),
     "one call": (
@@ -137,7 +139,39 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         f'{OPEN}{{"name": f, "arguments": {{}}}}{CLOSE}',
         [],
     ),
-    "a word after the name": (f'{OPEN}{{"name": "f", "id": nan}}{CLOSE}!', "!", [("f", "")]),
+    "a word after the name": (f'{OPEN}{{"name": "f", "id": nan}}{CLOSE}!', "!", [("f", "{}")]),
+    "words of Python": (
+        f'{OPEN}{{"name": "f", "arguments": {{"NaN": [nan, -Infinity, None], "b": True}}}}{CLOSE}',
+        "",
+        [("f", '{"NaN": [null, null, null], "b": true}')],
+    ),
+    "no number for arguments": (
+        f'{OPEN}{{"name": "f", "arguments": NaN}}{CLOSE}',
+        "",
+        NO_ARGUMENTS,
+    ),
+    "None for arguments": (f'{OPEN}{{"name": "f", "arguments": None}}{CLOSE}', "", NO_ARGUMENTS),
+    "a list of no numbers": (
+        f'{OPEN}{{"name": "f", "arguments": [NaN]}}{CLOSE}',
+        "",
+        [("f", "[null]")],
+    ),
+    "a text of no number": (
+        f'{OPEN}{{"name": "f", "arguments": "{{\\"x\\": NaN}}"}}{CLOSE}',
+        "",
+        [("f", '{"x": null}')],
+    ),
+    "a word for arguments": (
+        f'{OPEN}{{"name": "f", "arguments": odd}}{CLOSE}',
+        "",
+        [("f", "odd")],
+    ),
+    "cut in a word": (f'{OPEN}{{"name": "f", "arguments": {{"x": Na', "", [("f", '{"x": Na')]),
+    "cut after a word": (
+        f'{OPEN}{{"name": "f", "arguments": {{"x": NaN',
+        "",
+        [("f", '{"x": null')],
+    ),
     "a name that is no string": (
         f'{OPEN}{{"name": 3}}{CLOSE}',
         f'{OPEN}{{"name": 3}}{CLOSE}',

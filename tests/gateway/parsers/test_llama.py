@@ -28,7 +28,16 @@ CASES: dict[str, tuple[str, Expected]] = {
     ),
     "text between": (
         f"{WEATHER};\nAnd {TAG}{WEATHER}",
-        ("And", [FOUND, FOUND]),
+        (";\nAnd", [FOUND, FOUND]),
+    ),
+    "a sign before text": (f"{WEATHER} ; so it is", ("; so it is", [FOUND])),
+    "text, and a sign before text": (f"So\n{TAG}{WEATHER}; it is", ("So; it is", [FOUND])),
+    "a sign before a document": (f'{WEATHER}; {{"n": 1}}', ('; {"n": 1}', [FOUND])),
+    "signs at the end": (f"{WEATHER}; ;\n", ("", [FOUND])),
+    "a sign before the first": (f";{WEATHER}", (";", [FOUND])),
+    "no number": (
+        '{"name": "f", "parameters": {"a": NaN}}; {"name": "g", "parameters": nan}',
+        ("", [("f", '{"a": null}'), ("g", "{}")]),
     ),
     "a document behind blanks": (' \n{"n": 1}', (' \n{"n": 1}', [])),
     "text after": (f"{WEATHER} done", ("done", [FOUND])),

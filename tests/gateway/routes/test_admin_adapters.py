@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tenants.changes import Change
 from tenants.keys import mint
 from tests.gateway.engine_double import EngineDouble, Play

@@ -6,10 +6,11 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope
 
-from gateway import context, extensions
-from gateway.assembler import ChatCompletion
-from gateway.extensions import Departure
+from gateway import context
+from gateway.answers.chat import ChatCompletion
 from gateway.routes import answers
+from gateway.transport import extensions
+from gateway.transport.extensions import Departure
 from tests.gateway.engine_double import Play
 from tests.gateway.generating import bench
 

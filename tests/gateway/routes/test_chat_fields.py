@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.priorities import FLEX
+from gateway.admission.priorities import FLEX
 from tests.gateway.engine_double import EngineDouble, Play, says
 from tests.gateway.raw_http import chat, events
 from tests.gateway.serving import Gateway, chat_body, served_double

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway import unsupported
+from gateway.admission import unsupported
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.raw_http import chat, exchange, post
 from tests.gateway.routes.test_chat import TOOLS

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from gateway import unsupported
+from gateway.admission import unsupported
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.serving import MODEL, Gateway, served_double, until
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from gateway.openapi import OPERATIONS
 from gateway.schemas.answers import ChatCompletionAnswer, ChatCompletionChunk, CompletionAnswer
+from gateway.schemas.openapi import OPERATIONS
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import chat, events, get
 from tests.gateway.serving import MODEL, Gateway, chat_body

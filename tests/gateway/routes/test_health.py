@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tenants.errors import StoreUnavailable
 from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play
@@ -72,7 +72,7 @@ async def test_work_that_is_down_is_told_and_some_takes_the_worker_out(
     services.lifecycle._background.start()
     await until(lambda: work.num_deaths)
     assert (await get(gateway, "/readyz")).json()["failing"] == []
-    monkeypatch.setattr("gateway.background.DOWN_S", 0.0)
+    monkeypatch.setattr("gateway.concurrency.background.DOWN_S", 0.0)
     answer = await get(gateway, "/readyz")
     assert answer.json()["failing"] == [name]
     assert answer.status == status

@@ -13,7 +13,7 @@ import pytest
 from openai import BadRequestError, NotFoundError
 from pydantic import BaseModel
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.schemas.response_answers import ResponseAnswer, ResponseEvent
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, RawClient, exchange, post

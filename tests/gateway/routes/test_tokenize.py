@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import MODEL, Gateway, chat_body, double_client, make_config, served
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from openai.types.chat import completion_create_params as sdk
 
-from gateway import unsupported
+from gateway.admission import unsupported
 from gateway.schemas.chat import AssistantMessage, ChatCompletionRequest, Message
 from gateway.schemas.sampling import SamplingFields
 

@@ -4,7 +4,7 @@ import typing
 
 from openai.types import completion_create_params as sdk
 
-from gateway import unsupported
+from gateway.admission import unsupported
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.sampling import SamplingFields
 

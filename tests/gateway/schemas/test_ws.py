@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import unsupported
+from gateway.admission import unsupported
 from gateway.schemas import ws
 from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tenants.limits import Limits
 from tests.conftest import PATIENCE_MS
 from tests.gateway.engine_double import EngineDouble, Play

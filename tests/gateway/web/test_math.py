@@ -81,6 +81,15 @@ def test_the_librarys_styles_apply(math_page: Page) -> None:
     expect(math_page.locator("#sample [style*=border]")).to_have_css("border-top-style", "solid")
 
 
+def test_what_the_library_writes_as_style_attributes_applies_too(math_page: Page) -> None:
+    """The fixture fails on anything that the page's policy refuses."""
+    math_page.evaluate(RENDER, r"\[ \pmb{x} \sideset{_a^b}{_c^d}\prod \]")
+    expect(math_page.locator("#sample mstyle[style*=bold]")).to_have_css("font-weight", "700")
+    left = math_page.locator("#sample [style*='text-align: left']")
+    expect(left).to_have_count(2)
+    expect(left.first).to_have_css("text-align", "left")
+
+
 def test_what_is_no_tex_stays_its_source(math_page: Page) -> None:
     assert shown(math_page, r"\(\nosuchcommand{x}\)") == [r"math ?\nosuchcommand{x}"]
 

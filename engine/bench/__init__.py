@@ -1,0 +1,1 @@
+"""Measuring the engine: how fast, and what each of its parts costs."""

@@ -1,0 +1,62 @@
+"""A ``Transport`` to an engine process that another process has spawned."""
+
+from __future__ import annotations
+
+import os
+from uuid import uuid4
+
+import zmq
+
+from engine.client.transport import (
+    SEND_HIGH_WATER_MARK,
+    EngineSocket,
+    OnExit,
+    OnMessage,
+    has_message,
+)
+from engine.config import EngineConfig
+from engine.messages import Attach, encode
+
+
+class AttachedEngine(EngineSocket):
+    """Attaches to the engine at ``address``, and waits for it if it does not run yet.
+
+    The engine's owner restarts it at the same address. So a lost connection ends this transport,
+    and a new transport finds the new engine.
+    """
+
+    def __init__(
+        self, _config: EngineConfig, on_message: OnMessage, on_exit: OnExit, *, address: str
+    ) -> None:
+        super().__init__(zmq.DEALER, on_message, on_exit)
+        self._socket.identity = f"{os.getpid()}-{uuid4().hex}".encode()
+        self._socket.sndhwm = SEND_HIGH_WATER_MARK
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        self._socket.send(encode(Attach()))
+        self._descriptors = (self._socket.FD, self._monitor.FD)
+        for descriptor in self._descriptors:
+            self._loop.add_reader(descriptor, self.drain)
+        self._loop.call_soon(self.drain)  # as after any sending
+
+    async def stop(self, timeout_s: float) -> None:
+        """Detach. The engine keeps running, and aborts this client's requests."""
+        self._close()
+
+    def _on_silence(self) -> None:
+        """A silent socket means that the engine is gone."""
+        if not has_message(self._monitor):
+            return
+        self._close()
+        self._on_exit("the connection to the engine process broke")
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        self._context.term()

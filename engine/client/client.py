@@ -1,0 +1,423 @@
+"""The asyncio client of the engine: submits requests, and returns their streams. No torch import.
+
+One background task watches the engine, and restarts it when it has died or hangs (work waits, but
+no step ends). Streams in flight then raise ``EngineDead``; they are not repeated, because their
+readers have seen a part already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from engine.client.adapters import AdapterCalls
+from engine.client.backlog import Backlog
+from engine.client.stream import RequestStream
+from engine.client.transport import EngineProcess, MakeTransport, Transport
+from engine.client.updates import RequestUpdates
+from engine.config import EngineConfig
+from engine.errors import (
+    ConfigError,
+    EngineDead,
+    EngineError,
+    ModelLoadError,
+    QueueFull,
+)
+from engine.messages import (
+    AdapterAnswer,
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    GenerateRequest,
+    Grant,
+    LoadProgress,
+    Ping,
+    Ready,
+    RequestOutput,
+    Stats,
+    StepOutputs,
+)
+
+logger = logging.getLogger(__name__)
+
+PING_INTERVAL_S = 1.0
+FRESH_S = 0.05
+"""The greatest age of the engine's last report of its queue for which a request is refused by
+it."""
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
+BURST = 32
+"""Outputs that are delivered together. Not all of a step, so that the first need not wait for the
+last."""
+STABLE_S = 30.0
+"""After an engine has lived this long, the next restart begins with the shortest backoff."""
+
+_FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
+
+
+def _ignore_tokens(_now: float, _since: Sequence[float]) -> None:
+    """The default ``on_tokens``."""
+
+
+class EngineClient:
+    """Owns one engine process. Call its methods only on the event loop that called ``start``."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+        max_num_queued_reqs: int | None = 1024,
+        start_timeout_s: float = 1800.0,
+        hang_timeout_s: float = 120.0,
+        max_unread_tokens: int = 512,
+        stall_timeout_s: float = 60.0,
+        shutdown_timeout_s: float = 5.0,
+        transport: MakeTransport = EngineProcess,
+    ) -> None:
+        """``max_num_queued_reqs``: the most requests without an output; None for no limit.
+
+        ``hang_timeout_s`` must exceed the longest step, because the engine sends nothing during
+        one. A request with more than ``max_unread_tokens`` that its reader has not taken is parked,
+        and aborted if it stays so for ``stall_timeout_s``.
+        """
+        self._config = config
+        self._on_progress = on_progress
+        self._max_num_queued_reqs = max_num_queued_reqs
+        self._start_timeout_s = start_timeout_s
+        self._hang_timeout_s = hang_timeout_s
+        self._max_unread_tokens = max_unread_tokens
+        self._stall_timeout_s = stall_timeout_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._make_transport = transport
+        self._transport: Transport | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._closed = False
+        # Of the running engine process
+        self._starting: asyncio.Future[Ready] | None = None
+        self._info: Ready | None = None
+        self._death = asyncio.Event()
+        self._dead_because = "it has not been started"
+        self._progress_at = 0.0
+        self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
+        """Each with the ``Backlog.mark`` of when it was sent."""
+        self.adapters = AdapterCalls(self._send_now)
+        self._asked: asyncio.Future[Stats] | None = None
+        """The ping that all callers of ``check_queue`` wait for."""
+        self._backlog = Backlog(config)
+        self._updates = RequestUpdates(self._send_now)
+        self._parked: dict[RequestStream, float] = {}
+        """When each stream was parked, the longest ago first."""
+        # Live requests; those without an output yet are also in _queued.
+        self._streams: dict[str, RequestStream] = {}
+        self._queued: set[str] = set()
+        self.stats = Stats()
+        """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
+        self.on_tokens: Callable[[float, Sequence[float]], None] = _ignore_tokens
+        """Called after each step with its time, and with the times of the tokens before: one for
+        each token, except for those of a request's first output. Tokens that come together count as
+        evenly spaced. In seconds of ``time.monotonic``. Must not raise."""
+        self.around_outputs: AbstractContextManager[object] = contextlib.nullcontext()
+        """Entered anew for every ``BURST`` outputs of a step, while they are delivered. Must not
+        raise."""
+
+    # -- life cycle
+
+    async def start(self) -> None:
+        """Start the engine, and wait until it serves.
+
+        Raises ``ModelLoadError``, ``ConfigError`` or ``EngineDead``, with no process left.
+        """
+        assert self._supervisor is None, "an EngineClient starts once"
+        await self._launch()
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+        self._supervisor.add_done_callback(_report_crash)
+
+    async def close(self) -> None:
+        """End live streams with an error output, and stop the engine, with no process left.
+        Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._info = None
+        self._dead_because = "it was shut down"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        for stream in self._take_streams():
+            stream.deliver(
+                RequestOutput(
+                    request_id=stream.request_id,
+                    new_token_ids=[],
+                    finish_reason="error",
+                    error="the server is shutting down",
+                    error_code="internal",
+                ),
+                time.monotonic(),
+                [],
+            )
+        self.adapters.fail(self._dead_because)
+        if self._transport is not None:
+            await self._transport.stop(self._shutdown_timeout_s)
+
+    @property
+    def info(self) -> Ready:
+        """What the running engine has reported of itself. Raises ``EngineDead`` if none runs."""
+        if self._info is None:
+            raise EngineDead(f"the engine is not running: {self._dead_because}")
+        return self._info
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are served: the engine runs, has loaded its model, and does not hang."""
+        return self._info is not None
+
+    # -- requests
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        """Queue a request; never blocks. Raises ``EngineDead`` or ``QueueFull``, with nothing
+        queued."""
+        _ = self.info
+        assert request.request_id not in self._streams, "request ids are unique while in flight"
+        limit = self._max_num_queued_reqs
+        if limit is not None and len(self._queued) >= limit:
+            raise QueueFull(
+                f"{len(self._queued)} requests wait for the engine already "
+                f"(max_num_queued_reqs = {limit}): try again later"
+            )
+        assert self._transport is not None
+        self._transport.send(request)
+        self._backlog.send(request)
+        stream = RequestStream(self, request.request_id)
+        self._streams[request.request_id] = stream
+        self._queued.add(request.request_id)
+        return stream
+
+    def abort_nowait(self, request_id: str) -> None:
+        """Ask the engine to end a request; its last output still comes. Ignores unknown ids."""
+        if request_id in self._streams:
+            self._updates.abort(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """``abort_nowait``, then wait until the request has ended."""
+        if (stream := self._streams.get(request_id)) is not None:
+            await stream.aclose()
+
+    async def check_queue(self, fair_key: str) -> None:
+        """Raise ``QueueFull`` if one more request of this tenant would be refused.
+
+        It costs nothing while there certainly is room. Otherwise the engine is asked, unless its
+        last report is recent; all callers share one question at a time. Raises ``EngineDead``.
+        """
+        _ = self.info
+        if self._backlog.refusal(fair_key) is None:
+            return
+        if self._backlog.age_s > FRESH_S:
+            if self._asked is None or self._asked.done():
+                self._asked = self._ping()
+            await asyncio.shield(self._asked)
+        error = self._backlog.refusal(fair_key)
+        if error is not None:
+            raise error
+
+    async def fetch_stats(self) -> Stats:
+        """Fresh statistics, taken between two steps. Raises ``EngineDead``."""
+        _ = self.info
+        return await self._ping()
+
+    # -- messages
+
+    def _on_message(self, message: EngineMessage) -> None:
+        match message:
+            case StepOutputs():
+                self._dispatch(message.outputs)
+            case Stats():
+                self._on_stats(message)
+            case AdapterAnswer():
+                self.adapters.answer(message)
+            case LoadProgress():
+                if self._on_progress is not None:
+                    self._on_progress(message)
+            case Ready():
+                if self._starting is not None and not self._starting.done():
+                    self._starting.set_result(message)
+            case Failed():
+                self._died(_FAILURES.get(message.kind, EngineDead)(message.message))
+
+    def _dispatch(self, outputs: list[RequestOutput]) -> None:
+        now = self._progress_at = time.monotonic()
+        since: list[float] = []
+        for start in range(0, len(outputs), BURST):
+            with self.around_outputs:
+                self._deliver_burst(outputs[start : start + BURST], now, since)
+        self.on_tokens(now, since)
+
+    def _deliver_burst(self, outputs: list[RequestOutput], now: float, since: list[float]) -> None:
+        streams, queued = self._streams, self._queued
+        for output in outputs:
+            stream = streams.get(output.request_id)
+            if stream is None:
+                continue
+            if queued:
+                queued.discard(output.request_id)
+            if output.finish_reason is not None:
+                del streams[output.request_id]
+                self._parked.pop(stream, None)
+                self._updates.forget(output.request_id)
+            stream.deliver(output, now, since)
+
+    def _on_stats(self, stats: Stats) -> None:
+        working = stats.num_running + stats.num_waiting > 0
+        if not working or stats.num_steps != self.stats.num_steps:
+            self._progress_at = time.monotonic()
+        self.stats = stats
+        if self._pings:
+            waiter, mark = self._pings.popleft()
+            self._backlog.report(stats, mark)
+            if not waiter.done():
+                waiter.set_result(stats)
+
+    def _send_now(self, message: ClientMessage) -> None:
+        """Send a message. Raises ``EngineDead``, ``QueueFull``."""
+        _ = self.info
+        assert self._transport is not None
+        self._transport.send(message)
+
+    def _ping(self) -> asyncio.Future[Stats]:
+        assert self._transport is not None
+        self._transport.send(Ping())
+        waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._pings.append((waiter, self._backlog.mark()))
+        return waiter
+
+    def grant_nowait(self, grant: Grant) -> None:
+        """For ``RequestStream.grant``."""
+        self._updates.grant(grant)
+
+    # -- readers that stall
+
+    def on_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
+        """For ``RequestStream``: so many tokens wait for its reader. Parks it if they are many."""
+        if num_unread_tokens > self._max_unread_tokens and stream not in self._parked:
+            self._parked[stream] = time.monotonic()
+            self._updates.park(stream.request_id)
+
+    def on_read(self, stream: RequestStream) -> None:
+        """For ``RequestStream``: its reader has taken all that waited."""
+        if self._parked.pop(stream, None) is not None and stream.finish_reason is None:
+            stream.break_off_timing()
+            self._updates.unpark(stream.request_id)
+
+    def _abort_abandoned(self) -> None:
+        """Abort requests that were parked for too long."""
+        now = time.monotonic()
+        for stream, since in list(self._parked.items()):
+            if now - since < self._stall_timeout_s:
+                break
+            stream.abandoned = True
+            self.abort_nowait(stream.request_id)
+
+    # -- death and restart
+
+    async def _launch(self) -> None:
+        self._starting = asyncio.get_running_loop().create_future()
+        self._death = asyncio.Event()
+        self._transport = self._make_transport(self._config, self._on_message, self._on_exit)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                info = await self._starting
+        except TimeoutError:
+            await self._transport.stop(0)
+            raise EngineDead(f"the engine did not start in {self._start_timeout_s:g} s") from None
+        except BaseException:
+            await self._transport.stop(0)
+            raise
+        self.stats = Stats()
+        self._backlog = Backlog(self._config)
+        self._progress_at = time.monotonic()
+        self._info = info
+
+    def _on_exit(self, reason: str) -> None:
+        self._died(EngineDead(reason))
+
+    def _died(self, error: EngineError) -> None:
+        """Fail everything that waits for the engine. Only the first cause counts."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.set_exception(error)
+        if self._info is None:
+            return
+        self._info = None
+        self._dead_because = str(error)
+        for waiter, _ in self._pings:
+            if not waiter.done():
+                waiter.set_exception(EngineDead(str(error)))
+                waiter.exception()  # Otherwise asyncio would log it if nobody waits.
+        self._pings.clear()
+        self.adapters.fail(self._dead_because)
+        self._updates.clear()
+        self._parked.clear()
+        for stream in self._take_streams():
+            stream.fail(EngineDead(str(error)))
+        self._death.set()
+
+    def _take_streams(self) -> list[RequestStream]:
+        streams = list(self._streams.values())
+        self._streams.clear()
+        self._queued.clear()
+        return streams
+
+    async def _supervise(self) -> None:
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            started_at = time.monotonic()
+            await self._watch()
+            if time.monotonic() - started_at > STABLE_S:
+                backoff_s = MIN_BACKOFF_S
+            logger.error("engine died, restarting: %s", self._dead_because)
+            assert self._transport is not None
+            await self._transport.stop(0)
+            backoff_s = await self._restart(backoff_s)
+
+    async def _watch(self) -> None:
+        """Return when the engine has died. One that hangs is declared dead."""
+        interval_s = min(PING_INTERVAL_S, self._hang_timeout_s / 4, self._stall_timeout_s / 4)
+        while True:
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._death.wait()
+                return
+            except TimeoutError:
+                pass
+            assert self._transport is not None
+            self._transport.drain()  # Messages that came while this loop was busy are progress.
+            if self._death.is_set():
+                return
+            if time.monotonic() - self._progress_at > self._hang_timeout_s:
+                self._died(EngineDead(f"the engine made no progress in {self._hang_timeout_s:g} s"))
+                return
+            self._abort_abandoned()
+            self._updates.flush()
+            with contextlib.suppress(QueueFull):  # It does not read. The hang timeout decides.
+                self._ping()
+
+    async def _restart(self, backoff_s: float) -> float:
+        """Start the engine again; returns the backoff to begin with after the next death."""
+        while True:
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            try:
+                await self._launch()
+            except EngineError as error:
+                self._dead_because = str(error)
+                logger.error("engine did not start, next try in %.1f s: %s", backoff_s, error)
+            else:
+                return backoff_s
+
+
+def _report_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("the engine's supervisor crashed", exc_info=error)

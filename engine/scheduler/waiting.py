@@ -1,0 +1,110 @@
+"""The requests that wait to be admitted: in the policy's order, or set aside for a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.request import RequestState
+from engine.scheduler.adapter_slots import AdapterSlotQueue
+from engine.scheduler.followers import Followers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from engine.cache.manager import PrefixHit
+    from engine.request import Request
+    from engine.scheduler.policy import SchedulingPolicy
+
+QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
+"""The states of requests that wait to be admitted."""
+# The most requests that are set aside until a step in flight has computed a block for them; looking
+# each of them up takes time in every step.
+_MAX_FOLLOWERS = 32
+
+
+class WaitingQueue:
+    """A request that lacks more than a row and blocks is taken out of the policy's order, so that
+    those behind it can be admitted, until it has what it lacks:
+
+    * tokens that it may generate, which a grant brings,
+    * an adapter slot, which a running request frees,
+    * a block that a step in flight computes for another request.
+    """
+
+    def __init__(self, policy: SchedulingPolicy, max_loras: int) -> None:
+        self._policy = policy
+        self._without_grant: dict[Request, None] = {}
+        self.adapter_slots = AdapterSlotQueue(max_loras)
+        self.followers = Followers()
+
+    def add(self, request: Request) -> None:
+        self._policy.enqueue(request)
+
+    def discard(self, request: Request) -> None:
+        """Take a request out, wherever it waits."""
+        if request in self._without_grant:
+            del self._without_grant[request]
+        elif request in self.followers:
+            self.followers.discard(request)
+        elif request in self.adapter_slots:
+            self.adapter_slots.discard(request)
+        else:
+            self._policy.dequeue(request)
+
+    def head(self) -> Request | None:
+        """The request to admit next. Those before it that lack a grant are set aside."""
+        while True:
+            request = self._policy.head()
+            if request is None or request.num_in_flight > 0 or not request.awaits_grant:
+                return request
+            self._policy.dequeue(request)
+            self._without_grant[request] = None
+
+    def grant(self, request: Request) -> None:
+        """The request was granted more tokens, wherever it is."""
+        if request in self._without_grant:
+            del self._without_grant[request]
+            self._policy.enqueue(request)
+
+    def hold_for_adapter_slot(self, request: Request) -> bool:
+        """Set the head aside, which ``adapter_slots.must_wait``; False if too many wait there."""
+        if not self.adapter_slots.hold(request):
+            return False
+        self._policy.dequeue(request)
+        return True
+
+    def free_adapter_slots(self, running: Iterable[Request]) -> None:
+        """Take back those that waited for a slot, if the running requests leave one."""
+        for request in self.adapter_slots.release(running):
+            self._policy.enqueue(request)
+
+    def hold_as_follower(self, request: Request, hit: PrefixHit) -> bool:
+        """Set the head aside if a step in flight computes the block that it needs next: then it
+        will find it in the cache, and need not compute it again. Returns whether it was set aside.
+
+        The request waits for a step or two; the requests behind it do not.
+        """
+        keys, index = request.block_table.keys, hit.num_blocks
+        if hit.is_swapped or request.block_table.skip_reading:
+            return False
+        if index >= len(keys) or not self.followers.expects(keys[index]):
+            return False
+        self._policy.dequeue(request)
+        self.followers.hold(request, keys[index])
+        return True
+
+    @property
+    def has_too_many_followers(self) -> bool:
+        return len(self.followers) > _MAX_FOLLOWERS
+
+    def free_followers(self, computed_keys: Sequence[bytes]) -> None:
+        """Take back those that waited for the blocks with these keys: the step is over."""
+        for request in self.followers.release(computed_keys):
+            self._policy.enqueue(request)
+
+    def check_integrity(self, *, idle: bool) -> None:
+        """Nobody waits for what has come. idle: no step is in flight."""
+        assert not idle or not len(self.followers), "requests wait for a step that is over"
+        for request in self._without_grant:
+            assert request.state in QUEUED
+            assert request.awaits_grant, "it may generate, but is not in the queue"

@@ -1,0 +1,1 @@
+"""What operators do to tenants, their keys and adapters, and its consequences in each worker."""

@@ -1,0 +1,50 @@
+"""The result of admission: a request that may run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+import msgspec
+
+from engine.messages import AdapterRef
+from engine.sampling_params import SamplingParams
+from gateway.admission.unenforced import LooseCalls, Unenforced
+from gateway.parsers.answer import AnswerParser
+from tenants.limits import Price
+from tenants.quota import Hold
+from tenants.types import Principal
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that has passed ``admission``."""
+
+    id: UUID
+    principal: Principal
+    model: str
+    prompts: list[list[int]]
+    """Token ids. Chats have one prompt, text completions may have several."""
+    params: SamplingParams
+    stop: tuple[str, ...]
+    num_choices: int
+    """The number of answers to each prompt."""
+    make_parser: Callable[[], AnswerParser] | None
+    skip_special_tokens: bool
+    cache_salt: str
+    adapter: AdapterRef | None = None
+    """The adapter behind ``model``; None for the server's own model."""
+    hold: Hold
+    """The request's reservation. Whoever begins the request must have it settled or released."""
+    price: Price = Price()
+    priority: int = 0
+    service_tier: str | None = None
+    """The tier that the answer names; None if the request named none."""
+    unenforced: Unenforced | None = None
+    """What must be checked of the finished document; None if nothing."""
+    loose_calls: LooseCalls | None = None
+    """What must be checked of finished calls; None if the request has no tools."""
+    end_user: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))

@@ -1,0 +1,1 @@
+"""Tasks, timers and queues of asyncio. They know nothing of requests."""

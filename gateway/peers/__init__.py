@@ -1,0 +1,1 @@
+"""Requests between the workers of all hosts."""

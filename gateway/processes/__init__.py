@@ -1,0 +1,1 @@
+"""The processes of ``sluice serve``: a server, or several and their supervisor."""

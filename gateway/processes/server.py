@@ -1,0 +1,251 @@
+"""Serves the app: sockets, uvicorn, signals, and the gateway's shutdown before uvicorn's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from engine.client.client import EngineClient
+from engine.client.transport import EngineProcess, MakeTransport
+from engine.garbage import tune_collector
+from engine.messages import LoadProgress
+from gateway import logs, secrets
+from gateway.app import create_app
+from gateway.config import Config, ServerConfig, local_url
+from gateway.errors import AddressInUse, ConfigError
+from gateway.lifecycle import ABORT_S, Lifecycle
+from gateway.processes import open_files
+from gateway.processes.engine_client import make_engine_client
+from gateway.transport import protocol
+from tenants.postgres import PostgresStore
+
+logger = logging.getLogger(__name__)
+
+_TAKEN = {errno.EADDRINUSE: "is taken", errno.EADDRNOTAVAIL: "is not an address of this machine"}
+
+
+def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
+    """The listening socket. ``shared``: let other processes listen on the same port.
+
+    Raises ``AddressInUse``, whose message names the cause and what to do.
+    """
+    listener = bound(config, shared=shared)
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+def bound(config: ServerConfig, *, shared: bool) -> socket.socket:
+    """A socket that is bound to the address, but accepts no connections. Raises as ``bind``
+    does."""
+    _check_peer_host(config.peer_host)
+    address = f"{config.host}:{config.port}"
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as exc:
+        raise AddressInUse(f"{address}: no such host ({exc.strerror}); set server.host") from None
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(where)
+    except OSError as exc:
+        listener.close()
+        why = _TAKEN.get(exc.errno or 0, exc.strerror)
+        raise AddressInUse(
+            f"{address} {why}; choose another server.port (0 picks a free one) or server.host"
+        ) from None
+    return listener
+
+
+def _check_peer_host(host: str | None) -> None:
+    """Find an address that is not this machine's at the start, not when it is first needed."""
+    if host is None:
+        return
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.bind(where)
+    except OSError as exc:
+        raise ConfigError(
+            f"server.peer_host: {host!r} is not an address of this machine ({exc.strerror}); set "
+            "it to the one that the other hosts reach, or leave it out"
+        ) from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """``http://host:port`` as a client on this machine can use it."""
+    host, port = listener.getsockname()[:2]
+    return local_url(host, port)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with the gateway's stages of shutdown before its own."""
+
+    def __init__(self, app: Starlette, config: ServerConfig) -> None:
+        super().__init__(_uvicorn_config(app, config))
+        self._lifecycle: Lifecycle = app.state.services.lifecycle
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        draining = asyncio.create_task(self._lifecycle.drain(), name="drain")
+        try:
+            while not draining.done():
+                await asyncio.wait((draining,), timeout=0.1)
+                if self.force_exit:  # a second Ctrl-C
+                    self._lifecycle.hurry()
+            draining.result()
+        finally:
+            await super().shutdown(sockets)
+            if self.force_exit:
+                # uvicorn would leave the lifespan's task, whose cancellation logs a traceback.
+                await self.lifespan.shutdown()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """As uvicorn's, but a captured signal is not raised again, because ``serve`` still has to
+        close the other parts."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
+    http_protocol, ws_protocol = protocol.limited(config, app.state.services.cork)
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=http_protocol,
+        ws=ws_protocol,
+        ws_max_size=config.ws_max_message_bytes,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=config.keep_alive_timeout_s,
+        # After the gateway's stages only connections without a request are left.
+        timeout_graceful_shutdown=int(ABORT_S),
+    )
+
+
+async def serve(
+    config: Config,
+    *,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    transport: MakeTransport = EngineProcess,
+) -> None:
+    """Serve until SIGINT, SIGTERM or cancellation, then shut down in order. No process is left.
+
+    A second SIGINT aborts the requests that shutdown waits for. The server listens before the model
+    is loaded, so that probes are answered meanwhile. ``on_ready`` is called with the server's URL
+    when the model is loaded.
+
+    Raises:
+        SetupError: the address, the secrets or the settings cannot be used.
+        tenants.errors.TenantsError: the store cannot be used.
+        engine.errors.EngineError: the model cannot be loaded.
+    """
+    with contextlib.closing(bind(config.server)) as listener:
+        engine = make_engine_client(config, on_progress=on_progress, transport=transport)
+        await serve_on(listener, config, engine, on_ready)
+
+
+async def serve_on(
+    listener: socket.socket,
+    config: Config,
+    engine: EngineClient,
+    on_ready: Callable[[str], None] | None = None,
+    *,
+    metrics_folder: Path | None = None,
+) -> None:
+    """As ``serve``, with the caller's listener, which stays open, and an engine that has not been
+    started, which is closed. ``metrics_folder``: as for ``create_app``."""
+    open_files.allow_connections(config.server.max_connections)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
+        if config.tenants.dsn is None:
+            raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
+        loaded = secrets.load(Path(config.tenants.secrets_file))
+        store = await PostgresStore.connect(
+            config.tenants.dsn, is_pooled=config.tenants.transaction_pooling
+        )
+        stack.push_async_callback(store.close)
+        app = create_app(
+            config,
+            engine=engine,
+            store=store,
+            secrets=loaded,
+            metrics_folder=metrics_folder,
+        )
+        stack.push_async_callback(app.state.services.lifecycle.close)
+        await _serve(Server(app, config.server), listener, engine, url_of(listener), on_ready)
+
+
+async def _serve(
+    server: Server,
+    listener: socket.socket,
+    engine: EngineClient,
+    url: str,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+    starting = asyncio.create_task(engine.start(), name="engine start")
+    try:
+        await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
+        # If a signal has closed the engine, its start may fail, which is no error.
+        if starting.done() and not server.should_exit:
+            starting.result()
+            logger.info("serving on %s", url)
+            if on_ready is not None:
+                on_ready(url)
+            await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await serving
+
+
+def run(
+    config: Config,
+    *,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Run ``serve`` on an event loop of uvloop's. Raises what it raises."""
+    import uvloop
+
+    def begin(url: str) -> None:
+        tune_collector()
+        if on_ready is not None:
+            on_ready(url)
+
+    logs.configure(config.server.log_level, config.server.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config, on_progress=on_progress, on_ready=begin))

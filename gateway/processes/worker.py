@@ -1,0 +1,121 @@
+"""One of several gateway processes on one port, with an engine that the supervisor owns.
+
+The supervisor runs ``python -m gateway.processes.worker``. The first line of its stdin is a
+``Launch``; the end of that pipe means that the supervisor has ended, and stops the worker. It
+writes one line to stdout when it serves or cannot start (``Started``), and periodically empty
+lines, *beats*, which tell the supervisor that its event loop runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from engine.client.attached import AttachedEngine
+from engine.errors import EngineError
+from engine.garbage import tune_collector
+from gateway import logs
+from gateway.config import Config
+from gateway.errors import SetupError
+from gateway.processes import server
+from gateway.processes.engine_client import make_engine_client
+from tenants.errors import TenantsError
+
+BEATS = 10
+"""Beats in ``worker_hang_timeout_s``."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker reads from stdin, as JSON."""
+
+    config: Config
+    """The settings; ``server.port`` is the port of the supervisor's socket."""
+    engine_address: str
+    metrics_folder: str
+
+    @property
+    def beat_s(self) -> float:
+        """Time from one beat to the next."""
+        return self.config.server.worker_hang_timeout_s / BEATS
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker writes to stdout, as JSON: that it serves, or why not."""
+
+    error: str | None = None
+
+
+async def serve(launch: Launch) -> None:
+    """Serve until SIGTERM; raises as ``server.serve`` does."""
+    engine = make_engine_client(
+        launch.config, transport=partial(AttachedEngine, address=launch.engine_address)
+    )
+
+    def begin(_url: str) -> None:
+        tune_collector()
+        _say(Started())
+
+    beating = asyncio.create_task(_beat(launch.beat_s), name="beats")
+    try:
+        with contextlib.closing(server.bind(launch.config.server, shared=True)) as listener:
+            await server.serve_on(
+                listener,
+                launch.config,
+                engine,
+                begin,
+                metrics_folder=Path(launch.metrics_folder),
+            )
+    finally:
+        beating.cancel()
+
+
+async def _beat(beat_s: float) -> None:
+    stdout = sys.stdout.fileno()
+    while True:
+        # The write must not block: a supervisor that hangs must not stop its workers.
+        os.set_blocking(stdout, False)
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(stdout, b"\n")
+        os.set_blocking(stdout, True)
+        await asyncio.sleep(beat_s)
+
+
+def _say(started: Started) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(started) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _stop_with_the_supervisor() -> None:
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+def main() -> int:
+    import uvloop
+
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    _stop_with_the_supervisor()
+    logs.configure(launch.config.server.log_level, launch.config.server.log_format, has_pid=True)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(launch))
+    except (SetupError, TenantsError, EngineError, OSError) as error:
+        _say(Started(error=str(error)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

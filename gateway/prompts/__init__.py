@@ -1,0 +1,1 @@
+"""Messages and texts as token ids."""

@@ -1,0 +1,153 @@
+"""Turns a chat into the token ids of its prompt, and checks the variables for its template."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.parsers import reasoning
+from gateway.prompts.messages import messages_for_template
+from gateway.prompts.threads import LONG_CHARS, PromptThreads, check_length
+from gateway.schemas.chat import Message
+
+MAX_TEXT_KWARG = 256
+_SWITCHES = ("enable_thinking", "thinking")
+"""The names that templates give to the variable that turns reasoning on and off."""
+
+
+class TemplateFields(Protocol):
+    """The fields of a request that ``ChatPrompts.kwargs`` reads."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+
+    @property
+    def reasoning_effort(self) -> str | None: ...
+
+    @property
+    def verbosity(self) -> str | None: ...
+
+
+class ChatPrompt(NamedTuple):
+    token_ids: list[int]
+    begins_reasoning: bool
+    """Whether the prompt ends with the tag that opens reasoning."""
+    ends_reasoning: bool
+    """Whether the prompt ends with the tag that closes reasoning: the answer will have none."""
+
+
+class ChatPrompts:
+    """Renders and tokenizes chats for one model."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        threads: PromptThreads,
+        *,
+        allowed_kwargs: Collection[str],
+    ) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._allowed = frozenset(allowed_kwargs)
+        self._threads = threads
+
+    async def encode(
+        self,
+        messages: list[Message],
+        *,
+        tenant: UUID,
+        max_model_len: int | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> ChatPrompt:
+        """Render and tokenize a chat.
+
+        ``max_model_len``: a text that cannot have so few tokens is refused without tokenizing it.
+        Raises ``ApiError`` or ``InvalidRequest``.
+        """
+
+        def render() -> ChatPrompt | str:
+            text = self._template.render(
+                messages_for_template(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **(kwargs or {}),
+            )
+            return text if len(text) >= LONG_CHARS else self._tokenized(text)
+
+        found = await self._threads.run(render, tenant=tenant, size=0)
+        if isinstance(found, ChatPrompt):
+            return found
+        if max_model_len is not None:
+            check_length(found, self._tokenizer, max_model_len, param="messages")
+        encode = partial(self._tokenized, found)
+        return await self._threads.run(encode, tenant=tenant, size=len(found))
+
+    def kwargs(self, fields: TemplateFields, *, has_reasoning: bool) -> dict[str, Any]:
+        """The template variables that a request sets. Raises ``InvalidRequestError`` or
+        ``UnsupportedParameter``, naming the field."""
+        given = self._given(fields.chat_template_kwargs or {})
+        return (
+            given | self._effort(fields.reasoning_effort, has_reasoning) | self._verbosity(fields)
+        )
+
+    def _tokenized(self, text: str) -> ChatPrompt:
+        end = text.rstrip()
+        return ChatPrompt(
+            self._tokenizer.encode(text, add_special_tokens=False),
+            end.endswith(reasoning.OPEN),
+            end.endswith(reasoning.CLOSE),
+        )
+
+    def _given(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        for name, value in kwargs.items():
+            path = f"chat_template_kwargs.{name[:64]}"
+            if name not in self._allowed:
+                known = ", ".join(sorted(self._allowed & self._template.variables)) or "none"
+                raise UnsupportedParameter(
+                    f"This server lets requests set these template variables: {known}.", param=path
+                )
+            if name not in self._template.variables:
+                raise UnsupportedParameter(
+                    "This model's chat template has no such variable.", param=path
+                )
+            is_text = isinstance(value, str) and len(value) <= MAX_TEXT_KWARG
+            if not (is_text or value is None or isinstance(value, bool | int | float)):
+                raise InvalidRequestError(
+                    f"Must be a number, true, false, null or at most {MAX_TEXT_KWARG} characters.",
+                    param=path,
+                )
+        return kwargs
+
+    def _effort(self, effort: str | None, has_reasoning: bool) -> dict[str, Any]:
+        if effort is None:
+            return {}
+        if "reasoning_effort" in self._template.variables:
+            return {"reasoning_effort": effort}
+        for switch in _SWITCHES:
+            if switch in self._template.variables:
+                return {switch: effort != "none"}
+        if effort == "none" and not has_reasoning:
+            return {}
+        raise UnsupportedParameter(
+            "This model's chat template has no reasoning effort; leave this out.",
+            param="reasoning_effort",
+        )
+
+    def _verbosity(self, fields: TemplateFields) -> dict[str, Any]:
+        if fields.verbosity is None:
+            return {}
+        if "verbosity" in self._template.variables:
+            return {"verbosity": fields.verbosity}
+        if fields.verbosity == "medium":
+            return {}
+        raise UnsupportedParameter(
+            "This model's chat template has no verbosity; leave this out.", param="verbosity"
+        )

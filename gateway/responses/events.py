@@ -1,0 +1,378 @@
+"""The events of one response, in OpenAI's order, and the response object that they build.
+
+    response.created, response.in_progress
+    each output item:  output_item.added, its parts and deltas, output_item.done
+    response.completed, or response.incomplete, or response.failed
+
+No I/O, as in ``answers``. Whoever sends events makes server-sent events or WebSocket messages of
+them. Deltas of text differ in a few characters only, so they are joined from prepared pieces; all
+other events are rare enough to be encoded.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from gateway.answers.chat import obfuscated
+from gateway.errors import ApiError
+from gateway.generation.delta import Delta
+from gateway.generation.text_events import Text
+from gateway.generation.token_logprobs import TokenLogprob
+from gateway.parsers.base import ToolCallDelta
+from gateway.responses.items import output_id
+from gateway.schemas.common import Usage
+from gateway.schemas.responses import ResponseStatus
+
+_encode = msgspec.json.Encoder().encode
+
+
+TEXT_DELTA = "response.output_text.delta"
+
+
+class Event(NamedTuple):
+    """An event. ``data`` is JSON, and begins with the ``type``."""
+
+    type: str
+    data: bytes
+
+
+def as_sse(event: Event) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (event.type.encode(), event.data)
+
+
+_TEXT_HEAD = b"event: %b\ndata: " % TEXT_DELTA.encode()
+
+
+def text_as_sse(data: bytes) -> bytes:
+    """``as_sse`` of what ``ResponseEvents.text`` returns."""
+    return b"%b%b\n\n" % (_TEXT_HEAD, data)
+
+
+def token_of_response(response_id: str) -> str:
+    return response_id.partition("_")[2]
+
+
+class ResponseEvents:
+    """Makes the events of a response: ``opening``, any number of ``delta``, ``closing`` or
+    ``failure``, then ``last``.
+
+    ``response`` is the response object as it is now: its status, and the output items that are
+    done. Events are numbered from 0 without gaps.
+    """
+
+    def __init__(self, response: dict[str, Any], *, is_obfuscated: bool = False) -> None:
+        """``response``: the object as ``response_object`` makes it. ``is_obfuscated``: pad deltas,
+        so that their size does not reveal their text."""
+        self.is_obfuscated = is_obfuscated
+        self.response = response
+        self._token = token_of_response(response["id"])
+        self._next_number = 0
+        self._text: _Text | None = None
+        self._call: _Call | None = None
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
+
+    def opening(self) -> list[Event]:
+        """The events of an accepted response; a ``background`` response is queued first."""
+        created = self._lifecycle("response.created")
+        if self.response["status"] != "queued":
+            return [created, self._lifecycle("response.in_progress")]
+        queued = self._lifecycle("response.queued")
+        self.response["status"] = "in_progress"
+        return [created, queued, self._lifecycle("response.in_progress")]
+
+    def heartbeat(self) -> Event | None:
+        """An event that changes nothing; None after ``closing`` or ``failure``, whose events have
+        their numbers already and may be sent later."""
+        if self.response["status"] not in ("queued", "in_progress"):
+            return None
+        return self._lifecycle("response.in_progress")
+
+    def delta(self, delta: Delta) -> list[Event]:
+        """The events of a delta's reasoning, text and calls. Its end has events of its own."""
+        events: list[Event] = []
+        if delta.reasoning:
+            events += self._add_text(_Reasoning, delta.reasoning)
+        self._logprobs += delta.logprobs
+        if delta.content:
+            events += self._add_text(_Text, delta.content)
+        for piece in delta.tool_calls:
+            events += self._add_call(piece)
+        if delta.compliance is not None:
+            self.response["structured_outputs"] = delta.compliance
+        return events
+
+    def closing(self, finish_reason: str | None, usage: Usage) -> list[Event]:
+        """The events at the end of the output. From here on the response does not change.
+
+        ``finish_reason``: None if nothing was to be generated.
+        """
+        is_whole = finish_reason in ("stop", "tool_calls", None)
+        events = self._close_item("completed" if is_whole else "incomplete")
+        if is_whole and finish_reason is not None and not self._has_answer():
+            # Clients expect a message, even an empty one.
+            events += [*self._open_text(_Text), *self._close_item("completed")]
+        self.response["usage"] = usage_object(usage)
+        status: ResponseStatus = "completed"
+        if finish_reason == "length":
+            status = "incomplete"
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        elif finish_reason == "cancelled":
+            status = "cancelled"
+        self.response["status"] = status
+        if status == "completed":
+            self.response["completed_at"] = int(time.time())
+        return events
+
+    def failure(self, error: ApiError) -> list[Event]:
+        """The events of a failure. The output so far remains in the response."""
+        events = self._close_item("incomplete")
+        self.response["status"] = "failed"
+        self.response["error"] = error_object(error)
+        return events
+
+    def last(self) -> Event:
+        """The last event, after ``closing`` or ``failure``, with the whole response.
+
+        OpenAI's specification has no event for ``cancelled``, so it is ``response.incomplete``.
+        """
+        status = self.response["status"]
+        name = status if status in ("completed", "failed") else "incomplete"
+        return self._lifecycle(f"response.{name}")
+
+    def body(self) -> bytes:
+        """The response object as it is now, as JSON."""
+        return _encode(self.response)
+
+    def text(self, text: Text) -> bytes | None:
+        """The data of the ``TEXT_DELTA`` event for content alone.
+
+        None, with nothing changed, if ``delta`` would make more events or pad them.
+        """
+        message = self._text
+        if type(message) is not _Text or self._logprobs or self.is_obfuscated:
+            return None
+        self._next_number = (number := self._next_number) + 1
+        return message.text(text, number)
+
+    def _has_answer(self) -> bool:
+        return any(item["type"] != "reasoning" for item in self.response["output"])
+
+    # -- items
+
+    def _add_text(self, kind: type[_Text], text: str) -> list[Event]:
+        events = [] if type(self._text) is kind else self._open_text(kind)
+        assert self._text is not None
+        logprobs: list[TokenLogprob] = []
+        if kind.has_logprobs:
+            logprobs, self._logprobs = self._logprobs, []
+        event = self._text.delta(text, self._number(), logprobs)
+        return [*events, self._padded(event)]
+
+    def _open_text(self, kind: type[_Text]) -> list[Event]:
+        events = self._close_item("completed")
+        place = len(self.response["output"])
+        text = self._text = kind(output_id(kind.item_type, self._token, place), place)
+        return [
+            *events,
+            self._event("response.output_item.added", output_index=place, item=text.item),
+            self._event("response.content_part.added", **text.where, part=text.part("", [])),
+        ]
+
+    def _add_call(self, piece: ToolCallDelta) -> list[Event]:
+        events: list[Event] = []
+        if self._call is None or self._call.index != piece.index:
+            events += self._open_call(piece)
+        assert self._call is not None
+        arguments = piece.function.arguments
+        if isinstance(arguments, str) and arguments:
+            self._call.arguments.append(arguments)
+            event = self._event(
+                "response.function_call_arguments.delta",
+                item_id=self._call.item["id"],
+                output_index=self._call.place,
+                delta=arguments,
+            )
+            events.append(self._padded(event))
+        return events
+
+    def _open_call(self, piece: ToolCallDelta) -> list[Event]:
+        events = self._close_item("completed")
+        place = len(self.response["output"])
+        item = {
+            "id": output_id("function_call", self._token, place),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": piece.id,
+            "name": piece.function.name,
+            "arguments": "",
+        }
+        self._call = _Call(item, place, piece.index)
+        added = self._event("response.output_item.added", output_index=place, item=item)
+        return [*events, added]
+
+    def _close_item(self, status: str) -> list[Event]:
+        """End the open item, if any, and add it to the response."""
+        if self._text is not None:
+            text, self._text = self._text, None
+            return self._close_text(text, status)
+        if self._call is not None:
+            call, self._call = self._call, None
+            return self._close_call(call, status)
+        return []
+
+    def _close_text(self, text: _Text, status: str) -> list[Event]:
+        if text.has_logprobs:  # The last token may have had no text of its own.
+            text.logprobs += self._logprobs
+            self._logprobs = []
+        said: str = orjson.loads(b'"%b"' % b"".join(text.said))
+        part = text.part(said, text.logprobs)
+        item = text.item | {"status": status, "content": [part]}
+        self.response["output"].append(item)
+        more = {"logprobs": text.logprobs} if text.has_logprobs else {}
+        return [
+            self._event(f"{text.event}.done", **text.where, text=said, **more),
+            self._event("response.content_part.done", **text.where, part=part),
+            self._event("response.output_item.done", output_index=text.place, item=item),
+        ]
+
+    def _close_call(self, call: _Call, status: str) -> list[Event]:
+        arguments = "".join(call.arguments)
+        item = call.item | {"status": status, "arguments": arguments}
+        self.response["output"].append(item)
+        done = self._event(
+            "response.function_call_arguments.done",
+            item_id=item["id"],
+            output_index=call.place,
+            name=item["name"],
+            arguments=arguments,
+        )
+        return [
+            done,
+            self._event("response.output_item.done", output_index=call.place, item=item),
+        ]
+
+    # -- writing
+
+    def _lifecycle(self, kind: str) -> Event:
+        return self._event(kind, response=self.response)
+
+    def _event(self, kind: str, **fields: object) -> Event:
+        return Event(kind, _encode({"type": kind, "sequence_number": self._number(), **fields}))
+
+    def _padded(self, event: Event) -> Event:
+        if not self.is_obfuscated:
+            return event
+        return Event(event.type, obfuscated(event.data + b"\n\n").removesuffix(b"\n\n"))
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+
+class _Text:
+    """A message that is being generated."""
+
+    item_type = "message"
+    event = "response.output_text"
+    has_logprobs = True
+
+    def __init__(self, item_id: str, place: int) -> None:
+        self.item = self._item(item_id)
+        self.place = place
+        self.where = {"item_id": item_id, "output_index": place, "content_index": 0}
+        self.said: list[bytes] = []
+        """The text so far, as the inside of a JSON string."""
+        self.logprobs: list[TokenLogprob] = []
+        self._type = f"{self.event}.delta"
+        self._head = b'{"type":%s,"sequence_number":' % orjson.dumps(self._type)
+        self._middle = b"," + orjson.dumps(self.where)[1:-1] + b',"delta":"'
+        self._tail = b'","logprobs":[]}' if self.has_logprobs else b'"}'
+
+    def delta(self, text: str, number: int, logprobs: list[TokenLogprob]) -> Event:
+        written = orjson.dumps(text)[1:-1]
+        if not logprobs:
+            return Event(self._type, self.text(written, number))
+        self.said.append(written)
+        self.logprobs += logprobs
+        tail = b'","logprobs":%b}' % _encode(logprobs)
+        return Event(self._type, b"%b%d%b%b%b" % (self._head, number, self._middle, written, tail))
+
+    def text(self, text: bytes, number: int) -> bytes:
+        """The data of ``delta`` without log-probabilities. ``text``: as the inside of a JSON
+        string."""
+        self.said.append(text)
+        return b"%b%d%b%b%b" % (self._head, number, self._middle, text, self._tail)
+
+    def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def _item(self, item_id: str) -> dict[str, Any]:
+        return {
+            "id": item_id,
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+
+
+class _Reasoning(_Text):
+    """Reasoning that is being generated; it is returned in full."""
+
+    item_type = "reasoning"
+    event = "response.reasoning_text"
+    has_logprobs = False
+
+    def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": text}
+
+    def _item(self, item_id: str) -> dict[str, Any]:
+        return {
+            "id": item_id,
+            "type": "reasoning",
+            "status": "in_progress",
+            "summary": [],
+            "content": [],
+        }
+
+
+class _Call:
+    """A function call that is being generated."""
+
+    def __init__(self, item: dict[str, Any], place: int, index: int) -> None:
+        self.item = item
+        self.place = place
+        self.index = index
+        """The call's number among those of the answer."""
+        self.arguments: list[str] = []
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """The usage object of Responses."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {
+            "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens
+        },
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def error_object(error: ApiError) -> dict[str, Any]:
+    """The object in ``response.error``, whose codes are a closed list of OpenAI's."""
+    code = "server_error"
+    if error.status == 429:
+        code = "rate_limit_exceeded"
+    elif error.status < 500:
+        code = "invalid_prompt"
+    return {"code": code, "message": error.object().message}

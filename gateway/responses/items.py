@@ -1,0 +1,230 @@
+"""The items of Responses: decodes them one by one, gives them ids, and makes messages of them.
+
+An item's id contains the token of its response and its place there, so that a reference to an item
+tells which response has it: ``msg_<token>_0`` is the first output item of ``resp_<token>``, and
+``msg_<token>_i0`` its first input item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
+from gateway.schemas.responses import (
+    Content,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputText,
+    Item,
+    ItemReference,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    RefusalText,
+)
+from gateway.transport import bodies
+
+MAX_ITEMS = 4096
+"""The most items of one request."""
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "message": msgspec.json.Decoder(MessageItem),
+    "function_call": msgspec.json.Decoder(FunctionCallItem),
+    "function_call_output": msgspec.json.Decoder(FunctionCallOutputItem),
+    "reasoning": msgspec.json.Decoder(ReasoningItem),
+    "item_reference": msgspec.json.Decoder(ItemReference),
+}
+
+
+class _Probe(msgspec.Struct):
+    type: str | None = None
+    role: str | None = None
+
+
+_probe = msgspec.json.Decoder(_Probe)
+
+
+def decode_input(given: str | Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
+    """Decode a request's input. Raises ``InvalidRequestError``, whose ``param`` begins with
+    ``input``."""
+    if isinstance(given, str):
+        return [MessageItem(role="user", content=given)]
+    if len(given) > MAX_ITEMS:
+        raise InvalidRequestError(f"At most {MAX_ITEMS} items.", param="input")
+    return decode_items(given)
+
+
+def decode_items(given: Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
+    """As ``decode_input``, for any number of items."""
+    return [_decode(raw, f"input[{index}]") for index, raw in enumerate(given)]
+
+
+def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:
+    """Decode items that this server stored: they are valid, and none is a reference."""
+    items: list[Item] = []
+    for item in decode_items(raw):
+        assert not isinstance(item, ItemReference)
+        items.append(item)
+    return items
+
+
+def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
+    try:
+        probe = bodies.decode(_probe, bytes(raw), what="item")
+        kind = probe.type or ("message" if probe.role is not None else "item_reference")
+        decoder = _DECODERS.get(kind)
+        if decoder is None:
+            raise UnsupportedParameter(
+                f"Items of type {quoted(kind)} are not supported by this server.", param="type"
+            )
+        item: Item | ItemReference = bodies.decode(decoder, bytes(raw))
+    except ApiError as exc:
+        param = path if exc.param is None else f"{path}.{exc.param}"
+        raise type(exc)(exc.message, param=param, code=exc.code) from None
+    return item
+
+
+def name_items(items: Iterable[Item], token: str) -> list[Item]:
+    """The items as they are stored and shown: with ids, and with the content of messages as
+    parts."""
+    return [
+        _named(item if not isinstance(item, MessageItem) else _in_parts(item), token, place)
+        for place, item in enumerate(items)
+    ]
+
+
+def _named(item: Item, token: str, place: int) -> Item:
+    if item.id is not None:
+        return item
+    return msgspec.structs.replace(item, id=f"{_PREFIXES[item.type]}_{token}_i{place:x}")
+
+
+def _in_parts(item: MessageItem) -> MessageItem:
+    if not isinstance(item.content, str):
+        return item
+    part = OutputText if item.role == "assistant" else InputText
+    return msgspec.structs.replace(item, content=[part(item.content)])
+
+
+def output_id(kind: str, token: str, place: int) -> str:
+    """The id of a response's output item number ``place``."""
+    return f"{_PREFIXES[kind]}_{token}_{place:x}"
+
+
+def token_of(item_id: str) -> str | None:
+    """The token of the response that an item of ours belongs to; None for a foreign id."""
+    kind, _, rest = item_id.partition("_")
+    token, _, place = rest.rpartition("_")
+    return token if kind in _PREFIXES.values() and token and place else None
+
+
+def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The items as messages of Chat Completions, which chat templates expect.
+
+    Consecutive calls, and text directly before them, make one assistant message, as the model
+    generated them. Raises ``ApiError`` naming the place in ``input``.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    reasoning = ""
+    for index, item in enumerate(items):
+        path = f"input[{index}]"
+        match item:
+            case ReasoningItem():
+                reasoning = "".join(part.text for part in item.content or ())
+            case MessageItem():
+                message = {"role": item.role, "content": _text(item.content, f"{path}.content")}
+                if item.role == "assistant" and reasoning:
+                    message["reasoning_content"] = reasoning
+                reasoning = ""
+                messages.append(message)
+            case FunctionCallItem():
+                _add_call(messages, item, reasoning)
+                reasoning = ""
+            case FunctionCallOutputItem():
+                messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": item.call_id,
+                        "content": _text(item.output, f"{path}.output"),
+                    }
+                )
+    return messages
+
+
+def _add_call(messages: list[dict[str, Any]], item: FunctionCallItem, reasoning: str) -> None:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None, "tool_calls": []})
+    message = messages[-1]
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    message.setdefault("tool_calls", []).append(
+        {
+            "id": item.call_id,
+            "type": "function",
+            "function": {"name": item.name, "arguments": item.arguments},
+        }
+    )
+
+
+def _text(content: Content, path: str) -> str:
+    """The text of an item. Parts are joined by line breaks, as in Chat Completions."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        match part:
+            case InputText() | OutputText():
+                texts.append(part.text)
+            case RefusalText():
+                texts.append(part.refusal)
+            case _:
+                kind = part.__struct_config__.tag
+                raise UnsupportedParameter(
+                    f"Content of type {kind} is not supported: the model reads text only.",
+                    param=f"{path}[{index}]",
+                )
+    return "\n".join(texts)
+
+
+def place_of(call_outputs: Sequence[Item]) -> int | None:
+    """The first function call output whose call is not among the items before it, if any."""
+    called: set[str] = set()
+    for index, item in enumerate(call_outputs):
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            return index
+    return None
+
+
+def without_oldest(items: Sequence[Item], number: int) -> list[Item]:
+    """All items except for the first ``number`` that are not instructions.
+
+    Outputs of calls that are left out are left out as well. Empty if the last item would be.
+    """
+    kept: list[Item] = []
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        is_instruction = isinstance(item, MessageItem) and item.role in ("system", "developer")
+        if not is_instruction and number > 0:
+            number -= 1
+            if index == len(items) - 1:
+                return []
+            continue
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            continue
+        kept.append(item)
+    return kept if kept and kept[-1] is items[-1] else []

@@ -1,0 +1,460 @@
+"""The responses of the Responses API: begun, retrieved, continued, cancelled and deleted.
+
+    HTTP, WebSocket ──► Responses.begin ──► ResponseRun ──► events for its reader
+                             │                   │
+              earlier responses from         stored before its last event is sent,
+              the store or the socket        so that the client can continue it at once
+
+Only the worker that runs a response knows it; when it has ended it is in the store, where every
+worker finds it. A ``background`` response is stored when it begins as well, because its client has
+no connection that would break if the worker crashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from gateway.admission.admission import Admission
+from gateway.admission.admitted import Admitted
+from gateway.concurrency.owned_tasks import OwnedTasks
+from gateway.config import Config
+from gateway.errors import (
+    ContextLengthExceeded,
+    InvalidRequestError,
+    ResponseNotFound,
+    quoted,
+    to_api_error,
+)
+from gateway.generation.generation import Generations
+from gateway.peers.peers import PeerGone, Peers
+from gateway.peers.routed_ids import mint, worker_of
+from gateway.peers.wire import EndResponse, Part, RunningResponse
+from gateway.responses import fields as response_fields
+from gateway.responses.items import (
+    decode_input,
+    name_items,
+    plain_items,
+    token_of,
+    without_oldest,
+)
+from gateway.responses.object import response_object
+from gateway.responses.run import ResponseRun
+from gateway.schemas.chat import ChatFields
+from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
+from gateway.streams.trim_schedule import TrimSchedule
+from tenants.errors import TenantsError
+from tenants.outage import CALM_S, OutageLog
+from tenants.shared import SharedState, StoredResponse
+from tenants.types import Principal
+
+logger = logging.getLogger(__name__)
+
+_UNENDED = ("queued", "in_progress")
+MAX_LINEAGE = 1000
+"""The most responses in a chain, from the first to the one that is continued."""
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """The responses that a new one continues."""
+
+    response_id: str | None = None
+    items: Sequence[Item] = ()
+
+
+class Responses:
+    """The responses of this gateway worker."""
+
+    def __init__(
+        self,
+        config: Config,
+        shared: SharedState,
+        peers: Peers,
+        admission: Admission,
+        generations: Generations,
+    ) -> None:
+        self._shared = shared
+        self._peers = peers
+        self._model = config.model_name
+        self._admission = admission
+        self._generations = generations
+        self._retention = timedelta(seconds=config.tenants.response_retention_s)
+        self._max_bytes = config.tenants.max_response_bytes
+        self._trims = TrimSchedule()
+        self._running: dict[str, ResponseRun] = {}
+        self._tasks = OwnedTasks()
+        self._unstored = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)
+        peers.answer(RunningResponse, self._part_for_peer)
+        peers.answer(EndResponse, self._end_for_peer)
+
+    # -- beginning
+
+    async def begin(
+        self,
+        fields: ResponseFields,
+        *,
+        principal: Principal,
+        request_id: UUID,
+        is_background: bool = False,
+        earlier: Earlier | None = None,
+        generate: bool = True,
+    ) -> ResponseRun:
+        """Check a request completely, and submit it. The caller closes the run.
+
+        earlier: the responses that it continues, if they are known; otherwise they are read from
+        the store. generate: False only stores the input, to be continued. Raises ``ApiError`` with
+        the names that fields have in Responses.
+        """
+        response_id = mint("resp", self._peers.worker_id)
+        tools, earlier, own = await self._read(fields, principal, response_id, earlier)
+        admit = None
+        if generate:
+            admit = partial(
+                self._admission.admit,
+                model=fields.model,
+                request_id=request_id,
+                principal=principal,
+                scope="responses",
+            )
+        try:
+            admitted = await _admitted(fields, tools, [*earlier.items, *own], admit)
+        except Exception as exc:
+            raise response_fields.in_our_words(
+                to_api_error(exc), num_earlier=len(earlier.items)
+            ) from exc
+        return self._start(
+            admitted,
+            response_object(
+                fields,
+                tools,
+                admitted,
+                response_id=response_id,
+                model=self._model if admitted is None else admitted.model,
+                is_background=is_background,
+            ),
+            tenant_id=principal.tenant.id,
+            earlier=earlier.items,
+            own=own,
+            is_stored=fields.store is not False,
+            is_obfuscated=_is_obfuscated(fields),
+        )
+
+    async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
+        """The number of input tokens that the response would have. Raises as ``begin`` does."""
+        tools, earlier, own = await self._read(fields, principal, "resp_")
+        try:
+            chat = response_fields.chat_fields(fields, tools, [*earlier.items, *own])
+            return await self._admission.count(
+                chat, model=fields.model, principal=principal, scope="responses"
+            )
+        except Exception as exc:
+            raise response_fields.in_our_words(
+                to_api_error(exc), num_earlier=len(earlier.items)
+            ) from exc
+
+    async def _read(
+        self,
+        fields: ResponseFields,
+        principal: Principal,
+        response_id: str,
+        earlier: Earlier | None = None,
+    ) -> tuple[list[FunctionTool], Earlier, list[Item]]:
+        """The request's tools, the responses that it continues, and its own items. Raises
+        ``ApiError``."""
+        response_fields.check(fields)
+        tools = response_fields.decode_tools(fields.tools)
+        if earlier is None:
+            earlier = await self._earlier(principal.tenant.id, fields.previous_response_id)
+        own = await self._own_items(principal.tenant.id, fields, response_id)
+        if not own and not earlier.items:
+            raise InvalidRequestError(
+                "Missing required parameter: input.",
+                param="input",
+                code="missing_required_parameter",
+            )
+        return tools, earlier, own
+
+    def _start(
+        self,
+        admitted: Admitted | None,
+        response: dict[str, Any],
+        *,
+        tenant_id: UUID,
+        earlier: Sequence[Item],
+        own: Sequence[Item],
+        is_stored: bool,
+        is_obfuscated: bool,
+    ) -> ResponseRun:
+        generation = None if admitted is None else self._generations.begin(admitted)
+        run = ResponseRun(
+            response,
+            generation,
+            tenant_id=tenant_id,
+            earlier=earlier,
+            own=own,
+            is_stored=is_stored,
+            is_obfuscated=is_obfuscated,
+            on_end=self._ended,
+            on_abandon=self._abandoned,
+        )
+        self._running[run.id] = run
+        return run
+
+    async def _earlier(self, tenant_id: UUID, response_id: str | None) -> Earlier:
+        if response_id is None:
+            return Earlier()
+        line = await self._shared.lineage(
+            tenant_id, response_id, max_length=MAX_LINEAGE, retention=self._retention
+        )
+        if len(line) == MAX_LINEAGE and line[0].previous_response_id is not None:
+            raise InvalidRequestError(
+                f"A conversation has at most {MAX_LINEAGE} responses, and this one has as many.",
+                param="previous_response_id",
+            )
+        if not line or line[0].previous_response_id is not None:
+            raise previous_not_found(line[0].previous_response_id or "" if line else response_id)
+        if line[-1].status in _UNENDED:
+            raise InvalidRequestError(
+                f"The response {quoted(response_id)} has not ended yet.",
+                param="previous_response_id",
+                code="previous_response_in_progress",
+            )
+        return Earlier(response_id, [item for response in line for item in items_of(response)])
+
+    async def _own_items(
+        self, tenant_id: UUID, fields: ResponseFields, response_id: str
+    ) -> list[Item]:
+        given = decode_input(fields.input if fields.input is not None else [])
+        items: list[Item] = []
+        for index, item in enumerate(given):
+            if isinstance(item, ItemReference):
+                items.append(await self._referred(tenant_id, item.id, f"input[{index}].id"))
+            else:
+                items.append(item)
+        return name_items(items, response_id.partition("_")[2])
+
+    async def _referred(self, tenant_id: UUID, item_id: str, param: str) -> Item:
+        token = token_of(item_id)
+        response = None
+        if token is not None:
+            response = await self._shared.find_response(tenant_id, f"resp_{token}")
+        for item in items_of(response) if response is not None else ():
+            if item.id == item_id:
+                return item
+        raise InvalidRequestError(
+            f"There is no stored item {quoted(item_id)}.", param=param, code="item_not_found"
+        )
+
+    # -- ending
+
+    async def _ended(self, run: ResponseRun) -> None:
+        """Store a response that has ended, in a task that a cancelled reader cannot interrupt."""
+        if not run.is_stored:
+            self._running.pop(run.id, None)
+            return
+        await asyncio.shield(self._tasks.start(self._store(run), name=f"store {run.id}"))
+
+    async def _store(self, run: ResponseRun) -> None:
+        try:
+            await self.keep(run)
+        except TenantsError as error:
+            # Its client still gets the answer, with ``store`` false.
+            self._unstored.failed("%s is not stored: %s", run.id, error)
+            run.mark_unstored()
+        else:
+            self._unstored.succeeded("Responses are stored again")
+        finally:
+            self._running.pop(run.id, None)
+
+    async def keep(self, run: ResponseRun) -> None:
+        """Store a run as it stands. Raises ``TenantsError``."""
+        record = run.record()
+        await self._shared.put_response(record, self._retention)
+        size = len(record.body) + len(record.input)
+        if self._trims.is_due(run.tenant_id, size, self._max_bytes):
+            await self._shared.trim_responses(run.tenant_id, self._max_bytes)
+
+    def _abandoned(self, run: ResponseRun) -> None:
+        self._tasks.start(run.give_up(), name=f"give up {run.id}")
+
+    async def close(self, within_s: float) -> None:
+        """Wait until all ended responses are stored; those that a hanging engine keeps waiting end
+        once it is closed."""
+        await self._tasks.wait(within_s)
+
+    # -- finding again
+
+    def running(self, tenant_id: UUID, response_id: str) -> ResponseRun | None:
+        """A response that runs in this worker and can be retrieved; None if there is none."""
+        run = self._running.get(response_id)
+        return run if run is not None and run.tenant_id == tenant_id and run.is_stored else None
+
+    async def body(self, tenant_id: UUID, response_id: str) -> bytes:
+        """The response object. Raises ``ResponseNotFound``, ``TenantsError``."""
+        return await self._part(tenant_id, response_id, "body")
+
+    async def input_items(self, tenant_id: UUID, response_id: str) -> bytes:
+        """Its own input items, as a JSON array. Raises as ``body`` does."""
+        return await self._part(tenant_id, response_id, "input")
+
+    async def _part(self, tenant_id: UUID, response_id: str, part: Part) -> bytes:
+        if (run := self.running(tenant_id, response_id)) is not None:
+            return _part_of(run.record(), part)
+        found = await self._shared.find_response(tenant_id, response_id)
+        if found is not None and found.status not in _UNENDED:
+            return _part_of(found, part)
+        wanted = RunningResponse(response_id=response_id, tenant_id=tenant_id, part=part)
+        try:
+            return await self._ask(wanted)
+        except (PeerGone, ResponseNotFound) as exc:
+            # It may have ended in between.
+            found = await self._stored(tenant_id, response_id)
+            if found.status in _UNENDED and isinstance(exc, PeerGone):
+                found = await self._fail(found)
+            return _part_of(found, part)
+
+    async def _stored(self, tenant_id: UUID, response_id: str) -> StoredResponse:
+        found = await self._shared.find_response(tenant_id, response_id)
+        if found is None:
+            raise _not_found(response_id)
+        return found
+
+    async def _fail(self, response: StoredResponse) -> StoredResponse:
+        """Mark a response as failed, because the worker that ran it has died."""
+        body = msgspec.json.decode(response.body)
+        body["status"] = "failed"
+        body["error"] = {"code": "server_error", "message": "The server that ran this went away."}
+        failed = msgspec.structs.replace(response, status="failed", body=msgspec.json.encode(body))
+        await self._shared.put_response(failed, self._retention)
+        return failed
+
+    async def cancel(self, tenant_id: UUID, response_id: str) -> bytes:
+        """End a running response and return the response object; one that has ended stays as it is.
+
+        Raises ``ResponseNotFound``, ``TenantsError``.
+        """
+        wanted = EndResponse(response_id=response_id, tenant_id=tenant_id)
+        if not await self._end(wanted):
+            with contextlib.suppress(PeerGone, ResponseNotFound):  # It has ended.
+                await self._ask(wanted)
+        return await self.body(tenant_id, response_id)
+
+    async def delete(self, tenant_id: UUID, response_id: str) -> None:
+        """Delete a response, ending it if it runs. Raises as ``cancel`` does."""
+        wanted = EndResponse(response_id=response_id, tenant_id=tenant_id, is_deleted=True)
+        was_running = await self._end(wanted)
+        if not was_running:
+            with contextlib.suppress(PeerGone, ResponseNotFound):
+                await self._ask(wanted)
+                was_running = True
+        if not await self._shared.delete_response(tenant_id, response_id) and not was_running:
+            raise _not_found(response_id)
+
+    async def _end(self, wanted: EndResponse) -> bool:
+        """End a response that runs here; False if it does not."""
+        run = self.running(wanted.tenant_id, wanted.response_id)
+        if run is None:
+            return False
+        if wanted.is_deleted:
+            run.is_stored = False
+        await asyncio.shield(self.begin_to_end(run))
+        return True
+
+    def begin_to_end(self, run: ResponseRun) -> asyncio.Task[None]:
+        """``end`` a run in a task of ours, because whoever asks for it may leave."""
+        return self._tasks.start(run.end(), name=f"end {run.id}")
+
+    # -- other workers
+
+    async def _ask(self, wanted: RunningResponse | EndResponse) -> bytes:
+        """Ask the worker that runs a response. Raises ``PeerGone``, ``ResponseNotFound``."""
+        worker_id = worker_of(wanted.response_id)
+        if worker_id is None or worker_id == self._peers.worker_id:
+            raise _not_found(wanted.response_id)
+        return await self._peers.ask(worker_id, wanted)
+
+    async def _part_for_peer(self, wanted: RunningResponse) -> bytes:
+        run = self.running(wanted.tenant_id, wanted.response_id)
+        if run is None:
+            raise _not_found(wanted.response_id)
+        return _part_of(run.record(), wanted.part)
+
+    async def _end_for_peer(self, wanted: EndResponse) -> bytes:
+        if not await self._end(wanted):
+            raise _not_found(wanted.response_id)
+        return b""
+
+
+def _part_of(response: StoredResponse, part: Part) -> bytes:
+    return response.body if part == "body" else response.input
+
+
+def _not_found(response_id: str) -> ResponseNotFound:
+    return ResponseNotFound(f"There is no response {quoted(response_id)}.")
+
+
+async def _admitted(
+    fields: ResponseFields,
+    tools: Sequence[FunctionTool],
+    items: Sequence[Item],
+    admit: Callable[[ChatFields], Awaitable[Admitted]] | None,
+) -> Admitted | None:
+    """Admit the chat of a response; None if ``admit`` is None, which only checks its fields.
+
+    With ``truncation`` "auto", items that do not fit are left out, the oldest first. Each try
+    leaves out twice as many, so there are few tries, and at most half of what is left out would
+    have fit. Tools that are strict only by default become loose if they are refused as strict.
+    """
+    num_dropped = 0
+    held = list(tools)
+    if tools:
+        held = await asyncio.to_thread(response_fields.strict_by_default, tools)
+    while True:
+        chat = response_fields.chat_fields(fields, held, items)
+        try:
+            return None if admit is None else await admit(chat)
+        except InvalidRequestError as exc:
+            if held != tools and (exc.param or "").startswith("tools"):
+                held = list(tools)
+                continue
+            if not isinstance(exc, ContextLengthExceeded):
+                raise
+            num_dropped = max(1, 2 * num_dropped)
+            shorter = without_oldest(items, num_dropped)
+            if fields.truncation != "auto" or not shorter:
+                raise
+            items = shorter
+
+
+class _Output(msgspec.Struct):
+    output: list[msgspec.Raw]
+
+
+_input_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_output_decoder = msgspec.json.Decoder(_Output)
+
+
+def items_of(response: StoredResponse) -> list[Item]:
+    """The input items of a stored response, followed by its output items."""
+    raw = [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
+    return plain_items(raw)
+
+
+def _is_obfuscated(fields: ResponseFields) -> bool:
+    return fields.stream_options is not None and bool(fields.stream_options.include_obfuscation)
+
+
+def previous_not_found(response_id: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Previous response with id {quoted(response_id)} not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )

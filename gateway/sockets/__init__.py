@@ -1,0 +1,1 @@
+"""The WebSockets, from their tickets to the frames that wait to be sent."""

@@ -1,0 +1,318 @@
+"""One WebSocket of ``/v1/responses`` after its handshake; the protocol is in
+``schemas.responses_ws``.
+
+reader ──► lane ──► its responses, one after the other ──┐
+     └───► lane ──► ...                                  ┼──► outbox ──► writer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict, deque
+from contextlib import aclosing
+from uuid import uuid4
+
+import msgspec
+import orjson
+from starlette.websockets import WebSocket
+
+from gateway.config import ServerConfig
+from gateway.context import RequestContext
+from gateway.errors import (
+    ApiError,
+    Draining,
+    InvalidRequestError,
+    RateLimited,
+    ResponseNotFound,
+    UnsupportedParameter,
+    quoted,
+    to_api_error,
+)
+from gateway.generation.delta import Delta
+from gateway.generation.text_events import Text, TextSink
+from gateway.responses.responses import Earlier, Responses
+from gateway.responses.run import ResponseRun
+from gateway.schemas.responses_ws import (
+    Cancel,
+    ClientMessage,
+    Create,
+    SocketError,
+    SocketErrorObject,
+)
+from gateway.sockets.outbox import Outbox
+from gateway.sockets.session import Close, SocketSession
+from gateway.transport import bodies, body_shape
+from tenants.authenticator import Authenticator
+from tenants.types import Principal
+
+MAX_LANES = 32
+"""The most named lanes of one connection."""
+MAX_REMEMBERED = 16
+"""The most responses that can be continued on their connection without being stored."""
+MAX_REMEMBERED_BYTES = 4 * 1024 * 1024
+_Waiting = deque[tuple[Create, Principal]]
+_LANE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_decoder: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
+
+
+class ResponsesSession(SocketSession):
+    """Runs the responses of one WebSocket: those of a lane one after the other, lanes at once."""
+
+    def __init__(
+        self,
+        socket: WebSocket,
+        context: RequestContext,
+        *,
+        api_key: str | None,
+        config: ServerConfig,
+        authenticator: Authenticator,
+        responses: Responses,
+    ) -> None:
+        super().__init__(
+            socket, context, api_key=api_key, config=config, authenticator=authenticator
+        )
+        self._responses = responses
+        self._lanes: dict[str | None, _Waiting] = {}
+        """The responses of each lane that has any; the first one runs, the others wait."""
+        self._names: set[str] = set()
+        self._num_in_flight = 0
+        self._running: dict[str, ResponseRun] = {}
+        self._remembered = _Remembered()
+
+    # -- reading
+
+    async def _read(self) -> None:
+        await self._admitted("responses")
+        try:
+            async with asyncio.timeout(self._config.ws_max_connection_s):
+                while True:
+                    await self._handle(await self._receive())
+        except TimeoutError:
+            await self._end_slowly()
+
+    async def _end_slowly(self) -> None:
+        """Let running responses end, and refuse others, because the connection is too old."""
+        too_old = InvalidRequestError(
+            f"This connection is {self._config.ws_max_connection_s:.0f} seconds old, the most "
+            "there may be; open another one.",
+            code="websocket_connection_limit_reached",
+        )
+        await self._send_error(too_old)
+        reading = asyncio.create_task(self._refuse_all(too_old), name="ws last reader")
+        try:
+            while self._tasks:
+                await asyncio.wait([reading, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    reading.result()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        raise Close(1001, "the connection is too old")
+
+    async def _refuse_all(self, error: ApiError) -> None:
+        while True:
+            text = await self._receive()
+            if (lane := _lane_in(text)) is not None:
+                await self._send_error_to(lane, error)
+            else:
+                await self._handle(text)
+
+    async def _handle(self, text: str) -> None:
+        try:
+            data = text.encode()
+            await body_shape.check(data)
+            message = bodies.decode(_decoder, data, what="message")
+            if isinstance(message, Create):
+                self._enqueue(message, await self._authenticate())
+            else:
+                self._cancel(message)
+        except ApiError as exc:
+            await self._send_error_to(_lane_in(text), exc)
+
+    def _cancel(self, message: Cancel) -> None:
+        run = self._running.get(message.response_id)
+        if run is not None:
+            self._responses.begin_to_end(run)  # Its reader may stand still.
+        elif message.response_id not in self._remembered:
+            raise ResponseNotFound(
+                f"This connection has no response {quoted(message.response_id)}.",
+                param="response_id",
+            )
+
+    # -- lanes
+
+    def _enqueue(self, message: Create, principal: Principal) -> None:
+        """Run a response, after those before it in its lane. Raises ``ApiError``."""
+        self._check(message)
+        lane = message.stream_id
+        if lane is not None:
+            self._names.add(lane)
+        self._num_in_flight += 1
+        if lane in self._lanes:
+            self._lanes[lane].append((message, principal))
+            return
+        waiting = self._lanes[lane] = deque([(message, principal)])
+        self._begin_task(self._work_off(lane, waiting), name=f"lane {lane}")
+
+    def _check(self, message: Create) -> None:
+        lane = message.stream_id
+        if lane is not None and _LANE.fullmatch(lane) is None:
+            raise InvalidRequestError(
+                "Must be 1 to 64 characters of A-Z, a-z, 0-9 and _ . : -", param="stream_id"
+            )
+        if lane is not None and lane not in self._names and len(self._names) >= MAX_LANES:
+            raise RateLimited(
+                f"This connection has {MAX_LANES} named lanes already.",
+                code="websocket_stream_limit_reached",
+                param="stream_id",
+            )
+        if self._num_in_flight >= self._config.ws_max_turns:
+            raise RateLimited(
+                f"{self._num_in_flight} responses run or wait on this connection already.",
+                code="websocket_in_flight_limit_reached",
+            )
+        for name in ("background", "stream"):
+            if getattr(message, name) not in (None, name == "stream"):
+                raise UnsupportedParameter(
+                    "Over a WebSocket every response is streamed; leave it out.", param=name
+                )
+        if self._draining:
+            raise Draining("The server is shutting down.")
+
+    async def _work_off(self, lane: str | None, waiting: _Waiting) -> None:
+        while waiting:
+            await self._run(*waiting[0])
+            waiting.popleft()
+            self._num_in_flight -= 1
+        del self._lanes[lane]
+
+    async def _run(self, message: Create, principal: Principal) -> None:
+        lane = message.stream_id
+        try:
+            run = await self._start(message, principal)
+        except Exception as exc:  # Whatever it is, the client must learn of it.
+            await self._send_error_to(lane, to_api_error(exc))
+            return
+        self._running[run.id] = run
+        tail = b"}" if lane is None else b',"stream_id":%s}' % orjson.dumps(lane)
+        try:
+            sink = _LaneSink(run, self._outbox, tail)
+            async with aclosing(run.events(sink)) as running:
+                async for events in running:
+                    for event in events:
+                        await self._outbox.put(run.id, event.data[:-1] + tail)
+        finally:
+            run.close()
+            del self._running[run.id]
+        if run.failure is None:
+            self._remembered.add(run)
+
+    async def _start(self, message: Create, principal: Principal) -> ResponseRun:
+        previous = message.previous_response_id
+        return await self._responses.begin(
+            message,
+            principal=principal,
+            request_id=uuid4(),
+            earlier=None if previous is None else self._remembered.get(previous),
+            generate=message.generate is not False,
+        )
+
+    # -- sending
+
+    def _error_frame(self, error: ApiError, lane: str | None = None) -> bytes:
+        known = error.object()
+        event = SocketError(
+            status=error.status,
+            error=SocketErrorObject(
+                message=known.message,
+                type=known.type,
+                param=known.param,
+                code=known.code,
+                headers=error.limit_headers() or msgspec.UNSET,
+            ),
+            stream_id=msgspec.UNSET if lane is None else lane,
+        )
+        return msgspec.json.encode(event)
+
+    async def _send_error_to(self, lane: str | None, error: ApiError) -> None:
+        await self._outbox.put(None, self._error_frame(error, lane))
+
+
+class _LaneSink:
+    """A ``Sink`` that sends the deltas of a response as frames."""
+
+    def __init__(self, run: ResponseRun, outbox: Outbox, tail: bytes) -> None:
+        """``tail``: replaces the last brace of each event, to add the lane's name."""
+        self._run = run
+        self._outbox = outbox
+        self._tail = tail
+
+    @property
+    def is_free(self) -> bool:
+        return self._outbox.is_free
+
+    def put(self, delta: Delta) -> None:
+        frames = [event.data[:-1] + self._tail for event in self._run.delta_events(delta)]
+        self._outbox.put_all_now(self._run.id, frames)
+
+    def text_sink(self, index: int) -> TextSink | None:
+        if not self._run.has_plain_text:
+            return None
+        return _LaneTextSink(self._run, self._outbox, self._tail)
+
+
+class _LaneTextSink:
+    """A ``TextSink`` that sends content as frames."""
+
+    __slots__ = ("_outbox", "_tail", "_text")
+
+    def __init__(self, run: ResponseRun, outbox: Outbox, tail: bytes) -> None:
+        self._text = run.text
+        self._outbox = outbox
+        self._tail = tail
+
+    def put(self, text: Text, now: float) -> bool:
+        # Asked first, because an event that is made but not sent would leave a gap in the numbers.
+        if not self._outbox.is_free or (data := self._text(text)) is None:
+            return False
+        return self._outbox.offer(data[:-1] + self._tail, now)
+
+
+class _Remembered:
+    """The last responses of a connection, which others can continue."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[Earlier, int]] = OrderedDict()
+        self._size = 0
+
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._known
+
+    def get(self, response_id: str) -> Earlier | None:
+        found = self._known.get(response_id)
+        return None if found is None else found[0]
+
+    def add(self, run: ResponseRun) -> None:
+        """Remember a response. Its size is that of its own items, because responses that continue
+        each other share the items that they have in common."""
+        record = run.record()
+        size = len(record.body) + len(record.input)
+        self._known[run.id] = (Earlier(run.id, run.context()), size)
+        self._size += size
+        while len(self._known) > MAX_REMEMBERED or self._size > MAX_REMEMBERED_BYTES:
+            _, (_, gone) = self._known.popitem(last=False)
+            self._size -= gone
+
+
+class _Envelope(msgspec.Struct):
+    type: str
+    stream_id: str | None = None
+
+
+def _lane_in(text: str) -> str | None:
+    """The lane of a refused message; None if it has none, or it cannot be known."""
+    try:
+        return msgspec.json.decode(text, type=_Envelope).stream_id
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -1,0 +1,1 @@
+"""Resumable streams: logs of what was sent, and their readers."""

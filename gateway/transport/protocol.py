@@ -1,0 +1,430 @@
+"""uvicorn's HTTP and WebSocket protocols with limits, and with writers that need no coroutine.
+
+httptools accepts headers of any size, and uvicorn keeps sockets that send nothing, or that read
+nothing, forever: a closing transport waits until its last byte is sent. Here the size of headers
+and the time for sending them are limited, so are the number of connections and the time for which
+bytes may stay unsent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import SecurityError
+from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+
+from gateway.config import ServerConfig
+from gateway.errors import ApiError, Draining, HeadersTooLarge, InvalidRequestError, Overloaded
+from gateway.transport import extensions
+from gateway.transport.cork import Cork
+from gateway.transport.extensions import Departure
+
+MAX_HEADERS = 100
+MAX_FRAGMENTS = 4096
+"""Fragments of one WebSocket message. They may be empty, so its size does not limit them."""
+
+
+class Deadline:
+    """Aborts a connection, unless it is stopped in time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport) -> None:
+        """Abort ``transport`` after the time, counted from now."""
+        self.stop()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._seconds, transport.abort)
+
+    def ensure_started(self, transport: asyncio.Transport) -> None:
+        """As ``start``, but let a deadline that has been started run on."""
+        if self._timer is None:
+            self.start(transport)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """For ``uvicorn.Config(http=...)``: ``limited`` makes the subclass that sets both of these."""
+
+    limits: ServerConfig
+    cork: Cork
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._header_deadline = Deadline(self.limits.header_timeout_s)
+        self._send_deadline = Deadline(self.limits.send_timeout_s)
+        self._in_headers = True
+        self._is_behind = False
+        """The request being received waits until the one before it is answered (pipelining)."""
+        self._bytes_waiting = 0  # received, of headers that are not complete yet
+        self._bytes_parsed = 0  # reported by the parser, of the same headers
+        self._refusal: ApiError | None = None
+        self._departure = Departure()
+        self._worked_on: RequestResponseCycle | None = None
+        """The request that the application works on; uvicorn's ``cycle`` is the latest one."""
+        self.writer: BodyWriter | None = None
+        """The current answer's writer, while it is open."""
+        if len(self.connections) > self.limits.max_connections:
+            self._refusal = Overloaded("The server has too many connections.", retry_after_s=1)
+            self.send_400_response("")
+        else:
+            self._header_deadline.start(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._header_deadline.stop()
+        self._send_deadline.stop()
+        self._close_writer()
+        if self._worked_on is not None and not self._worked_on.response_complete:
+            self._worked_on.disconnected = True
+            self._worked_on.message_event.set()
+        super().connection_lost(exc)
+        self._departure.leave()
+
+    # -- headers
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._bytes_waiting += len(data)
+        super().data_received(data)
+        # The parser reports a header only when it is complete, so received bytes count as well.
+        too_much = self._bytes_waiting > self.limits.max_header_bytes
+        if self._in_headers and too_much and not self.transport.is_closing():
+            self._refuse_headers()
+            self.send_400_response("")
+        # Bytes that belong to no request (blank lines, or the rest of a refused one) have stopped
+        # the keep-alive timer, and must not keep the connection open forever.
+        is_ours = self in self.connections  # and was not upgraded
+        if is_ours and not self._is_answering and self.timeout_keep_alive_task is None:
+            self._header_deadline.ensure_started(self.transport)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._is_behind = self._is_answering
+        self._bytes_parsed = 0
+        self._header_deadline.start(self.transport)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._bytes_waiting = 0
+        self._header_deadline.stop()
+        num_hosts = [name for name, _ in self.headers].count(b"host")
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise ValueError("not one host")  # RFC 9112, section 3.2: answered with a 400
+        super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # not an upgrade
+            extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._worked_on = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _should_upgrade(self) -> bool:
+        # A WebSocket would write into the answer to the request before.
+        return not self._is_behind and super()._should_upgrade()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+        is_request = self.cycle is not None and self.cycle.scope is self.scope  # not an upgrade
+        if is_request and self.cycle.response_complete:  # refused before its body was read
+            self._header_deadline.stop()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        # A large body has paused reading, without which the end of the connection goes unnoticed.
+        if not self.pipeline:
+            self.flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request for which ASGI has no scope yet, and close the connection. If an answer
+        to an earlier request is being sent, it breaks off instead."""
+        error = self._refusal or InvalidRequestError("This is not a valid HTTP request.")
+        if not self._is_answering:
+            self.transport.write(_answer_of(error))
+        self._close()
+
+    def _count(self, size: int) -> None:
+        self._bytes_parsed += size
+        limit = self.limits.max_header_bytes
+        if self._bytes_parsed > limit or len(self.headers) > MAX_HEADERS:
+            self._refuse_headers()
+            raise ValueError("headers too large")  # stops the parser; answered with a 431
+
+    def _refuse_headers(self) -> None:
+        self._refusal = HeadersTooLarge(
+            f"The headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} lines."
+        )
+
+    # -- unsent bytes
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._send_deadline.start(self.transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._close_writer()
+        self._send_deadline.start(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._send_deadline.stop()
+
+    def on_response_complete(self) -> None:
+        self._close_writer()
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._send_deadline.start(self.transport)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._send_deadline.start(self.transport)
+
+    def _close_writer(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._send_deadline.start(self.transport)
+
+
+def _answer_of(error: ApiError) -> bytes:
+    """A whole HTTP answer, the last one on its connection."""
+    body = error.body()
+    headers = {
+        **error.headers(),
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-request-id": str(uuid4()),
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {error.status} \r\n{lines}\r\n".encode() + body
+
+
+class BodyWriter:
+    """The ``extensions.Writer`` of a request: writes chunks as of RFC 9112, section 7.1.
+
+    Whether it may write depends on half a dozen objects, which would have to be fetched from memory
+    for every chunk. So it is looked up once, and again after the protocol has closed the writer.
+    """
+
+    __slots__ = ("_cork", "_cycle", "_is_open", "_owner", "_write")
+
+    def __init__(self, owner: BoundedHttpProtocol, cycle: RequestResponseCycle) -> None:
+        self._owner = owner
+        self._cork = owner.cork
+        self._cycle = cycle
+        self._write = cycle.transport.write
+        self._is_open = False
+
+    def write(self, data: bytes) -> bool:
+        if not data or not (self._is_open or self._open()):  # An empty chunk would end the body.
+            self._cork.release()  # Otherwise what ``send`` writes would overtake it.
+            return False
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        held = self._cork.held
+        if held is None:
+            self._write(chunk)
+        else:
+            held.append((self._write, chunk))
+        return True
+
+    def close(self) -> None:
+        """Look up again before the next write: writing is paused, or the answer has ended."""
+        self._is_open = False
+
+    def _open(self) -> bool:
+        cycle = self._cycle
+        self._is_open = bool(
+            cycle.chunked_encoding  # The answer has begun, without a content-length.
+            and not cycle.flow.write_paused
+            and not cycle.response_complete
+            and not cycle.disconnected
+        )
+        if self._is_open:
+            self._owner.writer = self
+        return self._is_open
+
+
+class TextWriter:
+    """The ``extensions.Writer`` of a WebSocket: writes text frames as of RFC 6455, section 5.2.
+
+    Whether it may write is looked up once, as by ``BodyWriter``; only the connection's state, which
+    any frame of the client can change, is checked each time.
+    """
+
+    __slots__ = ("_conn", "_cork", "_is_open", "_owner", "_write")
+
+    def __init__(self, owner: BoundedWebSocketProtocol) -> None:
+        self._owner = owner
+        self._cork = owner.cork
+        self._conn = owner.conn
+        self._write = owner.transport.write
+        self._is_open = False
+
+    def write(self, data: bytes) -> bool:
+        if self._conn.state is not OPEN or not (self._is_open or self._open()):
+            self._cork.release()  # Otherwise what ``send`` writes would overtake it.
+            return False
+        size = len(data)
+        if size < 126:
+            frame = b"\x81%c%b" % (size, data)
+        elif size < 65536:
+            frame = b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data)
+        else:
+            frame = b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), data)
+        held = self._cork.held
+        if held is None:
+            self._write(frame)
+        else:
+            held.append((self._write, frame))
+        return True
+
+    def close(self) -> None:
+        """Look up again before the next write: writing is paused, or the connection is lost."""
+        self._is_open = False
+
+    def _open(self) -> bool:
+        owner = self._owner
+        self._is_open = owner.writable.is_set() and not owner.disconnected
+        return self._is_open
+
+
+class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
+    """For ``uvicorn.Config(ws=...)``: ``limited`` makes the subclass that sets both of these.
+
+    ``server`` turns off the protocol's extensions, because they change how frames are written.
+    """
+
+    limits: ServerConfig
+    cork: Cork
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._has_failed = False  # the client broke the protocol, or its handshake was refused
+        self._writer: TextWriter | None = None
+        self._send_deadline = Deadline(self.limits.send_timeout_s)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._send_deadline.stop()
+        self._close_writer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated:  # The headers came at once, and were not a handshake.
+            self._refuse_handshake()
+
+    def _refuse_handshake(self) -> None:
+        """uvicorn would not answer, and keep the connection open."""
+        error: ApiError = InvalidRequestError("This is not a valid WebSocket handshake.")
+        exc = self.conn.handshake_exc
+        if isinstance(exc, SecurityError):
+            error = HeadersTooLarge(f"The WebSocket handshake is too large: {exc}.")
+        self._refuse(error)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer a handshake in the application's place, and close the connection."""
+        self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        self._has_failed = True
+        self.transport.write(_answer_of(error))
+        self.transport.close()
+        self._send_deadline.start(self.transport)
+
+    def shutdown(self) -> None:
+        if self.handshake_complete or self.initial_response is not None:
+            super().shutdown()
+            self._send_deadline.start(self.transport)
+        else:  # uvicorn would answer in plain text.
+            self._refuse(Draining("The server is shutting down.", retry_after_s=1))
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if not self.close_sent and not self.conn.extensions:  # The handshake was accepted.
+            self._writer = TextWriter(self)
+            extensions.offer(self.scope, self._writer.write)
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) < MAX_FRAGMENTS:
+            super().handle_cont(event)
+        elif self.conn.state is OPEN:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and self.conn.state is OPEN:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                # uvicorn would log an error for each, so that a client could flood the log.
+                self.frames = []
+                self.conn.fail(CloseCode.INVALID_DATA, "not UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        self._has_failed = True
+        super().handle_parser_exception()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if self._has_failed:  # The application does not know of it yet.
+            raise ClientDisconnected
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            # uvicorn would log an error for every refused upgrade, although it was answered.
+            self.handshake_complete = True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._close_writer()
+        self._send_deadline.start(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._send_deadline.stop()
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def limited(
+    limits: ServerConfig, cork: Cork
+) -> tuple[type[BoundedHttpProtocol], type[BoundedWebSocketProtocol]]:
+    """Subclasses of both protocols with these limits, of which uvicorn makes the instances.
+    ``cork`` holds what their writers write."""
+    declared = {"limits": limits, "cork": cork}
+    return (
+        type("HttpProtocol", (BoundedHttpProtocol,), declared),
+        type("WebSocketProtocol", (BoundedWebSocketProtocol,), declared),
+    )

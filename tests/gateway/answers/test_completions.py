@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from openai.types import Completion
+
+from gateway.answers.chat import DONE
+from gateway.answers.completions import TextChunks, TextCompletion
+from gateway.errors import EngineUnavailable
+from gateway.generation.delta import Delta
+from gateway.generation.generation import usage_of
+from gateway.prompts.texts import Echo
+
+USAGE = usage_of(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
+
+
+def chunks(*echoes: str, has_usage: bool = False) -> TextChunks:
+    return TextChunks(
+        completion_id="cmpl-1",
+        created=7,
+        model="m",
+        echoes=[Echo(text) for text in echoes or ("",)],
+        has_usage=has_usage,
+    )
+
+
+def parse(data: bytes) -> list[Any]:
+    return [json.loads(event[len(b"data: ") :]) for event in data.split(b"\n\n")[:-1]]
+
+
+def test_the_exact_bytes_of_a_chunk() -> None:
+    assert chunks().delta(Delta(0, 'a"\n')) == (
+        b'data: {"id":"cmpl-1","object":"text_completion","created":7,"model":"m",'
+        b'"system_fingerprint":null,"choices":[{"index":0,"text":"a\\"\\n","logprobs":null,'
+        b'"finish_reason":null}]}\n\n'
+    )
+
+
+def test_text_between_what_is_around_it_is_its_chunk() -> None:
+    made = chunks("", "q", has_usage=True)
+    around = made.around_text(1)
+    assert around is not None
+    assert around.head + b"a b" + around.tail == made.delta(Delta(1, "a b"))
+
+
+def test_only_echoed_prompts_open_a_stream() -> None:
+    assert chunks().opening() == b""
+    events = parse(chunks("", "b", "c").opening())
+    assert [event["choices"][0] for event in events] == [
+        {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        for index, text in ((1, "b"), (2, "c"))
+    ]
+
+
+def test_the_last_text_and_the_reason_are_one_event() -> None:
+    (event,) = parse(chunks("", "").delta(Delta(1, "x", (), "length")))
+    assert event["choices"][0]["text"] == "x"
+    assert event["choices"][0]["finish_reason"] == "length"
+    Completion.model_validate(event | {"choices": event["choices"]})
+
+
+def test_usage_is_the_last_chunk_and_null_before() -> None:
+    writer = chunks(has_usage=True)
+    assert parse(writer.delta(Delta(0, "x")))[0]["usage"] is None
+    closing = writer.closing(USAGE)
+    assert closing.endswith(DONE)
+    (last,) = parse(closing.removesuffix(DONE))
+    assert last["choices"] == []
+    assert last["usage"] == msgspec.to_builtins(USAGE)
+    assert chunks().closing(USAGE) == DONE
+
+
+def test_heartbeats_and_errors() -> None:
+    (beat,) = parse(chunks("echoed").heartbeat)
+    assert beat["choices"][0]["text"] == ""
+    (event,) = parse(chunks().error(EngineUnavailable("gone")))
+    assert event["error"]["message"] == "gone"
+
+
+def test_collecting() -> None:
+    completion = TextCompletion(
+        completion_id="cmpl-1", created=7, model="m", echoes=[Echo("p"), Echo("q")]
+    )
+    for delta in (Delta(1, "a"), Delta(0, "b"), Delta(1, "c", (), "stop"), Delta(0, "", (), "x")):
+        completion.add(delta)
+    body = json.loads(completion.body(USAGE))
+    assert body["object"] == "text_completion"
+    assert [choice["text"] for choice in body["choices"]] == ["pb", "qac"]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["x", "stop"]
+    assert body["usage"]["total_tokens"] == 5

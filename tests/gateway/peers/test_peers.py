@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from gateway.errors import InvalidApiKey, RateLimited, StreamNotFound, Unavailable
+from gateway.peers.peers import PeerGone, sweep
+from gateway.peers.wire import RedeemTicket, StopStream
+from gateway.streams.log import MemoryStreamLog, StreamReader
+from gateway.streams.streams import Streams
+from tenants.memory import MemoryStore
+from tenants.shared import SharedState
+from tests.gateway.peering import listening, make_archive, make_peers
+from tests.gateway.serving import until
+
+ITEMS = [b"%d" % number * 50 for number in range(600)]
+
+
+class Work:
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+        self.closed = 0
+
+    def cancel(self) -> None:
+        self.stopped.set()
+
+    def close(self) -> None:
+        self.closed += 1
+        self.stopped.set()
+
+    async def body(self) -> AsyncGenerator[list[bytes], None]:
+        for start in range(0, len(ITEMS), 40):
+            yield ITEMS[start : start + 40]
+            await asyncio.sleep(0)
+        await self.stopped.wait()
+        yield [b"last"]
+
+
+class Site:
+    """Two workers over one store; the first runs a stream."""
+
+    def __init__(self) -> None:
+        store = MemoryStore()
+        self.store = store
+        self.shared: SharedState = store.shared
+        self.peers = [make_peers(self.shared) for _ in range(2)]
+        self.streams = [
+            Streams(
+                MemoryStreamLog(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60),
+                make_archive(self.shared),
+                peers,
+                grace_s=0.5,
+                heartbeat_s=0,
+                retention_s=60,
+            )
+            for peers in self.peers
+        ]
+        self.work = Work()
+
+    async def open(self) -> str:
+        self.tenant = await self.store.create_tenant("acme")
+        stream_id = self.streams[0].new_id()
+        reader = await self.streams[0].open(
+            stream_id,
+            self.work,
+            self.work.body(),
+            tenant_id=self.tenant.id,
+            kind="sse",
+            cut=lambda error: b"cut",
+            heartbeat=lambda: b"beat",
+        )
+        reader.close()
+        return stream_id
+
+    async def follow(self, stream_id: str, after: int = 0) -> StreamReader:
+        """From the worker that does not run it."""
+        return await self.streams[1].follow(stream_id, self.tenant.id, kind="sse", after=after)
+
+
+async def read(reader: StreamReader, count: int) -> list[bytes]:
+    items: list[bytes] = []
+    while len(items) < count:
+        items += await anext(reader)  # type: ignore[call-overload]
+    return items
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_read_stopped_and_kept_from_another_worker() -> None:
+    site = Site()
+    async with listening(site.peers[0], site.shared):
+        stream_id = await site.open()
+        reader = await site.follow(stream_id, 7)
+        assert await read(reader, len(ITEMS) - 7) == ITEMS[7:]
+        await asyncio.sleep(0.6)
+        assert site.work.closed == 0  # somebody reads, if not here
+        await reader.beat()
+        assert await read(reader, 1) == [b"beat"]
+        await site.streams[1].stop(stream_id, site.tenant.id)
+        assert await read(reader, 1) == [b"last"]
+        with pytest.raises(StopAsyncIteration):
+            await anext(reader)  # type: ignore[call-overload]
+        reader.close()
+        # While its worker is there it answers; afterwards the store does.
+        again = await site.follow(stream_id)
+        whole = [*ITEMS, b"beat", b"last"]
+        assert await read(again, len(whole)) == whole
+        again.close()
+        await site.streams[0].close()
+    later = await site.follow(stream_id, 5)
+    assert await read(later, len(whole) - 5) == whole[5:]
+    await site.streams[1].stop(stream_id, site.tenant.id)
+    await site.streams[1].forget(stream_id, site.tenant.id)
+    with pytest.raises(StreamNotFound):
+        await site.follow(stream_id)
+
+
+@pytest.mark.asyncio
+async def test_a_follower_that_leaves_counts_as_a_reader_that_leaves() -> None:
+    site = Site()
+    async with listening(site.peers[0], site.shared):
+        reader = await site.follow(await site.open())
+        await read(reader, 1)
+        reader.close()
+        await until(lambda: site.work.closed)
+        await site.streams[0].close()
+
+
+@pytest.mark.asyncio
+async def test_stopping_through_the_reader() -> None:
+    site = Site()
+    async with listening(site.peers[0], site.shared):
+        reader = await site.follow(await site.open())
+        reader.stop()
+        assert (await read(reader, len(ITEMS) + 1))[-1] == b"last"
+        reader.close()
+        await site.streams[0].close()
+
+
+@pytest.mark.asyncio
+async def test_ids_are_nothing_to_another_tenant() -> None:
+    site = Site()
+    async with listening(site.peers[0], site.shared):
+        stream_id = await site.open()
+        for call in (
+            site.streams[1].follow(stream_id, uuid4(), kind="sse", after=0),
+            site.streams[1].follow(stream_id, site.tenant.id, kind="ws", after=0),
+            site.streams[1].stop(stream_id, uuid4()),
+        ):
+            with pytest.raises(StreamNotFound):
+                await call
+        await site.streams[1].forget(stream_id, uuid4())
+        assert not site.work.stopped.is_set()
+        await site.streams[1].forget(stream_id, site.tenant.id)
+        with pytest.raises(StreamNotFound):
+            await site.follow(stream_id)
+        await site.streams[0].close()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_dies_cuts_its_followers_off() -> None:
+    site = Site()
+    async with listening(site.peers[0], site.shared):
+        reader = await site.follow(await site.open())
+    with pytest.raises(Unavailable) as caught:
+        await read(reader, 10**6)
+    assert caught.value.code == "worker_lost"
+    reader.close()
+    await site.streams[0].close()
+
+
+@pytest.mark.asyncio
+async def test_errors_arrive_as_they_were_raised() -> None:
+    shared = MemoryStore().shared
+    here, there = make_peers(shared), make_peers(shared)
+
+    async def refuse(request: RedeemTicket) -> bytes:
+        if request.ticket == "odd":
+            raise ValueError("nobody's business")
+        raise RateLimited("slow down", code="c", param="p", retry_after_s=3, headers={"a": "b"})
+
+    there.answer(RedeemTicket, refuse)
+    async with listening(there, shared):
+        with pytest.raises(RateLimited) as caught:
+            await here.ask(there.worker_id, RedeemTicket("x"))
+        error = caught.value
+        assert (error.message, error.code, error.param) == ("slow down", "c", "p")
+        assert (error.retry_after_s, error.extra_headers) == (3, {"a": "b"})
+        with pytest.raises(Exception, match="failed to handle"):
+            await here.ask(there.worker_id, RedeemTicket("odd"))
+        with pytest.raises(Unavailable):  # nobody answers this one
+            await here.ask(there.worker_id, StopStream(stream_id="s", tenant_id=uuid4()))
+    with pytest.raises(PeerGone):
+        await here.ask(there.worker_id, RedeemTicket("x"))
+
+
+@pytest.mark.asyncio
+async def test_who_does_not_know_the_secret_gets_nothing() -> None:
+    shared = MemoryStore().shared
+    there, stranger = make_peers(shared), make_peers(shared, secret=b"a guess")
+    asked = []
+
+    async def redeem(request: RedeemTicket) -> bytes:
+        asked.append(request)
+        raise InvalidApiKey("x")
+
+    there.answer(RedeemTicket, redeem)
+    async with listening(there, shared):
+        with pytest.raises(Unavailable):
+            await stranger.ask(there.worker_id, RedeemTicket("x"))
+        found = await shared.find_worker(there.worker_id)
+        assert found is not None
+        reader, writer = await asyncio.open_unix_connection(found.address.removeprefix("unix:"))
+        writer.write((2**31).to_bytes(4, "big"))  # before the handshake frames are small
+        await reader.read()
+        writer.close()
+    assert asked == []
+
+
+@pytest.mark.asyncio
+async def test_hosts_reach_each_other_over_tcp() -> None:
+    shared = MemoryStore().shared
+    here, there = make_peers(shared), make_peers(shared, host="127.0.0.1")
+
+    async def redeem(request: RedeemTicket) -> bytes:
+        return request.ticket.encode()
+
+    there.answer(RedeemTicket, redeem)
+    async with listening(there, shared):
+        found = await shared.find_worker(there.worker_id)
+        assert found is not None
+        assert found.address.startswith("127.0.0.1:")
+        assert await here.ask(there.worker_id, RedeemTicket("x")) == b"x"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("num_steps", range(4))
+async def test_a_worker_that_ends_while_it_begins_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    """A socket left open would be a warning, so an error."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    running = asyncio.create_task(make_peers().run())
+    while not _names(tmp_path):  # noqa: ASYNC110 (at the very step)
+        await asyncio.sleep(0)
+    for _ in range(num_steps):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    gc.collect()
+    assert not _names(tmp_path)
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def test_what_killed_workers_left_is_swept_away(tmp_path: Path) -> None:
+    def make(name: str) -> socket.socket:
+        (tmp_path / name).mkdir()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / name / "socket"))
+        listener.listen()
+        return listener
+
+    with make("sluice-peer-alive"):
+        make("sluice-peer-dead").close()
+        make("another").close()
+        (tmp_path / "sluice-peer-empty").mkdir()
+        assert sweep(tmp_path) == 0  # they may have begun just now
+        assert sweep(tmp_path, min_age_s=0) == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "another",
+            "sluice-peer-alive",
+            "sluice-peer-empty",
+        ]

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.errors import ContextLengthExceeded, InvalidRequestError, UnsupportedParameter
+from gateway.prompts.chat import ChatPrompts
+from gateway.prompts.threads import LONG_CHARS, PromptThreads
+from gateway.schemas.chat import ChatCompletionRequest
+from tests.gateway.serving import chat_body
+
+THINKING = (
+    "{{ messages[0].content }}|{% if enable_thinking is not false %}<think>\n"
+    "{% else %}<think>\n\n</think>\n{% endif %}"
+)
+EFFORT = "{{ messages[0].content }} {{ reasoning_effort }} {{ verbosity }}"
+
+
+TENANT = uuid4()
+
+
+def prompts(model_dir: Path, source: str, *allowed: str) -> ChatPrompts:
+    return ChatPrompts(
+        ChatTemplate({"default": source}),
+        Tokenizer.load(model_dir),
+        PromptThreads(),
+        allowed_kwargs=allowed,
+    )
+
+
+def request(**fields: Any) -> ChatCompletionRequest:
+    return msgspec.convert(chat_body(**fields), ChatCompletionRequest)
+
+
+@pytest.mark.asyncio
+async def test_it_knows_whether_the_answer_begins_with_reasoning(model_dir: Path) -> None:
+    made = prompts(model_dir, THINKING, "enable_thinking")
+    messages = request().messages
+    on = await made.encode(messages, tenant=TENANT)
+    assert (on.begins_reasoning, on.ends_reasoning) == (True, False)
+    off = await made.encode(messages, tenant=TENANT, kwargs={"enable_thinking": False})
+    assert (off.begins_reasoning, off.ends_reasoning) == (False, True)
+
+
+@pytest.mark.asyncio
+async def test_a_long_chat_is_counted_unless_it_is_surely_too_long(model_dir: Path) -> None:
+    made = prompts(model_dir, "{{ messages[0].content }}")
+    text = "hello " * LONG_CHARS
+    messages = msgspec.convert(chat_body(text), ChatCompletionRequest).messages
+    long = await made.encode(messages, tenant=TENANT)
+    tokenizer = Tokenizer.load(model_dir)
+    assert long.token_ids == tokenizer.encode(text)
+    fits = -(-len(text) // tokenizer.max_token_bytes)
+    assert await made.encode(messages, tenant=TENANT, max_model_len=fits) == long
+    with pytest.raises(ContextLengthExceeded, match=f"{len(text)} characters") as caught:
+        await made.encode(messages, tenant=TENANT, max_model_len=fits - 1)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.asyncio
+async def test_special_tokens_in_a_message_are_read_as_the_readme_says(model_dir: Path) -> None:
+    made = prompts(model_dir, "{{ messages[0].content }}")
+    tokenizer = Tokenizer.load(model_dir)
+    name = tokenizer.decode([min(tokenizer.special_ids)], skip_special_tokens=False)
+    messages = msgspec.convert(chat_body(f"a{name}b"), ChatCompletionRequest).messages
+    assert min(tokenizer.special_ids) in (await made.encode(messages, tenant=TENANT)).token_ids
+
+
+def test_variables_need_both_the_operator_and_the_template(model_dir: Path) -> None:
+    made = prompts(model_dir, THINKING, "enable_thinking", "thinking")
+    given = request(chat_template_kwargs={"enable_thinking": False})
+    assert made.kwargs(given, has_reasoning=True) == {"enable_thinking": False}
+    for name, message in (("thinking", "no such variable"), ("messages", "enable_thinking")):
+        with pytest.raises(UnsupportedParameter, match=message) as caught:
+            made.kwargs(request(chat_template_kwargs={name: 1}), has_reasoning=True)
+        assert caught.value.param == f"chat_template_kwargs.{name}"
+    values: list[object] = [[], {}, "x" * 257]
+    for value in values:
+        with pytest.raises(InvalidRequestError):
+            made.kwargs(
+                request(chat_template_kwargs={"enable_thinking": value}), has_reasoning=True
+            )
+
+
+@pytest.mark.parametrize(
+    ("effort", "expected"), [("none", False), ("minimal", True), ("high", True)]
+)
+def test_effort_turns_a_switch(model_dir: Path, effort: str, expected: bool) -> None:
+    made = prompts(model_dir, THINKING)
+    found = made.kwargs(request(reasoning_effort=effort), has_reasoning=True)
+    assert found == {"enable_thinking": expected}
+
+
+def test_effort_and_verbosity_reach_a_template_that_knows_them(model_dir: Path) -> None:
+    made = prompts(model_dir, EFFORT)
+    found = made.kwargs(request(reasoning_effort="low", verbosity="high"), has_reasoning=True)
+    assert found == {"reasoning_effort": "low", "verbosity": "high"}
+
+
+def test_what_a_template_does_not_know_is_refused_unless_it_means_nothing(model_dir: Path) -> None:
+    made = prompts(model_dir, "{{ messages }}")
+    neutral = request(reasoning_effort="none", verbosity="medium")
+    assert made.kwargs(neutral, has_reasoning=False) == {}
+    for fields in ({"reasoning_effort": "low"}, {"verbosity": "low"}):
+        with pytest.raises(UnsupportedParameter) as caught:
+            made.kwargs(request(**fields), has_reasoning=False)
+        assert caught.value.param in fields

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from gateway.prompts.threads import LONG_CHARS, NUM_THREADS, PromptThreads
+
+pytestmark = pytest.mark.asyncio
+
+
+class Busy:
+    """Work that takes until it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.began: asyncio.Queue[str] = asyncio.Queue()
+
+    def work(self, name: str) -> Callable[[], str]:
+        loop = asyncio.get_running_loop()
+
+        def run() -> str:
+            loop.call_soon_threadsafe(self.began.put_nowait, name)
+            assert self.gate.wait(10)
+            return name
+
+        return run
+
+    async def have_begun(self, *names: str) -> None:
+        """These and no others since the last time."""
+        async with asyncio.timeout(5):
+            assert [await self.began.get() for _ in names] == list(names)
+        assert self.began.empty()
+
+
+@pytest_asyncio.fixture
+async def busy() -> AsyncIterator[Busy]:
+    made = Busy()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def threads() -> Iterator[PromptThreads]:
+    made = PromptThreads()
+    yield made
+    made.close()
+
+
+async def test_one_tenants_long_texts_leave_room_for_another(
+    threads: PromptThreads, busy: Busy
+) -> None:
+    flooding, other = uuid4(), uuid4()
+    flood = [
+        asyncio.create_task(threads.run(busy.work(name), tenant=flooding, size=LONG_CHARS))
+        for name in "abc"
+    ]
+    await busy.have_begun("a")
+    assert await threads.run(lambda: "b", tenant=other, size=LONG_CHARS) == "b"
+    busy.gate.set()
+    assert await asyncio.gather(*flood) == ["a", "b", "c"]
+
+
+async def test_short_texts_wait_for_no_long_ones(threads: PromptThreads, busy: Busy) -> None:
+    long = [
+        asyncio.create_task(threads.run(busy.work(str(i)), tenant=uuid4(), size=LONG_CHARS))
+        for i in range(NUM_THREADS + 1)
+    ]
+    await busy.have_begun(*map(str, range(NUM_THREADS)))
+    assert await threads.run(lambda: "short", tenant=uuid4(), size=LONG_CHARS - 1) == "short"
+    busy.gate.set()
+    await asyncio.gather(*long)
+
+
+async def test_who_leaves_keeps_its_turn_as_long_as_its_thread(
+    threads: PromptThreads, busy: Busy
+) -> None:
+    tenant = uuid4()
+    left = asyncio.create_task(threads.run(busy.work("left"), tenant=tenant, size=LONG_CHARS))
+    await busy.have_begun("left")
+    waited = asyncio.create_task(threads.run(busy.work("waited"), tenant=tenant, size=LONG_CHARS))
+    back = asyncio.create_task(threads.run(busy.work("back"), tenant=tenant, size=LONG_CHARS))
+    await asyncio.sleep(0.02)
+    for task in (left, waited):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await asyncio.sleep(0.02)
+    assert busy.began.empty()
+    busy.gate.set()
+    assert await back == "back"
+    await busy.have_begun("back")  # what nobody waits for is not done
+
+
+async def test_errors_for_a_client_that_left_are_nobodys(
+    threads: PromptThreads, busy: Busy
+) -> None:
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+
+    wait = busy.work("fail")
+
+    def fail() -> None:
+        wait()
+        raise ValueError("no")
+
+    tenant = uuid4()
+    left = asyncio.create_task(threads.run(fail, tenant=tenant, size=LONG_CHARS))
+    await busy.have_begun("fail")
+    left.cancel()
+    await asyncio.wait([left])
+    del left
+    busy.gate.set()
+    assert await threads.run(lambda: "next", tenant=tenant, size=LONG_CHARS) == "next"
+    gc.collect()
+    assert not unheard
+
+
+@pytest.mark.parametrize("size", [0, LONG_CHARS])
+async def test_errors_are_the_callers(threads: PromptThreads, size: int) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await threads.run(fail, tenant=uuid4(), size=size)

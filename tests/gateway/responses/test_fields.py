@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.errors import InvalidRequestError
+from gateway.responses.fields import (
+    chat_fields,
+    check,
+    decode_tools,
+    in_our_words,
+    strict_by_default,
+)
+from gateway.responses.items import decode_input
+from gateway.schemas.chat import ChatFields
+from gateway.schemas.responses import Item, ItemReference, ResponseFields
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+
+
+def fields(**given: Any) -> ResponseFields:
+    return msgspec.json.decode(json.dumps({"input": "x", **given}), type=ResponseFields)
+
+
+def chat(**given: Any) -> ChatFields:
+    asked = fields(**given)
+    check(asked)
+    items: list[Item] = []
+    for item in decode_input(asked.input or ""):
+        assert not isinstance(item, ItemReference)
+        items.append(item)
+    return chat_fields(asked, decode_tools(asked.tools), items)
+
+
+def test_every_field_goes_somewhere_or_is_refused() -> None:
+    """What is added to the request is not forgotten here."""
+    handled = {
+        "model", "input", "instructions", "previous_response_id", "store", "include", "text",
+        "tools", "tool_choice", "reasoning", "stream_options", "max_output_tokens",
+        "max_tool_calls", "top_logprobs", "truncation",
+    }  # fmt: skip
+    from gateway.responses import fields as response_fields
+
+    passed = {*response_fields._SAME, *response_fields._SAMPLING, *response_fields.UNSUPPORTED}
+    assert handled | passed == set(ResponseFields.__struct_fields__)
+    assert not handled & passed
+
+
+def test_fields_of_the_same_name() -> None:
+    found = chat(
+        temperature=0.5, seed=3, stop=["a"], top_k=2, logit_bias={"3": 1}, user="ann",
+        metadata={"a": "b"}, parallel_tool_calls=False, service_tier="flex",
+        structured_outputs={"regex": "a+"}, guided_json={"type": "object"},
+    )  # fmt: skip
+    assert (found.temperature, found.seed, found.stop, found.top_k) == (0.5, 3, ["a"], 2)
+    assert (found.logit_bias, found.user, found.metadata) == ({"3": 1.0}, "ann", {"a": "b"})
+    assert (found.parallel_tool_calls, found.service_tier) == (False, "flex")
+    assert found.structured_outputs is not None
+    assert found.structured_outputs.regex == "a+"
+    assert json.loads(bytes(found.guided_json)) == {"type": "object"}
+
+
+def test_functions_are_strict_unless_they_say_or_show_otherwise() -> None:
+    strict = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    given: list[dict[str, Any]] = [
+        {"parameters": strict},
+        {"parameters": strict, "strict": None},
+        {"parameters": strict, "strict": False},
+        {"parameters": {"type": "object"}},
+        {"parameters": {"type": "object"}, "strict": True},  # to be refused by name
+        {},
+    ]
+    raw = [
+        msgspec.Raw(json.dumps({"type": "function", "name": "f", **tool}).encode())
+        for tool in given
+    ]
+    found = [tool.strict for tool in strict_by_default(decode_tools(raw))]
+    assert found == [True, True, False, None, True, None]
+
+
+def test_fields_of_another_name() -> None:
+    found = chat(
+        max_output_tokens=7,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"verbosity": "low", "format": {"type": "json_object"}},
+        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
+        top_logprobs=3,
+        tools=[TOOL],
+        tool_choice={"type": "function", "name": "f"},
+    )
+    assert found.max_completion_tokens == 7
+    assert (found.reasoning_effort, found.verbosity) == ("low", "low")
+    assert (found.logprobs, found.top_logprobs) == (True, 3)
+    assert msgspec.to_builtins(found.response_format) == {"type": "json_object"}
+    assert msgspec.to_builtins(found.tools) == [
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"type": "object"}, "strict": True},
+        }
+    ]
+    assert msgspec.to_builtins(found.tool_choice) == {"type": "function", "function": {"name": "f"}}
+
+
+def test_a_choice_among_some_tools() -> None:
+    allowed = {"type": "allowed_tools", "mode": "required"}
+    found = chat(tools=[TOOL], tool_choice=allowed | {"tools": [{"type": "function", "name": "f"}]})
+    assert msgspec.to_builtins(found.tool_choice) == {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("param", "ours"),
+    [
+        ("max_completion_tokens", "max_output_tokens"),
+        ("messages", "input"),
+        ("messages[3].content", "input"),
+        ("response_format.json_schema.name", "text.format.name"),
+        ("response_format", "text.format"),
+        ("tools[2].function.name", "tools[2].name"),
+        ("tools[2].function", "tools[2]"),
+        ("tools", "tools"),
+        ("reasoning_effort", "reasoning.effort"),
+        ("verbosity", "text.verbosity"),
+        ("input[5].content", "input[3].content"),
+        ("input[1].content", "previous_response_id"),
+        ("temperature", "temperature"),
+        (None, None),
+    ],
+)
+def test_errors_of_chats_in_the_words_of_responses(param: str | None, ours: str | None) -> None:
+    error = InvalidRequestError("x", param=param)
+    assert in_our_words(error, num_earlier=2).param == ours
+
+
+def test_a_message_that_begins_with_a_field_gets_its_name_in_a_response() -> None:
+    error = InvalidRequestError(
+        "max_completion_tokens must be at least 1.", param="max_completion_tokens"
+    )
+    found = in_our_words(error, num_earlier=0)
+    assert found.object().message == "max_output_tokens must be at least 1."
+
+
+def test_too_many_tools_are_not_looked_at() -> None:
+    with pytest.raises(InvalidRequestError, match="At most 128 tools") as caught:
+        decode_tools([msgspec.Raw(b"{")] * 129)
+    assert caught.value.param == "tools"
