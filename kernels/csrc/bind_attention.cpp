@@ -62,12 +62,13 @@ Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t bat
   }
   // Several for each of few items, but half as many as the SMs could hold: of more, some would not be
   // resident at once, and their CTAs would wait for a whole run of others. Sixteen are on half of
-  // the SMs, which pays where merging is most of the time: with many rows.
+  // the SMs, which pays where merging is most of the time: with many rows. So do pairs, where at
+  // least half of those CTAs have work; fours are slower with long sequences.
   const bool many_rows = split.group * max_queries > 8;
-  for (const int64_t size : {16, 8, 4, 2}) {
+  for (const int64_t size : {16, 8, 2}) {
     const int64_t half = spans / 2 / size * size;
     if (ctas < sluice::num_sms() * 2 || items * size > half) continue;
-    if (size == 8 || many_rows) return {size, half};
+    if (size == 8 || (many_rows && items * size * 2 >= half)) return {size, half};
   }
   // Pairs, of which all are resident, where they fill the GPU.
   if (items * 2 <= spans && spans < items * 4) return {2, spans / 2 * 2};
