@@ -61,8 +61,8 @@ Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t bat
     return {1, spans};
   }
   // Several for each of few items, but half as many as the SMs could hold: of more, some would not
-  // be resident at once, and their CTAs would wait for a whole run of others. Sixteen are on half of
-  // the SMs, which pays where merging is most of the time: with many rows. So do pairs, where at
+  // be resident at once, and their CTAs would wait for a whole run of others. Sixteen are on half
+  // of the SMs, which pays where merging is most of the time: with many rows. So do pairs, where at
   // least half of those CTAs have work; fours are slower with long sequences.
   const bool many_rows = split.group * max_queries > 8;
   for (const int64_t size : {16, 8, 2}) {

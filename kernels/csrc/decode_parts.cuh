@@ -38,7 +38,7 @@ struct Part {
     }
   }
 
-  // Of `num` parts in their order of each of the columns `merged`, kUnroll of them loaded at a time:
+  // Of `num` parts in their order, of each of the columns `merged`; kUnroll parts at a time:
   // load(column, i, stats, x), which leaves both as they are if there is no part i. kWait: what is
   // not there yet is asked for again.
   template <int kUnroll, bool kWait, int kColumns, typename Load>
@@ -89,8 +89,8 @@ struct Partials {
     }
   }
 
-  // store(quad, part) with what `num` parts make of each of so many quads, where part i has the rows
-  // from row_of(i) on; empties them for the next launch. kColumns: of a thread at a time.
+  // store(quad, part) with what `num` parts make of each of so many quads, where part i has the
+  // rows from row_of(i) on; empties them for the next launch. kColumns: of a thread at a time.
   template <int kColumns, typename RowOf, typename Store>
   __device__ void merge(int num, unsigned quads, RowOf&& row_of, Store&& store) const {
     constexpr int kUnroll = kColumns == 1 ? 8 : 4;  // the results sit in the L2

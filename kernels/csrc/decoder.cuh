@@ -72,7 +72,8 @@ class Decoder {
   // Whether the first keys may stay in the L2 as usual: the choice alone costs FP8 3 %.
   static constexpr bool kChoice = !Tile::kFp8;
   static constexpr bool kClusters =
-      kHasClusters && kRowTiles * kTileRows <= kMaxClusterRows && (kExtras == Extras::kNone || kNew);
+      kHasClusters && kRowTiles * kTileRows <= kMaxClusterRows &&
+      (kExtras == Extras::kNone || kNew);
   // Whether queries come by way of shared memory. With kNew they are turned first, and what can be
   // loaded before the wait comes before them.
   static constexpr bool kStaged = kRoom && !kNew;
@@ -146,7 +147,8 @@ class Decoder {
         consume(work, stage);
       }
       if (ahead < end) {
-        refill(load, block, stage, kChoice && ahead - begin < line.displacing ? kUsualPolicy : policy);
+        const bool displaces = kChoice && ahead - begin < line.displacing;
+        refill(load, block, stage, displaces ? kUsualPolicy : policy);
         if (kStaged && (ahead == begin || load.tile == 0)) ask_for_queries(load, stage);
         if (kEarlyQueries && ahead == begin) load_queries(load);
         if (ahead + 1 < end) advance(p.line_shape, load);
