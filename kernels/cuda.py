@@ -170,6 +170,7 @@ def decode_schedule(
     shared: SharedPrefixes | None = None,
     clusters: bool = False,
     wait_first: bool = True,
+    dirty_l2: bool = False,
 ) -> None:
     """Deal out the work of a step; once per step and kind of layer, shared by all its layers.
 
@@ -179,10 +180,13 @@ def decode_schedule(
     min_span: KV tiles (of 64 tokens) that a CTA takes at least.
     shared: the keys in it are left out, ``shared_prefix`` attends to them.
     clusters: where lengths are alike, the CTAs that share a sequence and group of heads may merge
-    their results without memory: pairs where these fill the GPU, eight where the GPU has room for
-    twice as many; on Hopper, up to 8 rows (queries times query heads per KV head).
+    their results without memory: pairs where these fill the GPU, more where the GPU has room for
+    twice as many; on Hopper, up to 16 rows (queries times query heads per KV head).
     wait_first: False lets it begin before the operation right before it has ended; that one then
     must make nothing that it reads.
+    dirty_l2: what was written before attention fills the L2, as beside a prompt's chunk of 2,048
+    tokens. Many keys push it out at once, those of long sequences always; others keep out of the
+    way of what is there.
     """
     torch.ops.sluice_cuda.decode_schedule(
         workspace.schedule,
@@ -200,6 +204,7 @@ def decode_schedule(
         None if shared is None else shared.skipped,
         clusters,
         wait_first,
+        dirty_l2,
     )
 
 

@@ -32,6 +32,9 @@ MAX_FUSED_BATCH = 16
 """Up to this batch the decode kernel also rotates and stores (``store_and_attend``). In larger ones
 a CTA has many sequences, and waits for the new keys of each: at 64 that is slower than a kernel
 before it."""
+MIN_DIRTY_TOKENS = 1024
+"""Prompt tokens in a step whose projections and outputs fill the L2: they are written back while
+the decode kernel reads (``cuda.decode_schedule``)."""
 LEAST_CAPTURED_WINDOW = 128
 """Prompts are captured only for windows of at least this. A captured prompt has up to 127 tokens
 more than the real one, so a tile past the real end still sees a key of it. A tile that sees no key
@@ -93,9 +96,10 @@ class CudaAttention:
         # Length 0 makes the long sequences padding for the decode kernel.
         seq_lens = to_device(np.where(short, batch.seq_lens, 0).astype(np.int32), self._device)
         on_device = replace(batch.on_device, seq_lens=seq_lens)
+        dirty_l2 = int(batch.query_lens[~short].sum()) >= MIN_DIRTY_TOKENS
         return _MixedStepAttention(
             self._prepare_long(batch, np.flatnonzero(~short)),
-            self._prepare_short(on_device, max_queries, block_size),
+            self._prepare_short(on_device, max_queries, block_size, dirty_l2=dirty_l2),
         )
 
     @property
@@ -141,10 +145,12 @@ class CudaAttention:
         *,
         is_uniform: bool = False,
         schedules_early: bool = False,
+        dirty_l2: bool = False,
     ) -> _ShortStepAttention:
         return _ShortStepAttention(
             *(batch, max_queries, is_uniform, block_size, self._shape, self._workspaces),
             schedules_early=schedules_early,
+            dirty_l2=dirty_l2,
         )
 
 
@@ -164,6 +170,8 @@ class _ShortStepAttention:
     uses a workspace computes its schedule."""
     schedules_early: bool
     """Whether the operation right before a layer's attention makes neither lengths nor blocks."""
+    dirty_l2: bool
+    """Whether the L2 is full of what the operations before a layer's attention have written."""
     scheduled: set[int | None] = field(default_factory=set)
     """Windows whose schedule was computed in this step."""
 
@@ -320,6 +328,7 @@ class _ShortStepAttention:
             shared=self.batch.shared,
             clusters=self._clusters,
             wait_first=not self.schedules_early,
+            dirty_l2=self.dirty_l2,
         )
         self.scheduled.add(window)
         return True

@@ -56,13 +56,20 @@ Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t bat
                      int64_t max_queries, bool wanted) {
   const int64_t ctas = schedule.size(0) - 1, spans = ctas / split.columns;
   const int64_t items = batch * (split.items / split.columns);
-  if (!wanted || !sluice::device_has_dependent_launch() || split.group * max_queries > 8) {
+  if (!wanted || !sluice::device_has_dependent_launch() ||
+      split.group * max_queries > sluice::kMaxClusterRows) {
     return {1, spans};
   }
-  // Eight for each of few items, but half as many as the SMs could hold: of more, some would not be
-  // resident at once, and their CTAs would wait for a whole run of others.
-  const int64_t half = spans / 2 / 8 * 8;
-  if (ctas >= sluice::num_sms() * 2 && items * 8 <= half) return {8, half};
+  // Several for each of few items, but half as many as the SMs could hold: of more, some would not
+  // be resident at once, and their CTAs would wait for a whole run of others. Sixteen are on half
+  // of the SMs, which pays where merging is most of the time: with many rows. So do pairs, where at
+  // least half of those CTAs have work; fours are slower with long sequences.
+  const bool many_rows = split.group * max_queries > 8;
+  for (const int64_t size : {16, 8, 2}) {
+    const int64_t half = spans / 2 / size * size;
+    if (ctas < sluice::num_sms() * 2 || items * size > half) continue;
+    if (size == 8 || (many_rows && items * size * 2 >= half)) return {size, half};
+  }
   // Pairs, of which all are resident, where they fill the GPU.
   if (items * 2 <= spans && spans < items * 4) return {2, spans / 2 * 2};
   return {1, spans};
@@ -147,7 +154,7 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
                      const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
                      int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
                      int64_t min_span, int64_t window, const std::optional<Tensor>& skipped,
-                     bool clusters, bool wait_first) {
+                     bool clusters, bool wait_first, bool dirty_l2) {
   check_batch(seq_lens, cu_queries, block_table, block_size);
   check_schedule(schedule);
   check_int32(tile_ends, "tile_ends");
@@ -169,6 +176,7 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
   s.cluster = sluice::Divisor::of(static_cast<int>(shared.size));
   s.slack = kClusterSlack;
   s.wait_first = wait_first;
+  s.dirty_l2 = dirty_l2;
   check(sluice::decode_schedule(s, shared.spans, c10::cuda::getCurrentCUDAStream()),
         "decode_schedule");
 }
@@ -350,7 +358,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
       "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, "
       "int head_dim, int max_queries, int min_span, int window, Tensor? skipped, "
-      "bool clusters=False, bool wait_first=True) -> ()");
+      "bool clusters=False, bool wait_first=True, bool dirty_l2=False) -> ()");
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor(d!) k_cache, Tensor(e!) v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, "

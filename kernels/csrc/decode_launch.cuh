@@ -37,8 +37,12 @@ cudaError_t launch_decode(const DecodeParams& p, int num_ctas, cudaStream_t stre
   constexpr int kStages = fitting_stages<T, Tile, D, kRowTiles, kMost, kExtras>();
   const int smem = sizeof(typename Decoder<T, Tile, D, kRowTiles, kStages, kExtras>::Memory);
   auto kernel = paged_decode_kernel<T, Tile, D, kRowTiles, kStages, kExtras>;
-  static const cudaError_t ready =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+  static const cudaError_t ready = [&] {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }();
   if (ready != cudaSuccess) return ready;
   const unsigned cluster = p.cluster.value;
   const dim3 grid(p.columns, num_ctas / p.columns / cluster * cluster);

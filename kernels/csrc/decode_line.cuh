@@ -43,6 +43,18 @@ __device__ __forceinline__ int block_of(const DecodeTable& table, const Cursor& 
   return table.blocks[row + quotient(token / 16, table.block)];
 }
 
+// Lines that must be written back before keys can take their place are better written back at once
+// than a few at a time during the whole kernel, which reads meanwhile. Of few keys most fit beside
+// them. Where nothing needs to be written back, what the layer will use soon is pushed out for
+// nothing, which is little beside the keys of long sequences (PERFORMANCE.md).
+constexpr int kManyKeys = 96 * 1024;  // of all sequences
+constexpr int kLongSequence = 1024;   // keys, on average
+constexpr int kDisplacingTiles = 12;  // of a CTA: by all CTAs of an H200, 104 MB
+__device__ inline bool displaces(const DecodeSchedule& s, int tiles) {
+  const int keys = tiles * kDecodeTile;
+  return keys >= kManyKeys && (s.dirty_l2 || keys / s.batch >= kLongSequence);
+}
+
 // tiles: of all sequences, for one head; longest: of one.
 __device__ inline DecodeLine line_of(const DecodeSchedule& s, int tiles, int longest,
                                      int num_spans) {
@@ -52,6 +64,7 @@ __device__ inline DecodeLine line_of(const DecodeSchedule& s, int tiles, int lon
   const int part = (longest + s.cluster.value - 1) / s.cluster.value;
   const int parts = s.batch * s.shape.num_heads * s.cluster.value;
   line.clustered = s.cluster.value > 1 && parts <= num_spans && part <= line.span + s.slack;
+  line.displacing = displaces(s, tiles) ? kDisplacingTiles : 0;
   return line;
 }
 

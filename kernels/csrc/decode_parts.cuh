@@ -38,33 +38,96 @@ struct Part {
     }
   }
 
-  // Of `num` parts in their order, kUnroll of them loaded at a time: load(i, stats, x), which
-  // leaves both as they are if there is no part i. kWait: what is not there yet is asked for again.
-  template <int kUnroll, bool kWait, typename Load>
-  static __device__ __forceinline__ Part merged(int num, Load&& load) {
-    Part part;
+  // Of `num` parts in their order, of each of the columns `merged`; kUnroll parts at a time:
+  // load(column, i, stats, x), which leaves both as they are if there is no part i. kWait: what is
+  // not there yet is asked for again.
+  template <int kUnroll, bool kWait, int kColumns, typename Load>
+  static __device__ __forceinline__ void merge(int num, Part (&merged)[kColumns], Load&& load) {
 #pragma unroll 1
     for (int from = 0; from < num; from += kUnroll) {
-      float2 stats[kUnroll];
-      float4 others[kUnroll];
+      float2 stats[kColumns][kUnroll];
+      float4 others[kColumns][kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        stats[u] = {-INFINITY, 0.f};
-        others[u] = {0.f, 0.f, 0.f, 0.f};
+      for (int u = 0; u < kColumns * kUnroll; ++u) {
+        stats[u / kUnroll][u % kUnroll] = {-INFINITY, 0.f};
+        others[u / kUnroll][u % kUnroll] = {0.f, 0.f, 0.f, 0.f};
       }
       SpinLimit limit;
       bool lacks_one;
       do {
         limit.check();
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) load(from + u, stats[u], others[u]);
+        for (int u = 0; u < kColumns * kUnroll; ++u) {
+          const int column = u / kUnroll, i = u % kUnroll;
+          load(column, from + i, stats[column][i], others[column][i]);
+        }
         lacks_one = false;
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) lacks_one |= lacks(stats[u], others[u]);
+        for (int u = 0; u < kColumns * kUnroll; ++u) {
+          lacks_one |= lacks(stats[u / kUnroll][u % kUnroll], others[u / kUnroll][u % kUnroll]);
+        }
       } while (kWait && lacks_one);
-      part.add(stats, others);
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        merged[column].add(stats[column], others[column]);
+      }
     }
-    return part;
+  }
+};
+
+// Results in memory, as rows of kQuads float4s, for the CTA that has an item's last keys.
+template <unsigned kQuads>
+struct Partials {
+  float4* out;
+  float2* stats;  // once for kStatsQuads quads
+
+  // Quad j of the rows from `row` on.
+  __device__ void hand_over(int row, unsigned j, const Part& part) const {
+    sluice::hand_over(out_at(row, j), part.x);
+    if (j % kStatsQuads == 0) {
+      sluice::hand_over(stats_at(row, j), make_float2(part.max, part.sum));
+    }
+  }
+
+  // store(quad, part) with what `num` parts make of each of so many quads, where part i has the
+  // rows from row_of(i) on; empties them for the next launch. kColumns: of a thread at a time.
+  template <int kColumns, typename RowOf, typename Store>
+  __device__ void merge(int num, unsigned quads, RowOf&& row_of, Store&& store) const {
+    constexpr int kUnroll = kColumns == 1 ? 8 : 4;  // the results sit in the L2
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (unsigned from = threadIdx.x - lane; from < quads; from += kColumns * kThreads) {
+      // By whole warps: beyond the last quad are copies of some of the warp's own.
+      const auto quad = [&](int column) {
+        const unsigned first = from + column * kThreads;
+        return min((first < quads ? first : from) + lane, quads - 1);
+      };
+      Part merged[kColumns];
+      Part::merge<kUnroll, true>(num, merged, [&](int column, int i, float2& s, float4& x) {
+        look_if(i < num, x, out_at(row_of(i), quad(column)));
+        look_if(i < num, s, stats_at(row_of(i), quad(column)));
+      });
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        const unsigned j = quad(column);
+        if (j == from + column * kThreads + lane) store(j, merged[column]);
+      }
+      __syncwarp();  // nobody looks any more
+#pragma unroll 4
+      for (int i = 0; i < num; ++i) {
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+          empty(out_at(row_of(i), quad(column)));
+          empty(stats_at(row_of(i), quad(column)));
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ float4* out_at(int row, unsigned j) const { return out + row * kQuads + j; }
+  __device__ float2* stats_at(int row, unsigned j) const {
+    return stats + (row * kQuads + j) / kStatsQuads;
   }
 };
 
@@ -107,12 +170,13 @@ class SharedItem {
     wait_for_results(&results);
 #pragma unroll 1
     for (int i = threadIdx.x; i < share(rank); i += kThreads) {
-      store((i / 4 * cluster.value + rank) * 4 + i % 4,
-            Part::merged<kUnroll, false>(parts, [&](int part, float2& stats, float4& x) {
-              if (part >= parts) return;
-              x = own.x[part * share(0) + i];
-              stats = own.stats[part * share(0) + i];
-            }));
+      Part merged[1];
+      Part::merge<kUnroll, false>(parts, merged, [&](int, int part, float2& stats, float4& x) {
+        if (part >= parts) return;
+        x = own.x[part * share(0) + i];
+        stats = own.stats[part * share(0) + i];
+      });
+      store((i / 4 * cluster.value + rank) * 4 + i % 4, merged[0]);
     }
   }
 

@@ -31,7 +31,8 @@
 // after all keys that are in flight. Queries are therefore asked for together with the first keys
 // of their item, into the same stage (into registers the warp would wait for them before it asks
 // for more keys), and cache blocks for 32 tiles at once, one a lane: where there is room for that.
-// Keys leave the L2 first: nobody else reads them, and what they replace would be read again.
+// Keys leave the L2 first: nobody else reads them, and what they replace would be read again. Where
+// that is rather written back, the first tiles of a CTA do not (decode_line.cuh).
 //
 // Code. In a model the kernel comes cold into the instruction caches for every layer, and with few
 // keys that is most of its time: every instruction counts once, whether it is in a loop or not. So
@@ -68,8 +69,11 @@ class Decoder {
   // Whether there are registers for what is asked for ahead of time.
   static constexpr bool kRoom = !Tile::kFp8 && kRowTiles < 4;
   static constexpr bool kNew = kExtras == Extras::kNew;
+  // Whether the first keys may stay in the L2 as usual: the choice alone costs FP8 3 %.
+  static constexpr bool kChoice = !Tile::kFp8;
   static constexpr bool kClusters =
-      kHasClusters && kRowTiles == 1 && (kExtras == Extras::kNone || kNew);
+      kHasClusters && kRowTiles * kTileRows <= kMaxClusterRows &&
+      (kExtras == Extras::kNone || kNew);
   // Whether queries come by way of shared memory. With kNew they are turned first, and what can be
   // loaded before the wait comes before them.
   static constexpr bool kStaged = kRoom && !kNew;
@@ -81,7 +85,11 @@ class Decoder {
   using Memory = Shared<D, kStageBytes, kStages>;
 
   __device__ Decoder(const DecodeParams& params, Memory& shared)
-      : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {
+      : p(params),
+        sm(shared),
+        partials{reinterpret_cast<float4*>(p.partial_out), p.partial_stats},
+        warp(threadIdx.x / 32),
+        lane(threadIdx.x % 32) {
     policy = evict_first_policy();
     ring = static_cast<uint32_t>(__cvta_generic_to_shared(&sm.ring[warp][0][0]));
   }
@@ -92,9 +100,10 @@ class Decoder {
     if (p.wait_first) wait_for_inputs();
     Cursor load = start.cursor;
     const int early = start.blocks[lane % kEarlyTiles * kWarps + warp];
-    const int span = p.line->span;
-    int begin = blockIdx.y * span, end = min(begin + span, p.line->total);
-    clustered = kClusters && p.line->clustered;
+    const DecodeLine line = *p.line;
+    const int span = line.span;
+    int begin = blockIdx.y * span, end = min(begin + span, line.total);
+    clustered = kClusters && line.clustered;
     if (clustered) {
       begin = load.tile;
       end = part_begin(load.num_tiles, rank() + 1, p.cluster);
@@ -138,14 +147,15 @@ class Decoder {
         consume(work, stage);
       }
       if (ahead < end) {
-        refill(load, block, stage);
+        const bool displaces = kChoice && ahead - begin < line.displacing;
+        refill(load, block, stage, displaces ? kUsualPolicy : policy);
         if (kStaged && (ahead == begin || load.tile == 0)) ask_for_queries(load, stage);
         if (kEarlyQueries && ahead == begin) load_queries(load);
         if (ahead + 1 < end) advance(p.line_shape, load);
       }
       cp_async_commit();  // an empty group counts too
       if (i >= begin && (i + 1 == end || work.tile + 1 == work.num_tiles)) {
-        close_item(work, i, begin);
+        close_item(work, i, begin, end);
       }
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
@@ -159,6 +169,7 @@ class Decoder {
  private:
   const DecodeParams& p;
   Memory& sm;
+  const Partials<kQuads> partials;
   const int warp, lane;
   uint32_t ring;
   uint64_t policy;
@@ -199,7 +210,7 @@ class Decoder {
 
   // Starts the copies of this warp's tokens of the tile at c into a stage, as one group. Past the
   // sequence's end may be NaN: zeros instead.
-  __device__ void refill(const Cursor& c, int block, int stage) {
+  __device__ void refill(const Cursor& c, int block, int stage, uint64_t kept) {
     const int at = token0(c), tokens = c.seq_len - at;
     if (lane == 0) sm.tiles[warp][stage] = c;
     // There are new ones. With kNew, what is loaded in their place will be written over.
@@ -217,8 +228,8 @@ class Decoder {
       if constexpr (32 % kPieces == 0) {
         constexpr int kRows = 32 / kPieces;
         const uint32_t dst = Tile::further(to + Tile::place(row, piece), j * kRows);
-        cp_async_16(dst, k, row + j * kRows < tokens, policy);
-        cp_async_16(dst + Tile::kBytes, v, row + j * kRows < tokens, policy);
+        cp_async_16(dst, k, row + j * kRows < tokens, kept);
+        cp_async_16(dst + Tile::kBytes, v, row + j * kRows < tokens, kept);
         k += kRows * p.token_stride;
         v += kRows * p.token_stride;
       } else {
@@ -226,8 +237,8 @@ class Decoder {
         const uint32_t dst = to + Tile::place(to_row, to_piece);
         const int64_t further =
             (to_row - row) * p.token_stride + (to_piece - piece) * kPieceElems;
-        cp_async_16(dst, k + further, to_row < tokens, policy);
-        cp_async_16(dst + Tile::kBytes, v + further, to_row < tokens, policy);
+        cp_async_16(dst, k + further, to_row < tokens, kept);
+        cp_async_16(dst + Tile::kBytes, v + further, to_row < tokens, kept);
       }
     }
   }
@@ -442,42 +453,42 @@ class Decoder {
   }
 
   // i: the tile of the line that was the item's last one here. Adds the four warps' results up in
-  // shared memory, eight rows at a time, and writes the item or its partial result.
-  __device__ void close_item(const Cursor& c, int i, int begin) {
+  // shared memory, eight rows at a time or, where all tiles are done, as many as their ring holds,
+  // and writes the item or its partial result.
+  __device__ void close_item(const Cursor& c, int i, int begin, int end) {
+    constexpr int kHeld = sizeof(sm.ring[0]) / sizeof(sm.out[0]) * kTileRows;
     const int item_begin = i - c.tile, item_end = item_begin + c.num_tiles;
-    const bool whole = item_begin >= begin && i + 1 == item_end;
+    const bool whole = item_begin >= begin && i + 1 == item_end, is_last = i + 1 == end;
     const int partial = partial_row(blockIdx.y, item_begin >= begin, 0);
-    const int rows = c.num_queries * p.group.value;
+    const int rows = c.num_queries * p.group.value, step = is_last ? kHeld : kTileRows;
 #pragma unroll 1
-    for (int first_row = 0; first_row < rows; first_row += kTileRows) {
+    for (int first_row = 0; first_row < rows; first_row += step) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {  // registers cannot be indexed
-        if (m * kTileRows == first_row) leave_rows(m, rows);
+        const int row = m * kTileRows - first_row;
+        if (row >= 0 && row < step) leave_rows(m, rows, left(is_last, warp, row));
       }
       __syncthreads();
-      if (clustered && !whole) wait_for_cluster();
+      if (clustered && !whole && first_row == 0) wait_for_cluster();
 #pragma unroll 1
-      for (unsigned j = threadIdx.x; j < min(rows - first_row, kTileRows) * kQuads; j += kThreads) {
+      for (unsigned j = threadIdx.x; j < min(rows - first_row, step) * kQuads; j += kThreads) {
         const int r = j / kQuads, d = j % kQuads * 4;
         float2 stats[kWarps];
         float4 x[kWarps];
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          stats[w] = *reinterpret_cast<const float2*>(&left(w, r)[D]);
-          x[w] = *reinterpret_cast<const float4*>(&left(w, r)[d]);
+          const float* row = left(is_last, w, r);
+          stats[w] = *reinterpret_cast<const float2*>(&row[D]);
+          x[w] = *reinterpret_cast<const float4*>(&row[d]);
         }
         Part part;
         part.add(stats, x);
         if (whole) {
           store(c, first_row + r, d, part);
         } else if (clustered) {
-          shared_item(c).hand_over(j, part);
+          shared_item(c).hand_over(first_row * kQuads + j, part);
         } else {
-          const int row = partial + first_row;
-          hand_over(partial_out(row, j), part.x);
-          if (j % kStatsQuads == 0) {
-            hand_over(partial_stats(row, j), make_float2(part.max, part.sum));
-          }
+          partials.hand_over(partial + first_row, j, part);
         }
       }
       __syncthreads();  // the shared memory is free again
@@ -485,7 +496,7 @@ class Decoder {
   }
 
   // This warp's results for the rows of tile m, to shared memory.
-  __device__ void leave_rows(int m, int rows) {
+  __device__ void leave_rows(int m, int rows, float* to) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float sum = row_sum[m][e];
@@ -493,18 +504,18 @@ class Decoder {
       for (int d = 4; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
       const int r = lane % 4 * 2 + e;
       if (m * kTileRows + r >= rows) continue;
-      float* row = left(warp, r);
+      float* row = to + r * Memory::kStride;
       Tile::put(row, o[m], e, lane);
       if (lane < 4) *reinterpret_cast<float2*>(&row[D]) = make_float2(row_max[m][e], sum);
     }
   }
 
-  // Where a warp leaves a row for the CTA. In a cluster others send to Shared::out, but then the
-  // ring is free: all tiles are done.
-  __device__ float* left(int of_warp, int r) {
+  // Where a warp leaves a row for the CTA: in its ring once all tiles are done. In a cluster others
+  // send to Shared::out then.
+  __device__ float* left(bool in_ring, int of_warp, int r) {
     static_assert(sizeof(sm.out) <= sizeof(sm.ring));
-    if (!clustered) return sm.out[of_warp][r];
-    return reinterpret_cast<float*>(sm.ring[of_warp]) + r * Memory::kStride;
+    float* rows = in_ring ? reinterpret_cast<float*>(sm.ring[of_warp]) : &sm.out[of_warp][0][0];
+    return rows + r * Memory::kStride;
   }
 
   // Where row r of a partial result lies: slot 1 of a CTA holds an item that starts in its span,
@@ -513,14 +524,6 @@ class Decoder {
     const int slot = (span_index * p.columns + static_cast<int>(blockIdx.x)) * 2 + starts_here;
     return slot * kMaxDecodeRows + r;
   }
-  // Quad j of the rows from there on, and where their max and sum are.
-  __device__ float4* partial_out(int row, int j) const {
-    return reinterpret_cast<float4*>(p.partial_out) + row * kQuads + j;
-  }
-  __device__ float2* partial_stats(int row, int j) const {
-    return p.partial_stats + (row * kQuads + j) / kStatsQuads;
-  }
-
   // The CTA with an item's last keys waits for what those before it have made of theirs, and merges
   // all in the order of the spans: after its own other work, which others may wait for.
   __device__ void merge_spans(int begin, int end, int span) {
@@ -531,22 +534,9 @@ class Decoder {
     const int rows = c.num_queries * p.group.value;
     if constexpr (Tile::kFp8) value_scale = p.v_scale[kv_head(c)];  // it was the last item's
     const auto part_at = [&](int i) { return partial_row(last - (num - 1 - i), i == 0, 0); };
-#pragma unroll 1
-    for (unsigned from = warp * 32; from < rows * kQuads; from += kThreads) {  // by whole warps
-      const unsigned j = min(from + lane, rows * kQuads - 1);
-      constexpr int kUnroll = 8;  // loads in flight: the results sit in the L2
-      const Part part = Part::merged<kUnroll, true>(num, [&](int i, float2& stats, float4& x) {
-        look_if(i < num, x, partial_out(part_at(i), j));
-        look_if(i < num, stats, partial_stats(part_at(i), j));
-      });
-      if (j == from + lane) store(c, j / kQuads, j % kQuads * 4, part);
-      __syncwarp();  // nobody looks any more: empty for the next launch
-#pragma unroll 4
-      for (int i = 0; i < num; ++i) {
-        empty(partial_out(part_at(i), j));
-        empty(partial_stats(part_at(i), j));
-      }
-    }
+    partials.template merge<kRoom && kRowTiles == 2 ? 4 : 1>(
+        num, rows * kQuads, part_at,
+        [&](unsigned j, const Part& part) { store(c, j / kQuads, j % kQuads * 4, part); });
   }
 
   // Place of this CTA in its cluster.
@@ -555,7 +545,7 @@ class Decoder {
   __device__ int num_parts(const Cursor& c) const { return min(c.num_tiles, p.cluster.value); }
 
   __device__ auto shared_item(const Cursor& c) {
-    constexpr int kMaxQuads = kTileRows * kQuads;
+    constexpr int kMaxQuads = (kRowTiles == 1 ? kTileRows : kMaxClusterRows) * kQuads;
     static_assert(sizeof(Handed<kMaxQuads>) <= sizeof(sm.out));
     const int quads = c.num_queries * p.group.value * static_cast<int>(kQuads);
     auto& handed = reinterpret_cast<Handed<kMaxQuads>&>(sm.out);

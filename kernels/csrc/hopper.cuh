@@ -95,6 +95,9 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
   return policy;
 }
 
+// As without a policy. `createpolicy` makes none that is like it: its evict_normal is another.
+constexpr uint64_t kUsualPolicy = 0x1000000000000000;
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
 }

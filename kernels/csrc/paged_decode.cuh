@@ -32,12 +32,14 @@ struct alignas(16) DecodeStart {
   int blocks[kEarlyTiles * kDecodeTile / 16];
 };
 
-struct DecodeLine {
+struct alignas(16) DecodeLine {
   int total;  // tiles on the line
   int span;   // tiles per span
   int clustered;  // not by spans, but in parts for the CTAs of a cluster, see decode_line.cuh
+  int displacing;  // so many first tiles of a CTA push out what the L2 holds, the rest each other
 };
 constexpr int kMaxCluster = 16;
+constexpr int kMaxClusterRows = 16;  // of an item that a cluster shares
 
 struct DecodeLineShape {
   const int* seq_lens;    // [batch], the query tokens included; 0 = padding
@@ -65,6 +67,7 @@ struct DecodeSchedule {
   Divisor cluster;  // CTAs of a cluster, a divisor of num_spans; 1 = none
   int slack;        // tiles by which a part may be longer than a span
   bool wait_first;  // the kernel right before made what is read here
+  bool dirty_l2;  // kernels before leave the L2 full of what they have written
 };
 
 struct DecodeParams {
@@ -93,7 +96,7 @@ struct DecodeParams {
   Divisor group;     // query heads per item
   float scale;       // positive
   float soft_cap;   // 0 = none
-  Divisor cluster;  // as it was for decode_schedule; with more than 1, max_rows is at most 8
+  Divisor cluster;  // as it was for decode_schedule; with more than 1, max_rows is at most 16
   bool wait_first;  // the kernel right before made the schedule
   const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null
   const float* v_scale;

@@ -184,7 +184,14 @@ def attention_float64(
     return torch.einsum("hqk,khd->qhd", weights, v64)
 
 
-def run(case: Case, *, min_span: int = 1, clusters: bool = False, **options: Any) -> torch.Tensor:
+def run(
+    case: Case,
+    *,
+    min_span: int = 1,
+    clusters: bool = False,
+    dirty_l2: bool = False,
+    **options: Any,
+) -> torch.Tensor:
     from kernels import cuda
 
     workspace = cuda.DecodeWorkspace.create(
@@ -209,6 +216,7 @@ def run(case: Case, *, min_span: int = 1, clusters: bool = False, **options: Any
         window=window,
         min_span=min_span,
         clusters=clusters,
+        dirty_l2=dirty_l2,
     )
     out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype, device=case.q.device)
     for _ in range(2):  # twice: what was handed over must be gone
@@ -277,7 +285,9 @@ def scheduled(case: Case) -> Any:
     return workspace
 
 
-def schedule(workspace: Any, case: Case, *, wait_first: bool = True) -> None:
+def schedule(
+    workspace: Any, case: Case, *, wait_first: bool = True, dirty_l2: bool = False
+) -> None:
     from kernels import cuda
 
     cuda.decode_schedule(
@@ -290,4 +300,5 @@ def schedule(workspace: Any, case: Case, *, wait_first: bool = True) -> None:
         num_kv_heads=8,
         head_dim=128,
         wait_first=wait_first,
+        dirty_l2=dirty_l2,
     )

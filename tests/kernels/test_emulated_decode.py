@@ -33,7 +33,7 @@ POINTERS = (
 )
 INTS = (
     *("batch", "table_width", "block_size", "kv_heads", "parts", "group", "columns"),
-    *("head_dim", "max_rows", "spans", "window", "q_stride", "cluster"),
+    *("head_dim", "max_rows", "spans", "window", "q_stride", "cluster", "displacing"),
 )
 
 
@@ -64,9 +64,11 @@ def decode(
     new: NewKeys | None = None,
     cluster: int = 1,
     clustered: bool | None = False,
+    displacing: int = 0,
 ) -> torch.Tensor:
     """The kernel's answer; what nobody wrote is NaN. clustered: whether ``cluster`` CTAs are to
-    share an item, which they do where lengths are alike; None: either."""
+    share an item, which they do where lengths are alike; None: either. displacing: so many first
+    tiles of a CTA push out what the L2 holds."""
     batch, (_, heads, dim) = len(case.seq_lens), case.q.shape
     _, block_size, kv_heads, _ = case.k_cache.shape
     group = heads // kv_heads
@@ -105,6 +107,7 @@ def decode(
         "window": window,
         "q_stride": case.q.stride(0),
         "cluster": cluster,
+        "displacing": displacing,
         "scale": dim**-0.5,
         "soft_cap": soft_cap,
     }
@@ -142,7 +145,7 @@ def test_more_than_one_look_up(library: ctypes.CDLL, spans: int, fp8: bool) -> N
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("query_lens", [[1, 1], [4, 1]])
+@pytest.mark.parametrize("query_lens", [[1, 1], [3, 1], [4, 1]])
 def test_many_parts_of_an_item(library: ctypes.CDLL, query_lens: list[int], fp8: bool) -> None:
     """More than are loaded at a time; the next item begins in the span that merges them."""
     case = make_case([1200, 70], query_lens, heads=8, kv_heads=2, fp8=fp8, device="cpu")
@@ -215,6 +218,33 @@ def test_new_keys_under_a_window(library: ctypes.CDLL) -> None:
     new.check_stored(case)
 
 
+@pytest.mark.parametrize(
+    ("displacing", "tiles"), [(0, 0), (2, 2 * 4), (3, 3 + 3 + 3 + 2), (99, 11)]
+)
+def test_the_first_tiles_of_a_cta_displace(
+    library: ctypes.CDLL, displacing: int, tiles: int
+) -> None:
+    """Eleven tiles of one head in spans of three; each lane copies 16 pieces of a tile."""
+    case = make_case([320, 384], [1, 1], heads=4, kv_heads=1, device="cpu")
+    check(case, decode(library, case, 4, displacing=displacing))
+    assert library.displacing_copies() == tiles * 128 * 16
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tiles", "dirty_l2", "displaces"),
+    [
+        (256, 10, True, True),
+        (256, 10, False, False),  # short sequences
+        (64, 64, False, True),
+        (8, 64, True, False),  # few keys
+    ],
+)
+def test_many_keys_displace_what_has_been_written_and_those_of_long_sequences_always(
+    library: ctypes.CDLL, sequences: int, tiles: int, dirty_l2: bool, displaces: bool
+) -> None:
+    assert (library.displacing(sequences, tiles, dirty_l2) > 0) == displaces
+
+
 def test_a_result_does_not_depend_on_the_run(library: ctypes.CDLL) -> None:
     case = make_case([300, 77], [1, 1], heads=8, kv_heads=2, device="cpu")
     first, second = (decode(library, case, 6) for _ in range(2))
@@ -239,6 +269,16 @@ def test_clusters_share_items(
     queries = [1] * len(seq_lens)
     case = make_case(seq_lens, queries, heads=8, kv_heads=2, fp8=fp8, device="cpu")
     spans -= spans % cluster
+    check(case, decode(library, case, spans, cluster=cluster, clustered=True))
+
+
+@pytest.mark.parametrize("dim", [96, 128])
+@pytest.mark.parametrize(("cluster", "spans"), [(2, 4), (8, 16), (16, 32)])
+@pytest.mark.parametrize("query_lens", [[4, 3], [1, 4]])
+def test_clusters_share_items_of_two_tiles_of_rows(
+    library: ctypes.CDLL, query_lens: list[int], cluster: int, spans: int, dim: int
+) -> None:
+    case = make_case([500, 460], query_lens, heads=8, kv_heads=2, dim=dim, device="cpu")
     check(case, decode(library, case, spans, cluster=cluster, clustered=True))
 
 
@@ -271,7 +311,7 @@ def test_clusters_do_not_share_what_a_line_divides_better(
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 260), st.integers(1, 4)), min_size=1, max_size=5),
     spans=st.integers(1, 24),
-    cluster=st.sampled_from([1, 2, 4, 8]),
+    cluster=st.sampled_from([1, 2, 4, 8, 16]),
     projected=st.booleans(),
 )
 def test_any_batch(
@@ -284,7 +324,6 @@ def test_any_batch(
     queries = [count for _, count in sequences]
     lens = [length and max(length, count) for length, count in sequences]
     assume(any(lens))
-    cluster = cluster if max(queries) <= 2 else 1  # eight rows at most
     case = make_case(lens, queries, heads=8, kv_heads=2, device="cpu")
     new = NewKeys.of(case) if projected else None
     spans = max(spans // cluster, 1) * cluster

@@ -218,4 +218,37 @@ def test_clusters_where_lengths_differ() -> None:
     check(make_case([5000, 1, 17, 300], [1] * 4), clusters=True)
     check(make_case([5000, 1], [1] * 2), clusters=True)
     check(make_case([40_000], [1]), clusters=True)
-    check(make_case([300, 280], [4, 3]), clusters=True)  # too many rows
+    check(make_case([300, 280], [5, 3]), clusters=True)  # too many rows
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize(
+    "lens", [[4], [5000], [1000, 1100], [700, 640, 650], [640] * 7, [640] * 16, [64, 0, 63, 5]],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("fp8", [False, True])
+def test_clusters_of_several_query_tokens(
+    lens: list[int], dim: int, dtype: torch.dtype, fp8: bool
+) -> None:
+    queries = [min(4 - i % 2, length) for i, length in enumerate(lens)]
+    case = make_case(lens, [max(n, 1) for n in queries], dim=dim, dtype=dtype, fp8=fp8)
+    check(case, clusters=True)
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_many_keys_of_long_sequences(queries: int) -> None:
+    """Their first ones push out what the L2 holds."""
+    case = make_case([2100] * 40 + [900] * 20, [queries] * 60)
+    workspace = scheduled(case)
+    assert workspace.schedule[0, 3] > 0
+    check(case)
+
+
+def test_short_sequences_push_out_what_has_been_written() -> None:
+    case = make_case([700] * 160, [1] * 160)
+    workspace = scheduled(case)
+    assert workspace.schedule[0, 3] == 0
+    schedule(workspace, case, dirty_l2=True)
+    assert workspace.schedule[0, 3] > 0
+    check(case, dirty_l2=True)

@@ -79,6 +79,23 @@ def test_windows_and_soft_caps(
         assert error < 1e-2
 
 
+@pytest.mark.parametrize(("prompt", "displaces"), [(1500, True), (200, False)])
+def test_keys_push_out_what_a_long_prompt_has_written(prompt: int, displaces: bool) -> None:
+    seq_lens, query_lens = [700] * 160 + [prompt], [1] * 160 + [prompt]
+    case = make_case(seq_lens, query_lens, heads=8, kv_heads=2)
+    how = backend_for("cuda", case, 0, 0.0)
+    assert isinstance(how, CudaAttention)
+    on_device = DeviceBatch(case.seq_lens, case.cu_queries, case.block_table)
+    batch = AttentionBatch(
+        *(np.array(query_lens), np.array(seq_lens), np.arange(161), case.block_table, on_device)
+    )
+    out = how.prepare(batch, 16)(case.q, case.k_cache, case.v_cache, 128**-0.5)
+    error = (out.double() - case.expected).norm() / case.expected.norm()
+    assert error < 1e-2
+    (workspace,) = how._workspaces.values()
+    assert bool(workspace.schedule[0, 3] > 0) == displaces
+
+
 LONG = [900, 33, 40, 257, 90], [700, 33, 9, 250, 12]
 
 

@@ -61,12 +61,26 @@ struct Call {
   float* partial_out;
   float2* partial_stats;
   int batch, table_width, block_size, kv_heads, parts, group, columns, head_dim, max_rows, spans;
-  int window, q_stride, cluster;
+  int window, q_stride, cluster, displacing;
   float scale, soft_cap;
 };
 
+// How many of a CTA's first tiles push out what the L2 holds.
+extern "C" int displacing(int sequences, int tiles_of_each, bool dirty_l2) {
+  DecodeSchedule s = {};
+  s.batch = sequences;
+  s.shape.num_heads = 1;
+  s.cluster = Divisor::of(1);
+  s.dirty_l2 = dirty_l2;
+  return line_of(s, sequences * tiles_of_each, tiles_of_each, 33).displacing;
+}
+
+// How many pieces of keys and values were asked for so that they push out what the L2 holds.
+extern "C" int displacing_copies() { return copies_by_policy[kUsualPolicy]; }
+
 // Returns whether clusters shared the work.
 extern "C" bool decode(const Call& c) {
+  copies_by_policy.clear();
   DecodeSchedule s = {};
   const int items = c.kv_heads * c.parts;
   s.shape = {c.seq_lens, c.cu_queries, items / c.columns, c.window, nullptr};
@@ -84,7 +98,8 @@ extern "C" bool decode(const Call& c) {
     longest = max(longest, cursor.num_tiles);
     c.tile_ends[i] = tiles;
   }
-  const DecodeLine line = line_of(s, tiles, longest, c.spans);
+  DecodeLine line = line_of(s, tiles, longest, c.spans);
+  line.displacing = c.displacing;
   std::vector<DecodeStart> starts;
   for (int i = 0; i < c.spans; ++i) starts.push_back(start_of(s, line, i));
 

@@ -85,7 +85,8 @@ inline void copy_row(uint32_t to, const void* from, int bytes, uint32_t barrier,
   barrier_of(emulation::rank(), barrier).bytes -= bytes;
   end_phase(barrier_of(emulation::rank(), barrier));
 }
-inline uint64_t evict_first_policy() { return 0; }
+inline uint64_t evict_first_policy() { return 1; }
+constexpr uint64_t kUsualPolicy = 2;
 inline void fence_async_proxy() {}
 inline void fence_async_proxy_global() {}
 

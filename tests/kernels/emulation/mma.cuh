@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <vector>
 
 #include "warp.h"
@@ -21,7 +22,9 @@ inline std::deque<std::vector<Copy>>& copies() {
 }
 
 // Copies read as early as they may and write as late: when their thread waits for them.
-inline void cp_async_16(uint32_t to, const void* from, bool valid, uint64_t = 0) {
+inline std::map<uint64_t, int> copies_by_policy;
+inline void cp_async_16(uint32_t to, const void* from, bool valid, uint64_t policy = 0) {
+  ++copies_by_policy[policy];
   Copy copy = {emulation::shared_memory + to};
   if (valid) std::memcpy(copy.bytes, from, sizeof(copy.bytes));
   copies().back().push_back(copy);
