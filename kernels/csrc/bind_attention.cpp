@@ -45,9 +45,9 @@ sluice::DecodeStart* starts_of(const Tensor& schedule) {
 }
 
 // How many CTAs of a cluster share an item, the same for a step's schedule and for its launches,
-// and how many spans that leaves.
+// how many spans that leaves, and how many of them are used where they are short.
 struct Clusters {
-  int64_t size, spans;
+  int64_t size, spans, few_spans;
 };
 
 constexpr int kClusterSlack = 1;  // tiles: about what merging by way of memory takes
@@ -58,21 +58,21 @@ Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t bat
   const int64_t items = batch * (split.items / split.columns);
   if (!wanted || !sluice::device_has_dependent_launch() ||
       split.group * max_queries > sluice::kMaxClusterRows) {
-    return {1, spans};
+    return {1, spans, spans};
   }
   // Several for each of few items, but half as many as the SMs could hold: of more, some would not
   // be resident at once, and their CTAs would wait for a whole run of others. Sixteen are on half
-  // of the SMs, which pays where merging is most of the time: with many rows. So do pairs, where at
-  // least half of those CTAs have work; fours are slower with long sequences.
-  const bool many_rows = split.group * max_queries > 8;
-  for (const int64_t size : {16, 8, 2}) {
+  // of the SMs, which pays where merging is most of the time: with many rows.
+  const bool many_rows = split.group * max_queries > 8, fills = ctas >= sluice::num_sms() * 2;
+  for (const int64_t size : {16, 8}) {
     const int64_t half = spans / 2 / size * size;
-    if (ctas < sluice::num_sms() * 2 || items * size > half) continue;
-    if (size == 8 || (many_rows && items * size * 2 >= half)) return {size, half};
+    if (fills && items * size <= half && (size == 8 || many_rows)) return {size, half, half};
   }
-  // Pairs, of which all are resident, where they fill the GPU.
-  if (items * 2 <= spans && spans < items * 4) return {2, spans / 2 * 2};
-  return {1, spans};
+  // Of pairs all are resident. With many rows half of them are sooner done while spans are short.
+  const int64_t pairs = spans / 2 * 2, half = spans / 2 / 2 * 2;
+  if (many_rows && fills && items * 2 <= half && half <= items * 4) return {2, pairs, half};
+  if (items * 2 <= spans && spans < items * 4) return {2, pairs, pairs};  // they fill the GPU
+  return {1, spans, spans};
 }
 
 void check_attention(const Tensor& out, const Tensor& q, const Tensor& k_cache,
@@ -175,6 +175,7 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
   const Clusters shared = clusters_of(split, schedule, batch, max_queries, clusters);
   s.cluster = sluice::Divisor::of(static_cast<int>(shared.size));
   s.slack = kClusterSlack;
+  s.few_spans = static_cast<int>(shared.few_spans);
   s.wait_first = wait_first;
   s.dirty_l2 = dirty_l2;
   check(sluice::decode_schedule(s, shared.spans, c10::cuda::getCurrentCUDAStream()),

@@ -60,7 +60,11 @@ __device__ inline DecodeLine line_of(const DecodeSchedule& s, int tiles, int lon
                                      int num_spans) {
   DecodeLine line = {};
   line.total = tiles * s.shape.num_heads;
-  line.span = max(s.min_span, (line.total + num_spans - 1) / num_spans);
+  const auto span_for = [&](int spans) {
+    return max(s.min_span, (line.total + spans - 1) / spans);
+  };
+  line.span = span_for(num_spans);
+  if (line.span <= kFewTiles) line.span = span_for(s.few_spans);
   const int part = (longest + s.cluster.value - 1) / s.cluster.value;
   const int parts = s.batch * s.shape.num_heads * s.cluster.value;
   line.clustered = s.cluster.value > 1 && parts <= num_spans && part <= line.span + s.slack;

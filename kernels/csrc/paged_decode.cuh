@@ -39,6 +39,7 @@ struct alignas(16) DecodeLine {
   int displacing;  // so many first tiles of a CTA push out what the L2 holds, the rest each other
 };
 constexpr int kMaxCluster = 16;
+constexpr int kFewTiles = 16;  // of a span: up to that, merging counts
 constexpr int kMaxClusterRows = 16;  // of an item that a cluster shares
 
 struct DecodeLineShape {
@@ -66,6 +67,7 @@ struct DecodeSchedule {
   int min_span;  // tiles a span has at least
   Divisor cluster;  // CTAs of a cluster, a divisor of num_spans; 1 = none
   int slack;        // tiles by which a part may be longer than a span
+  int few_spans;    // how many are used while that leaves each of all at most kFewTiles
   bool wait_first;  // the kernel right before made what is read here
   bool dirty_l2;  // kernels before leave the L2 full of what they have written
 };

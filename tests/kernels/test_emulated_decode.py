@@ -33,7 +33,7 @@ POINTERS = (
 )
 INTS = (
     *("batch", "table_width", "block_size", "kv_heads", "parts", "group", "columns"),
-    *("head_dim", "max_rows", "spans", "window", "q_stride", "cluster", "displacing"),
+    *("head_dim", "max_rows", "spans", "window", "q_stride", "cluster", "displacing", "few_spans"),
 )
 
 
@@ -65,10 +65,12 @@ def decode(
     cluster: int = 1,
     clustered: bool | None = False,
     displacing: int = 0,
+    few_spans: int | None = None,
 ) -> torch.Tensor:
     """The kernel's answer; what nobody wrote is NaN. clustered: whether ``cluster`` CTAs are to
     share an item, which they do where lengths are alike; None: either. displacing: so many first
-    tiles of a CTA push out what the L2 holds."""
+    tiles of a CTA push out what the L2 holds. few_spans: how many are used where they are short;
+    None: all."""
     batch, (_, heads, dim) = len(case.seq_lens), case.q.shape
     _, block_size, kv_heads, _ = case.k_cache.shape
     group = heads // kv_heads
@@ -108,6 +110,7 @@ def decode(
         "q_stride": case.q.stride(0),
         "cluster": cluster,
         "displacing": displacing,
+        "few_spans": spans if few_spans is None else few_spans,
         "scale": dim**-0.5,
         "soft_cap": soft_cap,
     }
@@ -243,6 +246,23 @@ def test_many_keys_displace_what_has_been_written_and_those_of_long_sequences_al
     library: ctypes.CDLL, sequences: int, tiles: int, dirty_l2: bool, displaces: bool
 ) -> None:
     assert (library.displacing(sequences, tiles, dirty_l2) > 0) == displaces
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tiles", "spans"),
+    [(4, 16, 16), (8, 64, 16), (8, 66, 32), (4, 1024, 32)],
+    ids=["short", "the longest short ones", "just longer", "long"],
+)
+def test_short_spans_are_on_fewer_ctas(
+    library: ctypes.CDLL, sequences: int, tiles: int, spans: int
+) -> None:
+    assert library.spans_with_work(sequences, tiles) == spans
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_ctas_beyond_the_few_have_no_part_in_a_result(library: ctypes.CDLL, cluster: int) -> None:
+    case = make_case([700, 90, 500], [4, 1, 2], heads=8, kv_heads=2, device="cpu")
+    check(case, decode(library, case, 12, few_spans=5, cluster=cluster, clustered=cluster == 2))
 
 
 def test_a_result_does_not_depend_on_the_run(library: ctypes.CDLL) -> None:

@@ -61,7 +61,7 @@ struct Call {
   float* partial_out;
   float2* partial_stats;
   int batch, table_width, block_size, kv_heads, parts, group, columns, head_dim, max_rows, spans;
-  int window, q_stride, cluster, displacing;
+  int window, q_stride, cluster, displacing, few_spans;
   float scale, soft_cap;
 };
 
@@ -72,7 +72,19 @@ extern "C" int displacing(int sequences, int tiles_of_each, bool dirty_l2) {
   s.shape.num_heads = 1;
   s.cluster = Divisor::of(1);
   s.dirty_l2 = dirty_l2;
+  s.few_spans = 33;
   return line_of(s, sequences * tiles_of_each, tiles_of_each, 33).displacing;
+}
+
+// Spans that have work: of 32, or of 16 where they are short.
+extern "C" int spans_with_work(int sequences, int tiles_of_each) {
+  DecodeSchedule s = {};
+  s.batch = sequences;
+  s.shape.num_heads = 1;
+  s.cluster = Divisor::of(1);
+  s.few_spans = 16;
+  const DecodeLine line = line_of(s, sequences * tiles_of_each, tiles_of_each, 32);
+  return (line.total + line.span - 1) / line.span;
 }
 
 // How many pieces of keys and values were asked for so that they push out what the L2 holds.
@@ -89,6 +101,7 @@ extern "C" bool decode(const Call& c) {
   s.batch = c.batch;
   s.cluster = Divisor::of(c.cluster);
   s.slack = 1;
+  s.few_spans = c.few_spans;
   int tiles = 0, longest = 0;
   for (int i = 0; i < c.batch; ++i) {
     Cursor cursor = {};
