@@ -68,9 +68,11 @@ Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t bat
     const int64_t half = spans / 2 / size * size;
     if (fills && items * size <= half && (size == 8 || many_rows)) return {size, half, half};
   }
-  // Of pairs all are resident. With many rows half of them are sooner done while spans are short.
+  // Of pairs all are resident. Half of them are sooner done while spans are short, if nearly each of
+  // that half has an item; with many rows, where merging takes longer, if every other one has.
   const int64_t pairs = spans / 2 * 2, half = spans / 2 / 2 * 2;
-  if (many_rows && fills && items * 2 <= half && half <= items * 4) return {2, pairs, half};
+  const int64_t enough = many_rows ? half / 4 : half * 3 / 8 + 1;
+  if (fills && items >= enough && items * 2 <= half) return {2, pairs, half};
   if (items * 2 <= spans && spans < items * 4) return {2, pairs, pairs};  // they fill the GPU
   return {1, spans, spans};
 }

@@ -207,7 +207,9 @@ def test_a_schedule_made_beside_the_kernel_that_writes_the_keys() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("lens", [[1], [700], [1000, 1100], [640] * 13, [64, 0, 63, 5]], ids=len)
+@pytest.mark.parametrize(
+    "lens", [[1], [700], [1000, 1100], [640] * 8, [640] * 13, [64, 0, 63, 5]], ids=len
+)
 @pytest.mark.parametrize("fp8", [False, True])
 def test_clusters(lens: list[int], dim: int, dtype: torch.dtype, fp8: bool) -> None:
     case = make_case(lens, [1] * len(lens), dim=dim, dtype=dtype, fp8=fp8)
