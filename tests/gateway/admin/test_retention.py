@@ -30,7 +30,7 @@ async def test_what_has_expired_goes_also_after_an_outage(
 ) -> None:
     store = MemoryStore()
     shared = Shared(store._now, ())
-    await shared.register_worker("w", "here", timedelta(0))
+    await shared.register_worker("w", "here", timedelta(days=-1))
     running = asyncio.create_task(Retention(shared, interval_s=0.01).run())
     await until(lambda: not shared._workers)
     await until(lambda: "deleted again" in caplog.text)
