@@ -9,6 +9,7 @@ import json
 from enum import Enum, auto
 
 from gateway.parsers.base import CallName, Event, encodable
+from gateway.parsers.json_strings import JsonStrings
 from gateway.parsers.json_words import translate
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
@@ -222,17 +223,14 @@ class JsonObject:
     def __init__(self) -> None:
         self.closed = False
         self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self._strings = JsonStrings()
 
     def feed(self, text: str) -> int:
         """Read up to the object's end at most; returns how much was read."""
         for used, char in enumerate(text, 1):
-            if self._in_string:
-                self._string(char)
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
+            if self._strings.read(char):
+                continue
+            if char in "{[":
                 self._depth += 1
             elif char in "}]":
                 self._depth -= 1
@@ -240,11 +238,3 @@ class JsonObject:
                     self.closed = True
                     return used
         return len(text)
-
-    def _string(self, char: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._in_string = False

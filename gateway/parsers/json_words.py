@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.parsers.json_strings import JsonStrings
+
 _LITERALS = {
     "True": "true",
     "False": "false",
@@ -23,23 +25,20 @@ class JsonWords:
 
     def __init__(self) -> None:
         self._word = ""  # letters, perhaps after a sign, that may go on
-        self._in_string = False
-        self._escaped = False
+        self._strings = JsonStrings()
 
     def feed(self, text: str) -> str:
         """Translate a piece. A word at its end is held back until it is known to be whole."""
-        if self._in_string and not self._escaped and '"' not in text and "\\" not in text:
+        strings = self._strings
+        if strings.inside and not strings.escaped and '"' not in text and "\\" not in text:
             return text
         said: list[str] = []
         for char in text:
-            if self._in_string:
-                self._string(char)
-            elif char.isalpha() or (char == "-" and not self._word):
-                self._word += char
-                continue
-            else:
+            if not strings.read(char):
+                if char.isalpha() or (char == "-" and not self._word):
+                    self._word += char
+                    continue
                 said.append(self.flush())
-                self._in_string = char == '"'
             said.append(char)
         return "".join(said)
 
@@ -47,14 +46,6 @@ class JsonWords:
         """What was held back, at the end of the text."""
         word, self._word = self._word, ""
         return _LITERALS.get(word, word)
-
-    def _string(self, char: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._in_string = False
 
 
 def translate(text: str) -> str:
