@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS =
 BIN := $(VENV)/bin
+PARALLEL = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 OLD_PYTHON = Sluice needs Python 3.11 or newer, and "$(PYTHON)" is not; name one that is: make PYTHON=python3.12
 
@@ -13,7 +14,7 @@ export PIP_TIMEOUT ?= 60
 export PIP_RESUME_RETRIES ?= 10
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: install demo serve test lint bench sanitize screenshot clean
+.PHONY: install demo serve test test-all test-gpu lint bench sanitize screenshot clean
 
 install: $(STAMP)
 
@@ -23,8 +24,15 @@ demo: $(STAMP)
 serve: $(STAMP)
 	@$(BIN)/sluice serve $(ARGS)
 
+# The fast tier, which leaves out the tests marked "nightly".
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PARALLEL) $(ARGS)
+
+test-all: $(STAMP)
+	$(PARALLEL) -m "" $(ARGS)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -111,15 +111,10 @@ def _missing_browser() -> str | None:
     return None
 
 
-def _missing_time() -> str | None:
-    return None if os.environ.get("SLUICE_LONG_TESTS") else "takes minutes: SLUICE_LONG_TESTS=1"
-
-
 _PROBES = {
     "gpu": _missing_gpu,
     "pg": _missing_postgres,
     "browser": _missing_browser,
-    "long": _missing_time,
 }
 
 

@@ -27,6 +27,8 @@ def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("demo", "sluice demo --port 8001"),
         ("serve", "sluice serve --port 8001"),
         ("test", "--no-loadscope-reorder --port 8001"),
+        ("test-all", '--no-loadscope-reorder -m "" --port 8001'),
+        ("test-gpu", "pytest -m gpu --port 8001"),
     ],
 )
 def test_options_go_through(target: str, command: str) -> None:

@@ -386,7 +386,7 @@ async def test_two_hundred_requests(open_folder: Path) -> None:
     assert sum(count for what, count in outcomes.items() if what.startswith("killed")) >= 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 async def test_two_thousand_requests(open_folder: Path) -> None:
     outcomes = await chaos(open_folder, 2000, num_clients=32, pause_s=(0.4, 2.0), seed=11)

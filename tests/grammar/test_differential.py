@@ -151,7 +151,7 @@ def test_llguidance_over_a_thousand_schemas(llguidance: GrammarCompiler) -> None
     assert count["accepted"] >= 0.98 * count["valid"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_llguidance_over_thousands_of_schemas(llguidance: GrammarCompiler) -> None:
     count = run(llguidance, range(50_000, 55_000), wild=0.1)
@@ -168,7 +168,7 @@ def test_xgrammar_over_a_thousand_schemas(xgrammar: GrammarCompiler) -> None:
     assert count["schemas"] >= 1_000
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_outlines_over_hundreds_of_schemas(outlines: GrammarCompiler) -> None:
     count = run(outlines, range(20_000, 21_200), wild=0.1)

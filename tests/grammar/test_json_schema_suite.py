@@ -165,7 +165,7 @@ def test_what_is_enforced_holds(compiler: GrammarCompiler, draft: str) -> None:
     assert strictly(compiler, draft).num_compiled == NUM_ENFORCED[backend, draft]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_what_outlines_enforces_holds(vocabulary: Vocabulary, draft: str) -> None:

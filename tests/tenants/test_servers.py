@@ -115,7 +115,7 @@ async def test_a_server_of_the_user_s(version: str, pg_folder: Path) -> None:
         assert await migrations.current(dsn) is None
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @VERSIONS
 async def test_all_contracts_hold_on_it(version: str) -> None:
