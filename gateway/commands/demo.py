@@ -53,6 +53,7 @@ from gateway.processes.signals import ending_signals_sent_to
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
+from tenants.outage import OutageLog
 from tenants.postgres import PostgresStore
 
 TENANT = "demo"
@@ -340,11 +341,19 @@ class Demo:
 async def _keep_running(postgres: EmbeddedPostgres) -> None:
     """Start the database again whenever it ends, until cancelled; the gateway bridges the gap.
 
-    Raises ``EmbeddedPostgresError`` when it does not start.
+    Raises ``EmbeddedPostgresError`` when it does not start. What only keeps us from looking, such
+    as too many open files, may pass.
     """
+    outage = OutageLog(logger)
     while True:
         await asyncio.sleep(DATABASE_CHECK_S)
-        if await _in_thread(postgres.restart_if_ended):
+        try:
+            has_ended = await _in_thread(postgres.restart_if_ended)
+        except OSError as error:
+            outage.failed("Whether PostgreSQL runs is unknown: %s", error)
+            continue
+        outage.succeeded("PostgreSQL is watched again")
+        if has_ended:
             logger.warning("PostgreSQL had ended, killed or crashed, and was started again")
 
 

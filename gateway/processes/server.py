@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
@@ -40,7 +41,7 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
     Raises ``AddressInUse``, whose message names the cause and what to do.
     """
     listener = bound(config, shared=shared)
-    listener.listen(2048)
+    listener.listen(open_files.MAX_BACKLOG)
     listener.setblocking(False)
     return listener
 
@@ -95,8 +96,11 @@ def url_of(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn, with the gateway's stages of shutdown before its own."""
 
-    def __init__(self, app: Starlette, config: ServerConfig) -> None:
-        super().__init__(_uvicorn_config(app, config))
+    def __init__(
+        self, app: Starlette, config: ServerConfig, *, backlog: int = open_files.MAX_BACKLOG
+    ) -> None:
+        """backlog: connections that may wait to be accepted."""
+        super().__init__(_uvicorn_config(app, config, backlog))
         self._lifecycle: Lifecycle = app.state.services.lifecycle
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,13 +137,14 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette, config: ServerConfig, backlog: int) -> uvicorn.Config:
     http_protocol, ws_protocol = protocol.limited(config, app.state.services.cork)
     return uvicorn.Config(
         app,
         loop="uvloop",
         http=http_protocol,
         ws=ws_protocol,
+        backlog=backlog,
         ws_max_size=config.ws_max_message_bytes,
         ws_per_message_deflate=False,
         lifespan="on",
@@ -167,7 +172,8 @@ async def serve(
     when the model is loaded.
 
     Raises:
-        SetupError: the address, the secrets or the settings cannot be used.
+        SetupError: the address, the secrets or the settings cannot be used, or too few files may
+            be open.
         tenants.errors.TenantsError: the store cannot be used.
         engine.errors.EngineError: the model cannot be loaded.
     """
@@ -186,7 +192,8 @@ async def serve_on(
 ) -> None:
     """As ``serve``, with the caller's listener, which stays open, and an engine that has not been
     started, which is closed. ``metrics_folder``: as for ``create_app``."""
-    open_files.allow_connections(config.server.max_connections)
+    num_connections, backlog = open_files.allow_connections(config.server.max_connections)
+    limits = msgspec.structs.replace(config.server, max_connections=num_connections)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         if config.tenants.dsn is None:
@@ -204,7 +211,8 @@ async def serve_on(
             metrics_folder=metrics_folder,
         )
         stack.push_async_callback(app.state.services.lifecycle.close)
-        await _serve(Server(app, config.server), listener, engine, url_of(listener), on_ready)
+        served = Server(app, limits, backlog=backlog)
+        await _serve(served, listener, engine, url_of(listener), on_ready)
 
 
 async def _serve(

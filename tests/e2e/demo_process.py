@@ -21,7 +21,10 @@ STOP_TIMEOUT_S = 60.0
 class DemoProcess:
     """A running (or starting) demo. Use it as a context manager: nothing of it is left behind."""
 
-    def __init__(self, data_dir: Path, *arguments: str, name: str = "demo") -> None:
+    def __init__(
+        self, data_dir: Path, *arguments: str, name: str = "demo", max_files: int | None = None
+    ) -> None:
+        """max_files: the hard limit on its open files."""
         self.data_dir = data_dir
         self._ready_file = data_dir.with_name(f"{name}-ready.json")
         self._output = data_dir.with_name(f"{name}-output.txt")
@@ -31,6 +34,8 @@ class DemoProcess:
             *(sys.executable, "-m", "gateway", "demo", "--port", "0"),
             *("--data-dir", str(data_dir), "--ready-file", str(self._ready_file), *arguments),
         ]
+        if max_files is not None:
+            command = ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "sh", *command]
         self.started_at = time.monotonic()
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(

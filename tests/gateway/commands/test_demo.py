@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -30,9 +31,11 @@ from gateway.commands.demo import Demo, Question
 from gateway.config import ServerConfig
 from gateway.errors import AddressInUse, ConfigError, SetupError
 from gateway.processes import server
+from tenants.embedded import EmbeddedPostgres
 from tenants.errors import EmbeddedPostgresError
 from tenants.postmaster import Postmaster
 from tests.e2e.conftest import open_folder
+from tests.postgres import FAST
 
 __all__ = ["open_folder"]
 
@@ -289,6 +292,34 @@ def test_a_database_that_is_killed_is_started_again(
     assert told.count(restarted) == 1
     began = [line for line in told if line.startswith("Not listening to ")]
     assert sum("s now)" not in line for line in began) == 1
+
+
+@pytest.mark.pg
+@pytest.mark.asyncio
+async def test_a_database_is_watched_again_once_files_can_be_opened(
+    open_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "DATABASE_CHECK_S", 0.01)
+    postgres = EmbeddedPostgres(open_folder / "watched", settings=FAST)
+    await asyncio.to_thread(postgres.start)
+    watching = asyncio.create_task(demo._keep_running(postgres))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        while "Whether PostgreSQL runs is unknown: [Errno 24]" not in caplog.text:
+            assert not watching.done()
+            await asyncio.sleep(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    os.kill(postgres.pid or 0, signal.SIGKILL)
+    try:
+        while "was started again" not in caplog.text:
+            assert not watching.done()
+            await asyncio.sleep(0.01)
+    finally:
+        await demo._end(watching)
+        await asyncio.to_thread(postgres.stop)
+    assert "PostgreSQL is watched again" in caplog.text
 
 
 @pytest.mark.pg
