@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from migrations.revisions import check, current, head
 
 if TYPE_CHECKING:
-    from migrations.runner import create, downgrade, upgrade
+    from migrations.runner import create, upgrade
 
-__all__ = ["check", "create", "current", "downgrade", "head", "upgrade"]
+__all__ = ["check", "create", "current", "head", "upgrade"]
 
 
 def __getattr__(name: str) -> Any:

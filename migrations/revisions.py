@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import asyncpg
 
+from migrations import source
 from tenants.connections import translated
 from tenants.dsn import check_dsn, describe
 from tenants.errors import SchemaMismatch
@@ -50,12 +51,18 @@ async def current(dsn: str) -> str | None:
 
 
 async def check(dsn: str) -> None:
-    """Raise ``SchemaMismatch`` unless the database is at ``head``. The server must not start
-    then."""
+    """Raise ``SchemaMismatch`` unless the database is at ``head`` and has this version's functions.
+    The server must not start then."""
     revision = await current(dsn)
     if revision != head():
-        is_newer = revision is not None and revision not in known()
-        raise SchemaMismatch(revision, head(), is_newer=is_newer)
+        raise SchemaMismatch(revision, head())
+    connection = await connect(dsn)
+    try:
+        rows = await connection.fetch(source.FIND_BODIES, list(source.functions()))
+    finally:
+        await connection.close()
+    if differing := source.differing((row["proname"], row["prosrc"]) for row in rows):
+        raise SchemaMismatch(revision, head(), differing=differing)
 
 
 async def connect(dsn: str, settings: Mapping[str, str] = _NO_SETTINGS) -> asyncpg.Connection:

@@ -1,4 +1,4 @@
-"""Migrates a database to a revision, up or down.
+"""Migrates a database forward to this version's schema and functions.
 
 asyncpg makes the connection, and SQLAlchemy borrows it. So DSNs mean the same for the store and for
 migrations, Unix sockets included.
@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from migrations import revisions
+from migrations import revisions, source
 from tenants.dsn import describe
 from tenants.errors import MigrationRefused, SchemaMismatch, StoreUnavailable
 
@@ -31,6 +31,12 @@ LOCK_ID = 0x51_1C_E0
 INSUFFICIENT_PRIVILEGE = "42501"
 _BUSY = ("55P03", "40P01")
 """SQLSTATEs of a lock that was not given in time, and of a deadlock."""
+_ERRORS = (DBAPIError, asyncpg.PostgresError)
+"""Of statements that SQLAlchemy runs, and of scripts that asyncpg runs itself."""
+_MISSING_ROLES = (
+    "SELECT name FROM unnest('{sluice_app,sluice_operator}'::text[]) AS name "
+    "WHERE name NOT IN (SELECT rolname FROM pg_roles)"
+)
 _LOCK_POLL_S = 0.05
 _RETRY_S = 0.1
 _SETTINGS = {
@@ -45,19 +51,40 @@ _SETTINGS = {
 
 
 async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> None:
-    """Migrate up to ``revision``, if the database is not there yet. Workers may go on meanwhile.
+    """Migrate up to ``revision``, if the database is not there yet, and make its functions as their
+    files say. Workers may go on meanwhile.
 
     Concurrent calls wait for each other, and for tables that are in use, at most for
     ``lock_timeout_s`` each. If a migration fails, the database stays at the one before. Raises
     ``InvalidValue`` (the DSN), ``StoreUnavailable``, ``SchemaMismatch`` (a newer version of the
     code has migrated the database), ``MigrationRefused``.
     """
-    await _migrate(dsn, lambda config: command.upgrade(config, revision), lock_timeout_s)
+    async with _connect(dsn) as connection:
+        await _lock(connection, lock_timeout_s, describe(dsn))
+        # Left by closing the connection: the lock is the session's.
+        found = await connection.run_sync(_revision_of)
+        if found is not None and found not in revisions.known():
+            raise SchemaMismatch(found, revisions.head())
+        await connection.commit()
 
+        def migrate(sync: Connection) -> None:
+            command.upgrade(_config(sync), revision)
+            source.replace_functions(sync)
+            sync.commit()
 
-async def downgrade(dsn: str, revision: str = "base", *, lock_timeout_s: float = 60.0) -> None:
-    """Migrate down to ``revision``. The data that this removes are lost. Raises as ``upgrade``."""
-    await _migrate(dsn, lambda config: command.downgrade(config, revision), lock_timeout_s)
+        try:
+            await _retried(connection, migrate, lock_timeout_s, describe(dsn))
+        except _ERRORS as error:
+            if _sqlstate(error) != INSUFFICIENT_PRIVILEGE:
+                raise
+            await connection.rollback()
+            missing = await connection.scalars(text(_MISSING_ROLES))
+            mend = "".join(f"CREATE ROLE {role}; " for role in missing)
+            raise MigrationRefused(
+                f"{describe(dsn)} refuses us: {getattr(error, 'orig', error)}. Migrate as the "
+                "database's owner; if it may not make or grant roles, let an administrator run: "
+                f"{mend}GRANT sluice_app, sluice_operator TO <owner>"
+            ) from error
 
 
 def create(message: str) -> Path:
@@ -68,59 +95,34 @@ def create(message: str) -> Path:
     return Path(script.path)
 
 
-async def _migrate(dsn: str, step: Callable[[Config], None], lock_timeout_s: float) -> None:
-    async with _connect(dsn) as connection:
-        await _lock(connection, lock_timeout_s, describe(dsn))
-        # Left by closing the connection: the lock is the session's.
-        revision = await connection.run_sync(_revision_of)
-        if _is_foreign(revision):
-            raise SchemaMismatch(revision, revisions.head(), is_newer=True)
-        await connection.commit()
-        try:
-            await _retried(connection, step, lock_timeout_s, describe(dsn))
-        except DBAPIError as error:
-            if _sqlstate(error) != INSUFFICIENT_PRIVILEGE:
-                raise
-            raise MigrationRefused(
-                f"{describe(dsn)} refuses us: {error.orig}. Migrate as the database's owner; if "
-                "it may not make roles, let an administrator run: CREATE ROLE sluice_app; "
-                "CREATE ROLE sluice_operator; GRANT sluice_app, sluice_operator TO <owner>"
-            ) from error
-
-
 async def _retried(
-    connection: AsyncConnection, step: Callable[[Config], None], timeout_s: float, where: str
+    connection: AsyncConnection, step: Callable[[Connection], None], timeout_s: float, where: str
 ) -> None:
     """Run ``step`` again as long as tables are in use, from the first migration that failed on."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            await connection.run_sync(lambda sync: step(_config(sync)))
+            await connection.run_sync(step)
             return
-        except DBAPIError as error:
+        except _ERRORS as error:
             if _sqlstate(error) not in _BUSY:
                 raise
             await connection.rollback()
             if time.monotonic() >= deadline:
                 raise StoreUnavailable(
-                    f"{where}: a table has been in use for {timeout_s:g} s ({error.orig}); end the "
+                    f"{where}: a table has been in use for {timeout_s:g} s "
+                    f"({getattr(error, 'orig', error)}); end the "
                     "transaction that uses it, then run this one again"
                 ) from None
         await asyncio.sleep(_RETRY_S)
 
 
-def _sqlstate(error: DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None)
+def _sqlstate(error: Exception) -> str | None:
+    return getattr(getattr(error, "orig", error), "sqlstate", None)
 
 
 def _revision_of(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
-
-
-def _is_foreign(revision: str | None) -> bool:
-    """Whether a newer version of the code has migrated the database."""
-    known = {script.revision for script in _scripts().walk_revisions()}
-    return revision is not None and revision not in known
 
 
 def _scripts() -> ScriptDirectory:

@@ -13,8 +13,3 @@ depends_on = None
 def upgrade() -> None:
     op.execute("""
     """)
-
-
-def downgrade() -> None:
-    op.execute("""
-    """)

@@ -35,7 +35,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tenants.limits import QuotaAnswer
+
+_FIRST_RELEASE = "0100"
+"""The schema of the oldest version whose databases can be migrated."""
 
 _LIMITS = {
     "requests": "requests per minute",
@@ -152,9 +157,19 @@ class StoreUnavailable(TenantsError):
 class SchemaMismatch(TenantsError):
     """The database's schema is not the one this version needs."""
 
-    def __init__(self, current: str | None, expected: str, *, is_newer: bool = False) -> None:
-        mend = "it is a newer version's: update Sluice" if is_newer else "run `sluice migrate`"
-        found = "has no schema yet" if current is None else f"has its schema at {current}"
+    def __init__(
+        self, current: str | None, expected: str, *, differing: Sequence[str] = ()
+    ) -> None:
+        """differing: functions whose body is not this version's."""
+        found, mend = f"has its schema at {current}", "run `sluice migrate`"
+        if current is None:
+            found = "has no schema yet"
+        elif current > expected:
+            mend = "it is a newer version's: update Sluice"
+        elif current < _FIRST_RELEASE:
+            mend = "it was made before 0.1.0, which cannot be migrated: begin with a new database"
+        elif differing:
+            found = f"has another version's function {', '.join(differing[:3])}"
         super().__init__(f"The database {found}, this version needs {expected}; {mend}.")
         self.current = current
         self.expected = expected

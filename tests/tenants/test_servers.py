@@ -103,7 +103,7 @@ def binaries_of(version: str) -> Path:
 
 @VERSIONS
 async def test_a_server_of_the_user_s(version: str, pg_folder: Path) -> None:
-    """From an empty cluster to a served request, and down again."""
+    """From an empty cluster to a served request."""
     with started(binaries_of(version), pg_folder) as dsn:
         with pytest.raises(StoreUnavailable, match="run `sluice migrate`"):
             await PostgresStore.connect(dsn)
@@ -111,8 +111,6 @@ async def test_a_server_of_the_user_s(version: str, pg_folder: Path) -> None:
         store = await PostgresStore.connect(dsn)
         await exercise(store)
         await store.close()
-        await migrations.downgrade(dsn)
-        assert await migrations.current(dsn) is None
 
 
 @pytest.mark.nightly
@@ -139,8 +137,6 @@ async def test_an_owner_without_privileges(postgres_server: str, empty_pg_dsn: s
         assert await store._connections._pool.fetchval("SELECT current_user") == "sluice_app"
         assert await store._connections._pool.fetch("SELECT * FROM tenant") == []
         await store.close()
-        # Down with rows in the tables: what copies them has to see them.
-        await migrations.downgrade(dsn, "0001")
         connection = await asyncpg.connect(empty_pg_dsn)
         assert await connection.fetchval("SELECT count(*) FROM usage_event") == 2
         await connection.close()

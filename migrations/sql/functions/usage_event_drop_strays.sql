@@ -1,0 +1,32 @@
+-- Deletes up to 10,000 rows from before p_before in the default partition; returns how many. It
+-- deletes through the parent, whose policy lets the owner see the rows. Others that write to this
+-- partition wait for the trigger, which is off for this portion only.
+CREATE OR REPLACE FUNCTION usage_event_drop_strays(p_before timestamptz) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = public, pg_temp
+SET lock_timeout = '2s'
+AS $$
+DECLARE
+    v_dropped integer;
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM usage_event
+        WHERE tableoid = 'usage_event_default'::regclass AND created_at < p_before
+    ) THEN
+        RETURN 0;
+    END IF;
+    ALTER TABLE usage_event_default DISABLE TRIGGER usage_event_append_only;
+    DELETE FROM usage_event
+    WHERE tableoid = 'usage_event_default'::regclass AND ctid = ANY (ARRAY (
+        SELECT ctid FROM usage_event
+        WHERE tableoid = 'usage_event_default'::regclass AND created_at < p_before
+        LIMIT 10000
+    ));
+    GET DIAGNOSTICS v_dropped = ROW_COUNT;
+    ALTER TABLE usage_event_default ENABLE TRIGGER usage_event_append_only;
+    RETURN v_dropped;
+END
+$$;
+
+REVOKE ALL ON FUNCTION usage_event_drop_strays(timestamptz) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION usage_event_drop_strays(timestamptz) TO sluice_operator;

@@ -1,0 +1,14 @@
+-- LoRA adapters: models that one tenant alone can see.
+
+CREATE TABLE adapter (
+    id         uuid PRIMARY KEY,
+    tenant_id  uuid NOT NULL CONSTRAINT adapter_tenant_id_fkey REFERENCES tenant (id),
+    name       text NOT NULL,
+    parent     text NOT NULL,
+    path       text NOT NULL,
+    base_model text,
+    rank       integer NOT NULL CONSTRAINT adapter_rank_check CHECK (rank > 0),
+    digest     text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT adapter_tenant_id_name_key UNIQUE (tenant_id, name)
+);

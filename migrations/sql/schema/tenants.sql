@@ -1,0 +1,55 @@
+-- Tenants, their projects, and the API keys of projects.
+
+CREATE TABLE tenant (
+    id          uuid PRIMARY KEY,
+    name        text NOT NULL CONSTRAINT tenant_name_key UNIQUE,
+    weight      double precision NOT NULL DEFAULT 1,
+    priority    smallint NOT NULL DEFAULT 0,
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    disabled_at timestamptz,
+    CONSTRAINT tenant_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+    CONSTRAINT tenant_weight_check CHECK (weight > 0 AND weight < 'Infinity')
+);
+
+CREATE TABLE project (
+    id         uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    tenant_id  uuid NOT NULL CONSTRAINT project_tenant_id_fkey REFERENCES tenant (id),
+    name       text NOT NULL,
+    is_default boolean NOT NULL DEFAULT false,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT project_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+    CONSTRAINT project_tenant_id_name_key UNIQUE (tenant_id, name),
+    -- So that a key can name a project together with its tenant.
+    CONSTRAINT project_tenant_id_id_key UNIQUE (tenant_id, id)
+);
+CREATE UNIQUE INDEX project_is_default_key ON project (tenant_id) WHERE is_default;
+
+CREATE TABLE api_key (
+    id              uuid PRIMARY KEY,
+    tenant_id       uuid NOT NULL CONSTRAINT api_key_tenant_id_fkey REFERENCES tenant (id),
+    project_id      uuid NOT NULL,
+    public_id       text NOT NULL COLLATE "C" CONSTRAINT api_key_public_id_key UNIQUE,
+    key_hash        bytea NOT NULL,
+    name            text NOT NULL,
+    scopes          text[] NOT NULL,
+    allowed_models  text[] NOT NULL DEFAULT '{}',
+    model_aliases   jsonb NOT NULL DEFAULT '{}',
+    created_at      timestamptz NOT NULL DEFAULT now(),
+    expires_at      timestamptz,
+    revoked_at      timestamptz,
+    revoke_at       timestamptz,
+    last_used_at    timestamptz,
+    replaces_key_id uuid CONSTRAINT api_key_replaces_key_id_fkey REFERENCES api_key (id),
+    CONSTRAINT api_key_project_id_fkey
+        FOREIGN KEY (tenant_id, project_id) REFERENCES project (tenant_id, id),
+    -- So that a ledger row can name a key together with its tenant.
+    CONSTRAINT api_key_tenant_id_id_key UNIQUE (tenant_id, id),
+    CONSTRAINT api_key_key_hash_check CHECK (octet_length(key_hash) = 32),
+    CONSTRAINT api_key_model_aliases_check CHECK (jsonb_typeof(model_aliases) = 'object'),
+    CONSTRAINT api_key_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+    CONSTRAINT api_key_public_id_check CHECK (public_id ~ '^[0-9A-Za-z]{12}$'),
+    CONSTRAINT api_key_scopes_check CHECK (
+        cardinality(scopes) > 0 AND scopes <@ ARRAY['chat', 'responses', 'usage', 'admin']
+    )
+);
+CREATE INDEX api_key_project_id_idx ON api_key (project_id);

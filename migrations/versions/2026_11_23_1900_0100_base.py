@@ -1,0 +1,23 @@
+"""The schema of 0.1.0."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from migrations import source
+
+revision = "0100"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    bind = op.get_bind()
+    for name in ("roles", "types", "tenants", "limits", "ledger", "streams", "audit", "adapters"):
+        source.execute(bind, source.schema(name))
+    source.replace_functions(bind)
+    for name in ("triggers", "isolation"):
+        source.execute(bind, source.schema(name))
+    # From the last month on: requests that ended in it may still be settled.
+    op.execute("SELECT usage_event_add_partitions((now() - interval '1 month')::date, 4)")
