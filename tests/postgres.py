@@ -141,7 +141,8 @@ def postgres_server(request: pytest.FixtureRequest) -> str:
     return stash[_SERVER]
 
 
-def _fresh_database(server: str, *, template: str) -> Iterator[str]:
+def fresh_database(server: str, *, template: str = _TEMPLATE) -> Iterator[str]:
+    """A new database's DSN; the database is dropped in the end. For fixtures."""
     name = f"test_{uuid.uuid4().hex}"
     run_aside(execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"))
     yield with_database(server, name)
@@ -178,10 +179,10 @@ async def owned(dsn: str, *, may_make_roles: bool = True) -> AsyncIterator[str]:
 @pytest.fixture
 def pg_dsn(postgres_server: str) -> Iterator[str]:
     """A fresh database at the newest schema."""
-    yield from _fresh_database(postgres_server, template=_TEMPLATE)
+    yield from fresh_database(postgres_server)
 
 
 @pytest.fixture
 def empty_pg_dsn(postgres_server: str) -> Iterator[str]:
     """A fresh database without any schema."""
-    yield from _fresh_database(postgres_server, template="template0")
+    yield from fresh_database(postgres_server, template="template0")
