@@ -6,7 +6,7 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -19,23 +19,54 @@ _LEAST_RATIO = 0.6
 """How alike two words must be, by ``difflib``'s measure, for one to be a hint to the other: its own
 default."""
 
+MAX_NAME, MAX_RULE = 128, 1024
+"""Characters of an unknown name and of a broken rule that are kept. A client may send a name of
+megabytes, which is cut before anything looks at it."""
+
 _AT = " - at `$"
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_UNKNOWN = "Object contains unknown field `"
+_MISSING = "Object missing required field `"
 _STEP = re.compile(r"\[[^]]*\]|[^.[]+")
+
+
+class Fault(NamedTuple):
+    """What ``msgspec`` says of a wrong value, taken apart; none of it is long."""
+
+    rule: str
+    """The rule that was broken."""
+    path: str
+    """The path of the value, or of the object whose field is unknown or missing."""
+    unknown: str | None = None
+    """The name of the unknown field."""
+    missing: str | None = None
+    """The name of the missing field."""
+
+    @classmethod
+    def of(cls, error: msgspec.ValidationError) -> Fault:
+        rule, _, at = str(error).rpartition(_AT)
+        if not rule:
+            rule, at = at, ""
+        is_unknown, is_missing = rule.startswith(_UNKNOWN), rule.startswith(_MISSING)
+        name = rule[len(_UNKNOWN if is_unknown else _MISSING) : -1][:MAX_NAME]
+        return cls(
+            rule[:MAX_RULE],
+            at[: 2 * MAX_NAME].rstrip("`").lstrip("."),
+            name if is_unknown else None,
+            name if is_missing else None,
+        )
 
 
 def explain(error: msgspec.ValidationError, kind: Any) -> str:
     """``field: fault``, followed by valid alternatives. ``kind``: the type that was being
     decoded."""
-    rule, _, at = str(error).partition(_AT)
-    path = at.rstrip("`").lstrip(".")
-    if (found := _UNKNOWN.fullmatch(rule)) is not None:
-        return f"{_join(path, found[1])} is unknown{hint(found[1], names(kind, path))}"
-    if (found := _MISSING.fullmatch(rule)) is not None:
-        missing = _join(path, found[1])
+    fault = Fault.of(error)
+    path = fault.path
+    if fault.unknown is not None:
+        return f"{join(path, fault.unknown)} is unknown{hint(fault.unknown, names(kind, path))}"
+    if fault.missing is not None:
+        missing = join(path, fault.missing)
         return f"{missing} is missing{one_of(kind, missing)}"
-    return f"{path}: {rule}{one_of(kind, path)}" if path else rule
+    return f"{path}: {fault.rule}{one_of(kind, path)}" if path else fault.rule
 
 
 def one_of(kind: Any, path: str) -> str:
@@ -50,7 +81,7 @@ def hint(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if len(word) <= MAX_COMPARED and (close := closest(word, names)) is not None:
         return f"; did you mean {close}?"
-    return f"; known are {', '.join(names)}" if len(names) <= MAX_LISTED else ""
+    return f"; known are {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else ""
 
 
 def closest(word: str, names: Iterable[str]) -> str | None:
@@ -135,24 +166,50 @@ def choices(kind: Any, path: str) -> list[str]:
     return list(dict.fromkeys([*tags, *values]))
 
 
-def names(kind: Any, path: str) -> list[str]:
-    """The field names of an object at ``path`` of a ``kind``."""
+def names(kind: Any, path: str, value: object = None) -> list[str]:
+    """The field names of an object at ``path`` of a ``kind``. ``value``: the object, whose tag
+    tells which it is where there are several kinds; without it the names of all are returned."""
     return [
         field.encode_name
         for info in _at(kind, path)
-        if isinstance(info, inspect.StructType)
+        if isinstance(info, inspect.StructType) and _may_be(value, info)
         for field in info.fields
     ]
 
 
-def _join(path: str, name: str) -> str:
+def _may_be(value: object, info: inspect.StructType) -> bool:
+    if info.tag_field is None or not isinstance(value, dict):
+        return True
+    return bool(value.get(info.tag_field) == info.tag)
+
+
+def value_at(document: Any, path: str) -> object:
+    """The value at ``path`` of a decoded document; None where there is none."""
+    found = document
+    for step in steps(path):
+        if isinstance(found, dict):
+            found = found.get(step)
+        elif isinstance(found, list) and step[1:-1].isdecimal():
+            found = found[int(step[1:-1])]
+        else:
+            return None
+    return found
+
+
+def steps(path: str) -> list[str]:
+    """The names and the indices (``[0]``, ``[...]``) that a path consists of."""
+    return _STEP.findall(path)
+
+
+def join(path: str, name: str) -> str:
+    """The path of the field ``name`` of the object at ``path``."""
     return f"{path}.{name}" if path else name
 
 
 def _at(kind: Any, path: str) -> list[inspect.Type]:
     """The types allowed at a path."""
     found = [*_members(_type_of(kind))]
-    for step in _STEP.findall(path):
+    for step in steps(path):
         found = [
             member for info in found for inner in _inside(info, step) for member in _members(inner)
         ]

@@ -85,7 +85,10 @@ _seldom = Trickle(burst=20, per_s=0.5)
 MAX_QUOTED = 64
 """Characters of an id that an error message shows."""
 MAX_MESSAGE, MAX_PARAM = 2048, 256
-"""Characters of what an error says, and of the field that it names."""
+"""Characters of what an error says, and of the field that it names: both may quote a client."""
+
+
+_INDEX = re.compile(r"\[.*?\]")
 
 
 class SetupError(Exception):
@@ -156,9 +159,10 @@ class ApiError(Exception):
         retry_after_s: float | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message = message[:MAX_MESSAGE]
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else param[:MAX_PARAM]
         self.code = code or self.default_code
         self.retry_after_s = retry_after_s
         self.extra_headers = headers or {}
@@ -168,14 +172,8 @@ class ApiError(Exception):
         field, too."""
         message, param = self.message, self.param
         if param is not None and not _is_named(param, message):
-            message = f"{param}: {message}"
-        # The name of an unknown field is the client's too.
-        return ErrorObject(
-            message=message[:MAX_MESSAGE],
-            type=self.type,
-            param=None if param is None else param[:MAX_PARAM],
-            code=self.code,
-        )
+            message = f"{param}: {message}"[:MAX_MESSAGE]
+        return ErrorObject(message=message, type=self.type, param=param, code=self.code)
 
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorBody(self.object()))
@@ -198,8 +196,18 @@ class ApiError(Exception):
 
 def _is_named(param: str, message: str) -> bool:
     """Whether ``message`` mentions the last name of the path ``param``."""
-    name = re.sub(r"\[.*?\]", "", param).rpartition(".")[2]
-    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) is not None
+    name = _INDEX.sub("", param).rpartition(".")[2]
+    start = message.find(name) if name else -1
+    while start >= 0:
+        end = start + len(name)
+        if not (_is_of_word(message[start - 1 : start]) or _is_of_word(message[end : end + 1])):
+            return True
+        start = message.find(name, start + 1)
+    return False
+
+
+def _is_of_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
 
 
 class ClientMistake(ApiError, type="invalid_request_error", close_code=1008):

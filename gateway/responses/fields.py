@@ -5,13 +5,20 @@ No field is accepted and ignored: one that the server cannot act on is refused b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from gateway.admission import output_format, tool_use, unsupported
-from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
+from gateway.errors import (
+    ApiError,
+    InvalidRequestError,
+    UnsupportedParameter,
+    quoted,
+    to_api_error,
+)
 from gateway.responses.items import messages_of, place_of
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import (
@@ -223,13 +230,27 @@ def _chat_tool_choice(choice: str | FunctionChoice | AllowedTools) -> object:
             return choice
 
 
-def in_our_words(error: ApiError, *, num_earlier: int) -> ApiError:
-    """Change ``error``, which names a field of a chat, to name the field of the response.
+@contextmanager
+def in_our_words(*, num_earlier: int) -> Iterator[None]:
+    """Let what fails name the fields of the response where it names those of a chat. Raises
+    ``ApiError``.
 
     ``num_earlier``: the number of items before the request's own.
     """
+    try:
+        yield
+    except ApiError as error:
+        _rename(error, num_earlier)
+        raise
+    except Exception as exc:
+        failed = to_api_error(exc)
+        _rename(failed, num_earlier)
+        raise failed from None
+
+
+def _rename(error: ApiError, num_earlier: int) -> None:
     if error.param is None:
-        return error
+        return
     theirs = error.param
     head, dot, rest = error.param.partition(".")
     name, bracket, place = head.partition("[")
@@ -250,4 +271,3 @@ def in_our_words(error: ApiError, *, num_earlier: int) -> ApiError:
         error.param = _PARAMS.get(error.param, error.param)
         if error.message.startswith(f"{theirs} "):
             error.message = error.param + error.message.removeprefix(theirs)
-    return error

@@ -32,7 +32,6 @@ from gateway.errors import (
     InvalidRequestError,
     ResponseNotFound,
     quoted,
-    to_api_error,
 )
 from gateway.generation.generation import Generations
 from gateway.peers.peers import PeerGone, Peers
@@ -124,12 +123,8 @@ class Responses:
                 principal=principal,
                 scope="responses",
             )
-        try:
+        with response_fields.in_our_words(num_earlier=len(earlier.items)):
             admitted = await _admitted(fields, tools, [*earlier.items, *own], admit)
-        except Exception as exc:
-            raise response_fields.in_our_words(
-                to_api_error(exc), num_earlier=len(earlier.items)
-            ) from exc
         return self._start(
             admitted,
             response_object(
@@ -150,15 +145,11 @@ class Responses:
     async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
         """The number of input tokens that the response would have. Raises as ``begin`` does."""
         tools, earlier, own = await self._read(fields, principal, "resp_")
-        try:
+        with response_fields.in_our_words(num_earlier=len(earlier.items)):
             chat = response_fields.chat_fields(fields, tools, [*earlier.items, *own])
             return await self._admission.count(
                 chat, model=fields.model, principal=principal, scope="responses"
             )
-        except Exception as exc:
-            raise response_fields.in_our_words(
-                to_api_error(exc), num_earlier=len(earlier.items)
-            ) from exc
 
     async def _read(
         self,

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway import context, rate_limits
+from gateway.admission.client_notes import client_notes
 from gateway.answers.event_stream import FollowingEventStream
 from gateway.config import ServerConfig
 from gateway.errors import (
@@ -84,8 +85,7 @@ class ResponseRoutes:
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
         known = context.of(request.scope)
-        if body.user is not None:
-            known.notes["user"] = body.user
+        known.notes.update(client_notes(body))
         run = await until_disconnect(
             request.receive,
             self._responses.begin(

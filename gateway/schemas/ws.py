@@ -78,7 +78,7 @@ Close codes
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -97,10 +97,14 @@ class Chat(ChatFields, frozen=True, kw_only=True, tag="chat", forbid_unknown_fie
     resumable: bool | None = None
 
 
+MAX_SEQ = 2**53 - 1
+"""The largest number of a message: larger ones are not exact in every client's JSON."""
+
+
 class Resume(msgspec.Struct, frozen=True, tag="resume", forbid_unknown_fields=True):
     id: str
     stream_id: str
-    last_seq: int
+    last_seq: Annotated[int, msgspec.Meta(ge=-1, le=MAX_SEQ - 1)]
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):

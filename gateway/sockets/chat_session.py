@@ -180,8 +180,6 @@ class ChatSession(SocketSession):
         )
 
     async def _resume(self, message: ws.Resume, principal: Principal) -> StreamReader:
-        if message.last_seq < -1:
-            raise InvalidRequestError("Must be -1 or more.", param="last_seq")
         return await self._streams.follow(
             message.stream_id, principal.tenant.id, kind="ws", after=message.last_seq + 1
         )

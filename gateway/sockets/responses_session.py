@@ -313,6 +313,7 @@ class _Envelope(msgspec.Struct):
 def _lane_in(text: str) -> str | None:
     """The lane of a refused message; None if it has none, or it cannot be known."""
     try:
-        return msgspec.json.decode(text, type=_Envelope).stream_id
+        lane = msgspec.json.decode(text, type=_Envelope).stream_id
     except (msgspec.DecodeError, RecursionError):
         return None
+    return None if lane is None or _LANE.fullmatch(lane) is None else lane

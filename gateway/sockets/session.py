@@ -203,7 +203,7 @@ class SocketSession(ABC):
         except AuthenticationFailed as exc:
             await self._refuse(to_api_error(exc))
         except TenantsError as exc:
-            raise to_api_error(exc) from exc
+            raise to_api_error(exc) from None
 
     async def _receive(self) -> str:
         message = await self._socket.receive()

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeVar
 
 import msgspec
 
-from engine.field_hints import hint, names, one_of
+from engine.field_hints import Fault, hint, join, names, one_of, value_at
 from gateway.errors import ApiError, InvalidRequestError
 from tenants.errors import InvalidValue
 
 T = TypeVar("T")
 
+MAX_SECOND_LOOK = 32_768
+"""The longest text that is decoded once more to describe its fault better."""
 _SOME_KEY = "[...]"
 """What msgspec writes in a path for the key of a mapping's value."""
-_GOT = re.compile("got `(.*)`")
 _JSON_TYPES: dict[type, str] = {
     **{str: "str", int: "int", float: "float", bool: "bool", type(None): "null"},
     **{list: "array", dict: "object"},
 }
-
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
 def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body") -> T:
@@ -34,8 +31,7 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as exc:
-        cause = exc.__cause__ if isinstance(exc.__cause__, InvalidValue) else None
-        raise _invalid(str(exc), what, cause, data, decoder.type) from None
+        raise _invalid(exc, what, data, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidRequestError(
             f"The {what} is not valid JSON: {exc}", code="invalid_json"
@@ -46,29 +42,27 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
         ) from None
 
 
-def _invalid(
-    message: str, what: str, cause: InvalidValue | None, data: bytes, kind: Any
-) -> ApiError:
-    """Translate an error of msgspec's: ``<rule> - at `$.path```, or ``<rule>`` alone at the root.
-
-    ``cause``: set if the struct at that path has refused one of its fields itself. ``kind``: the
-    type that was expected.
-    """
-    rule, _, at = message.partition(" - at `$")
-    path = at.rstrip("`").lstrip(".")
+def _invalid(exc: msgspec.ValidationError, what: str, data: bytes, kind: Any) -> ApiError:
+    """Translate an error of msgspec's. ``kind``: the type that was expected."""
+    fault = Fault.of(exc)
+    path, rule = fault.path, fault.rule
+    # Of a large body the place alone must do: decoding it takes the event loop milliseconds.
+    document = _decoded(data) if len(data) <= MAX_SECOND_LOOK else None
     if path.endswith(_SOME_KEY):
-        path = _with_key(path.removesuffix(_SOME_KEY), rule, data)
-    if cause is not None:
-        path, rule = _join(path, cause.field), cause.reason
-    if (found := _UNKNOWN.fullmatch(rule)) is not None:
-        param = _join(path, found[1])
-        mend = hint(found[1], names(kind, path))
+        path = _with_key(path.removesuffix(_SOME_KEY), rule, document)
+    if isinstance(exc.__cause__, InvalidValue):  # The struct at that path refused a field itself.
+        path, rule = join(path, exc.__cause__.field), exc.__cause__.reason
+    elif fault.unknown is not None:
+        param = join(path, fault.unknown)
+        known = names(kind, path, value_at(document, path))
+        # A name that another kind of object has, which is all that a large body tells of it.
+        mend = "" if fault.unknown in known else hint(fault.unknown, known)
         end = "" if mend.endswith("?") else "."
         return InvalidRequestError(
             f"Unknown parameter: {param}{mend}{end}", param=param, code="unknown_parameter"
         )
-    if (found := _MISSING.fullmatch(rule)) is not None:
-        param = _join(path, found[1])
+    elif fault.missing is not None:
+        param = join(path, fault.missing)
         return InvalidRequestError(
             f"Missing required parameter: {param}.",
             param=param,
@@ -82,23 +76,20 @@ def _invalid(
     )
 
 
-def _with_key(path: str, rule: str, data: bytes) -> str:
+def _decoded(data: bytes) -> object:
+    """The text without a schema; None if its fault is followed by what is not JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _with_key(path: str, rule: str, document: object) -> str:
     """The path of the value that broke ``rule`` in the mapping at ``path``. msgspec does not name
     its key; if it cannot be found, the mapping's own path is returned."""
-    try:
-        found: object = msgspec.json.decode(data)
-    # The error may be followed by text that is not JSON.
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return path
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    got = _GOT.search(rule)
-    if isinstance(found, dict) and got is not None:
+    found, got = value_at(document, path), rule.rpartition("got `")[2].rstrip("`")
+    if isinstance(found, dict):
         for key, value in found.items():
-            if _JSON_TYPES[type(value)] == got[1]:
-                return _join(path, key)
+            if _JSON_TYPES[type(value)] == got:
+                return join(path, key)
     return path
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

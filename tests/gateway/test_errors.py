@@ -159,6 +159,12 @@ def test_what_a_client_sent_is_shown_in_part() -> None:
     assert shown.param == "z" * MAX_PARAM
 
 
+@pytest.mark.parametrize("param", ["", ".", "[0]", "((", "a.\n", "\\", "x" * 5000])
+def test_a_name_may_be_anything(param: str) -> None:
+    shown = InvalidRequestError("No.", param=param).object()
+    assert shown.message == f"{param[:MAX_PARAM]}: No."
+
+
 def test_a_fault_of_ours_that_every_request_meets_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -29,7 +30,9 @@ def test_names_are_ours_and_values_are_cut() -> None:
         "prompt_cache_key": "k" * 512,
         "metadata": '{"a=1 admin": "x\\n"}',
     }
-    assert len(notes(metadata={"a": "x" * 9000})["metadata"]) == 2048
+    assert json.loads(notes(metadata={"a" * 65: "x" * 9000})["metadata"]) == {"a" * 64: "x" * 512}
+    many = {str(number): "x" * 500 for number in range(1000)}
+    assert len(notes(metadata=many)["metadata"]) == 2048
 
 
 def test_completions_have_a_user_only() -> None:

@@ -136,16 +136,24 @@ def test_a_choice_among_some_tools() -> None:
     ],
 )
 def test_errors_of_chats_in_the_words_of_responses(param: str | None, ours: str | None) -> None:
-    error = InvalidRequestError("x", param=param)
-    assert in_our_words(error, num_earlier=2).param == ours
+    with pytest.raises(InvalidRequestError) as caught, in_our_words(num_earlier=2):
+        raise InvalidRequestError("x", param=param)
+    assert caught.value.param == ours
+
+
+def test_an_error_in_the_words_of_responses_is_no_cycle() -> None:
+    with pytest.raises(InvalidRequestError) as caught, in_our_words(num_earlier=0):
+        raise InvalidRequestError("x", param="messages")
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
 
 
 def test_a_message_that_begins_with_a_field_gets_its_name_in_a_response() -> None:
-    error = InvalidRequestError(
-        "max_completion_tokens must be at least 1.", param="max_completion_tokens"
-    )
-    found = in_our_words(error, num_earlier=0)
-    assert found.object().message == "max_output_tokens must be at least 1."
+    with pytest.raises(InvalidRequestError) as caught, in_our_words(num_earlier=0):
+        raise InvalidRequestError(
+            "max_completion_tokens must be at least 1.", param="max_completion_tokens"
+        )
+    assert caught.value.object().message == "max_output_tokens must be at least 1."
 
 
 def test_too_many_tools_are_not_looked_at() -> None:

@@ -344,13 +344,20 @@ async def test_wrong_resumes_end_their_own_turn_only(
             ("t", "stream_unknown", -1, "stream_not_found", None),
             ("t", sse_id, -1, "stream_not_found", None),
             ("u", stream_id, -1, "invalid_request", "id"),
-            ("t", stream_id, -2, "invalid_request", "last_seq"),
+            ("t", stream_id, 2**53 - 2, "invalid_stream_position", None),
             ("t", stream_id, 99, "invalid_stream_position", None),
             ("t", stream_id, 2, "stream_ended", None),
         ):
             await client.resume(turn_id, wrong_id, last_seq)
             (frame,) = await client.turn(turn_id)
             assert (frame["error"]["code"], frame["error"]["param"]) == (code, param)
+        for last_seq in (-2, 2**53, 2**63, 10**40):
+            await client.send(type="resume", id="t", stream_id=stream_id, last_seq=last_seq)
+            (frame,) = await client.turn("t")
+            assert (frame["error"]["code"], frame["error"]["param"]) == (
+                "invalid_value",
+                "last_seq",
+            )
     assert (await read_on(gateway, stream_id)).status == 404
 
 

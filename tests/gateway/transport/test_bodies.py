@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.field_hints import MAX_NAME
 from gateway.errors import InvalidRequestError
+from gateway.schemas import ws
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.transport import bodies
 from tenants.errors import InvalidValue
@@ -118,6 +120,46 @@ def test_an_unknown_field_is_told_what_it_may_have_meant(body: bytes, message: s
 def test_a_misspelt_field_of_a_chat() -> None:
     with pytest.raises(InvalidRequestError, match="maxtokens; did you mean max_tokens"):
         bodies.decode(msgspec.json.Decoder(ChatCompletionRequest), b'{"maxtokens": 1}')
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"type": "cancel", "id": "t", "stream_id": "s"}', "stream_id; known are id."),
+        (b'{"type": "cancel", "id": "t", "messages": []}', "messages; known are id."),
+        (b'{"type": "ping", "dtaa": "x"}', "dtaa; did you mean data?"),
+        (b'{"type": "chat", "temprature": 1}', "temprature; did you mean temperature?"),
+        # Too large to look for its type: no name is better than a wrong one.
+        (b'{"type": "cancel", "id": "%s", "messages": []}' % (b"t" * 40_000), "messages."),
+    ],
+)
+def test_a_hint_is_a_field_of_the_same_kind_of_message(body: bytes, message: str) -> None:
+    decoder: msgspec.json.Decoder[ws.ClientMessage] = msgspec.json.Decoder(ws.ClientMessage)
+    with pytest.raises(InvalidRequestError) as caught:
+        bodies.decode(decoder, body)
+    assert caught.value.message == f"Unknown parameter: {message}"
+
+
+LONG = 100_000
+LONG_NAMES = [
+    "a" * LONG,
+    "((" * LONG,
+    "a." * LONG,
+    "[]" * LONG,
+    "` - at `$" + ".a" * LONG,
+    "é" * LONG,
+]
+
+
+@pytest.mark.parametrize("name", LONG_NAMES, ids=lambda name: name[:12])
+@pytest.mark.parametrize("body", ['{"%s": 1}', '{"inner": [{"%s": 1}]}'])
+def test_a_long_name_is_cut(name: str, body: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        bodies.decode(_decoder, (body % name).encode())
+    assert caught.value.code == "unknown_parameter"
+    assert caught.value.param is not None
+    assert len(caught.value.param) < 4 * MAX_NAME
+    assert len(caught.value.message) < 5 * MAX_NAME
 
 
 def test_a_choice_names_what_there_is_to_choose() -> None:
