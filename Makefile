@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS =
 BIN := $(VENV)/bin
-PARALLEL = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+PARALLEL = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 10
+# The tests start hundreds of processes: each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 OLD_PYTHON = Sluice needs Python 3.11 or newer, and "$(PYTHON)" is not; name one that is: make PYTHON=python3.12
 

@@ -8,14 +8,14 @@ import importlib.util
 import os
 import shutil
 import signal
+import tomllib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests import distribution, process_state
+from tests import budget, distribution, process_state, run_folder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -42,10 +42,22 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-RERUNS = 1
-"""Of a failed test that runs whole programs: Chromium, PostgreSQL, or our own servers from end to
-end. Where memory or processes are short, one that starts slowly says nothing about our code. The
-summary shows each with its traceback, so that none goes unseen."""
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-budget", action="store_true", help="write tests/budget.toml anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    run_folder.configure(config)
+    meter = budget.Meter(config, config.stash[run_folder.FOLDER])
+    config.pluginmanager.register(meter)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(budget.Keeper(meter))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    run_folder.tell(node.config, node.workerinput)
 
 
 def pytest_collection_finish() -> None:
@@ -70,22 +82,14 @@ def collector_as_before() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if _runs_programs(item):
-            item.add_marker(pytest.mark.flaky(reruns=RERUNS))
     if hasattr(config, "workerinput"):  # one of several processes
-        items[:] = distribution.in_order(items, _runs_programs)
+        table = tomllib.loads(budget.TABLE.read_text())
+        items[:] = distribution.in_order(items, table["seconds"])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     return distribution.num_workers()
-
-
-def _runs_programs(item: pytest.Item) -> bool:
-    if item.get_closest_marker("browser") or item.get_closest_marker("pg"):
-        return True
-    return "e2e" in item.path.relative_to(Path(__file__).parent).parts
 
 
 def _missing_gpu() -> str | None:

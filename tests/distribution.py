@@ -7,7 +7,7 @@ module is started once. A process takes the next file when it is nearly through 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -30,34 +30,10 @@ def num_workers() -> int:
     return max(1, min((os.cpu_count() or 1) + 1, MAX_WORKERS, fitting))
 
 
-def in_order(
-    items: Iterable[pytest.Item], runs_programs: Callable[[pytest.Item], bool]
-) -> list[pytest.Item]:
-    """Files with slow tests first, so that at the end nobody waits for one of them.
+def in_order(items: Iterable[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
+    """Files that take long first, so that at the end nobody waits for one of them."""
 
-    Of the others those that run programs, and so wait, are spread evenly among those that compute.
-    """
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(item.path, []).append(item)
-    slow, waiting, computing = [], [], []
-    for tests in files.values():
-        if any(item.get_closest_marker("slow") for item in tests):
-            slow.append(tests)
-        elif any(map(runs_programs, tests)):
-            waiting.append(tests)
-        else:
-            computing.append(tests)
-    return [item for tests in [*slow, *_spread(waiting, computing)] for item in tests]
+    def taken(item: pytest.Item) -> float:
+        return -seconds.get(item.nodeid.partition("::")[0], 0.0)
 
-
-def _spread(
-    some: list[list[pytest.Item]], others: list[list[pytest.Item]]
-) -> list[list[pytest.Item]]:
-    """Both in their order, each as evenly over the whole as it goes."""
-    placed = [
-        ((place + 0.5) / len(files), tests)
-        for files in (some, others)
-        for place, tests in enumerate(files)
-    ]
-    return [tests for _, tests in sorted(placed, key=lambda pair: pair[0])]
+    return sorted(items, key=taken)

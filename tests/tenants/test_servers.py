@@ -217,7 +217,10 @@ class TestPooler:
             for worker in workers:
                 await worker.close()
         aside = await asyncpg.connect(pg_dsn)
-        left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sluice'"
+        left = (
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE application_name = 'sluice' AND datname = current_database()"
+        )
         assert await aside.fetchval(left) <= 2
         await aside.close()
 

@@ -1,0 +1,218 @@
+"""What a run of the fast tier costs, compared at its end with ``budget.toml``.
+
+CPU seconds are compared, since they hardly depend on what else the machine does: those of the tests
+of each folder, with all programs that they start. A fixed bit of work, measured in the same run,
+says how fast the machine is. A folder that costs a third more than its budget fails the run; where
+other programs were busy meanwhile, and so slowed down everything, it is only told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TABLE = Path(__file__).with_name("budget.toml")
+TOLERANCE = 1.3
+SLACK_S = 3.0
+"""So much more is no reason to fail, however small a folder's budget is."""
+QUIET = 0.15
+"""The share of the machine that others may take while it still counts as quiet."""
+PYTEST, POSTGRES = "pytest itself", "the shared PostgreSQL"
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_SHORT_S = 1.0
+
+
+@dataclass
+class Costs:
+    """Of one process of the run, or of all of them."""
+
+    cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By folder of tests."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Wall time, by file of tests."""
+    work_s: float = 0.0
+    """What the fixed bit of work took."""
+
+    def add(self, other: Costs) -> None:
+        for name, cost in other.cpu_s.items():
+            is_shared = name == POSTGRES  # all look at the same server
+            self.cpu_s[name] = max(self.cpu_s[name], cost) if is_shared else self.cpu_s[name] + cost
+        for name, cost in other.seconds.items():
+            self.seconds[name] += cost
+        self.work_s = max(self.work_s, other.work_s)
+
+
+def folder_of(file: str) -> str:
+    return "/".join(file.split("/")[:-1][:2])
+
+
+def tree_cpu_s(pid: int, *, without: int | None = None) -> float:
+    """CPU seconds of a process, its descendants and all whose end they have waited for."""
+    children: dict[int, list[int]] = {}
+    cpu_s: dict[int, float] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = Path("/proc", name, "stat").read_bytes().rpartition(b") ")[2].split()
+            except OSError:
+                continue  # it has just ended
+            children.setdefault(int(fields[1]), []).append(int(name))
+            cpu_s[int(name)] = sum(map(int, fields[11:15])) * _TICK_S
+    waiting, total = [pid], 0.0
+    while waiting:
+        if (found := waiting.pop()) != without:
+            total += cpu_s.get(found, 0.0)
+            waiting += children.get(found, [])
+    return total
+
+
+def work_s() -> float:
+    """CPU seconds that a fixed bit of work takes here: the best of three."""
+    taken = []
+    for _ in range(3):
+        began = time.process_time()
+        words = {str(number): number * number % 977 for number in range(60_000)}
+        sorted(words, key=words.__getitem__)
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+
+class Meter:
+    """A plugin for each process that runs tests; ``costs`` is complete after the last test."""
+
+    def __init__(self, config: pytest.Config, server: Path) -> None:
+        self.costs = Costs()
+        self._config = config
+        self._pid_file = server / "data" / "postmaster.pid"
+        self._cpu_s = 0.0
+        self._at = 0.0
+
+    def pytest_collection_finish(self) -> None:
+        self.costs.work_s = work_s()
+        self._look(PYTEST)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[None]:
+        result = yield
+        file = item.nodeid.partition("::")[0]
+        if nextitem is None or nextitem.nodeid.partition("::")[0] != file:
+            elapsed_s = time.monotonic() - self._at
+            self.costs.seconds[file] += elapsed_s
+            if nextitem is None or elapsed_s > _SHORT_S:  # a look takes some milliseconds
+                self._look(folder_of(file))
+        return result
+
+    def _look(self, folder: str) -> None:
+        server = self._server()
+        now_s = tree_cpu_s(os.getpid(), without=server)
+        self.costs.cpu_s[folder] += now_s - self._cpu_s
+        if server is not None:
+            self.costs.cpu_s[POSTGRES] = tree_cpu_s(server)
+        self._cpu_s, self._at = now_s, time.monotonic()
+
+    def _server(self) -> int | None:
+        try:
+            return int(self._pid_file.read_text().split()[0])
+        except (OSError, IndexError, ValueError):
+            return None
+
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self._config, "workeroutput"):
+            costs = self.costs
+            told = {"cpu_s": dict(costs.cpu_s), "seconds": dict(costs.seconds)}
+            self._config.workeroutput["costs"] = told | {"work_s": costs.work_s}
+
+
+class Keeper:
+    """A plugin for the first process of a run: it adds up, tells and decides."""
+
+    def __init__(self, own: Meter) -> None:
+        self._own = own
+        self._costs = own.costs
+        self._began = time.monotonic()
+        self._busy_s = _busy_s()
+        self._lines: list[str] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        told = getattr(node, "workeroutput", {}).get("costs")
+        if told is not None:
+            self._costs.add(Costs(**told))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not _is_whole_fast_tier(session.config):
+            return
+        elapsed_s = time.monotonic() - self._began
+        if session.config.getoption("numprocesses", None):
+            self._costs.cpu_s[PYTEST] += time.process_time()
+        if session.config.getoption("--record-budget"):
+            TABLE.write_text(as_toml(self._costs))
+        others = (_busy_s() - self._busy_s - sum(self._costs.cpu_s.values())) / elapsed_s
+        is_quiet = others < QUIET * (os.cpu_count() or 1)
+        lines, is_over = compared(self._costs, tomllib.loads(TABLE.read_text()))
+        self._lines = [*lines, f"others used {others:.2f} cores meanwhile"]
+        if is_over and not is_quiet:
+            self._lines.append("over budget, which does not count on a machine this busy")
+        elif is_over and session.exitstatus == pytest.ExitCode.OK:
+            self._lines.append("over budget: make it cheaper, or say why not and --record-budget")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._lines:
+            terminalreporter.section("CPU seconds, and those of the budget")
+            for line in self._lines:
+                terminalreporter.write_line(line)
+
+
+def compared(costs: Costs, table: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """A line for each folder, and whether one of them is over its budget."""
+    slower = costs.work_s / table["work_s"]
+    lines, is_over = [], False
+    for folder in sorted(costs.cpu_s):
+        measured, budget = costs.cpu_s[folder] / slower, table["cpu_s"].get(folder, 0.0)
+        over = measured > budget * TOLERANCE + SLACK_S
+        is_over |= over
+        lines.append(f"{folder:24} {measured:7.1f} {budget:7.1f}{'  OVER' if over else ''}")
+    total, of_budget = sum(costs.cpu_s.values()) / slower, sum(table["cpu_s"].values())
+    lines.append(f"{'all':24} {total:7.1f} {of_budget:7.1f}")
+    lines.append(f"this machine takes {slower:.2f} times as long as the one of the budget")
+    return lines, is_over
+
+
+def as_toml(costs: Costs) -> str:
+    longest = sorted(costs.seconds.items(), key=lambda pair: -pair[1])
+    lines = [
+        "# What the fast tier costs, written by `make test ARGS=--record-budget`.",
+        f"work_s = {costs.work_s:.4f}",
+        "\n[cpu_s]",
+        *(f'"{name}" = {cost:.1f}' for name, cost in sorted(costs.cpu_s.items())),
+        "\n# Files that take long, by wall time: they are started first.\n[seconds]",
+        *(f'"{name}" = {cost:.0f}' for name, cost in longest if cost >= 2),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_whole_fast_tier(config: pytest.Config) -> bool:
+    return (
+        config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        and config.getoption("-m") == "not nightly"
+        and not config.getoption("-k")
+        and not config.getoption("--collect-only")
+        and not config.getoption("lf", None)
+    )
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)

@@ -1,0 +1,89 @@
+"""What the budget's keeper measures, and when it fails a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.budget import POSTGRES, TABLE, Costs, as_toml, compared, folder_of, tree_cpu_s, work_s
+
+ROOT = Path(__file__).parents[1]
+TABLE_OF_TWO = {"work_s": 0.1, "cpu_s": {"tests/a": 10.0, "tests/b": 100.0}}
+
+
+def costs(work_s: float = 0.1, **cpu_s: float) -> Costs:
+    found = Costs(work_s=work_s)
+    for name, cost in cpu_s.items():
+        found.cpu_s[f"tests/{name}"] = cost
+    return found
+
+
+@pytest.mark.parametrize(
+    ("measured", "over"),
+    [
+        (costs(a=10, b=100), []),
+        (costs(a=10, b=134), ["tests/b"]),
+        (costs(a=15.9, b=132), []),
+        (costs(a=16.1, b=132), ["tests/a"]),
+        (costs(0.2, a=30, b=260), []),  # on a machine that is half as fast
+        (costs(0.05, a=5, b=70), ["tests/b"]),
+        (costs(a=1, c=4), ["tests/c"]),  # a folder without a budget
+    ],
+)
+def test_what_costs_a_third_more_is_over(measured: Costs, over: list[str]) -> None:
+    lines, is_over = compared(measured, TABLE_OF_TWO)
+    assert [line.split()[0] for line in lines if line.endswith("OVER")] == over
+    assert is_over == bool(over)
+
+
+def test_the_costs_of_all_processes_and_one_server() -> None:
+    whole = Costs()
+    for number in (1, 3):
+        part = costs(number / 10, a=number)
+        part.cpu_s[POSTGRES] = number
+        part.seconds["tests/a/test_x.py"] = number
+        whole.add(part)
+    assert whole.cpu_s == {"tests/a": 4, POSTGRES: 3}
+    assert whole.seconds == {"tests/a/test_x.py": 4}
+    assert whole.work_s == 0.3
+
+
+def test_what_is_recorded_is_what_is_compared() -> None:
+    measured = costs(0.25, a=12.34, b=5)
+    measured.seconds = {"tests/a/test_long.py": 60, "tests/a/test_short.py": 1}
+    table = tomllib.loads(as_toml(measured))
+    assert table["seconds"] == {"tests/a/test_long.py": 60}
+    assert table["cpu_s"] == {"tests/a": 12.3, "tests/b": 5.0}
+    assert not compared(measured, table)[1]
+
+
+def test_the_table_names_folders_and_files_that_exist() -> None:
+    table = tomllib.loads(TABLE.read_text())
+    assert all((ROOT / name).is_dir() for name in table["cpu_s"] if name.startswith("tests"))
+    assert [name for name in table["seconds"] if not (ROOT / name).is_file()] == []
+
+
+def test_programs_count_while_they_run_and_afterwards() -> None:
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
+    before = tree_cpu_s(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdout.readline()
+        assert tree_cpu_s(os.getpid()) - before > 0.25
+        assert tree_cpu_s(os.getpid(), without=program.pid) - before < 0.25
+        program.stdin.write(b"\n")
+    assert tree_cpu_s(os.getpid()) - before > 0.25
+    assert work_s() > 0
+
+
+def test_folders() -> None:
+    assert folder_of("tests/gateway/web/test_page.py") == "tests/gateway"
+    assert folder_of("tests/test_budget.py") == "tests"
