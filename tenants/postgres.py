@@ -342,26 +342,23 @@ class PostgresStore(Store):
         event = msgspec.structs.replace(event, model=model, end_user=end_user)
         return await self._settlements.submit(event)
 
-    async def _settle_one(self, event: UsageEvent) -> bool:
-        row = await self._one(
-            "record_usage",
-            *(*_event_values(event), self._now()),
-            violations={"usage_event_key_id_fkey": KeyNotFound(event.key_id)},
-        )
-        written: bool = row["written"]
-        return written
-
     async def _settle_many(self, events: Sequence[UsageEvent]) -> Sequence[bool | Exception]:
-        if len(events) > 1:
-            columns = zip(*map(_event_values, events), strict=True)
-            try:
-                row = await self._one("record_usage_many", *columns, self._now())
-            except InvalidValue:
-                pass  # One of them is refused: each is sent alone, to find out which.
-            else:
-                written = frozenset(row["written"])
-                return [event.request_id in written for event in events]
-        return await send_each(self._settle_one, events)
+        try:
+            return await self._settle(events)
+        except (InvalidValue, KeyNotFound) as error:
+            if len(events) == 1:
+                return [error]
+        # One of them is refused: each is sent alone, to find out which.
+        return [answer for event in events for answer in await self._settle_many([event])]
+
+    async def _settle(self, events: Sequence[UsageEvent]) -> Sequence[bool]:
+        violations = {}
+        if len(events) == 1:
+            violations["usage_event_key_id_fkey"] = KeyNotFound(events[0].key_id)
+        columns = zip(*map(_event_values, events), strict=True)
+        row = await self._one("record_usage", *columns, self._now(), violations=violations)
+        written = frozenset(row["written"])
+        return [event.request_id in written for event in events]
 
     async def put_limits(
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits

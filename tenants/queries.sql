@@ -149,13 +149,8 @@ FROM used
 WHERE k.id = used.id;
 
 -- name: record_usage
--- Ledger, sums, limits and the reservation in one transaction; false when it was there.
-SELECT quota_settle($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written
-FROM sluice_enter($2) AS tenant;
-
--- name: record_usage_many
--- The same for many requests at once: the ids of those that were not there.
-SELECT quota_settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written;
+-- Ledger, sums, limits and reservations in one transaction: the ids of those that were not there.
+SELECT quota_settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written;
 
 -- name: put_limits for tenant
 -- False when the tenant has no such scope.
@@ -184,15 +179,12 @@ SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $
 -- name: month_left for tenant
 -- What scopes in which no request runs have left of the month: nothing can come back to them.
 SELECT
-    p.scope_kind,
-    p.monthly_tokens
-        - CASE WHEN s.month >= limit_month(n.now) THEN s.month_tokens ELSE 0 END AS tokens,
-    p.monthly_cost_micro
-        - CASE WHEN s.month >= limit_month(n.now) THEN s.month_cost_micro ELSE 0 END AS cost_micro,
+    p.scope_kind, l.month_tokens AS tokens, l.month_cost_micro AS cost_micro,
     (limit_month(n.now) + interval '1 month') AT TIME ZONE 'UTC' - n.now AS lasts
 FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS n
 CROSS JOIN limit_state AS s
 JOIN limit_policy AS p USING (scope_id)
+CROSS JOIN LATERAL limit_left(s, p, n.now) AS l
 WHERE s.tenant_id = $1 AND s.scope_id = ANY ($2::uuid[]) AND s.num_running = 0
 ORDER BY p.scope_kind;
 

@@ -30,8 +30,8 @@ ROWS_OF_0100 = (
     "name, '{chat,admin}' FROM tenant",
     "SELECT limit_put(id, 'tenant', id, 600, NULL, 5, NULL, NULL, NULL, NULL, NULL, NULL, NULL) "
     "FROM tenant",
-    "SELECT quota_settle(gen_random_uuid(), tenant_id, id, 'demo', 'stop', 10, 4, 6, now(), NULL, "
-    "7, NULL) FROM api_key",
+    "SELECT quota_settle(ARRAY[gen_random_uuid()], ARRAY[tenant_id], ARRAY[id], '{demo}', "
+    "'{stop}', '{10}', '{4}', '{6}', ARRAY[now()], '{NULL}', '{7}', NULL) FROM api_key",
 )
 TENANT, KEY = UUID(int=1), UUID(int=2)
 PARTITION = re.compile(r"usage_event_(\d{4}_\d\d|default)")

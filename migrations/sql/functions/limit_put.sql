@@ -21,8 +21,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM limit_apply(ARRAY[p_scope_id], p_now,
-        limit_month(coalesce(p_now, clock_timestamp())), 0, 0, 0, 0, 0);
+    PERFORM 1 FROM limit_state WHERE scope_id = p_scope_id FOR UPDATE;
+    PERFORM limit_add_same(ARRAY[p_scope_id], 0, 0, 0, 0, 0, coalesce(p_now, clock_timestamp()));
     INSERT INTO limit_policy (
         scope_id, scope_kind, tenant_id, requests_per_minute, tokens_per_minute,
         max_concurrent, max_queued, monthly_tokens, monthly_cost_micro, priority, weight,

@@ -23,21 +23,17 @@ BEGIN
     ORDER BY scope_id FOR UPDATE;
     v_now := coalesce(p_now, clock_timestamp());
     SELECT greatest(0, least(p_tokens, min(limit_room(
-        p_tokens, 0,
-        p.monthly_tokens - CASE WHEN s.month >= limit_month(v_now) THEN s.month_tokens
-            ELSE 0 END,
-        p.monthly_cost_micro - CASE WHEN s.month >= limit_month(v_now)
-            THEN s.month_cost_micro ELSE 0 END,
-        0, v_row.completion_price))))
+        p_tokens, 0, l.month_tokens, l.month_cost_micro, 0, v_row.completion_price))))
     INTO v_grant
     FROM limit_state AS s JOIN limit_policy AS p USING (scope_id)
+    CROSS JOIN LATERAL limit_left(s, p, v_now) AS l
     WHERE s.scope_id = ANY (v_row.scope_ids);
     -- The rates go into debt: a stream under way is not cut for them, the next one waits.
-    PERFORM limit_add(v_row.scope_ids, v_now, v_row.month, 0, v_grant,
+    PERFORM limit_add_same(v_row.scope_ids, 0, v_grant,
         limit_cost(v_row.prompt_tokens, v_row.completion_tokens + v_grant, v_row.prompt_price,
             v_row.completion_price)
         - limit_cost(v_row.prompt_tokens, v_row.completion_tokens, v_row.prompt_price,
-            v_row.completion_price), 0, 0);
+            v_row.completion_price), 0, 0, v_now);
     UPDATE reservation SET
         completion_tokens = completion_tokens + v_grant,
         generated_tokens = greatest(generated_tokens, p_generated),

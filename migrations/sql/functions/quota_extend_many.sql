@@ -32,10 +32,8 @@ BEGIN
         SELECT n.tenant_id
         FROM quota_more_needs(v_asked) AS n
         JOIN limit_state AS s USING (scope_id) JOIN limit_policy AS p USING (scope_id)
-        WHERE n.tokens > p.monthly_tokens
-                - CASE WHEN s.month >= limit_month(v_now) THEN s.month_tokens ELSE 0 END
-            OR n.spent > p.monthly_cost_micro
-                - CASE WHEN s.month >= limit_month(v_now) THEN s.month_cost_micro ELSE 0 END
+        CROSS JOIN LATERAL limit_left(s, p, v_now) AS l
+        WHERE n.tokens > l.month_tokens OR n.spent > l.month_cost_micro
     );
     v_block := ARRAY (
         SELECT a::quota_more FROM unnest(v_asked) AS a WHERE a.tenant_id <> ALL (v_lacking)
@@ -46,8 +44,8 @@ BEGIN
         array_agg(cost) AS costs, array_agg(0::bigint) AS none
     INTO d FROM quota_more_needs(v_block);
     IF d.scope_ids IS NOT NULL THEN
-        PERFORM limit_apply_many(d.scope_ids, d.none, d.tokens, d.tokens, d.costs, d.none,
-            d.none, p_now);
+        PERFORM limit_add(d.scope_ids, d.none, d.tokens, d.tokens, d.costs, d.none, d.none,
+            v_now);
     END IF;
     WITH granted AS (
         UPDATE reservation AS r SET

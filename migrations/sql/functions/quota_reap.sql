@@ -17,10 +17,11 @@ BEGIN
     IF v_row.state = 'queued' THEN
         PERFORM quota_release(v_row.request_id, v_row.tenant_id, p_now);
     ELSE
-        PERFORM quota_settle(v_row.request_id, v_row.tenant_id, v_row.key_id, v_row.model,
-            'error', v_row.prompt_tokens, 0, v_row.generated_tokens, v_now, NULL,
-            limit_cost(v_row.prompt_tokens, v_row.generated_tokens, v_row.prompt_price,
-                v_row.completion_price), p_now);
+        PERFORM quota_settle(ARRAY[v_row.request_id], ARRAY[v_row.tenant_id],
+            ARRAY[v_row.key_id], ARRAY[v_row.model], ARRAY['error'], ARRAY[v_row.prompt_tokens],
+            ARRAY[0], ARRAY[v_row.generated_tokens], ARRAY[v_now], ARRAY[NULL::text],
+            ARRAY[limit_cost(v_row.prompt_tokens, v_row.generated_tokens, v_row.prompt_price,
+                v_row.completion_price)], p_now);
     END IF;
     RETURN v_row.request_id;
 END

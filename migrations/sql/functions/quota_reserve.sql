@@ -44,16 +44,15 @@ BEGIN
 
     -- First what no waiting mends, and how large a slice may be.
     FOR s IN
-        SELECT p.*, st.num_running, st.num_queued,
-            CASE WHEN st.month >= v_month THEN st.month_tokens ELSE 0 END AS month_tokens,
-            CASE WHEN st.month >= v_month THEN st.month_cost_micro ELSE 0 END AS month_cost
+        SELECT p.scope_kind, p.requests_per_minute, p.tokens_per_minute, st.num_queued,
+            l.month_tokens, l.month_cost_micro, l.slots
         FROM limit_state AS st JOIN limit_policy AS p USING (scope_id)
+        CROSS JOIN LATERAL limit_left(st, p, v_now) AS l
         WHERE st.scope_id = ANY (v_scope_ids) ORDER BY p.scope_kind
     LOOP
         v_is_rated := v_is_rated OR s.requests_per_minute IS NOT NULL
             OR s.tokens_per_minute IS NOT NULL;
-        v_is_busy := v_is_busy OR s.max_concurrent IS NOT NULL
-            AND (s.num_running >= s.max_concurrent OR s.num_queued > 0);
+        v_is_busy := v_is_busy OR s.slots <= 0 OR s.slots IS NOT NULL AND s.num_queued > 0;
         v_room := limit_room(p_completion_tokens, p_prompt_tokens, s.tokens_per_minute, NULL,
             0, 0);
         IF v_room < 1 THEN
@@ -61,15 +60,14 @@ BEGIN
             EXIT;
         END IF;
         v_grant := least(v_grant, v_room);
-        v_room := limit_room(p_completion_tokens, p_prompt_tokens,
-            s.monthly_tokens - s.month_tokens, NULL, 0, 0);
+        v_room := limit_room(p_completion_tokens, p_prompt_tokens, s.month_tokens, NULL, 0, 0);
         IF v_room < 1 THEN
             v_answer := ROW ('refused', 0, 'monthly_tokens', s.scope_kind, NULL);
             EXIT;
         END IF;
         v_grant := least(v_grant, v_room);
         v_room := limit_room(p_completion_tokens, p_prompt_tokens, NULL,
-            s.monthly_cost_micro - s.month_cost, p_prompt_price, p_completion_price);
+            s.month_cost_micro, p_prompt_price, p_completion_price);
         IF v_room < 1 THEN
             v_answer := ROW ('refused', 0, 'monthly_cost', s.scope_kind, NULL);
             EXIT;
@@ -82,15 +80,13 @@ BEGIN
         FOR s IN
             SELECT w.scope_kind, w.refused_by, w.wait_us
             FROM limit_state AS st JOIN limit_policy AS p USING (scope_id)
+            CROSS JOIN LATERAL limit_left(st, p, v_now) AS l
             CROSS JOIN LATERAL (VALUES
-                (p.scope_kind, 'requests', (limit_refilled(st.requests_used,
-                    p.requests_per_minute, st.refilled_at, v_now)
-                    + 60000000 - p.requests_per_minute * 60000000
-                    + p.requests_per_minute - 1) / p.requests_per_minute),
-                (p.scope_kind, 'tokens', (limit_refilled(st.tokens_used,
-                    p.tokens_per_minute, st.refilled_at, v_now)
-                    + (p_prompt_tokens + v_grant) * 60000000 - p.tokens_per_minute * 60000000
-                    + p.tokens_per_minute - 1) / p.tokens_per_minute)
+                (p.scope_kind, 'requests',
+                    (60000000 - l.requests + p.requests_per_minute - 1) / p.requests_per_minute),
+                (p.scope_kind, 'tokens',
+                    ((p_prompt_tokens + v_grant) * 60000000 - l.tokens + p.tokens_per_minute - 1)
+                    / p.tokens_per_minute)
             ) AS w (scope_kind, refused_by, wait_us)
             WHERE st.scope_id = ANY (v_scope_ids) AND w.wait_us > 0
             ORDER BY w.wait_us DESC, p.scope_kind, w.refused_by LIMIT 1
@@ -140,14 +136,14 @@ BEGIN
     IF v_answer.state IS NULL THEN
         v_answer.state := 'running';
         v_answer.completion_tokens := v_grant;
-        PERFORM limit_add(v_scope_ids, v_now, v_month, 1, p_prompt_tokens + v_grant,
+        PERFORM limit_add_same(v_scope_ids, 1, p_prompt_tokens + v_grant,
             limit_cost(p_prompt_tokens, v_grant, p_prompt_price, p_completion_price), 1,
-            CASE WHEN v_old.state = 'queued' THEN -1 ELSE 0 END);
+            CASE WHEN v_old.state = 'queued' THEN -1 ELSE 0 END, v_now);
     ELSIF v_answer.state = 'queued' AND v_old.state IS NULL THEN
-        PERFORM limit_add(v_scope_ids, v_now, v_month, 0, 0, 0, 0, 1);
+        PERFORM limit_add_same(v_scope_ids, 0, 0, 0, 0, 1, v_now);
     ELSIF v_answer.state = 'refused' AND v_old.state = 'queued' THEN
         DELETE FROM reservation WHERE request_id = p_request_id;
-        PERFORM limit_add(v_scope_ids, v_now, v_month, 0, 0, 0, 0, -1);
+        PERFORM limit_add_same(v_scope_ids, 0, 0, 0, 0, -1, v_now);
     END IF;
     IF v_answer.state <> 'refused' THEN
         INSERT INTO reservation (

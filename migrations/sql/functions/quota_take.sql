@@ -1,4 +1,4 @@
--- Reserves what is known to fit.
+-- Reserves what is known to fit. The scopes are locked.
 CREATE OR REPLACE FUNCTION quota_take(p_asked quota_asked[], p_now timestamptz) RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -27,8 +27,8 @@ BEGIN
         array_agg(0::bigint) AS queued
     INTO d FROM quota_needs(p_asked);
     IF d.scope_ids IS NOT NULL THEN
-        PERFORM limit_apply_many(d.scope_ids, d.requests, d.tokens, d.tokens, d.costs,
-            d.requests, d.queued, p_now);
+        PERFORM limit_add(d.scope_ids, d.requests, d.tokens, d.tokens, d.costs, d.requests,
+            d.queued, v_now);
     END IF;
 END
 $$;
