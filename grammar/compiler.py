@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 # How long a failure for lack of time or memory is cached. It is not forever, because the load of
 # the machine may be the cause.
 _FAILURE_TTL_S = 60.0
+SERVED_BACKENDS = ("llguidance",)
+"""What a server compiles with. To import another backend takes seconds and 260 MB: more than one
+client's schema may cost the others."""
 _ENTRY_BYTES = 1_000  # of the cache itself, for each entry
 
 Result = TypeVar("Result")
@@ -38,7 +41,8 @@ class _Service(ABC, Generic[Result]):
     """Does slow work for a spec in the background, once for all callers, and caches the result.
 
     ``backends``: among those that enforce a grammar equally well, the first one is used.
-    ``num_workers`` processes compile, each job within ``timeout_s`` and ``memory_bytes``.
+    ``num_workers`` processes compile, each job within ``timeout_s`` of processor time and
+    ``memory_bytes``.
     ``cache_bytes``: the size of the cache, which contains refusals as well. Thread-safe.
     """
 
@@ -49,8 +53,8 @@ class _Service(ABC, Generic[Result]):
         backends: Sequence[str] = BACKENDS,
         limits: Limits | None = None,
         num_workers: int = 1,
-        timeout_s: float = 5.0,
-        memory_bytes: int = 1 << 30,
+        timeout_s: float = 1.0,
+        memory_bytes: int = 64 << 20,
         cache_bytes: int = 256 << 20,
     ) -> None:
         self.vocabulary = vocabulary
@@ -261,8 +265,8 @@ class GrammarCompiler(_Service[CompiledGrammar]):
         backends: Sequence[str] = BACKENDS,
         limits: Limits | None = None,
         num_workers: int = 1,
-        timeout_s: float = 5.0,
-        memory_bytes: int = 1 << 30,
+        timeout_s: float = 1.0,
+        memory_bytes: int = 64 << 20,
         cache_bytes: int = 256 << 20,
     ) -> None:
         super().__init__(

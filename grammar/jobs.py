@@ -193,6 +193,8 @@ class Compiler:
                 grammar = self.build(candidate.backend, candidate.spec, allowed)
             except Unsatisfiable as error:
                 raise self._located(error, candidate) from None
+            except GrammarTooLarge:  # Another backend would spend the same once more.
+                raise
             except InvalidGrammar as error:
                 refusal = refusal or error
             else:

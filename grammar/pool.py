@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import queue
+import signal
 import socket
 import struct
 import subprocess
@@ -26,6 +27,7 @@ from grammar.errors import (
     CompilerUnavailable,
     CompileTimeout,
     GrammarError,
+    GrammarTooLarge,
 )
 from grammar.jobs import (
     Compiled,
@@ -47,15 +49,18 @@ from grammar.validation import Report
 from grammar.vocabulary import Vocabulary
 
 _MAX_LAST_WORDS = 4_096
+_WALL_PER_CPU = 5.0
+"""The time that a job may take for each second of processor time: on a busy machine it waits."""
 _MAX_JOBS = 1_000  # of one worker, which is then replaced, because its memory becomes fragmented
 
 
 class WorkerPool:
     """Runs jobs in at most ``num_workers`` processes, which are started when first needed.
 
-    ``timeout_s`` and ``memory_bytes`` limit each job. ``load_timeout_s`` limits the start of a
-    process and of each library in it, which may take longer on a busy machine than any job. Without
-    a vocabulary, or with one without EOS, it can only validate. Thread-safe; its methods block.
+    ``timeout_s`` limits the processor time of each job, ``memory_bytes`` what it adds to the
+    memory of its process. ``load_timeout_s`` limits the start of a process and of each library in
+    it, which may take longer on a busy machine than any job. Without a vocabulary, or with one
+    without EOS, it can only validate. Thread-safe; its methods block.
     """
 
     def __init__(
@@ -65,8 +70,8 @@ class WorkerPool:
         backends: Sequence[str] = BACKENDS,
         limits: Limits | None = None,
         num_workers: int = 1,
-        timeout_s: float = 5.0,
-        memory_bytes: int = 1 << 30,
+        timeout_s: float = 1.0,
+        memory_bytes: int = 64 << 20,
         load_timeout_s: float = 120.0,
     ) -> None:
         assert num_workers > 0
@@ -149,7 +154,7 @@ class WorkerPool:
     def _attempt(self, job: Job) -> Result:
         process = self._lease()
         try:
-            reply = process.ask(job, self._timeout_s)
+            reply = process.ask(job, self._timeout_s * _WALL_PER_CPU)
         except TimeoutError:
             self._renew(process)
             raise CompileTimeout(self._timeout_s) from None
@@ -167,8 +172,13 @@ class WorkerPool:
     def _death(self, process: _Process) -> GrammarError:
         if self._closed:
             return CompileFailed("the grammar compiler was closed")
-        if process.aborted:  # which is how Rust and C++ run out of memory
-            return CompileMemory(self._memory_bytes)
+        match process.signal:
+            case signal.SIGABRT:  # which is how Rust and C++ run out of memory
+                return CompileMemory(self._memory_bytes)
+            case signal.SIGPROF | signal.SIGXCPU:
+                return CompileTimeout(self._timeout_s)
+            case signal.SIGSEGV | signal.SIGBUS:  # The end of the stack, which it would hit again.
+                return GrammarTooLarge("$", "its rules or schemas lead through too many others")
         return CompilerCrashed()
 
     def _lease(self) -> _Process:
@@ -279,8 +289,9 @@ class _Process:
         return self._process.poll() is None
 
     @property
-    def aborted(self) -> bool:
-        return self._process.returncode == -6  # SIGABRT
+    def signal(self) -> int:
+        """The signal that ended the process; 0 or less if none has."""
+        return -(self._process.returncode or 0)
 
     def set_up(self, setup: bytes) -> None:
         """Set the process up. Raises ``CompilerUnavailable``, or ``EOFError`` or ``OSError`` if it

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from grammar import structural_tag
+from grammar import ebnf, structural_tag
 from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.regex_size import expanded_size
 from grammar.schema import drafts, forms
@@ -97,7 +97,7 @@ class GrammarSpec:
             case "choice":
                 _check_choices(self.document(), limits)
             case "ebnf":
-                _check_ebnf(self.source)
+                _check_ebnf(self.source, limits)
             case "json_object" if self.source.strip():
                 raise InvalidGrammar("$", "json_object takes no source")
 
@@ -170,7 +170,7 @@ _UNHEEDED = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\b(temperature|capture)\b"
 _OPTIONS = re.compile(r"x-guidance|allow_invalid_utf8")
 
 
-def _check_ebnf(source: str) -> None:
+def _check_ebnf(source: str, limits: Limits) -> None:
     if not source.strip():
         raise InvalidGrammar("$", "the grammar is empty")
     if (found := _UNHEEDED.search(source)) is not None:
@@ -179,6 +179,7 @@ def _check_ebnf(source: str) -> None:
     if (found := _OPTIONS.search(source)) is not None:
         line = source.count("\n", 0, found.start()) + 1
         raise InvalidGrammar("$", f"line {line}: '{found[0]}' is not supported")
+    ebnf.check(source, max_size=limits.max_regex_size, max_text=limits.max_choice_chars)
 
 
 def _check_choices(choices: Any, limits: Limits) -> None:

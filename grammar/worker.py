@@ -73,8 +73,8 @@ class _Worker:
         while True:
             job = decode_request(self._connection.recv_bytes())
             assert not isinstance(job, Setup)
-            self._limit()
             try:
+                self._limit()
                 reply: Reply = run(job, self._compiler)
             except GrammarError as error:
                 reply = Refused.of(error)
@@ -82,6 +82,8 @@ class _Worker:
                 reply = Refused.of(CompileMemory(self._setup.memory_bytes))
             except Exception as error:  # A library may raise anything.
                 reply = Refused.of(self._failure(error))
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0.0)
             self._send(reply)
 
     def _failure(self, error: Exception) -> GrammarError:
@@ -93,6 +95,7 @@ class _Worker:
         if name in self._backends:
             return self._backends.load(name)
         self._send(Loading())
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         for kind in (resource.RLIMIT_AS, resource.RLIMIT_STACK):
             _set_limit(kind, resource.RLIM_INFINITY)
         backend = self._backends.load(name)
@@ -102,12 +105,10 @@ class _Worker:
 
     def _limit(self) -> None:
         """Limit memory to what is mapped now and a job's limit; the stack to well below that of an
-        engine; and processor time, in case that the pool, which measures the time, has ended."""
+        engine; and processor time, by SIGPROF, which ends the process."""
         _set_limit(resource.RLIMIT_STACK, _STACK_BYTES)
         _set_limit(resource.RLIMIT_AS, _address_space() + self._setup.memory_bytes)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = int(usage.ru_utime + usage.ru_stime + 4 * self._setup.timeout_s + 10)
-        _set_limit(resource.RLIMIT_CPU, seconds)
+        signal.setitimer(signal.ITIMER_PROF, self._setup.timeout_s)
 
     def _send(self, reply: Reply) -> None:
         self._connection.send_bytes(encode(reply))

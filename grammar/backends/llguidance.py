@@ -50,21 +50,21 @@ _JSON_OPTIONS = {
     "json_allowed_escapes": 'nrtbf\\"',
 }
 _COMPACT_JSON_OPTIONS = _JSON_OPTIONS | {"whitespace_flexible": False, "whitespace_pattern": None}
-# A lexer state takes 1 to 2 kB; a matcher that needs more states fails, and so does its request. A
-# thousand optional properties take 4,000 items in a row, and at most 10 ms for a mask.
-_LIMITS = llguidance.LLParserLimits(
-    verbose_errors=False,
-    max_lexer_states=50_000,
-    max_items_in_row=5_000,
-)
+# A unit of fuel is an expression of the lexer, of 150 to 200 bytes; a symbol takes about as much as
+# four. Both are counted while a grammar is compiled: 200 KB of usual schemas take 60,000 units.
+_WORK: dict[str, Any] = {
+    "initial_lexer_fuel": 300_000,
+    "max_grammar_size": 50_000,
+    # A lexer state takes 1 to 2 kB; a matcher that needs more fails, and so does its request.
+    "max_lexer_states": 50_000,
+    # A thousand optional properties take 4,000 items in a row, and at most 10 ms for a mask.
+    "max_items_in_row": 5_000,
+    "verbose_errors": False,
+}
+_LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=40_000)
 # A free grammar may be ambiguous, and its items for one mask may then cost 20 µs each: with the
 # default of 50,000 a second, for which all others in the batch wait. Few take more than hundreds.
-_EBNF_LIMITS = llguidance.LLParserLimits(
-    verbose_errors=False,
-    max_lexer_states=50_000,
-    max_items_in_row=5_000,
-    step_max_items=5_000,
-)
+_EBNF_LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=5_000)
 # The library does not report its memory. Beside the source it has what it has computed; merges and
 # automata take 0.2 to 0.3 MB for every millisecond of compiling.
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
@@ -368,8 +368,14 @@ def _refusal(message: str) -> InvalidGrammar:
     unsatisfiable = re.search(r"Unsatisfiable schema: (.*)", message)
     if unsatisfiable:
         return Unsatisfiable("$", f"nothing can satisfy the schema: {unsatisfiable[1]}")
-    too_large = re.search(r"fuel|too (large|many|complex)|limit|exceeded", message)
-    return (GrammarTooLarge if too_large else InvalidGrammar)("$", _plain(message))
+    if "regex is empty" in message:
+        text = "pattern: patterns and formats for one string are too costly to combine"
+        return GrammarTooLarge("$", text)
+    if "not disjoint" in message:
+        text = "patternProperties: several patterns of names that apply to one object overlap"
+        return InvalidGrammar("$", text)
+    too_large = re.search(r"fuel|too (large|many|big|complex)|limit|exceeded|^panic", message)
+    return (GrammarTooLarge if too_large else InvalidGrammar)("$", _plain(message)[:300])
 
 
 def _plain(message: str) -> str:

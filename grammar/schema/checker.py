@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jsonschema
@@ -66,13 +68,54 @@ def _unevaluated_properties(validator: Any, rest: Any, value: Any, schema: Any) 
         yield jsonschema.ValidationError(message)
 
 
+class TooManySteps(Exception):
+    """Checks have taken more steps than they may."""
+
+
+class Steps:
+    """Counts the keywords that are checked, for a second of an old machine at most."""
+
+    def __init__(self, most: int = 50_000) -> None:
+        self._left = most
+
+    def take(self, number: int) -> None:
+        self._left -= number
+        if self._left < 0:
+            raise TooManySteps
+
+
+_steps: ContextVar[Steps | None] = ContextVar("steps", default=None)
+
+
+@contextmanager
+def counted(steps: Steps) -> Iterator[None]:
+    """Count all checks inside; they raise ``TooManySteps``."""
+    before = _steps.set(steps)
+    try:
+        yield
+    finally:
+        _steps.reset(before)
+
+
+def _counting(keyword: str, check: Callable[..., _Errors | None]) -> Callable[..., _Errors | None]:
+    def counting(validator: Any, expected: Any, value: Any, schema: Any) -> _Errors | None:
+        steps = _steps.get()
+        if steps is not None:
+            # Each item is compared with each other, and the value with each that is listed.
+            pairs = len(value) ** 2 if keyword == "uniqueItems" and isinstance(value, list) else 1
+            steps.take(len(expected) if keyword == "enum" else pairs)
+        return check(validator, expected, value, schema)
+
+    return counting
+
+
+_OURS = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+}
 Checker = jsonschema.validators.extend(
-    _DRAFT,
-    {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-        "unevaluatedProperties": _unevaluated_properties,
-    },
+    _DRAFT, {k: _counting(k, check) for k, check in (_DRAFT.VALIDATORS | _OURS).items()}
 )
 """Checks as the library's own class does, formats included if it is given a checker of them."""

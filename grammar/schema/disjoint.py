@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from grammar.errors import GrammarTooLarge
 from grammar.schema.document import Document, Schema
 from grammar.schema.forms import TYPES
 from grammar.schema.paths import ROOT
@@ -89,7 +90,10 @@ class _Prover:
         if values is None or self._steps + len(values) > _MAX_STEPS:
             return False
         self._steps += len(values)
-        return not any(self._document.is_valid(value, two.schema) for value in values)
+        try:
+            return not any(self._document.is_valid(value, two.schema, ROOT) for value in values)
+        except GrammarTooLarge:
+            return False
 
     def _no_common(self, kind: str, one: _Facts, two: _Facts, depth: int) -> bool:
         match kind:

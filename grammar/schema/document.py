@@ -11,10 +11,10 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from grammar.errors import InvalidGrammar
-from grammar.schema import format_checks
-from grammar.schema.checker import Checker
-from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA, subschemas
+from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.schema import format_checks, merging
+from grammar.schema.checker import Checker, Steps, TooManySteps, counted
+from grammar.schema.forms import IN_LIST, IN_MAP, IN_SCHEMA, subschemas
 from grammar.schema.paths import ROOT, child
 
 Schema = dict[str, Any] | bool
@@ -22,6 +22,9 @@ Schema = dict[str, Any] | bool
 
 _NOWHERE = "https://document.invalid/"
 """Where a document is that does not say so, if its parts do: what these refer to is absolute."""
+
+_MAX_DEPTH = 400
+"""Schemas on a path through subschemas and references: engines recurse along it."""
 
 # Keywords whose subschemas apply to the same value as the schema that contains them.
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
@@ -46,9 +49,10 @@ class Document:
         self.merges = False
         """Whether an engine will have to merge several schemas into one."""
         self._schemas: dict[int, str] = {}
+        self._steps = Steps()
         resource = DRAFT202012.create_resource(root)
         # An explicit registry, because the default one fetches what it does not know.
-        registry: Registry[Any] = Registry().with_resource(uri, resource)
+        registry: Registry[Any] = Registry().with_resource(uri, resource).crawl()
         self._resolver = registry.resolver(base_uri=uri)
         self._validator = Checker(
             root,
@@ -57,7 +61,10 @@ class Document:
         )
 
         if self._collect():
+            self._check_depth()
             self._check_cycles()
+        if self.merges:
+            merging.check(self)
 
     def _collect(self) -> bool:
         """Collect the subschemas; returns whether there are references, without which there are no
@@ -68,7 +75,7 @@ class Document:
             schema, path = stack.pop()
             self._schemas[id(schema)] = path
             if isinstance(schema, dict):
-                self.merges = self.merges or _is_merged(schema)
+                self.merges = self.merges or merging.is_merged(schema)
                 refers = refers or "$ref" in schema
                 stack += subschemas(schema, path)
         return refers
@@ -95,6 +102,27 @@ class Document:
             self._visit(target, where, done, above)
         done.add(id(schema))
 
+    def _check_depth(self) -> None:
+        """Follow subschemas and references as an engine does: each schema once, at the first place
+        that leads to it."""
+        seen: set[int] = set()
+        stack: list[tuple[Schema, str, int]] = [(self.root, self.path, 0)]
+        while stack:
+            schema, path, depth = stack.pop()
+            if isinstance(schema, bool) or id(schema) in seen:
+                continue
+            if depth > _MAX_DEPTH:
+                raise GrammarTooLarge(path, f"$ref: more than {_MAX_DEPTH} schemas deep")
+            seen.add(id(schema))
+            below = [
+                (sub, where, depth + 1)
+                for sub, where in subschemas(schema, path)
+                if not where.startswith((child(path, "$defs"), child(path, "definitions")))
+            ]
+            if "$ref" in schema:
+                below.append((*self.resolve(schema["$ref"], child(path, "$ref")), depth + 1))
+            stack += reversed(below)
+
     def resolve(self, reference: str, path: str) -> tuple[Schema, str]:
         """The schema that a ``$ref`` at ``path`` leads to, and that schema's own path.
 
@@ -109,9 +137,18 @@ class Document:
             raise InvalidGrammar(path, f"'{reference}' does not lead to a schema")
         return found, self._path_of(reference, found)
 
-    def is_valid(self, value: Any, schema: Schema) -> bool:
-        """Whether ``value`` satisfies a subschema of this document, formats included."""
-        return bool(self._validator.evolve(schema=schema).is_valid(value))
+    def is_valid(self, value: Any, schema: Schema, place: str = ROOT) -> bool:
+        """Whether ``value`` satisfies a subschema of this document, formats included.
+
+        Raises ``GrammarTooLarge`` at ``place``, the keyword that wants to know it, once all that
+        was asked of this document has taken too many steps.
+        """
+        try:
+            with counted(self._steps):
+                return bool(self._validator.evolve(schema=schema).is_valid(value))
+        except TooManySteps:
+            message = f"{place.rpartition('.')[2]}: its values take too many steps to check"
+            raise GrammarTooLarge(place, message) from None
 
     def errors(self, value: Any) -> list[jsonschema.ValidationError]:
         """How ``value`` violates the document, formats included."""
@@ -208,11 +245,3 @@ def _without_draft(schema: dict[str, Any]) -> dict[str, Any]:
     where a reference leads to it."""
     changes = jsonschema.validators.validator_for(schema, default=Checker) is not Checker
     return {k: v for k, v in schema.items() if k != "$schema" or not changes}
-
-
-def _is_merged(schema: dict[str, Any]) -> bool:
-    """Whether several parts of this schema apply to the same value."""
-    if not schema.keys().isdisjoint({"allOf", "patternProperties", "dependentSchemas"}):
-        return True
-    alone = schema.keys() & CONSTRAINTS
-    return len(alone) > 1 and not alone.isdisjoint({"$ref", "anyOf", "oneOf"})

@@ -115,6 +115,7 @@ def _respell_dependencies(schema: dict[str, Any]) -> None:
 
 
 def _respell_bound(schema: dict[str, Any], bound: str, exclusive: str) -> None:
-    is_exclusive = schema.pop(exclusive)
-    if is_exclusive and bound in schema:
+    if schema[exclusive] and bound not in schema:
+        return  # It says nothing of what it excludes, and is refused.
+    if schema.pop(exclusive):
         schema[exclusive] = schema.pop(bound)

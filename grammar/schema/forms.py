@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.regex_size import expanded_size
 from grammar.schema import ecma
 from grammar.schema.paths import ROOT, child
 
@@ -62,6 +63,17 @@ CONSTRAINTS = frozenset(
     }
 )
 
+MAX_PATTERN_PROPERTIES = 100
+MAX_PATTERN_ITEMS = 1_000_000
+
+# Keywords of older drafts that would constrain, and what to write now.
+_FORMER = {
+    "divisibleBy": "multipleOf",
+    "disallow": "not",
+    "extends": "allOf",
+    "$recursiveRef": "$ref",
+}
+
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 # Where subschemas are.
@@ -97,10 +109,11 @@ def check(
 ) -> None:
     """Raise ``InvalidGrammar`` for the first keyword whose value has the wrong form, and
     ``GrammarTooLarge`` above a limit: ``max_depth`` limits the nesting of subschemas,
-    ``max_properties`` the properties of the whole schema, ``max_optional`` the properties of one
-    object that are not required, ``max_enum_values`` the values of one enum, and ``max_count``
-    every length and number of items. Paths begin with ``root``."""
-    properties = 0
+    ``max_properties`` the properties of the whole schema and the required names beside them,
+    ``max_optional`` the properties of one object that are not required, ``max_enum_values`` the
+    values of one enum, and ``max_count`` every length and number of items. Paths begin with
+    ``root``."""
+    properties = pattern_items = 0
     stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
         node, path, depth = stack.pop()
@@ -111,11 +124,21 @@ def check(
         if not isinstance(node, dict):
             raise InvalidGrammar(path, f"a schema is an object or a boolean, got {_short(node)}")
         _check_forms(node, path)
-        properties += len(node.get("properties", ()))
+        properties += len(node.get("properties", {}).keys() | node.get("required", ()))
         if properties > max_properties:
             raise GrammarTooLarge(path, f"more than {max_properties} properties in all")
         if len(node.get("properties", {}).keys() - node.get("required", ())) > max_optional:
             raise GrammarTooLarge(path, f"more than {max_optional} optional properties at once")
+        for pattern in (node.get("pattern", ""), *node.get("patternProperties", ())):
+            pattern_items += expanded_size(pattern)
+        if pattern_items > MAX_PATTERN_ITEMS:
+            message = f"all patterns expand to more than {MAX_PATTERN_ITEMS} items"
+            raise GrammarTooLarge(child(path, "pattern"), message)
+        if len(node.get("patternProperties", ())) > MAX_PATTERN_PROPERTIES:
+            message = (
+                f"more than {MAX_PATTERN_PROPERTIES} patterns, each to be told from all others"
+            )
+            raise GrammarTooLarge(child(path, "patternProperties"), message)
         if len(node.get("enum", ())) > max_enum_values:
             raise GrammarTooLarge(child(path, "enum"), f"more than {max_enum_values} values")
         for keyword in _COUNTS:
@@ -128,6 +151,9 @@ def _check_forms(node: dict[str, Any], path: str) -> None:
     if isinstance(node.get("items"), list):
         raise InvalidGrammar(child(path, "items"), "a list of schemas is called prefixItems now")
     for keyword, value in node.items():
+        if keyword in _FORMER:
+            message = f"{keyword} is of an older draft: write {_FORMER[keyword]}"
+            raise InvalidGrammar(child(path, keyword), message)
         expected = _FORMS.get(keyword, _any)(value)
         if expected is not None:
             raise InvalidGrammar(

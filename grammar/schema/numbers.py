@@ -19,6 +19,7 @@ _MAX_FRACTION_DIGITS = 9
 # An engine walks an automaton of as many states as the divisor has units of its last digit, or as
 # the least common multiple of all the divisors that it merges has.
 _MAX_STATES = 10_000
+_MAX_ALL_STATES = 50_000
 
 
 def lower(scope: Scope) -> None:
@@ -76,8 +77,11 @@ def _lower_divisor(scope: Scope) -> None:
         scope.drop("multipleOf", reason)
         return
     divisors = [*scope.lowering.divisors, Fraction(value)]
+    total = sum(num_states([divisor]) for divisor in set(divisors))
     if num_states([Fraction(value)]) > _MAX_STATES:
         scope.drop("multipleOf", f"a divisor of more than {_MAX_STATES} units")
+    elif total > _MAX_ALL_STATES:
+        scope.drop("multipleOf", f"with the other divisors more than {_MAX_ALL_STATES} units")
     elif scope.document.merges and num_states(divisors) > _MAX_STATES:
         scope.drop("multipleOf", "too large a common multiple with other divisors")
     else:

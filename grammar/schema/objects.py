@@ -129,8 +129,9 @@ class _Members:
         if expression is None or self._patterns:
             scope.drop("propertyNames", "only one plain pattern, length or enum of names can be")
             return
+        place = child(scope.path, "propertyNames")
         for name in self._properties:
-            if not scope.document.is_valid(name, names):
+            if not scope.document.is_valid(name, names, place):
                 self._properties[name] = False
         own = [name for name, sub in self._properties.items() if sub is not False]
         listed = _listed(names) if own else None

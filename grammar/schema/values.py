@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from grammar.schema.forms import CONSTRAINTS
+from grammar.schema.paths import child
 from grammar.schema.scope import Scope
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def _lower_listed(scope: Scope) -> None:
     listed = [scope.schema["const"]] if keyword == "const" else scope.schema["enum"]
     others = {k: v for k, v in scope.schema.items() if k in CONSTRAINTS and k != keyword}
     # The values satisfy the list itself; with nothing beside it there is nothing to check.
-    admitted = [v for v in listed if not others or scope.document.is_valid(v, others)]
+    place = child(scope.path, keyword)
+    admitted = [v for v in listed if not others or scope.document.is_valid(v, others, place)]
     problems = (_problem(value, scope.dialect) for value in admitted)
     problem = next(filter(None, problems), None)
     if problem is None:

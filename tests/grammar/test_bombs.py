@@ -206,7 +206,9 @@ def test_hundreds_of_optional_properties_can_be_followed_to_the_end() -> None:
 
 def test_what_no_limit_foresees_is_killed(vocabulary: Vocabulary) -> None:
     """Here by way of a backend that builds the whole automaton."""
-    compiler = GrammarCompiler(vocabulary, backends=["outlines"], timeout_s=0.5)
+    compiler = GrammarCompiler(
+        vocabulary, backends=["outlines"], timeout_s=0.5, memory_bytes=1 << 30
+    )
     bombs: list[Any] = [{"type": "string", "pattern": f"^[ab]*a[ab]{{{n}}}$"} for n in (24, 26)]
     bombs.append({"type": "object", "properties": {f"p{i}": True for i in range(200)}} | CLOSED)
     for bomb in bombs:

@@ -370,7 +370,9 @@ def test_the_first_grammar_waits_for_nothing_that_later_ones_do_not() -> None:
 
 
 def test_a_timeout_is_remembered_too(vocabulary: Vocabulary) -> None:
-    compiler = GrammarCompiler(vocabulary, backends=["outlines"], timeout_s=0.3)
+    compiler = GrammarCompiler(
+        vocabulary, backends=["outlines"], timeout_s=0.3, memory_bytes=1 << 30
+    )
     compiler.start().result()
     spec = GrammarSpec.from_schema({"type": "string", "pattern": "^[ab]*a[ab]{22}$"})
     with pytest.raises(CompileTimeout):

@@ -23,6 +23,7 @@ from grammar.errors import (
     CompilerCrashed,
     CompilerUnavailable,
     CompileTimeout,
+    GrammarTooLarge,
     InvalidGrammar,
     UnsupportedKeyword,
 )
@@ -45,7 +46,7 @@ def pool(vocabulary: Vocabulary) -> Iterator[WorkerPool]:
 @pytest.fixture(scope="module")
 def small_pool(vocabulary: Vocabulary) -> Iterator[WorkerPool]:
     """A second for each job."""
-    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=1.0) as pool:
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=1.0, memory_bytes=1 << 30) as pool:
         yield pool
 
 
@@ -74,7 +75,9 @@ def test_too_long_a_job_is_killed_in_time_and_the_next_is_served(small_pool: Wor
 
 def test_who_ends_a_worker_waits_for_the_next(vocabulary: Vocabulary) -> None:
     """And whoever comes then does not."""
-    with WorkerPool(vocabulary, backends=["outlines"], num_workers=2, timeout_s=1.0) as pool:
+    with WorkerPool(
+        vocabulary, backends=["outlines"], num_workers=2, timeout_s=1.0, memory_bytes=1 << 30
+    ) as pool:
         pool.compile(INTEGER)
         (first,) = pool.pids
         with pytest.raises(CompileTimeout):
@@ -108,7 +111,7 @@ def test_too_deep_a_grammar_ends_a_worker_well_before_an_engine(
 ) -> None:
     assert pool.compile(chain(400)).backend == "llguidance"
     deep = chain(1_300)
-    with pytest.raises(CompilerCrashed):
+    with pytest.raises(GrammarTooLarge, match="over 1000"):
         pool.compile(deep)
     engine = Backends(vocabulary).load("llguidance")
     before = threading.stack_size(8 << 20)
@@ -181,8 +184,11 @@ def until_it_works(worker: int) -> None:
 class Killer(threading.Thread):
     """Kills so many workers while they are at work."""
 
-    def __init__(self, pool: WorkerPool, num_victims: int) -> None:
+    def __init__(
+        self, pool: WorkerPool, num_victims: int, by: signal.Signals = signal.SIGKILL
+    ) -> None:
         super().__init__()
+        self._by = by
         self._pool = pool
         self.num_left = num_victims
         self.start()
@@ -192,7 +198,7 @@ class Killer(threading.Thread):
         while self.num_left and time.monotonic() < deadline:
             at_work = [worker for worker in list(self._pool._alive) if worker.num_jobs]
             for worker in at_work[: self.num_left]:
-                os.kill(worker.pid, signal.SIGKILL)
+                os.kill(worker.pid, self._by)
                 self.num_left -= 1
                 while worker in self._pool._alive:
                     time.sleep(0.01)
@@ -204,7 +210,7 @@ def test_a_worker_that_something_kills_is_replaced_and_its_job_done(
 ) -> None:
     # A second of work, which ends well.
     spec = GrammarSpec.from_schema({"type": "string", "pattern": "^[ab]*a[ab]{16}$"})
-    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60) as pool:
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60, memory_bytes=1 << 30) as pool:
         killer = Killer(pool, num_victims=1)
         assert pool.compile(spec).backend == "outlines"
         killer.join()
@@ -212,7 +218,7 @@ def test_a_worker_that_something_kills_is_replaced_and_its_job_done(
 
 
 def test_a_worker_that_dies_of_its_job_twice_fails_that_job_only(vocabulary: Vocabulary) -> None:
-    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60) as pool:
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60, memory_bytes=1 << 30) as pool:
         killer = Killer(pool, num_victims=2)
         with pytest.raises(CompilerCrashed):
             pool.compile(BOMB)
@@ -221,8 +227,29 @@ def test_a_worker_that_dies_of_its_job_twice_fails_that_job_only(vocabulary: Voc
         assert pool.compile(INTEGER).backend == "outlines"
 
 
+@pytest.mark.parametrize(
+    ("by", "error"),
+    [
+        (signal.SIGSEGV, GrammarTooLarge),
+        (signal.SIGABRT, CompileMemory),
+        (signal.SIGPROF, CompileTimeout),
+    ],
+)
+def test_what_a_job_dies_of_is_said_at_once_and_to_its_sender_only(
+    vocabulary: Vocabulary, by: signal.Signals, error: type[Exception]
+) -> None:
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60, memory_bytes=1 << 30) as pool:
+        pool.compile(INTEGER)
+        killer = Killer(pool, num_victims=1, by=by)
+        with pytest.raises(error):
+            pool.compile(BOMB)
+        killer.join()
+        assert killer.num_left == 0, "it was not tried again"
+        assert pool.compile(INTEGER).backend == "outlines"
+
+
 def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None:
-    pool = WorkerPool(vocabulary, backends=["outlines"], timeout_s=60)
+    pool = WorkerPool(vocabulary, backends=["outlines"], timeout_s=60, memory_bytes=1 << 30)
     pool.compile(INTEGER)
     (worker,) = pool.pids
     failures: list[BaseException] = []
@@ -322,7 +349,9 @@ def test_a_worker_ends_with_its_parent() -> None:
 
 
 def test_workers_run_side_by_side(vocabulary: Vocabulary) -> None:
-    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60, num_workers=2) as pool:
+    with WorkerPool(
+        vocabulary, backends=["outlines"], timeout_s=60, num_workers=2, memory_bytes=1 << 30
+    ) as pool:
 
         def compile_bomb() -> None:
             with contextlib.suppress(CompileFailed):

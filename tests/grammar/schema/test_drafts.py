@@ -28,7 +28,9 @@ MODERN_PAIR = {"type": "array", "prefixItems": [{"type": "number"}, {"type": "st
         ({"items": []}, {}),
         ({"minimum": 3, "exclusiveMinimum": True}, {"exclusiveMinimum": 3}),
         ({"maximum": 3, "exclusiveMaximum": False}, {"maximum": 3}),
-        ({"exclusiveMaximum": True}, {}),
+        ({"exclusiveMaximum": False}, {}),
+        # It has no bound to be beside, and is refused for its form.
+        ({"exclusiveMaximum": True}, {"exclusiveMaximum": True}),
         ({"description": None, "format": None, "items": None, "const": None}, {"const": None}),
         ({"properties": {"a": {"enum": None}}, "required": None}, {"properties": {"a": {}}}),
         ({"properties": {"items": PAIR}}, {"properties": {"items": MODERN_PAIR}}),
