@@ -168,6 +168,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long a key works while PostgreSQL is away, from when it was looked up last (every 30 s of
     use). More helps keys that are used rarely; but what is revoked meanwhile works as long, where
     only this gateway cannot reach the database."""
+    outage_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens that each worker serves of a tenant, project or key with limits while PostgreSQL is
+    away, if it has not read before what these leave; 0: none, such requests get 503."""
     usage_retention_months: Positive | None = None
     """Whole months for which the ledger keeps single requests; hourly sums stay. By default all."""
 

@@ -49,6 +49,7 @@ from tenants.changes import ChangeListener
 from tenants.journal import Journal
 from tenants.last_used import LastUsed
 from tenants.quota import Quota
+from tenants.standby import Standby
 from tenants.store import Store
 from tenants.usage import Ledger
 
@@ -183,6 +184,8 @@ class _Base:
     """The parts that several others are made of."""
 
     config: Config
+    worker_id: str
+    """This process, for the others."""
     engine: EngineClient
     store: Store
     secrets: Secrets
@@ -219,9 +222,12 @@ def _create_base(
     )
     # The first part that holds resources. What may raise comes before it.
     journal = _open_journal(config.tenants)
+    ledger = Ledger(store, journal=journal)
     last_used = LastUsed(store)
+    worker_id = new_worker_id()
     return _Base(
         config=config,
+        worker_id=worker_id,
         engine=engine,
         store=store,
         secrets=secrets,
@@ -232,8 +238,17 @@ def _create_base(
         grammar_lanes=Lanes(),
         public_prefixes=public_prefixes,
         journal=journal,
-        ledger=Ledger(store, journal=journal),
-        quota=Quota(store, usage_retention_months=config.tenants.usage_retention_months),
+        ledger=ledger,
+        quota=Quota(
+            store,
+            standby=Standby(
+                worker_id=worker_id,
+                allowance_tokens=config.tenants.outage_tokens,
+                keep_s=config.tenants.key_grace_s,
+                is_pending=ledger.is_pending,
+            ),
+            usage_retention_months=config.tenants.usage_retention_months,
+        ),
         last_used=last_used,
         authenticator=Authenticator(
             store,
@@ -251,6 +266,7 @@ def _create_background(
     metrics, session_dsn = base.metrics, base.config.tenants.session_dsn
     work: dict[str, Callable[[], Awaitable[None]]] = {
         "quota leases": base.quota.run,
+        "quota for outages": base.quota.follow,
         "settlements of the dead": base.ledger.run,
         "last uses of keys": base.last_used.run,
         "line to other workers": peers.run,
@@ -328,7 +344,7 @@ def _sampling_defaults(config: Config) -> Mapping[str, float | int] | None:
 def _create_peers(base: _Base) -> Peers:
     return Peers(
         base.store.shared,
-        worker_id=new_worker_id(),
+        worker_id=base.worker_id,
         secret=derive_secret(base.secrets.key_pepper),
         host=base.config.server.peer_host,
     )

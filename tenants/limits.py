@@ -5,7 +5,7 @@ All limits of a request's scopes hold at once. None means that a scope sets no l
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal, get_args
 from uuid import UUID
 
@@ -132,6 +132,20 @@ class MonthLeft(msgspec.Struct, frozen=True, kw_only=True):
             return "monthly_tokens"
         left = room(1, prompt_tokens, price, tokens_left=None, cost_left_micro=self.cost_micro)
         return "monthly_cost" if left < 1 else None
+
+
+class Balance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scope has used of its limits, by the store."""
+
+    scope_id: UUID
+    at: datetime
+    """By the store's clock."""
+    requests_used: int
+    """Of the rate, as in ``buckets``."""
+    tokens_used: int
+    num_running: int
+    month_tokens: int
+    month_cost_micro: int
 
 
 class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from tenants.errors import (
 )
 from tenants.limits import (
     SCOPE_KINDS,
+    Balance,
     Limits,
     MonthLeft,
     QuotaAnswer,
@@ -402,6 +403,9 @@ class MemoryStore(Store):
     async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
         own = {scope_id for kind in SCOPE_KINDS for scope_id in self._scopes(tenant_id, kind)}
         return self._quota.month_left(own.intersection(scope_ids), self._now())
+
+    async def balances(self, scope_ids: Sequence[UUID]) -> Sequence[Balance]:
+        return self._quota.balances(set(scope_ids), self._now())
 
     async def extend(
         self,

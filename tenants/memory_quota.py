@@ -10,6 +10,7 @@ from uuid import UUID
 
 from tenants import buckets
 from tenants.limits import (
+    Balance,
     LimitName,
     Limits,
     MonthLeft,
@@ -27,7 +28,9 @@ QUEUE_WAIT_US = 1_000_000
 
 
 @dataclass(slots=True)
-class _State:
+class ScopeState:
+    """The limits of a scope, and what it has used of them."""
+
     kind: ScopeKind
     limits: Limits
     requests_used: int = 0
@@ -130,12 +133,12 @@ class MemoryQuota:
     """The state of all scopes of a store in memory. No method awaits, so each is a transaction."""
 
     def __init__(self) -> None:
-        self._scopes: dict[UUID, _State] = {}
+        self._scopes: dict[UUID, ScopeState] = {}
         self.reservations: dict[UUID, Reservation] = {}
 
     def put(self, kind: ScopeKind, scope_id: UUID, limits: Limits, now: datetime) -> None:
         """Set a scope's limits; what it has used so far is refilled at the old rates."""
-        state = self._scopes.setdefault(scope_id, _State(kind, limits))
+        state = self._scopes.setdefault(scope_id, ScopeState(kind, limits))
         state.move_to(now)
         state.limits = limits
 
@@ -279,7 +282,34 @@ class MemoryQuota:
             if not scope.num_running
         ]
 
-    def _granted(self, request: QuotaRequest, scopes: list[_State]) -> tuple[int, _Refusal | None]:
+    def balances(self, scope_ids: Iterable[UUID], now: datetime) -> list[Balance]:
+        """As the statement ``balances``."""
+        found = {key: self._scopes[key] for key in sorted(scope_ids) if key in self._scopes}
+        for scope in found.values():
+            scope.move_to(now)
+        return [
+            Balance(
+                scope_id=scope_id,
+                at=now,
+                requests_used=scope.requests_used,
+                tokens_used=scope.tokens_used,
+                num_running=scope.num_running,
+                month_tokens=scope.month_tokens,
+                month_cost_micro=scope.month_cost_micro,
+            )
+            for scope_id, scope in found.items()
+        ]
+
+    def __contains__(self, scope_id: UUID) -> bool:
+        return scope_id in self._scopes
+
+    def load(self, scope_id: UUID, state: ScopeState) -> None:
+        """Take over a scope as it is elsewhere."""
+        self._scopes[scope_id] = state
+
+    def _granted(
+        self, request: QuotaRequest, scopes: list[ScopeState]
+    ) -> tuple[int, _Refusal | None]:
         """The size of the slice, or a refusal that waiting cannot change."""
         granted = request.completion_tokens
         for scope in scopes:
@@ -296,7 +326,7 @@ class MemoryQuota:
         return granted, None
 
     def _rate_refusal(
-        self, request: QuotaRequest, scopes: list[_State], granted: int
+        self, request: QuotaRequest, scopes: list[ScopeState], granted: int
     ) -> _Refusal | None:
         waits: list[_Refusal] = []
         for scope in scopes:
@@ -351,7 +381,7 @@ class MemoryQuota:
     def _answer(
         self,
         state: str,
-        scopes: list[_State],
+        scopes: list[ScopeState],
         refusal: _Refusal | None = None,
         *,
         completion_tokens: int = 0,

@@ -156,6 +156,10 @@ class MemoryShared(SharedState):
         address, expires_at = self._workers[worker_id]
         return WorkerAddress(address=address, is_leased=expires_at > self._now())
 
+    async def list_workers(self) -> Sequence[str]:
+        now = self._now()
+        return sorted(key for key, (_, expires_at) in self._workers.items() if expires_at > now)
+
     def follow_clock(self, lease: timedelta) -> None:
         """As the last part of ``quota_follow_clock``."""
         latest = self._now() + lease

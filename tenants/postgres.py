@@ -31,6 +31,7 @@ from tenants.errors import (
 )
 from tenants.keys import is_public_id
 from tenants.limits import (
+    Balance,
     Limits,
     MonthLeft,
     QuotaAnswer,
@@ -406,6 +407,10 @@ class PostgresStore(Store):
             month_left_of(row)
             for row in await self._all("month_left", *values, tenant_id=tenant_id)
         ]
+
+    async def balances(self, scope_ids: Sequence[UUID]) -> Sequence[Balance]:
+        rows = await self._all("balances", list(scope_ids), self._now())
+        return [Balance(**row) for row in rows]
 
     async def extend(
         self,

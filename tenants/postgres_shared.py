@@ -146,6 +146,9 @@ class PostgresShared(SharedState):
         rows = await self._connections.fetch(_SQL["find_worker"], (_plain(worker_id),))
         return WorkerAddress(**rows[0]) if rows else None
 
+    async def list_workers(self) -> Sequence[str]:
+        return [row["id"] for row in await self._connections.fetch(_SQL["list_workers"], ())]
+
     async def forget_worker(self, worker_id: str) -> None:
         await self._connections.fetch(_SQL["forget_worker"], (worker_id,))
 

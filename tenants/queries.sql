@@ -188,6 +188,22 @@ CROSS JOIN LATERAL limit_left(s, p, n.now) AS l
 WHERE s.tenant_id = $1 AND s.scope_id = ANY ($2::uuid[]) AND s.num_running = 0
 ORDER BY p.scope_kind;
 
+-- name: balances for operator
+-- What scopes have used of their limits, for when nobody can be asked.
+SELECT
+    s.scope_id,
+    n.now AS at,
+    limit_refilled(s.requests_used, p.requests_per_minute, s.refilled_at, n.now) AS requests_used,
+    limit_refilled(s.tokens_used, p.tokens_per_minute, s.refilled_at, n.now) AS tokens_used,
+    s.num_running,
+    CASE WHEN s.month >= limit_month(n.now) THEN s.month_tokens ELSE 0 END AS month_tokens,
+    CASE WHEN s.month >= limit_month(n.now) THEN s.month_cost_micro ELSE 0 END AS month_cost_micro
+FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) AS now) AS n
+CROSS JOIN limit_state AS s
+JOIN limit_policy AS p USING (scope_id)
+WHERE s.scope_id = ANY ($1::uuid[])
+ORDER BY s.scope_id;
+
 -- name: extend
 -- More tokens for a completion that runs; null without its reservation.
 SELECT quota_extend($1, tenant, $3, $4, $5, $6) AS granted FROM sluice_enter($2) AS tenant;
@@ -494,6 +510,13 @@ SET address = excluded.address, expires_at = excluded.expires_at;
 SELECT address, expires_at > now() AS is_leased
 FROM gateway_worker
 WHERE id = $1;
+
+-- name: list_workers
+-- The workers whose lease runs.
+SELECT id
+FROM gateway_worker
+WHERE expires_at > now()
+ORDER BY id;
 
 -- name: forget_worker
 -- A worker has left.

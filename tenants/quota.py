@@ -27,17 +27,17 @@ from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import Price, QuotaAnswer, QuotaRequest
 from tenants.outage import CALM_S, OutageLog
 from tenants.refusals import Refusals
+from tenants.standby import Claim, Standby
 from tenants.store import Store
 from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_QUOTA = "Request %s goes on with %d tokens without quota: %s"
-
 SLICE_TOKENS = 256
-OVERDRAFT_TOKENS = 20_000
-"""Tokens of prompts and completions that a tenant may use in one process while the store is
-away."""
+REFRESH_S, MAX_REFRESH_S = 1.0, 10.0
+"""Time between two readings of what the limits leave, for the time without the store."""
+REFRESH_SHARE = 0.05
+"""The most of this process's time that these readings wait for the store."""
 MAX_POLL_S = 0.25
 LIST_AFTER_S = 1.0
 """The age at which a request without limits is listed. One that ends sooner costs the store nothing
@@ -75,6 +75,7 @@ class Hold:
         self._generated = 0
         self._count: Callable[[], int] | None = None
         self._ended = is_last
+        self._is_stopped = False
         self._extending: asyncio.Task[None] | None = None
         self._listing: asyncio.Task[None] | None = None
         self._must_unlist = False
@@ -130,18 +131,32 @@ class Hold:
             )
 
     async def _extend(self, wanted: int, patience_s: float) -> None:
-        try:
-            granted = await self._quota.extend(self, wanted, patience_s=patience_s / 2)
-        except StoreUnavailable as error:
-            granted = self._quota.overdraw(self.request.tenant_id, wanted)
-            self._quota.extension_outage.failed(_WITHOUT_QUOTA, self.request_id, granted, error)
-        except Exception as error:  # Without an answer the request would wait forever.
-            granted = self._quota.overdraw(self.request.tenant_id, wanted)
-            logger.warning(_WITHOUT_QUOTA, self.request_id, granted, error, exc_info=error)
-        else:
-            self._quota.extension_outage.succeeded("Requests are given quota again")
+        granted = await self._quota.extend(self, wanted, patience_s=patience_s / 2)
         self._allowed += granted
         self._ended = granted < wanted
+        self._answered()
+
+    async def report(self, claim: Claim) -> None:
+        """Tell the store what this request was given without it. Raises ``StoreUnavailable``.
+
+        Does nothing if the request has ended, or asks for more at this moment.
+        """
+        if self._is_stopped or self._extending is not None:
+            return
+        self._extending = task = asyncio.create_task(
+            self._report(claim), name=f"report {self.request_id}"
+        )
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    async def _report(self, claim: Claim) -> None:
+        try:
+            await self._quota.report(self, claim)
+        finally:
+            self._answered()
+
+    def _answered(self) -> None:
         self._extending = None
         if self.on_more is not None:
             self.on_more()
@@ -169,7 +184,7 @@ class Hold:
         """
         self.on_more = None
         self._generated, self._count = self.generated, None
-        self._ended = True
+        self._ended = self._is_stopped = True
         self._quota.cancel_listing(self)
         self._must_unlist = self._listing is not None and (
             self._must_unlist or not self._listing.done()
@@ -181,8 +196,8 @@ class Hold:
     async def close(self) -> None:
         """Stop renewing the lease. Call it after ``Ledger.settle``; idempotent."""
         await self.stop()
+        self._quota.end(self)
         await self._unlist()
-        self._quota.forget(self.request_id)
 
 
 class Quota:
@@ -197,13 +212,12 @@ class Quota:
         lease_s: float = 30.0,
         patience_s: float = 120.0,
         queue_timeout_s: float = 30.0,
-        overdraft_tokens: int = OVERDRAFT_TOKENS,
+        standby: Standby | None = None,
         usage_retention_months: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """patience_s: how long after the end of its lease a request is settled for its owner.
-        overdraft_tokens: what each tenant gets in this process, beyond its limits, while the store
-        is away, for new requests and running ones together. usage_retention_months: as for
+        standby: decides while the store is away. usage_retention_months: as for
         ``Store.maintain``."""
         assert slice_tokens > 1
         self.slice_tokens = slice_tokens
@@ -213,10 +227,9 @@ class Quota:
         self._patience = timedelta(seconds=patience_s)
         self._queue_timeout_s = queue_timeout_s
         self._queue_is_closed = False
-        self._overdraft_tokens = overdraft_tokens
         self._usage_retention_months = usage_retention_months
-        self._overdrawn: dict[UUID, int] = {}
         self._clock = clock
+        self._standby = standby or Standby(clock=clock)
         self._refusals = Refusals(clock)
         self._reaps_from = -math.inf
         self._store_ahead_s: float | None = None
@@ -226,8 +239,7 @@ class Quota:
         """When each is to be listed, by the event loop's clock, the oldest first."""
         self._list_timer: asyncio.TimerHandle | None = None
         self._undoing: set[asyncio.Task[None]] = set()
-        self.extension_outage = OutageLog(logger, calm_s=CALM_S)
-        """Requests that cannot ask for more quota."""
+        self._standby_outage = OutageLog(logger, calm_s=CALM_S)
         self._listing_outage = OutageLog(logger, calm_s=CALM_S)
         self._release_outage = OutageLog(logger, calm_s=CALM_S)
 
@@ -249,8 +261,8 @@ class Quota:
         """Reserve the prompt and a first slice in all scopes of the principal, or in none.
 
         Waits for at most ``queue_timeout_s`` if the policies allow a queue. Raises
-        ``QuotaExceeded``, and ``StoreUnavailable`` if the store is away and the overdraft is used
-        up. If it is cancelled, nothing stays reserved.
+        ``QuotaExceeded``, and ``StoreUnavailable`` if the store is away and nothing more is known
+        to be left. If it is cancelled, nothing stays reserved.
         """
         assert max_tokens >= 1
         request = QuotaRequest(
@@ -272,27 +284,37 @@ class Quota:
             return hold
         if (known := self._refusals.find(principal, prompt_tokens, price)) is not None:
             raise QuotaExceeded(known)
-        try:
-            answer = await self._ask(principal, request)
-        except StoreUnavailable:
-            tokens = request.prompt_tokens + request.completion_tokens
-            if self._overdraft_left(request.tenant_id) < tokens:
-                raise
-            self.overdraw(request.tenant_id, tokens)
-            answer = QuotaAnswer(state="running", completion_tokens=request.completion_tokens)
-        except asyncio.CancelledError:
-            await self.undo(request)
-            raise
-        else:
-            self._overdrawn.pop(request.tenant_id, None)
+        self._standby.ask(principal)
+        answer = await self._reserve(principal, request)
         if answer.state != "running":
             raise QuotaExceeded(answer)
-        # Rates limit the first slice as well, but that does not mean that a budget ends.
+        # Rates limit the first slice as well, but that does not mean that a budget ends. Without
+        # the store there may be more later.
         wanted = min([request.completion_tokens, *_minutes_worth(principal, prompt_tokens)])
-        is_last = answer.completion_tokens < wanted
+        is_last = answer.completion_tokens < wanted and not self._standby.is_away
         hold = Hold(self, request, max_tokens, answer, is_last=is_last)
         self._holds[request_id] = hold
         return hold
+
+    async def _reserve(self, principal: Principal, request: QuotaRequest) -> QuotaAnswer:
+        """Ask the store, or while it is away, the standby."""
+        if not self._standby.is_away:
+            try:
+                answer = await self._ask(principal, request)
+            except StoreUnavailable as error:
+                self._begin_standby(error)
+            except asyncio.CancelledError:
+                await self.undo(request)
+                raise
+            else:
+                if answer.state == "running":
+                    self._standby.took(principal, request, answer.completion_tokens)
+                return answer
+        return self._standby.reserve(principal, request)
+
+    def _begin_standby(self, error: Exception) -> None:
+        self._standby.begin()
+        self._standby_outage.failed("Limits are kept from what is known of them: %s", error)
 
     def check(self, principal: Principal, *, price: Price | None = None) -> None:
         """Raise ``QuotaExceeded`` if ``reserve`` is known to, whatever the request is; reserves
@@ -303,6 +325,7 @@ class Quota:
     async def release(self, hold: Hold) -> None:
         """Release a reservation whose request never reached the engine and will not be settled."""
         is_held = hold.request_id in self._holds
+        self._standby.dropped(hold.request_id)
         await hold.close()
         if is_held:
             await self.undo(hold.request)
@@ -347,12 +370,28 @@ class Quota:
             await self.undo(hold.request)
 
     async def extend(self, hold: Hold, tokens: int, *, patience_s: float = 0.0) -> int:
-        """How many of ``tokens`` more the monthly limits allow. Raises ``StoreUnavailable``."""
-        granted = await self._extend(hold, tokens, patience_s=patience_s)
-        if granted is None:
-            granted = await self._reserve_again(hold, tokens)
-        self._overdrawn.pop(hold.request.tenant_id, None)
-        return granted
+        """How many of ``tokens`` more the monthly limits allow, as far as they are known."""
+        if not self._standby.is_away:
+            try:
+                granted = await self._extend(hold, tokens, patience_s=patience_s)
+                if granted is None:
+                    granted = await self._reserve_again(hold, tokens)
+            except StoreUnavailable as error:
+                self._begin_standby(error)
+            except Exception as error:  # Without an answer the request would wait forever.
+                logger.warning("Request %s: %s", hold.request_id, error, exc_info=error)
+                self._begin_standby(error)
+            else:
+                self._standby.extended(hold.request_id, granted)
+                return granted
+        return self._standby.extend(hold.request_id, tokens)
+
+    async def report(self, hold: Hold, claim: Claim) -> None:
+        """Reserve in the store what a running request was given without it."""
+        tokens = claim.unreported
+        if not claim.is_stored or await self._extend(hold, tokens) is None:
+            await self._reserve_again(hold, 0)
+        self._standby.reported(claim, tokens)
 
     async def _extend(self, hold: Hold, tokens: int, *, patience_s: float = 0.0) -> int | None:
         """As ``extend``; None if the store has no reservation."""
@@ -389,6 +428,37 @@ class Quota:
     def forget(self, request_id: UUID) -> None:
         """Stop renewing this request's lease."""
         self._holds.pop(request_id, None)
+
+    def end(self, hold: Hold) -> None:
+        """A request has ended, and its settlement is under way."""
+        self._standby.ended(hold.request_id, hold.generated)
+        self.forget(hold.request_id)
+
+    async def follow(self) -> None:
+        """Keep in mind what the limits leave, until cancelled."""
+        while True:
+            began_s, pause_s = self._clock(), REFRESH_S
+            with contextlib.suppress(StoreUnavailable):
+                await self.refresh()
+                took_s = self._clock() - began_s
+                pause_s = min(MAX_REFRESH_S, max(REFRESH_S, took_s * (1 / REFRESH_SHARE - 1)))
+            await asyncio.sleep(pause_s)
+
+    async def refresh(self) -> None:
+        """Read what the limits leave, and tell the store what was served without it, if anything.
+
+        Raises ``StoreUnavailable``; until a call succeeds, this process decides by itself.
+        """
+        try:
+            for claim in self._standby.unreported():
+                if (hold := self._holds.get(claim.request.request_id)) is not None:
+                    await hold.report(claim)
+            await self._standby.refresh(self._store)
+        except StoreUnavailable as error:
+            self._begin_standby(error)
+            raise
+        if not self._standby.is_away:
+            self._standby_outage.succeeded("Limits are the store's again")
 
     async def run(self) -> None:
         """Renew leases, settle for dead processes and maintain the ledger, until cancelled."""
@@ -489,15 +559,6 @@ class Quota:
             )
         else:
             self._release_outage.succeeded("Requests are released again")
-
-    def overdraw(self, tenant_id: UUID, tokens: int) -> int:
-        """How many of ``tokens`` the tenant gets while the store is away."""
-        given = min(tokens, self._overdraft_left(tenant_id))
-        self._overdrawn[tenant_id] = self._overdrawn.get(tenant_id, 0) + given
-        return given
-
-    def _overdraft_left(self, tenant_id: UUID) -> int:
-        return self._overdraft_tokens - self._overdrawn.get(tenant_id, 0)
 
 
 def _minutes_worth(principal: Principal, prompt_tokens: int) -> Iterator[int]:

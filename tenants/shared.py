@@ -125,6 +125,9 @@ class SharedState(Protocol):
     async def find_worker(self, worker_id: str) -> WorkerAddress | None:
         """The worker's address; None if it has left, or its lease ran out long ago."""
 
+    async def list_workers(self) -> Sequence[str]:
+        """The ids of all workers whose lease runs, in order."""
+
     async def forget_worker(self, worker_id: str) -> None:
         """Remove a worker that leaves."""
 

@@ -8,7 +8,15 @@ from types import MappingProxyType
 from typing import Protocol
 from uuid import UUID
 
-from tenants.limits import Limits, MonthLeft, QuotaAnswer, QuotaRequest, ScopeKind, ScopePolicy
+from tenants.limits import (
+    Balance,
+    Limits,
+    MonthLeft,
+    QuotaAnswer,
+    QuotaRequest,
+    ScopeKind,
+    ScopePolicy,
+)
 from tenants.shared import SharedState
 from tenants.types import (
     Adapter,
@@ -165,6 +173,10 @@ class Store(Protocol):
     async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
         """What those of a tenant's scopes have left in which no request runs: key, project,
         tenant."""
+
+    async def balances(self, scope_ids: Sequence[UUID]) -> Sequence[Balance]:
+        """What scopes of any tenants have used of their limits, by id; those without any are left
+        out."""
 
     async def extend(
         self,

@@ -84,6 +84,10 @@ class Ledger:
         """Events not yet in the store."""
         return len(self._pending)
 
+    def is_pending(self, request_id: UUID) -> bool:
+        """Whether a settlement has not reached the store yet."""
+        return request_id in self._pending or request_id in self._crowded_out
+
     @property
     def has_room(self) -> bool:
         """Whether new requests should be admitted.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Protocol
 from uuid import UUID, uuid4
 
 from tenants.errors import StoreUnavailable
-from tenants.limits import Price, QuotaAnswer, QuotaRequest
+from tenants.limits import Balance, Price, QuotaAnswer, QuotaRequest
 from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
 from tenants.store import Store
@@ -15,6 +17,12 @@ from tenants.types import Principal
 from tenants.usage import Ledger
 from tests.tenants.reserving import Clock, put
 from tests.tenants.samples import make_event, make_key
+
+
+class Timed(Protocol):
+    """A store on a clock moved by hand."""
+
+    time: Clock
 
 
 class WatchedStore(MemoryStore):
@@ -33,6 +41,11 @@ class WatchedStore(MemoryStore):
     async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
         self.num_releases += 1
         return await super().release(tenant_id, request_id)
+
+    async def balances(self, scope_ids: Sequence[UUID]) -> Sequence[Balance]:
+        if self.away:
+            raise StoreUnavailable("away")
+        return await super().balances(scope_ids)
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         self.num_reserves += 1
@@ -86,6 +99,11 @@ async def take(
     return await quota.reserve(
         who, request_id=uuid4(), model="demo", prompt_tokens=prompt, max_tokens=most, price=price
     )
+
+
+def seconds_of(store: Timed) -> Callable[[], float]:
+    """The store's clock as a process would have it."""
+    return lambda: store.time.now.timestamp()
 
 
 async def settle(store: Store, who: Principal, hold: Hold, prompt: int = 10) -> None:

@@ -4,6 +4,7 @@ what is charged."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,16 +24,17 @@ from hypothesis.stateful import (
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
+from tenants.standby import Standby
 from tenants.types import Principal, UsageEvent
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
-from tests.tenants.quotas import make
+from tests.tenants.quotas import make, seconds_of, take
 from tests.tenants.reserving import Clock
 from tests.tenants.samples import make_event
 
 T = TypeVar("T")
 
-MONTHLY_TOKENS, OVERDRAFT_TOKENS, SLICE_TOKENS = 600, 150, 50
+MONTHLY_TOKENS, SLICE_TOKENS, MAX_CONCURRENT = 600, 50, 4
 PROMPT = 10
 
 
@@ -51,6 +53,10 @@ class FickleStore(MemoryStore):
     async def reserve(self, request: Any) -> Any:
         self._answer()
         return await super().reserve(request)
+
+    async def balances(self, scope_ids: Any) -> Any:
+        self._answer()
+        return await super().balances(scope_ids)
 
     async def extend(self, *args: Any, **kwargs: Any) -> Any:
         self._answer()
@@ -99,14 +105,19 @@ class QuotaMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         async def begun() -> None:
-            self.who = await make(self.store, monthly_tokens=MONTHLY_TOKENS, max_concurrent=4)
+            self.who = await make(
+                self.store, monthly_tokens=MONTHLY_TOKENS, max_concurrent=MAX_CONCURRENT
+            )
+            self.ledger = Ledger(self.store, backoff_s=0.0001, max_backoff_s=0.0001)
+            clock = seconds_of(self.store)
             self.quota = Quota(
                 self.store,
                 slice_tokens=SLICE_TOKENS,
-                overdraft_tokens=OVERDRAFT_TOKENS,
-                clock=lambda: self.store.time.now.timestamp(),
+                standby=Standby(is_pending=self.ledger.is_pending, keep_s=3600.0, clock=clock),
+                clock=clock,
             )
-            self.ledger = Ledger(self.store, backoff_s=0.0001, max_backoff_s=0.0001)
+            await self.quota.release(await take(self.quota, self.who))
+            await self.quota.refresh()
 
         self.do(begun())
 
@@ -134,13 +145,11 @@ class QuotaMachine(RuleBasedStateMachine):
                     prompt_tokens=PROMPT,
                     max_tokens=max_tokens,
                 )
-            except StoreUnavailable:
-                assert self.store.away
-                return
             except QuotaExceeded:
-                assert len(self.holds) >= 4 or left <= PROMPT or self.num_outages
+                assert len(self.holds) >= MAX_CONCURRENT or left <= PROMPT or self.num_outages
                 return
-            assert self.num_outages or (len(self.holds) < 4 and left > PROMPT)
+            assert len(self.holds) < MAX_CONCURRENT
+            assert self.num_outages or left > PROMPT
             assert 0 < hold.allowed <= min(max_tokens, SLICE_TOKENS)
             self.generated[request_id] = 0
             hold.watch(lambda: self.generated[request_id])
@@ -214,20 +223,27 @@ class QuotaMachine(RuleBasedStateMachine):
         self.store.time.advance(seconds=9)
         self.do(self.quota.beat())
 
+    @rule()
+    def refresh(self) -> None:
+        async def refreshed() -> None:
+            with contextlib.suppress(StoreUnavailable):
+                await self.quota.refresh()
+
+        self.do(refreshed())
+
     @invariant()
     def leases_are_those_of_what_runs(self) -> None:
         if hasattr(self, "quota"):
             assert self.quota.num_held <= len(self.holds)
-            if self.num_outages == 0:
-                assert self.quota.num_held == len(self.holds) <= 4
+            assert self.quota.num_held == len(self.holds) <= MAX_CONCURRENT
 
     @invariant()
     def nobody_is_given_more_than_there_is(self) -> None:
-        """But for the overdraft, which an outage may bring anew each time."""
+        """Whether the store is there or not: one process alone knows all."""
         ended = self.generated.keys() - {hold.request_id for hold in self.holds}
         given = sum(PROMPT + hold.allowed for hold in self.holds)
         given += sum(PROMPT + self.generated[request_id] for request_id in ended)
-        assert given <= MONTHLY_TOKENS + self.num_outages * OVERDRAFT_TOKENS
+        assert given <= MONTHLY_TOKENS
 
     def teardown(self) -> None:
         if not hasattr(self, "quota"):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.errors import KeyNotFound, ScopeNotFound
-from tenants.limits import Limits, MonthLeft, Price, QuotaAnswer, ScopePolicy, Window
+from tenants.limits import Balance, Limits, MonthLeft, Price, QuotaAnswer, ScopePolicy, Window
 from tenants.memory import MemoryStore
 from tenants.postgres import PostgresStore
 from tenants.store import Store
@@ -574,3 +574,32 @@ class TestMonthLeft:
         (key, tenant) = await timed.month_left(who.tenant.id, scope_ids)
         assert (key.cost_micro, tenant.tokens) == (20, 100)
         assert timedelta(microseconds=key.lasts_us) == timedelta(days=31)
+
+
+class TestBalances:
+    async def test_of_any_tenants_scopes(self, timed: Store, clock: Clock) -> None:
+        _, who = await make_key(timed)
+        _, other = await make_key(timed, "other")
+        price = Price(prompt=10**6, completion=10**6)
+        limits = {"requests_per_minute": 6, "tokens_per_minute": 600, "monthly_tokens": 1000}
+        await put(timed, who, "tenant", **limits, monthly_cost_micro=10**6)
+        await put(timed, other, "key", max_concurrent=2)
+        assert (await timed.reserve(ask(who.key, 10, 20, price=price))).state == "running"
+        clock.advance(seconds=1)
+        scope_ids = [who.key.id, who.tenant.id, other.key.id]
+        found = {balance.scope_id: balance for balance in await timed.balances(scope_ids)}
+        assert found.keys() == {who.tenant.id, other.key.id}
+        assert found[who.tenant.id] == Balance(
+            scope_id=who.tenant.id,
+            at=clock.now,
+            requests_used=MINUTE_US - 6_000_000,
+            tokens_used=30 * MINUTE_US - 600_000_000,
+            num_running=1,
+            month_tokens=30,
+            month_cost_micro=30,
+        )
+        assert found[other.key.id].num_running == 0
+        clock.advance(days=31)
+        (balance,) = await timed.balances([who.tenant.id])
+        assert (balance.month_tokens, balance.month_cost_micro) == (0, 0)
+        assert balance.requests_used == balance.tokens_used == 0
