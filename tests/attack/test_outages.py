@@ -74,8 +74,8 @@ class Worker:
 
 @pytest_asyncio.fixture
 async def server(pg_folder: Path) -> AsyncIterator[EmbeddedPostgres]:
-    """A server this test may stop and kill."""
-    server = EmbeddedPostgres(pg_folder, settings=FAST)
+    """A server this test may stop and kill, which then has all that was committed."""
+    server = EmbeddedPostgres(pg_folder, settings={**FAST, "synchronous_commit": "on"})
     await migrations.upgrade(await asyncio.to_thread(server.start))
     yield server
     await asyncio.to_thread(server.stop)
