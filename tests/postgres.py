@@ -209,6 +209,12 @@ def pg_dsn(postgres_server: str) -> Iterator[str]:
     yield from fresh_database(postgres_server)
 
 
+@pytest.fixture(scope="module")
+def module_pg_dsn(postgres_server: str) -> Iterator[str]:
+    """As ``pg_dsn``, for all tests of a module: each with a tenant of its own."""
+    yield from fresh_database(postgres_server)
+
+
 @pytest.fixture
 def empty_pg_dsn(postgres_server: str) -> Iterator[str]:
     """A fresh database without any schema."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.distribution import in_order
+from tests.distribution import from_its_part, in_order
 
 
 def test_files_that_take_long_are_first_and_stay_whole() -> None:
@@ -13,3 +14,9 @@ def test_files_that_take_long_are_first_and_stay_whole() -> None:
     items = cast(Any, [SimpleNamespace(nodeid=node) for node in ids])
     ordered = [item.nodeid for item in in_order(items, {"c.py": 60, "b.py": 2})]
     assert ordered == ["c.py::one", "c.py::two", "b.py::one", "a.py::one", "a.py::two"]
+
+
+def test_processes_begin_with_parts_of_their_own_and_compile_everything() -> None:
+    files = [Path(name) for name in "abcdefg"]
+    parts = [from_its_part(files, number, 3) for number in range(3)]
+    assert ["".join(map(str, part)) for part in parts] == ["abcdefg", "cdefgab", "efgabcd"]

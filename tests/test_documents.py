@@ -17,6 +17,7 @@ DOCUMENTS = [
     ROOT / name
     for name in (
         "README.md",
+        "CONTRIBUTING.md",
         "PERFORMANCE.md",
         "docs/architecture.md",
         "docs/experiments.md",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,8 +16,14 @@ ASYNCAPI_PATH = "/asyncapi.json"
 
 
 def document_routes() -> list[Route]:
+    return [_route(path, body) for path, body in _documents().items()]
+
+
+@functools.cache
+def _documents() -> dict[str, bytes]:
+    """They describe the code and nothing of its settings, so once per process is enough."""
     documents = {OPENAPI_PATH: openapi.document(), ASYNCAPI_PATH: asyncapi.document()}
-    return [_route(path, msgspec.json.encode(found)) for path, found in documents.items()]
+    return {path: msgspec.json.encode(found) for path, found in documents.items()}
 
 
 def _route(path: str, body: bytes) -> Route:

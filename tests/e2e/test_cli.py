@@ -21,6 +21,7 @@ from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
 from tenants.postgres import PostgresStore
 from tenants.types import Principal
+from tests import forked
 from tests.postgres import execute
 from tests.tenants.reserving import ask
 from tests.tenants.samples import make_event
@@ -45,14 +46,7 @@ class Folder:
         )
 
     def sluice(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "error", "-m", "gateway", *arguments],
-            cwd=self.root,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return forked.sluice(*arguments, cwd=self.root)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -25,6 +25,9 @@ from tests.e2e.examples import ROOT, example
 
 pytestmark = pytest.mark.pg
 
+REPLAY = ("--replay", "200")
+"""For what does not depend on the engine: one that starts without torch, in a tenth of the time."""
+
 
 def ask(ready: dict[str, Any]) -> dict[str, Any]:
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
@@ -148,7 +151,7 @@ def test_torch_is_in_the_engine_and_not_in_the_gateway(demo_process: DemoProcess
 def used_folder(open_folder: Path) -> tuple[Path, dict[str, Any]]:
     """The data folder of a demo that ran and was asked something, and its ready file."""
     folder = open_folder / "used"
-    with DemoProcess(folder) as first:
+    with DemoProcess(folder, *REPLAY) as first:
         ready = first.wait_ready()
         ask(ready)
         assert first.stop() == 0
@@ -157,7 +160,7 @@ def used_folder(open_folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def test_a_second_run_reuses_keys_and_data(used_folder: tuple[Path, dict[str, Any]]) -> None:
     folder, before = used_folder
-    with DemoProcess(folder) as again:
+    with DemoProcess(folder, *REPLAY) as again:
         after = again.wait_ready()
         assert (after["api_key"], after["admin_key"]) == (before["api_key"], before["admin_key"])
         ask(after)
@@ -185,7 +188,7 @@ def test_ctrl_c_takes_everything_down_in_order(
 def test_a_second_ctrl_c_does_not_wait_for_requests(
     used_folder: tuple[Path, dict[str, Any]],
 ) -> None:
-    with DemoProcess(used_folder[0]) as demo:
+    with DemoProcess(used_folder[0], *REPLAY) as demo:
         stream = begin_endless_stream(demo.wait_ready())
         demo.interrupt_group()
         time.sleep(0.3)
@@ -232,7 +235,7 @@ def test_a_killed_demo_leaves_no_engine_and_the_next_one_starts(
         demo.process.kill()
         demo.process.wait()
         engine.wait(timeout=60)
-        with DemoProcess(used_folder[0]) as after:
+        with DemoProcess(used_folder[0], *REPLAY) as after:
             again = after.wait_ready()
             assert again["api_key"] == ready["api_key"]
             ask(again)
@@ -243,9 +246,9 @@ def test_a_killed_demo_leaves_no_engine_and_the_next_one_starts(
 def test_two_demos_share_a_folder(used_folder: tuple[Path, dict[str, Any]]) -> None:
     """The database is one; the first to end must not take it from the other."""
     folder = used_folder[0]
-    with DemoProcess(folder, name="one") as one:
+    with DemoProcess(folder, *REPLAY, name="one") as one:
         first = one.wait_ready()
-        with DemoProcess(folder, name="two") as two:
+        with DemoProcess(folder, *REPLAY, name="two") as two:
             ready = two.wait_ready()
             assert json.loads((folder / "ready.json").read_bytes()) == first
             assert f"at {first['url']}: this one shares" in " ".join(two.output().split())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import msgspec
@@ -18,22 +20,31 @@ from gateway.config import TenantsConfig
 from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tests.gateway.serving import MODEL, Gateway, make_config, served, until
-from tests.postgres import pg_dsn, postgres_server
+from tests.postgres import module_pg_dsn, postgres_server
 
-__all__ = ["pg_dsn", "postgres_server"]
+__all__ = ["module_pg_dsn", "postgres_server"]
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.pg]
 
 HELLO: Any = [{"role": "user", "content": "Hello! What can you do?"}]
 
 
-@pytest_asyncio.fixture
-async def gateway(pg_dsn: str) -> AsyncIterator[Gateway]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(module_pg_dsn: str) -> AsyncIterator[Gateway]:
     config = make_config(MODEL_DIR, engine={"kv_cache_memory_bytes": 64 * 2**20, "num_threads": 1})
-    config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=pg_dsn))
-    store = await PostgresStore.connect(pg_dsn)
+    config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=module_pg_dsn))
+    store = await PostgresStore.connect(module_pg_dsn)
     async with served(config, EngineClient(config.engine), store=store) as gateway:
         yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gateway(shared: Gateway) -> Gateway:
+    """With a tenant and a key of the test's own."""
+    tenant = await shared.store.create_tenant(f"tenant {uuid4()}")
+    own = dataclasses.replace(shared, tenant=tenant)
+    own.api_key = await own.key("chat")
+    return own
 
 
 async def limit(gateway: Gateway, **limits: Any) -> None:
@@ -87,21 +98,25 @@ async def test_limits_as_the_openai_package_meets_them(gateway: Gateway) -> None
     await until(is_spent)
 
 
-async def test_nothing_is_generated_that_is_not_reserved(gateway: Gateway, pg_dsn: str) -> None:
+async def test_nothing_is_generated_that_is_not_reserved(
+    gateway: Gateway, module_pg_dsn: str
+) -> None:
     """Several answers at once run into the end of a budget; what the engine has generated is held
     against what the database has reserved, all the while.
     """
     budget, most = 1500, 0
     await limit(gateway, monthly_tokens=budget)
     engine = gateway.app.state.services.engine
-    aside = await asyncpg.connect(pg_dsn)
+    before = (await engine.fetch_stats()).generation_tokens
+    aside = await asyncpg.connect(module_pg_dsn)
+    state = "SELECT month_tokens FROM limit_state WHERE scope_id = $1"
 
     async def watch() -> None:
         nonlocal most
         while True:
-            generated = (await engine.fetch_stats()).generation_tokens
+            generated = (await engine.fetch_stats()).generation_tokens - before
             # Later than the count: it may only have grown.
-            reserved = await aside.fetchval("SELECT sum(month_tokens) FROM limit_state")
+            reserved = await aside.fetchval(state, gateway.tenant.id) or 0
             assert generated <= reserved <= budget
             most = max(most, generated)
 
@@ -128,9 +143,9 @@ async def test_nothing_is_generated_that_is_not_reserved(gateway: Gateway, pg_ds
     told = [answer.usage.completion_tokens for answer in answers if answer.usage]
     assert len(told) == len(answers)
     assert totals.completion_tokens == sum(told)
-    assert totals.completion_tokens == (await engine.fetch_stats()).generation_tokens
+    assert totals.completion_tokens == (await engine.fetch_stats()).generation_tokens - before
     assert totals.completion_tokens < 4 * 480
-    spent = await aside.fetchval("SELECT month_tokens FROM limit_state")
+    spent = await aside.fetchval(state, gateway.tenant.id)
     assert spent == totals.prompt_tokens + totals.completion_tokens
     await aside.close()
 

@@ -30,7 +30,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_previous_major_works_as_well(previous: Path) -> None:
     files = [f"tests/e2e/{name}.py" for name in NAMES]

@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import pytest_asyncio
 from msgspec.structs import replace
 from openai import AsyncOpenAI
 
@@ -28,10 +30,11 @@ from gateway.processes import server, supervisor
 from tenants.postgres import PostgresStore
 from tenants.types import Scope
 from tests.engine.lora.making import write_adapter
+from tests.gateway.serving import until
 from tests.ledger import usage_totals
-from tests.postgres import pg_dsn, postgres_server
+from tests.postgres import module_pg_dsn, pg_dsn, postgres_server
 
-__all__ = ["pg_dsn", "postgres_server"]
+__all__ = ["module_pg_dsn", "pg_dsn", "postgres_server"]
 pytestmark = pytest.mark.pg
 
 NUM_WORKERS = 2
@@ -51,13 +54,13 @@ def make_config(
     )
 
 
-async def make_key(config: Config, scope: Scope = "chat") -> str:
+async def make_key(config: Config, scope: Scope = "chat", *, tenant: str = "acme") -> str:
     assert config.tenants.dsn is not None
     store = await PostgresStore.connect(config.tenants.dsn)
     try:
-        await ensure_tenant(store, "acme")
+        await ensure_tenant(store, tenant)
         pepper = secrets.load(Path(config.tenants.secrets_file)).key_pepper
-        return await create_key(store, pepper, "acme", name="k", scopes=[scope])
+        return await create_key(store, pepper, tenant, name="k", scopes=[scope])
     finally:
         await store.close()
 
@@ -120,35 +123,15 @@ async def worker_of(url: str) -> int:
 
 
 @pytest.mark.asyncio
-async def test_they_share_the_port_the_engine_and_the_ledger(tmp_path: Path, pg_dsn: str) -> None:
-    config = make_config(tmp_path, pg_dsn)
-    key = await make_key(config)
-    others = _running("engine.process")  # of a demo that other tests use
-    async with serving(config) as url:
-        answers = await asyncio.gather(*(ask(url, key) for _ in range(24)))
-        assert all("Paris" in answer for answer in answers)
-        assert {await worker_of(url) for _ in range(64)} == {w.pid for w in workers_here()}
-        assert len(_running("engine.process")) == len(others) + 1
-    store = await PostgresStore.connect(pg_dsn)
-    try:
-        tenant = await store.get_tenant("acme")
-        assert (await usage_totals(store, tenant.id)).requests == 24
-    finally:
-        await store.close()
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_worker_that_dies_or_hangs_is_replaced(
-    tmp_path: Path, pg_dsn: str, how: signal.Signals
-) -> None:
+async def test_a_worker_that_hangs_is_replaced(tmp_path: Path, pg_dsn: str) -> None:
+    """As is one that dies, in the test of the metrics."""
     config = make_config(tmp_path, pg_dsn)
     config = replace(config, server=replace(config.server, worker_hang_timeout_s=4.0))
     key = await make_key(config)
     async with serving(config) as url:
         before = {worker.pid for worker in workers_here()}
         victim = min(before)
-        os.kill(victim, how)
+        os.kill(victim, signal.SIGSTOP)
         async with asyncio.timeout(60):
             while len(now := {w.pid for w in workers_here()} - {victim}) < NUM_WORKERS:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -169,47 +152,91 @@ async def count_of(url: str, key: str, sample: str) -> float:
 async def every_scrape_counts(url: str, key: str, sample: str, expected: float) -> None:
     """Soon: the workers tell each other every second."""
     async with asyncio.timeout(60):
-        while [  # noqa: ASYNC110
-            await count_of(url, key, sample) for _ in range(12)
-        ] != [expected] * 12:
+        while await what_every_scrape_counts(url, key, sample) != expected:  # noqa: ASYNC110
             await asyncio.sleep(board.INTERVAL_S / 4)
 
 
-@pytest.mark.asyncio
-async def test_every_scrape_tells_of_all_workers_the_dead_too(tmp_path: Path, pg_dsn: str) -> None:
-    config = make_config(tmp_path, pg_dsn)
-    key, admin_key = await make_key(config), await make_key(config, "admin")
+async def what_every_scrape_counts(url: str, key: str, sample: str) -> float:
+    """Once all workers say the same."""
+    async with asyncio.timeout(60):
+        while (  # noqa: ASYNC110
+            len(found := {await count_of(url, key, sample) for _ in range(12)}) > 1
+        ):
+            await asyncio.sleep(board.INTERVAL_S / 4)
+    return found.pop()
+
+
+@dataclass
+class Site:
+    """Workers that serve for several tests."""
+
+    config: Config
+    url: str
+    others: list[psutil.Process]
+    """Engines of a demo that other tests use."""
+
+    def engine(self) -> psutil.Process:
+        (found,) = [engine for engine in _running("engine.process") if engine not in self.others]
+        return found
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def site(tmp_path_factory: pytest.TempPathFactory, module_pg_dsn: str) -> AsyncIterator[Site]:
+    config = make_config(tmp_path_factory.mktemp("site"), module_pg_dsn)
+    others = _running("engine.process")
     async with serving(config) as url:
+        yield Site(config, url, others)
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestOneSite:
+    async def test_they_share_the_port_the_engine_and_the_ledger(self, site: Site) -> None:
+        key, url = await make_key(site.config, tenant="sharing"), site.url
+        answers = await asyncio.gather(*(ask(url, key) for _ in range(24)))
+        assert all("Paris" in answer for answer in answers)
+        assert {await worker_of(url) for _ in range(64)} == {w.pid for w in workers_here()}
+        assert site.engine().is_running()
+        store = await PostgresStore.connect(str(site.config.tenants.dsn))
+        try:
+            tenant = await store.get_tenant("sharing")
+
+            async def settled() -> bool:
+                return (await usage_totals(store, tenant.id)).requests == 24
+
+            await until(settled)
+        finally:
+            await store.close()
+
+    async def test_every_scrape_tells_of_all_workers_the_dead_too(self, site: Site) -> None:
+        key, admin_key = await make_key(site.config), await make_key(site.config, "admin")
+        url, sample = site.url, "sluice_generations_total"
+        before = await what_every_scrape_counts(url, admin_key, sample)
         await asyncio.gather(*(ask(url, key) for _ in range(12)))
-        await every_scrape_counts(url, admin_key, "sluice_generations_total", 12.0)
-        victim = min(worker.pid for worker in workers_here())
+        await every_scrape_counts(url, admin_key, sample, before + 12)
+        workers = {worker.pid for worker in workers_here()}
+        victim = min(workers)
         os.kill(victim, signal.SIGKILL)
         async with asyncio.timeout(60):
             while (  # noqa: ASYNC110
-                len({worker.pid for worker in workers_here()} - {victim}) < NUM_WORKERS
+                len(now := {worker.pid for worker in workers_here()} - {victim}) < NUM_WORKERS
             ):
                 await asyncio.sleep(0.05)
+        assert len(now & workers) == NUM_WORKERS - 1
         assert "Paris" in await ask(url, key)
-        await every_scrape_counts(url, admin_key, "sluice_generations_total", 13.0)
+        await every_scrape_counts(url, admin_key, sample, before + 13)
         async with asyncio.timeout(60):  # a new worker asks the engine a second after it started
             while not await count_of(url, admin_key, "sluice_num_kv_cache_blocks"):  # noqa: ASYNC110
                 await asyncio.sleep(board.INTERVAL_S / 4)
 
-
-@pytest.mark.asyncio
-async def test_all_go_on_after_the_death_of_the_engine(tmp_path: Path, pg_dsn: str) -> None:
-    config = make_config(tmp_path, pg_dsn)
-    key = await make_key(config)
-    others = _running("engine.process")
-    async with serving(config) as url:
+    async def test_all_go_on_after_the_death_of_the_engine(self, site: Site) -> None:
+        key = await make_key(site.config)
         workers = {worker.pid for worker in workers_here()}
-        (engine,) = [p for p in _running("engine.process") if p not in others]
-        engine.kill()
+        site.engine().kill()
         answer = ""
         async with asyncio.timeout(60):
             while "Paris" not in answer:
                 with contextlib.suppress(Exception):
-                    answer = await ask(url, key)
+                    answer = await ask(site.url, key)
                 await asyncio.sleep(0.1)
         assert {worker.pid for worker in workers_here()} == workers
 

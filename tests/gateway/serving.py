@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from starlette.applications import Starlette
 
 from engine.client.client import EngineClient
@@ -31,6 +32,13 @@ from tests.ledger import usage_totals
 
 SECRETS = secrets.generate()
 MODEL = "tiny"
+
+
+_TLS = ssl.create_default_context()
+
+
+def _http_client() -> DefaultAsyncHttpxClient:
+    return DefaultAsyncHttpxClient(verify=_TLS)
 
 
 @dataclass
@@ -63,7 +71,9 @@ class Gateway:
         return int(self.url.rpartition(":")[2])
 
     def openai(self, **options: Any) -> AsyncOpenAI:
-        merged: dict[str, Any] = {"api_key": self.api_key, "max_retries": 0, **options}
+        # Each client would read all certificates anew, which takes longer than most tests.
+        shared = {} if "http_client" in options else {"http_client": _http_client()}
+        merged: dict[str, Any] = {"api_key": self.api_key, "max_retries": 0, **shared, **options}
         return AsyncOpenAI(base_url=f"{self.url}/v1", **merged)
 
     async def key(self, *scopes: Scope) -> str:

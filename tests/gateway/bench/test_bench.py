@@ -341,6 +341,7 @@ def test_well_is_within_the_bound_and_without_errors() -> None:
 
 
 @pytest.mark.pg
+@pytest.mark.nightly
 def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
     """Its pace is kept, its CPU time and memory are known, and streams are spread over time."""
     output = tmp_path / "figures.json"

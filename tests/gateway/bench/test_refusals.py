@@ -5,7 +5,7 @@ import pytest
 from gateway.bench import refusals
 from tests.postgres import BINDIR
 
-pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio, pytest.mark.nightly]
 
 
 @pytest.mark.skipif(BINDIR is not None, reason="it starts the embedded PostgreSQL")

@@ -16,7 +16,7 @@ from tests.postgres import pg_folder
 
 __all__ = ["pg_folder"]
 
-pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio, pytest.mark.nightly]
 
 
 async def test_what_runs_under_a_key_ends_on_all_workers_in_time(pg_folder: Path) -> None:
