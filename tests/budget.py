@@ -138,7 +138,6 @@ class Keeper:
     """A plugin for the first process of a run: it adds up, tells and decides."""
 
     def __init__(self, own: Meter) -> None:
-        self._own = own
         self._costs = own.costs
         self._began = time.monotonic()
         self._busy_s = _busy_s()
@@ -151,18 +150,21 @@ class Keeper:
             self._costs.add(Costs(**told))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not _is_whole_fast_tier(session.config):
+        is_recorded = session.config.getoption("--record-budget")
+        if not (is_recorded or _is_whole_fast_tier(session.config)):
+            return
+        if not self._costs.work_s:  # no process has come to its tests
             return
         elapsed_s = time.monotonic() - self._began
         if session.config.getoption("numprocesses", None):
             self._costs.cpu_s[PYTEST] += time.process_time()
-        if session.config.getoption("--record-budget"):
-            TABLE.write_text(as_toml(self._costs))
         others = (_busy_s() - self._busy_s - sum(self._costs.cpu_s.values())) / elapsed_s
-        is_quiet = others < QUIET * (os.cpu_count() or 1)
-        lines, is_over = compared(self._costs, tomllib.loads(TABLE.read_text()))
+        table = tomllib.loads(TABLE.read_text())
+        lines, is_over = compared(self._costs, table)
         self._lines = [*lines, f"others used {others:.2f} cores meanwhile"]
-        if is_over and not is_quiet:
+        if is_recorded:
+            TABLE.write_text(as_toml(renewed(table, self._costs)))
+        elif is_over and others > QUIET * (os.cpu_count() or 1):
             self._lines.append("over budget, which does not count on a machine this busy")
         elif is_over and session.exitstatus == pytest.ExitCode.OK:
             self._lines.append("over budget: make it cheaper, or say why not and --record-budget")
@@ -188,6 +190,20 @@ def compared(costs: Costs, table: Mapping[str, Any]) -> tuple[list[str], bool]:
     lines.append(f"{'all':24} {total:7.1f} {of_budget:7.1f}")
     lines.append(f"this machine takes {slower:.2f} times as long as the one of the budget")
     return lines, is_over
+
+
+def renewed(table: Mapping[str, Any], measured: Costs) -> Costs:
+    """The table's costs, with those that were measured in place of what it had of these folders."""
+    slower = measured.work_s / table["work_s"]
+    found = Costs(work_s=measured.work_s)
+    found.cpu_s |= {name: cost * slower for name, cost in table["cpu_s"].items()}
+    found.cpu_s |= measured.cpu_s
+    folders = set(map(folder_of, measured.seconds))
+    found.seconds |= {
+        file: cost for file, cost in table["seconds"].items() if folder_of(file) not in folders
+    }
+    found.seconds |= measured.seconds
+    return found
 
 
 def as_toml(costs: Costs) -> str:

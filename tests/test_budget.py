@@ -7,10 +7,21 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.budget import POSTGRES, TABLE, Costs, as_toml, compared, folder_of, tree_cpu_s, work_s
+from tests.budget import (
+    POSTGRES,
+    TABLE,
+    Costs,
+    as_toml,
+    compared,
+    folder_of,
+    renewed,
+    tree_cpu_s,
+    work_s,
+)
 
 ROOT = Path(__file__).parents[1]
 TABLE_OF_TWO = {"work_s": 0.1, "cpu_s": {"tests/a": 10.0, "tests/b": 100.0}}
@@ -60,6 +71,17 @@ def test_what_is_recorded_is_what_is_compared() -> None:
     assert table["seconds"] == {"tests/a/test_long.py": 60}
     assert table["cpu_s"] == {"tests/a": 12.3, "tests/b": 5.0}
     assert not compared(measured, table)[1]
+
+
+def test_folders_that_were_not_run_keep_their_budget() -> None:
+    table: dict[str, Any] = TABLE_OF_TWO | {
+        "seconds": {"tests/a/test_gone.py": 9, "tests/b/test_kept.py": 9}
+    }
+    measured = costs(0.2, a=30)  # on a machine that is half as fast
+    measured.seconds["tests/a/test_new.py"] = 5
+    found = renewed(table, measured)
+    assert found.cpu_s == {"tests/a": 30, "tests/b": 200}
+    assert found.seconds == {"tests/b/test_kept.py": 9, "tests/a/test_new.py": 5}
 
 
 def test_the_table_names_folders_and_files_that_exist() -> None:

@@ -26,7 +26,6 @@ COMMAND = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio
 async def test_no_request_is_answered_with_a_5xx(

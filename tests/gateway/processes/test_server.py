@@ -283,7 +283,6 @@ def process(tmp_path: Path, pg_dsn: str) -> Iterator[tuple[subprocess.Popen[byte
 
 
 @pytest.mark.pg
-@pytest.mark.slow
 def test_sigterm_lets_a_stream_end_and_leaves_nothing(
     process: tuple[subprocess.Popen[bytes], str, str], pg_dsn: str, tmp_path: Path
 ) -> None:
