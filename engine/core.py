@@ -80,7 +80,12 @@ class EngineCore:
         self.scheduler = Scheduler(
             config,
             self._cache,
-            create_policy(config, self._prefix_match),
+            create_policy(
+                config,
+                self._prefix_match,
+                self._cache.pool.num_blocks,
+                len(self._cache.windows),
+            ),
             clock,
             swap_s_per_block=runner.swap_s_per_block,
             lookahead=self._lookahead,

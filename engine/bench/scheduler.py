@@ -93,7 +93,11 @@ class Load:
         self.scheduler = Scheduler(
             config,
             cache,
-            create_policy(config, lambda r: cache.num_matching_tokens(r.block_table, r.token_ids)),
+            create_policy(
+                config,
+                lambda r: cache.num_matching_tokens(r.block_table, r.token_ids),
+                cache.pool.num_blocks,
+            ),
         )
         self._num_made = 0
         for _ in range(num_running + num_waiting):

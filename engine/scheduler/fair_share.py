@@ -8,18 +8,25 @@ charged when it is scheduled; so the bound on the difference between two tenants
 On top, as in Cao et al., "Locality-aware Fair Scheduling in LLM Serving" (2025): among tenants that
 are no more than a quantum above the least counter (that have deficit left, in the paper's words),
 the request with the longest cached prefix goes first.
+
+The paper never preempts, so a newcomer waits for a full cache or a full batch as long as those who
+filled it like. Here ``holdings.py`` says which tenant gives way to which.
 """
 
 from __future__ import annotations
 
 import heapq
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from engine.scheduler.aging import aged_priority, outranked
+from engine.scheduler.claim import Claim
 from engine.scheduler.heap import RequestHeap
+from engine.scheduler.holdings import Holdings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from engine.config import EngineConfig
     from engine.request import Request
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 # How far the search for a cached prefix looks: tenants, and requests of each.
 _MAX_TENANTS_COMPARED = 4
 _MAX_REQUESTS_COMPARED = 4
+# The least served tenants whose requests may displace others in one step.
+_MAX_CLAIMANTS = 16
 # Oldest requests of a tenant that are looked up at once: the next few searches find them there.
 _NUM_LOOKED_UP = 16
 # How often a tenant's oldest request may be overtaken by another of its own with a longer match.
@@ -37,18 +46,27 @@ _MAX_IDLE_CLASSES = 64
 
 
 class Account:
-    """What one tenant waits for and has been charged inside one priority class."""
+    """What one tenant waits for, runs and has been charged inside one priority class."""
 
-    __slots__ = ("_oldest", "counter", "in_heap", "num_overtakes", "waiting")
+    __slots__ = ("_oldest", "counter", "num_overtakes", "num_running", "waiting")
 
     def __init__(self, counter: float) -> None:
         self.counter = counter
         """Service received: cost units divided by weight."""
         self.waiting = RequestHeap()
-        self.in_heap = False
+        self.num_running = 0
         self.num_overtakes = 0
         self._oldest: list[Request] = []
         """The first of ``waiting``, as far as they are known."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return len(self.waiting) > 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it waits for anything or runs anything. One that does neither earns no credit."""
+        return self.num_running > 0 or len(self.waiting) > 0
 
     def push(self, request: Request) -> None:
         self.waiting.push(request.arrival, request)
@@ -70,60 +88,46 @@ class Account:
         return self._oldest[:count]
 
 
-class PriorityClass:
-    """The accounts of one priority class; those with waiting requests are ordered by counter."""
+class AccountHeap:
+    """The accounts that ``belong``, by counter.
 
-    def __init__(self) -> None:
-        self.accounts: dict[str, Account] = {}
-        # Counters only grow, so an entry may hold an old one: it is raised when it surfaces.
+    Counters only grow, so an entry may hold an old one: it is raised when it surfaces. An account
+    that does not belong any more is dropped then.
+    """
+
+    def __init__(self, belongs: Callable[[Account], bool]) -> None:
+        self._belongs = belongs
         self._heap: list[tuple[float, int, Account]] = []
-        self._last_to_leave: Account | None = None
+        self._members: set[Account] = set()
         self._num_pushed = 0
-        self._prune_at = _MIN_ACCOUNTS_TO_PRUNE
 
-    def account(self, fair_key: str) -> Account:
-        account = self.accounts.get(fair_key)
-        if account is None:
-            account = self.accounts[fair_key] = Account(self._floor())
-        return account
+    def __contains__(self, account: Account) -> bool:
+        return account in self._members
 
-    def enqueue(self, request: Request) -> None:
-        account = self.account(request.fair_key)
-        if len(account.waiting) == 0 and request.is_new:
-            # The paper's lift: a tenant earns no credit while it asks for nothing.
-            account.counter = max(account.counter, self._floor())
-        account.push(request)
-        if not account.in_heap:
-            account.in_heap = True
+    def push(self, account: Account) -> None:
+        if account not in self._members:
+            self._members.add(account)
             self._num_pushed += 1
             heapq.heappush(self._heap, (account.counter, self._num_pushed, account))
 
-    def dequeue(self, request: Request) -> None:
-        account = self.accounts[request.fair_key]
-        account.remove(request)
-        if len(account.waiting) == 0:
-            self._last_to_leave = account
-            self._prune()
-
     def least(self) -> Account | None:
-        """The waiting account with the least counter."""
+        """The account with the least counter."""
         while self._heap:
             counter, order, account = self._heap[0]
-            if len(account.waiting) == 0:
+            if not self._belongs(account):
                 heapq.heappop(self._heap)
-                account.in_heap = False
+                self._members.remove(account)
             elif counter < account.counter:
                 heapq.heapreplace(self._heap, (account.counter, order, account))
             else:
                 return account
         return None
 
-    def within(self, quantum: float) -> list[Account]:
-        """Waiting accounts at most ``quantum`` above the least, the least first; only a few are
-        returned."""
+    def first(self, count: int, quantum: float = float("inf")) -> list[Account]:
+        """Up to ``count`` accounts at most ``quantum`` above the least, the least first."""
         found: list[Account] = []
         taken: list[tuple[float, int, Account]] = []
-        while len(found) < _MAX_TENANTS_COMPARED:
+        while len(found) < count:
             account = self.least()
             if account is None or (found and account.counter > found[0].counter + quantum):
                 break
@@ -134,15 +138,69 @@ class PriorityClass:
         return found
 
     def spread(self) -> float:
-        """The largest difference in counters between two waiting tenants."""
-        counters = [a.counter for _, _, a in self._heap if len(a.waiting)]
+        """The largest difference between two counters."""
+        counters = [account.counter for account in self._members if self._belongs(account)]
         return max(counters) - min(counters) if counters else 0.0
 
-    def _floor(self) -> float:
-        """The counter to which a tenant that joins the queue is lifted."""
-        least = self.least()
+
+class PriorityClass:
+    """The accounts of one priority class."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[str, Account] = {}
+        self.waiting = AccountHeap(lambda account: account.is_waiting)
+        self._active = AccountHeap(lambda account: account.is_active)
+        self._last_to_leave: Account | None = None
+        self._prune_at = _MIN_ACCOUNTS_TO_PRUNE
+
+    @property
+    def is_idle(self) -> bool:
+        return self._active.least() is None
+
+    def account(self, fair_key: str) -> Account:
+        account = self.accounts.get(fair_key)
+        if account is None:
+            account = self.accounts[fair_key] = Account(self._floor())
+        return account
+
+    def enqueue(self, request: Request) -> None:
+        account = self.account(request.fair_key)
+        if not account.is_waiting and request.is_new:
+            # The paper's lift: a tenant earns no credit while it asks for nothing.
+            account.counter = max(account.counter, self._floor(account))
+        account.push(request)
+        self.waiting.push(account)
+        self._active.push(account)
+
+    def dequeue(self, request: Request) -> None:
+        account = self.accounts[request.fair_key]
+        account.remove(request)
+        self._note_leaving(account)
+
+    def admit(self, request: Request) -> None:
+        account = self.accounts[request.fair_key]
+        account.num_running += 1
+        account.remove(request)
+
+    def leave(self, request: Request) -> None:
+        account = self.accounts[request.fair_key]
+        account.num_running -= 1
+        self._note_leaving(account)
+
+    def _note_leaving(self, account: Account) -> None:
+        if not account.is_active:
+            self._last_to_leave = account
+            self._prune()
+
+    def _floor(self, joins: Account | None = None) -> float:
+        """The counter to which a tenant that joins the queue is lifted: the least of those who
+        wait, or else of the others who run; so it is above nobody who competes with it."""
+        least = self.waiting.least()
         if least is not None:
             return least.counter
+        for account in self._active.first(2):
+            if account is not joins:
+                return account.counter
         return self._last_to_leave.counter if self._last_to_leave else 0.0
 
     def _prune(self) -> None:
@@ -154,41 +212,86 @@ class PriorityClass:
         self.accounts = {
             fair_key: account
             for fair_key, account in self.accounts.items()
-            if account.in_heap or account is self._last_to_leave or account.counter > floor
+            if account.is_active or account is self._last_to_leave or account.counter > floor
         }
         self._prune_at = max(_MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
 
 
 class FairSharePolicy:
-    """Fair between tenants inside a priority class; priorities as in ``PriorityPolicy``."""
+    """Fair between tenants inside a priority class. A more important class goes first.
 
-    def __init__(self, config: EngineConfig, prefix_match: Callable[[Request], int]) -> None:
+    A request can always ask for a less important class, so a class must not be a way past other
+    tenants: a request that has waited long enough for the next class is moved there, and waits in
+    its tenant's account like its other requests. It does not go before everybody, as it does under
+    ``PriorityPolicy``.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        prefix_match: Callable[[Request], int],
+        num_blocks: int,
+        num_groups: int = 1,
+    ) -> None:
         self._input_cost = config.fair_share_input_cost
         self._output_cost = config.fair_share_output_cost
         self._cached_cost = config.fair_share_cached_cost
         self._quantum = config.fair_share_quantum
         self._aging_s = config.priority_aging_s
+        self._block_size = config.block_size
+        self._num_rows = config.num_seqs
+        self._num_blocks = num_blocks
+        self._num_groups = num_groups
         self._prefix_match = prefix_match
         self._classes: dict[int, PriorityClass] = {}
+        self._live: dict[str, tuple[int, float]] = {}
+        """How many requests wait or run, and the weight, of each tenant that has any."""
         self._by_age = RequestHeap()
-        """All waiting requests. The first decides which class is next."""
+        self._by_class = RequestHeap()
+        """All waiting requests. The first belongs to the most important class."""
 
     def __len__(self) -> int:
-        return len(self._by_age)
+        return len(self._by_class)
 
     def enqueue(self, request: Request) -> None:
         self._class_of(request).enqueue(request)
         self._by_age.push(aged_priority(request, self._aging_s), request)
+        self._by_class.push(request.priority, request)
+        self._count_live(request, +1)
 
     def dequeue(self, request: Request) -> None:
-        self._by_age.remove(request)
+        self._forget(request)
         self._class_of(request).dequeue(request)
+        self._count_live(request, -1)
+
+    def admit(self, request: Request) -> None:
+        self._forget(request)
+        self._class_of(request).admit(request)
+
+    def leave(self, request: Request) -> None:
+        self._class_of(request).leave(request)
+        self._count_live(request, -1)
+
+    def _forget(self, request: Request) -> None:
+        self._by_age.remove(request)
+        self._by_class.remove(request)
+
+    def _count_live(self, request: Request, change: int) -> None:
+        count, _ = self._live.get(request.fair_key, (0, 0.0))
+        if count + change:
+            self._live[request.fair_key] = (count + change, request.weight)
+        else:
+            del self._live[request.fair_key]
+
+    @property
+    def is_contended(self) -> bool:
+        return len(self._live) > 1
 
     def head(self) -> Request | None:
-        oldest = self._by_age.peek()
-        if oldest is None:
+        top = self._top_class()
+        if top is None:
             return None
-        accounts = self._class_of(oldest).within(self._quantum)
+        accounts = top.waiting.first(_MAX_TENANTS_COMPARED, self._quantum)
         if self._quantum == 0:
             return accounts[0].waiting.peek()
         candidates = [request for account in accounts for request in account.candidates()]
@@ -196,29 +299,69 @@ class FairSharePolicy:
             return candidates[0]
         return max(candidates, key=self._prefix_match)  # The first of equals.
 
-    def ranked(self, running: Iterable[Request]) -> list[Request]:
-        """Ordered by class, then by the tenant's counter, then by work done: the tenant furthest
-        above its share gives way first, with the request that loses least.
+    def _top_class(self) -> PriorityClass | None:
+        """The most important class in which anybody waits, with those who have aged into it."""
+        first, oldest = self._by_class.peek(), self._by_age.peek()
+        if first is None or oldest is None:
+            return None
+        if oldest.priority > first.priority:
+            self.dequeue(oldest)
+            oldest.priority = first.priority
+            self.enqueue(oldest)
+        return self._class_of(first)
 
-        A class ranks by its oldest request, so that one that always gives way ages, too.
-        """
+    def claims(self, running: Iterable[Request]) -> Iterator[Claim]:
+        top = self._top_class()
+        first = self._by_class.peek()
+        if top is None or first is None:
+            return iter(())
+        running = list(running)
+        is_mixed = any(request.priority > first.priority for request in running)
+        if not is_mixed and not self.is_contended:
+            return iter(())
+        holdings = self._holdings(running)
+        claims = []
+        for account in top.waiting.first(_MAX_CLAIMANTS):
+            request = account.candidates()[0]
+            num_blocks = self._num_groups * -(-request.num_tokens // self._block_size)
+            lower = outranked(request, running, self._aging_s) if is_mixed else []
+            at_once = holdings.is_below_share(request, num_blocks)
+            if lower or at_once:
+                others = holdings.displaceable(request) if at_once else ()
+                victims = chain(lower, (victim for victim in others if victim not in lower))
+                key = (holdings.of(request), account.counter, request.arrival)
+                claims.append((key, Claim(request, victims, at_once)))
+        claims.sort(key=itemgetter(0))
+        return (claim for _, claim in claims)
+
+    def ranked(self, running: Iterable[Request]) -> list[Request]:
+        """Ordered by class, then by what the tenant holds, then by work done: the tenant that holds
+        most gives way first, with the request that loses least."""
         requests = list(running)
-        class_keys: dict[int, float] = {}
-        for request in requests:
-            key = aged_priority(request, self._aging_s)
-            class_keys[request.priority] = min(key, class_keys.get(request.priority, key))
+        holdings = self._holdings(requests).all()
         return sorted(
             requests,
             key=lambda r: (
-                class_keys[r.priority],
+                r.priority,
+                holdings[r.priority, r.fair_key],
                 self._account(r).counter,
                 -r.num_computed_tokens,
                 r.arrival,
             ),
         )
 
-    def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
-        return outranked(request, running, self._aging_s)
+    def by_service(self, running: Iterable[Request]) -> list[Request]:
+        return sorted(running, key=lambda r: (r.priority, self._account(r).counter, r.arrival))
+
+    def _holdings(self, running: list[Request]) -> Holdings:
+        return Holdings(
+            running,
+            lambda request: self._account(request).counter,
+            num_rows=self._num_rows,
+            num_blocks=self._num_blocks,
+            quantum=self._quantum,
+            share=1 / (sum(weight for _, weight in self._live.values()) or 1.0),
+        )
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
         cost = self._input_cost * num_computed + self._cached_cost * num_cached
@@ -232,7 +375,7 @@ class FairSharePolicy:
         account.counter += self._output_cost * num_tokens / request.weight
 
     def spread(self) -> float:
-        return max((c.spread() for c in self._classes.values()), default=0.0)
+        return max((c.waiting.spread() for c in self._classes.values()), default=0.0)
 
     def _account(self, request: Request) -> Account:
         try:  # This is asked for every token; only accounts without debt are ever forgotten.
@@ -244,7 +387,7 @@ class FairSharePolicy:
         found = self._classes.get(request.priority)
         if found is None:
             if len(self._classes) > _MAX_IDLE_CLASSES:
-                # Priorities are any number a client likes: do not keep one that nobody waits in.
-                self._classes = {p: c for p, c in self._classes.items() if c.least() is not None}
+                # Priorities are any number a client likes: do not keep one that nobody uses.
+                self._classes = {p: c for p, c in self._classes.items() if not c.is_idle}
             found = self._classes[request.priority] = PriorityClass()
         return found

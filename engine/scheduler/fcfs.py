@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from engine.scheduler.heap import RequestHeap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from engine.request import Request
+    from engine.scheduler.claim import Claim
 
 
 class FcfsPolicy:
@@ -27,14 +28,27 @@ class FcfsPolicy:
     def dequeue(self, request: Request) -> None:
         self._waiting.remove(request)
 
+    def admit(self, request: Request) -> None:
+        self._waiting.remove(request)
+
+    def leave(self, request: Request) -> None:
+        """Nothing to do: what runs does not change the order."""
+
+    @property
+    def is_contended(self) -> bool:
+        return False
+
     def head(self) -> Request | None:
         return self._waiting.peek()
 
     def ranked(self, running: Iterable[Request]) -> list[Request]:
         return sorted(running, key=lambda request: request.arrival)
 
-    def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
-        return []
+    def by_service(self, running: Iterable[Request]) -> list[Request]:
+        return list(running)
+
+    def claims(self, running: Iterable[Request]) -> Iterator[Claim]:
+        return iter(())
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
         """Nothing to do: arrival alone decides."""

@@ -9,10 +9,11 @@ from engine.scheduler.fcfs import FcfsPolicy
 from engine.scheduler.priority import PriorityPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from engine.config import EngineConfig
     from engine.request import Request
+    from engine.scheduler.claim import Claim
 
 
 class SchedulingPolicy(Protocol):
@@ -25,7 +26,17 @@ class SchedulingPolicy(Protocol):
         """A request arrives, or comes back after a preemption and keeps its place."""
 
     def dequeue(self, request: Request) -> None:
-        """A waiting request is admitted or ends."""
+        """A waiting request ends, or is set aside."""
+
+    def admit(self, request: Request) -> None:
+        """A waiting request is admitted."""
+
+    def leave(self, request: Request) -> None:
+        """A running request ends or is set aside. One that is preempted was enqueued before."""
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether the order in which running requests share a step's tokens matters."""
 
     def head(self) -> Request | None:
         """The waiting request to admit next. It stays in the queue."""
@@ -36,9 +47,13 @@ class SchedulingPolicy(Protocol):
         Asked only when blocks are short; the argument is in the order of admission.
         """
 
-    def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
-        """The running requests that must make room for this waiting one, the first to go in
-        front."""
+    def by_service(self, running: Iterable[Request]) -> list[Request]:
+        """The running requests in the order in which they share the tokens of a step. Asked only
+        while ``is_contended``."""
+
+    def claims(self, running: Iterable[Request]) -> Iterator[Claim]:
+        """The waiting requests that need not wait until others are done, the first to be admitted
+        in front."""
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
         """Prompt tokens were scheduled for the first time, or found in the prefix cache."""
@@ -50,10 +65,16 @@ class SchedulingPolicy(Protocol):
         """The largest difference in charged service between two tenants that wait in one class."""
 
 
-def create_policy(config: EngineConfig, prefix_match: Callable[[Request], int]) -> SchedulingPolicy:
+def create_policy(
+    config: EngineConfig,
+    prefix_match: Callable[[Request], int],
+    num_blocks: int,
+    num_groups: int = 1,
+) -> SchedulingPolicy:
     """The policy that ``config.policy`` names.
 
     ``prefix_match`` says how many tokens of a waiting request are in the prefix cache now.
+    num_blocks: of the cache, for so many layer groups.
     """
     match config.policy:
         case "fcfs":
@@ -61,4 +82,4 @@ def create_policy(config: EngineConfig, prefix_match: Callable[[Request], int]) 
         case "priority":
             return PriorityPolicy(config.priority_aging_s)
         case "fair_share":
-            return FairSharePolicy(config, prefix_match)
+            return FairSharePolicy(config, prefix_match, num_blocks, num_groups)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.scheduler.aging import aged_priority, outranked
+from engine.scheduler.claim import Claim
 from engine.scheduler.heap import RequestHeap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from engine.request import Request
 
@@ -33,14 +34,29 @@ class PriorityPolicy:
     def dequeue(self, request: Request) -> None:
         self._waiting.remove(request)
 
+    def admit(self, request: Request) -> None:
+        self._waiting.remove(request)
+
+    def leave(self, request: Request) -> None:
+        """Nothing to do: what runs does not change the order."""
+
+    @property
+    def is_contended(self) -> bool:
+        return False
+
     def head(self) -> Request | None:
         return self._waiting.peek()
 
     def ranked(self, running: Iterable[Request]) -> list[Request]:
         return sorted(running, key=lambda r: (aged_priority(r, self._aging_s), r.arrival))
 
-    def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
-        return outranked(request, running, self._aging_s)
+    def by_service(self, running: Iterable[Request]) -> list[Request]:
+        return list(running)
+
+    def claims(self, running: Iterable[Request]) -> Iterator[Claim]:
+        head = self.head()
+        if head is not None and (victims := outranked(head, running, self._aging_s)):
+            yield Claim(head, victims, at_once=False)
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
         """Nothing to do: only priority and arrival decide."""

@@ -57,13 +57,14 @@ class Room:
             return 0
         return self._num_lacking + self._num_free - self._cache.num_free_blocks
 
-    def fit(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
-        """Measure a waiting request. budget: tokens that are left in the step."""
-        fit = self._measure(request, hit, budget)
+    def fit(self, request: Request, hit: PrefixHit, budget: int, *, at_once: bool = False) -> Fit:
+        """Measure a waiting request. budget: tokens that are left in the step. at_once: only what
+        is held now may keep it waiting, and not what the running requests may need later."""
+        fit = self._measure(request, hit, budget, at_once=at_once)
         if fit.num_lacking > 0 and hit.num_copied > 0:
             # To copy a partly filled block, its source must be held for a step. Try without that.
-            fit = self._measure(request, hit.without_copy(), budget)
-        if fit.num_lacking > 0:
+            fit = self._measure(request, hit.without_copy(), budget, at_once=at_once)
+        if fit.num_lacking > 0 and not at_once:
             self._refused, self._num_lacking = request, fit.num_lacking
             self._num_free = self._cache.num_free_blocks
             self._num_left_behind = self._cache.num_left_behind
@@ -83,13 +84,13 @@ class Room:
         if self._forecast is not None:
             self._forecast.observe(request.num_generated_tokens)
 
-    def _measure(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
+    def _measure(self, request: Request, hit: PrefixHit, budget: int, *, at_once: bool) -> Fit:
         num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
         # Reserve the whole prompt at once: otherwise several long prompts would be admitted for
         # their first chunks, and then preempt each other.
         num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens
         num_lacking = self._cache.num_blocks_lacking(hit, num_slots)
-        if self._running:
+        if self._running and not at_once:
             num_lacking += self._num_watermark_blocks
             if num_lacking <= 0:
                 num_lacking += self._peak_blocks(request, hit, num_slots, -num_lacking)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from engine.cache.manager import CacheManager
     from engine.config import EngineConfig
     from engine.messages import FinishReason
+    from engine.scheduler.claim import Claim
     from engine.scheduler.policy import SchedulingPolicy
     from engine.scheduler.room import Fit
 
@@ -85,13 +86,9 @@ class Scheduler:
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
         self._room = Room(config, cache)
-        self._next_in_line: Request | None = None
-        """The waiting request that would have been admitted next in the last step, but did not
-        fit."""
-        self._num_blocks_lacking = 0
-        """How many free blocks ``_next_in_line`` lacked; 0 if it lacked a row."""
-        self._displaced: list[Request] = []
-        """The requests that were preempted for the last waiting request that outranked them."""
+        self._is_short = False
+        """Whether the last step left a request waiting, or a prompt without the tokens it could
+        have used."""
         self._draining: dict[int, Request] = {}
         """Requests that left the batch while a step in flight still has a chunk of them, by
         arrival number."""
@@ -115,6 +112,7 @@ class Scheduler:
         flight still needs it, by the ``update`` for that step."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
+            self.policy.leave(request)
         elif request.state in QUEUED:
             self._leave_queue(request)
         if not request.was_admitted:
@@ -126,6 +124,7 @@ class Scheduler:
         if request.state is RequestState.RUNNING and request.num_generated_tokens > 0:
             self._leave_batch(request)
             self._forget_progress(request)
+            self.policy.leave(request)
         elif request.state in (RequestState.PREEMPTED, RequestState.SWAPPED):
             self._leave_queue(request)
         else:
@@ -136,7 +135,8 @@ class Scheduler:
     def unpark(self, request: Request) -> None:
         """Queue a parked request again. Its arrival decides its place, as after a preemption."""
         request.enter(RequestState.PREEMPTED)
-        self.waiting.add(request)
+        request.is_new = True  # As far as its tenant earned no credit meanwhile.
+        self.add(request)
 
     def resume(self, request: Request) -> None:
         """Continue a request that was granted more tokens, if it waited for them."""
@@ -158,6 +158,7 @@ class Scheduler:
         self.tenants.of(cause.fair_key).preemptions_caused += 1
         self.tenants.of(request.fair_key).preemptions_suffered += 1
         self.waiting.add(request)
+        self.policy.leave(request)
 
     def _is_worth_swapping(self, request: Request) -> bool:
         num_tokens, table = request.num_settled_tokens, request.block_table
@@ -198,10 +199,15 @@ class Scheduler:
         """The next step, or None when there is nothing to compute."""
         step = Step(StepPlan(step_id=self.stats.num_steps), planned_s=self._clock())
         num_before = self.stats.scheduled_tokens
-        self._make_way(step)
-        budget, enough = self._schedule_running(step)
+        order = list(self.running.values())
+        budget = self._step_budget.num_tokens(order, self.queue.num_tokens)
+        if len(self.policy) and (self._is_short or not self._free_rows):
+            budget = self._admit_claimants(step, order, budget)
+            order = list(self.running.values())[: len(self.running) - len(step.requests)]
+        budget, enough = self._schedule_running(step, order, budget)
         if enough:
             self._admit_waiting(step, budget)
+        self._is_short |= len(self.policy) > 0
         if not step.plan.chunks and not step.swapped:
             return None
         step.num_tokens = self.stats.scheduled_tokens - num_before
@@ -210,39 +216,82 @@ class Scheduler:
         self._in_flight.append(step)
         return step
 
-    def _make_way(self, step: Step) -> None:
-        """Preempt running requests for the one that was next in line in the last step, if it
-        outranks them and they free what it lacked."""
-        request, self._next_in_line = self._next_in_line, None
-        if request is None or request.state not in QUEUED:
-            return
-        num_blocks = self._num_blocks_lacking
-        victims = []
-        for victim in self.policy.displaceable(request, self.running.values()):
-            victims.append(victim)
-            num_blocks -= self.cache.num_sole_blocks(victim.block_table)
-            if num_blocks <= 0:
-                for displaced in victims:
-                    self._preempt(step, displaced, cause=request)
-                self._displaced = victims
-                return
+    def _admit_claimants(self, step: Step, before: list[Request], budget: int) -> int:
+        """Admit the waiting requests that need not wait for the running ones; those give way where
+        room is short. Returns the tokens left of the budget.
 
-    def _note_next_in_line(self, request: Request, num_blocks_lacking: int) -> None:
-        """Remember for ``_make_way`` that this request would be admitted next, but lacks so many
-        blocks (0: a row)."""
-        if any(victim.arrival in self._draining for victim in self._displaced):
-            return  # Requests were preempted for it already, and are about to be released.
-        self._next_in_line = request
-        self._num_blocks_lacking = num_blocks_lacking
+        before: the requests that ran in the last step."""
+        # However long a prompt is, it leaves one token of the budget for each running request.
+        while (limit := budget - len(self.running) + len(step.requests)) > 0:
+            for claim in self.policy.claims(list(self.running.values())):
+                request = claim.request
+                if request.num_in_flight > 0 or request in before:
+                    continue  # It was preempted just now.
+                if request.awaits_grant:
+                    self.waiting.set_aside(request)
+                    break
+                if self.waiting.adapter_slots.must_wait(request, self.running.values()):
+                    continue
+                hit = self.cache.lookup(request.block_table, request.token_ids)
+                if self.waiting.hold_as_follower(request, hit):
+                    break
+                fit = self._claim_room(step, claim, limit)
+                if fit is None:
+                    continue
+                self.waiting.admit(request)
+                self._enter_batch(step, request, fit)
+                self._add_chunk(step, request, fit.num_tokens)
+                budget -= fit.num_tokens
+                break
+            else:
+                break
+        return budget
 
-    def _schedule_running(self, step: Step) -> tuple[int, bool]:
-        """Schedule a chunk of each running request; returns the tokens left of the budget, and
+    def _claim_room(self, step: Step, claim: Claim, budget: int) -> Fit | None:
+        """Preempt as many of its victims as a claim needs; none if all are too few.
+
+        None if it is not to be admitted in this step: there are too few, or what they free comes
+        with the end of the step in flight."""
+        fit = self._fit_claim(claim, budget)
+        num_blocks, has_row = fit.num_lacking, len(self.running) < self._max_num_running
+        if num_blocks > 0 or not has_row:
+            num_blocks -= self._num_blocks_coming
+            taken: list[Request] = []
+            for victim in claim.victims:
+                if num_blocks <= 0 and has_row:
+                    break
+                if victim.state is not RequestState.RUNNING or victim in step.requests:
+                    continue  # It gave way to another, or was admitted just now.
+                taken.append(victim)
+                num_blocks -= self.cache.num_sole_blocks(victim.block_table)
+                has_row = True
+            if num_blocks > 0 or not has_row:
+                return None
+            for victim in taken:
+                self._preempt(step, victim, cause=claim.request)
+            fit = self._fit_claim(claim, budget)
+        return fit if fit.num_lacking <= 0 and self._free_rows else None
+
+    def _fit_claim(self, claim: Claim, budget: int) -> Fit:
+        request = claim.request
+        hit = self.cache.lookup(request.block_table, request.token_ids)
+        self._room.begin_step(self.running.values())
+        return self._room.fit(request, hit, budget, at_once=claim.at_once)
+
+    @property
+    def _num_blocks_coming(self) -> int:
+        """Blocks that will be free once the step in flight is over."""
+        return sum(self.cache.num_sole_blocks(r.block_table) for r in self._draining.values())
+
+    def _schedule_running(self, step: Step, order: list[Request], budget: int) -> tuple[int, bool]:
+        """Schedule a chunk of each request in ``order``; returns the tokens left of the budget, and
         whether there were enough blocks for all."""
         num_preemptions, num_missing = self.stats.num_preemptions, 0
-        order = list(self.running.values())
-        budget = self._step_budget.num_tokens(order, self.queue.num_tokens)
         if self._may_run_short(order):
             order = self.policy.ranked(order)
+        elif self._is_short and self.policy.is_contended:
+            order = self.policy.by_service(order)
+        self._is_short = False
         index, block_size = 0, self.cache.block_size
         num_lookahead = self._lookahead.num_tokens
         while index < len(order):
@@ -256,6 +305,7 @@ class Scheduler:
             num_tokens = num_planned - request.num_computed_tokens
             if num_tokens > limit:
                 num_tokens = limit
+                self._is_short = True
             drafts: tuple[int, ...] = ()
             if request.draft_token_ids:
                 drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
@@ -300,10 +350,7 @@ class Scheduler:
         step in flight is over, or ``request`` itself was the last one to preempt.
         """
         while num_blocks > self.cache.num_free_blocks:
-            num_coming = sum(
-                self.cache.num_sole_blocks(other.block_table) for other in self._draining.values()
-            )
-            if num_blocks <= self.cache.num_free_blocks + num_coming:
+            if num_blocks <= self.cache.num_free_blocks + self._num_blocks_coming:
                 return False
             victim = order.pop()
             self._preempt(step, victim, cause=request)
@@ -323,14 +370,12 @@ class Scheduler:
             if request is None or request.num_in_flight > 0:
                 return  # It was preempted just now, and its last token is not known yet.
             if not self._free_rows or len(self.running) >= self._max_num_running:
-                self._note_next_in_line(request, 0)
                 return
             if self.waiting.adapter_slots.must_wait(request, self.running.values()):
                 if not self.waiting.hold_for_adapter_slot(request):
                     return
                 continue
-            if (num_lacking := self._room.still_lacking(request)) > 0:
-                self._note_next_in_line(request, num_lacking)
+            if self._room.still_lacking(request) > 0:
                 return
             hit = self.cache.lookup(request.block_table, request.token_ids)
             if self.waiting.hold_as_follower(request, hit):
@@ -339,11 +384,11 @@ class Scheduler:
                 continue
             fit = self._room.fit(request, hit, budget)
             if fit.num_lacking > 0:
-                self._note_next_in_line(request, fit.num_lacking)
                 return
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
             if max_num_partial is not None and num_partial > max_num_partial:
                 return
+            self._room.admit()
             self.waiting.admit(request)
             self._enter_batch(step, request, fit)
             self._add_chunk(step, request, fit.num_tokens)
@@ -356,7 +401,6 @@ class Scheduler:
         request.num_computed_tokens = fit.hit.num_tokens
         if not request.was_admitted:
             self._account_arrival(request, fit.hit.num_tokens)
-        self._room.admit()
         self.running[request.request_id] = request
         table, hit = request.block_table, fit.hit
         self.cache.admit(table, hit, fit.num_slots)

@@ -51,9 +51,9 @@ class WaitingQueue:
         else:
             self._policy.dequeue(request)
 
-    def admit(self, head: Request) -> None:
-        """Take the head out: it is admitted."""
-        self._policy.dequeue(head)
+    def admit(self, request: Request) -> None:
+        """Take a request out of the policy's order: it is admitted."""
+        self._policy.admit(request)
 
     def head(self) -> Request | None:
         """The request to admit next. Those before it that lack a grant are set aside."""
@@ -61,8 +61,12 @@ class WaitingQueue:
             request = self._policy.head()
             if request is None or request.num_in_flight > 0 or not request.awaits_grant:
                 return request
-            self._policy.dequeue(request)
-            self._without_grant[request] = None
+            self.set_aside(request)
+
+    def set_aside(self, request: Request) -> None:
+        """Take a request out of the policy's order until it is granted more tokens."""
+        self._policy.dequeue(request)
+        self._without_grant[request] = None
 
     def grant(self, request: Request) -> None:
         """The request was granted more tokens, wherever it is."""

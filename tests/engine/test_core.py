@@ -247,7 +247,7 @@ def test_stats_count_what_happened() -> None:
 def test_each_gauge_and_counter_moves() -> None:
     """With two tenants, too few blocks and rows, drafts, an adapter, and a reader that stalls."""
     harness = Harness(
-        policy="fair_share", num_blocks=14, num_swap_blocks=8, max_num_seqs=3, draft_hits=0.8
+        policy="fair_share", num_blocks=14, num_swap_blocks=16, max_num_seqs=3, draft_hits=0.8
     )
     harness.adapters.num_swaps = 1
     for number in range(4):

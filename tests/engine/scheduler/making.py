@@ -43,6 +43,25 @@ def make_request(
     return request
 
 
+def held(arrival: int, fair_key: str, num_blocks: int, **options: Any) -> Request:
+    """A running request that has so many blocks, of which each is computed."""
+    return make_request(
+        arrival,
+        fair_key=fair_key,
+        running=True,
+        num_blocks=num_blocks,
+        num_computed_tokens=16 * num_blocks,
+        **options,
+    )
+
+
+def claims(policy: Any, running: list[Request]) -> list[tuple[str, list[str]]]:
+    """What claims there are, and who gives way if all of them are needed."""
+    return [
+        (claim.request.request_id, names(list(claim.victims))) for claim in policy.claims(running)
+    ]
+
+
 def names(requests: list[Request]) -> list[str]:
     return [request.request_id for request in requests]
 

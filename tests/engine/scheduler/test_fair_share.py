@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import RequestState
 from engine.scheduler.fair_share import Account, FairSharePolicy
 from tests.engine.scheduler.harness import Harness, config
-from tests.engine.scheduler.making import drain, make_request, names
+from tests.engine.scheduler.making import claims, drain, held, make_request, names
 
 if TYPE_CHECKING:
     from engine.request import Request
@@ -29,7 +28,7 @@ class Matches:
 
 def make_policy(matches: Matches | None = None, **options: Any) -> FairSharePolicy:
     options.setdefault("fair_share_quantum", 0.0)
-    return FairSharePolicy(config(policy="fair_share", **options), matches or Matches())
+    return FairSharePolicy(config(policy="fair_share", **options), matches or Matches(), 64)
 
 
 def counter(policy: FairSharePolicy, tenant: str, priority: int = 0) -> float:
@@ -60,11 +59,30 @@ class TestOrder:
         policy.charge_output(high, 1000)
         assert drain(policy) == ["r1", "r0"]
 
-    def test_a_class_ages_by_its_oldest_request(self) -> None:
+    def test_who_waited_long_competes_in_the_class_above(self) -> None:
         policy = make_policy(priority_aging_s=10.0)
-        policy.enqueue(make_request(0, fair_key="a", priority=1, arrival_s=0.0))
+        old = make_request(0, fair_key="a", priority=1, arrival_s=0.0)
+        policy.enqueue(old)
         policy.enqueue(make_request(1, fair_key="b", priority=0, arrival_s=11.0))
-        assert drain(policy) == ["r0", "r1"]
+        policy.enqueue(make_request(2, fair_key="b", priority=0, arrival_s=12.0))
+        assert policy.head() is not None
+        assert old.priority == 0
+        policy.charge_output(make_request(3, fair_key="b"), 1)
+        assert drain(policy) == ["r0", "r1", "r2"]
+
+    def test_no_age_is_a_way_past_other_tenants(self) -> None:
+        """Whoever asks for a later class and waits is served by its tenant's account all the
+        same."""
+        policy = make_policy(priority_aging_s=10.0)
+        runs = make_request(0, fair_key="flood", priority=0, arrival_s=0.0)
+        policy.enqueue(runs)
+        policy.admit(runs)
+        for arrival in range(1, 5):
+            policy.enqueue(make_request(arrival, fair_key="flood", priority=1, arrival_s=-100.0))
+        policy.enqueue(make_request(9, fair_key="new", arrival_s=100.0))
+        assert policy.head() is not None
+        policy.charge_output(runs, 1)
+        assert drain(policy)[0] == "r9"
 
 
 @given(st.permutations(range(40)), st.lists(st.integers(0, 39), max_size=60))
@@ -234,27 +252,39 @@ class TestLift:
         one, two = make_request(0, fair_key="a"), make_request(1, fair_key="b")
         policy.enqueue(one)
         policy.enqueue(two)
-        policy.dequeue(one)
+        policy.admit(one)
         policy.charge_output(two, 500)
-        one.enter(RequestState.RUNNING)
-        one.enter(RequestState.PREEMPTED)
         one.is_new = False
         policy.enqueue(one)
+        policy.leave(one)
         assert counter(policy, "a") == 0
         assert policy.spread() == 1000
 
-    def test_coming_back_from_a_park_is_not_joining(self) -> None:
+    def test_coming_back_from_a_park_is_joining(self) -> None:
+        """Who stops reading has saved nothing up when it reads again."""
         harness = Harness(policy="fair_share", max_num_seqs=1)
         harness.add("a", 3, max_tokens=30, ignore_eos=True, fair_key="a")
         harness.step()
         harness.core.park(["a"])
-        before = counter(harness.scheduler.policy, "a")
         for name in ("runs", "waits"):
             harness.add(name, 9, max_tokens=30, ignore_eos=True, fair_key="b")
         harness.step(9)
         harness.core.unpark(["a"])
-        assert counter(harness.scheduler.policy, "a") == before
-        assert counter(harness.scheduler.policy, "b") > before + 9
+        policy = harness.scheduler.policy
+        assert counter(policy, "a") == counter(policy, "b") > 9
+
+    def test_who_joins_is_not_above_those_who_run(self) -> None:
+        """Not even if a tenant that received more was the last to leave."""
+        policy = make_policy()
+        runs, gone = make_request(0, fair_key="runs"), make_request(1, fair_key="gone")
+        for request in (runs, gone):
+            policy.enqueue(request)
+            policy.admit(request)
+        policy.charge_output(runs, 100)
+        policy.charge_output(gone, 500)
+        policy.leave(gone)
+        policy.enqueue(make_request(2, fair_key="new"))
+        assert counter(policy, "new") == counter(policy, "runs") == 200
 
 
 class TestVictims:
@@ -268,25 +298,24 @@ class TestVictims:
         assert names(policy.ranked(running)) == ["r3", "r0", "r1", "r2"]
 
     def test_a_lower_class_gives_way_before_a_poorer_tenant(self) -> None:
-        policy = make_policy(priority_aging_s=10.0)
-        high = make_request(0, fair_key="a", running=True, priority=0, arrival_s=0.0)
-        low = make_request(1, fair_key="b", running=True, priority=1, arrival_s=0.0)
+        policy = make_policy()
+        high = held(0, "a", 8, priority=0)
+        low = held(1, "b", 1, priority=1)
         policy.charge_output(high, 100)
         assert names(policy.ranked([low, high])) == ["r0", "r1"]
-        assert policy.displaceable(make_request(2, priority=0), [low, high]) == [low]
+        assert claims(policy, [low, high]) == []
+        policy.enqueue(make_request(2, fair_key="c", priority=0))
+        assert claims(policy, [low, high])[0] == ("r2", ["r1"])
 
-    def test_a_class_that_always_gives_way_ages(self) -> None:
-        policy = make_policy(priority_aging_s=10.0)
-        high = make_request(0, running=True, priority=0, arrival_s=25.0)
-        low = make_request(1, running=True, priority=1, arrival_s=0.0)
-        assert names(policy.ranked([high, low])) == ["r1", "r0"]
-
-    def test_the_oldest_of_a_class_speaks_for_all_of_it(self) -> None:
-        policy = make_policy(priority_aging_s=10.0)
-        high = make_request(0, running=True, priority=0, arrival_s=25.0)
-        old = make_request(1, running=True, priority=1, arrival_s=0.0)
-        young = make_request(2, running=True, priority=1, arrival_s=30.0)
-        assert names(policy.ranked([high, young, old])) == ["r1", "r2", "r0"]
+    def test_who_holds_most_gives_way_first(self) -> None:
+        """Even if a newcomer was charged for its prompt just now."""
+        policy = make_policy()
+        running = [
+            make_request(i, fair_key=key, running=True, num_computed_tokens=9, num_blocks=blocks)
+            for i, (key, blocks) in enumerate([("a", 20), ("b", 2), ("a", 9)])
+        ]
+        policy.charge_prompt(running[1], 500, 0)
+        assert names(policy.ranked(running)) == ["r1", "r0", "r2"]
 
     def test_of_equals_the_last_to_arrive_gives_way_first(self) -> None:
         running = [make_request(i, fair_key="a", running=True) for i in (2, 0, 1)]

@@ -190,3 +190,40 @@ class TestLocality:
         assert isinstance(policy, FairSharePolicy)
         counters = [account.counter for account in policy._classes[0].accounts.values()]
         assert max(counters) - min(counters) <= 2 * (U + 2048)
+
+
+class TestFullCache:
+    """One tenant fills rows and blocks with long streams; another sends short requests."""
+
+    @staticmethod
+    def ttfts(num_floods: int, *, num_streams: int, **options: Any) -> list[float]:
+        flood = [
+            Arrival(0.0, f"flood {i}", max_tokens=600)
+            for i in range(num_floods)
+            for _ in range(num_streams)
+        ]
+        probes = [Arrival(1 + i, "probe", max_tokens=8) for i in range(20)]
+        options.setdefault("max_num_seqs", 64)
+        options.setdefault("policy", "fair_share")
+        return Simulation(flood + probes, num_blocks=256, **options).run(25).ttfts("probe")
+
+    @pytest.mark.parametrize("num_rows", [8, 64], ids=["rows", "blocks"])
+    @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+    def test_a_newcomer_is_admitted_at_once(self, num_rows: int, overlap: bool) -> None:
+        options: dict[str, Any] = {"max_num_seqs": num_rows, "async_scheduling": overlap}
+        calm = self.ttfts(1, num_streams=1, **options)
+        flooded = self.ttfts(1, num_streams=150, **options)
+        assert len(flooded) == len(calm) == 20
+        assert flooded[-1] <= 4 * calm[-1]
+
+    def test_long_prompts_do_not_take_the_steps(self) -> None:
+        flood = [
+            Arrival(i / 100, "flood", num_prompt_tokens=900, max_tokens=4) for i in range(2000)
+        ]
+        probes = [Arrival(1 + i, "probe", max_tokens=8) for i in range(15)]
+        ttfts = Simulation(flood + probes, num_blocks=256, policy="fair_share").run(20)
+        assert len(ttfts.ttfts("probe")) == 15
+        assert ttfts.ttfts("probe")[-1] < 0.5
+
+    def test_under_fcfs_it_waits_for_the_flood(self) -> None:
+        assert len(self.ttfts(1, num_streams=150, policy="fcfs")) == 0

@@ -27,7 +27,8 @@ def test_the_last_comer_gives_way_and_nobody_is_displaced() -> None:
     policy = FcfsPolicy()
     running = [make_request(i, running=True, priority=9) for i in (4, 1, 3)]
     assert names(policy.ranked(running)) == ["r1", "r3", "r4"]
-    assert policy.displaceable(make_request(0, priority=-9), running) == []
+    policy.enqueue(make_request(0, priority=-9))
+    assert list(policy.claims(running)) == []
 
 
 def test_nothing_is_charged() -> None:

@@ -39,7 +39,7 @@ class TestDisplacement:
         harness.add("mid", 3, max_tokens=30, priority=1, ignore_eos=True)
         harness.step(3)
         harness.add("high", 3, max_tokens=4, priority=0, ignore_eos=True)
-        harness.step(4)
+        harness.step(3)
         assert set(harness.scheduler.running) == {"mid", "high"}
         assert harness.core.stats().num_preemptions == 1
         harness.run()

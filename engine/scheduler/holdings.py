@@ -1,0 +1,112 @@
+"""Who gives way to whom when rows or blocks are short.
+
+A tenant's *holding* is the share of the rows or of the blocks that its running requests have,
+whichever is larger, divided by its weight. Its fair share is one part of the weights of all tenants
+that wait or run. A waiting request is admitted at once if
+
+* its tenant holds at most an eighth of its share, and with it no more than its share, and
+* a tenant that holds more was not served less (its counter is at most a quantum below).
+
+For it, running requests of such tenants give way that hold their share or more. The eighth and the
+quantum keep tenants from taking turns: between those that hold about as much, the order of
+admission decides, and room comes with the ends of requests. And a request that gave way does so
+again only after it got further than it was, so each turn is progress.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from engine.request import Request
+
+_HOLDS_LITTLE = 0.125
+
+
+class Holdings:
+    """What each tenant holds at one moment, from the requests that run."""
+
+    def __init__(
+        self,
+        running: Sequence[Request],
+        counter: Callable[[Request], float],
+        *,
+        num_rows: int,
+        num_blocks: int,
+        quantum: float,
+        share: float,
+    ) -> None:
+        """counter: service that the request's tenant received in its class. share: the fair one,
+        divided by weight."""
+        self._running = running
+        self._counter = counter
+        self._num_rows = num_rows
+        self._num_blocks = num_blocks
+        self._quantum = quantum
+        self._share = share
+        self._held: dict[str, tuple[int, int]] = {}
+        """Blocks and rows of each tenant. A block that several requests share counts for each."""
+        self._tenants: dict[tuple[int, str], Request] = {}
+        """One of the requests of each tenant in each class."""
+        for request in running:
+            fair_key = request.fair_key
+            num_held, count = self._held.get(fair_key, (0, 0))
+            self._held[fair_key] = (num_held + request.block_table.num_held, count + 1)
+            self._tenants[request.priority, fair_key] = request
+
+    def of(self, request: Request, *, more_blocks: int = 0, more_rows: int = 0) -> float:
+        """The holding of the request's tenant, if it had so much more."""
+        num_blocks, num_rows = self._held.get(request.fair_key, (0, 0))
+        by_blocks = min(1.0, (num_blocks + more_blocks) / self._num_blocks)
+        return max(by_blocks, (num_rows + more_rows) / self._num_rows) / request.weight
+
+    def all(self) -> dict[tuple[int, str], float]:
+        """Of all tenants, by class and fair key."""
+        return {key: self.of(request) for key, request in self._tenants.items()}
+
+    def is_below_share(self, request: Request, num_blocks: int) -> bool:
+        """Whether a waiting request that takes so many blocks is to be admitted at once."""
+        if self.of(request) > _HOLDS_LITTLE * self._share:
+            return False
+        holding = self.of(request, more_blocks=num_blocks, more_rows=1)
+        return holding <= self._share and any(
+            self._gives_way(other, request, holding) for other in self._tenants.values()
+        )
+
+    def displaceable(self, request: Request) -> Iterator[Request]:
+        """The running requests that give way to a waiting one, as far as it needs them: always one
+        of the tenant that then holds most, and of its requests the one that loses least."""
+        by_tenant: dict[str, list[Request]] = {}
+        for other in self._running:
+            if other.num_settled_tokens <= other.num_once_computed:
+                continue
+            if other.fair_key != request.fair_key and other.priority >= request.priority:
+                by_tenant.setdefault(other.fair_key, []).append(other)
+        for requests in by_tenant.values():
+            requests.sort(key=lambda r: (-r.num_computed_tokens, r.arrival))
+        held, self._held = self._held, dict(self._held)
+        while by_tenant:
+            requests = max(by_tenant.values(), key=lambda rs: self.of(rs[-1]))
+            victim = requests.pop()
+            if self._gives_way(victim, request, self._share):
+                yield victim
+                num_blocks, num_rows = self._held[victim.fair_key]
+                num_blocks -= victim.block_table.num_held
+                self._held[victim.fair_key] = (num_blocks, num_rows - 1)
+            else:
+                requests.clear()  # Its others give way no more than this one.
+            if not requests:
+                del by_tenant[victim.fair_key]
+        self._held = held
+
+    def _gives_way(self, other: Request, request: Request, holding: float) -> bool:
+        """Whether the tenant of a running request holds so much, and gives way to a waiting one."""
+        if other.fair_key == request.fair_key or self.of(other) < holding:
+            return False
+        if other.priority != request.priority:  # Counters of different classes do not compare.
+            return other.priority > request.priority
+        if other.awaits_grant:  # It is not served meanwhile, so its counter does not grow.
+            return True
+        return self._counter(request) <= self._counter(other) + self._quantum

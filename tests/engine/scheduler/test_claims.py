@@ -1,0 +1,114 @@
+"""Who need not wait until others are done, and who gives way to whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.engine.scheduler.making import claims, held, make_request
+from tests.engine.scheduler.test_fair_share import make_policy
+
+if TYPE_CHECKING:
+    from engine.request import Request
+    from engine.scheduler.fair_share import FairSharePolicy
+
+
+def contended(*running: Request, **options: Any) -> FairSharePolicy:
+    """These run, and their tenants have more requests that wait."""
+    policy = make_policy(**options)
+    for request in running:
+        policy.enqueue(request)
+        policy.admit(request)
+    return policy
+
+
+class TestClaims:
+    def test_who_holds_nothing_displaces_who_holds_much(self) -> None:
+        running = [held(0, "a", 40), held(1, "a", 10)]
+        policy = contended(*running)
+        policy.enqueue(make_request(2, fair_key="b"))
+        assert claims(policy, running) == [("r2", ["r1", "r0"])]
+
+    def test_nobody_displaces_requests_of_its_own(self) -> None:
+        running = [held(0, "a", 60)]
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="a"))
+        assert claims(policy, running) == []
+
+    def test_who_holds_most_gives_way_down_to_its_share(self) -> None:
+        running = [held(0, "a", 30), held(1, "b", 22), held(2, "a", 4), held(3, "a", 8)]
+        policy = contended(*running)
+        policy.enqueue(make_request(4, fair_key="c"))
+        assert claims(policy, running) == [("r4", ["r2", "r3", "r0", "r1"])]
+        running = [held(0, "a", 20), held(1, "b", 12), held(2, "a", 4), held(3, "a", 8)]
+        policy = contended(*running)
+        policy.enqueue(make_request(4, fair_key="c"))
+        assert claims(policy, running) == [("r4", ["r2", "r3"])]
+
+    def test_who_would_hold_more_than_its_share_waits(self) -> None:
+        running = [held(0, "a", 64)]
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="b", num_prompt_tokens=21 * 16))
+        policy.enqueue(make_request(2, fair_key="c", num_prompt_tokens=22 * 16))
+        assert claims(policy, running) == [("r1", ["r0"])]
+
+    def test_who_holds_an_eighth_of_its_share_waits_for_its_turn(self) -> None:
+        running = [held(0, "a", 40), held(1, "b", 4)]
+        policy = contended(*running)
+        policy.enqueue(make_request(2, fair_key="b"))
+        assert claims(policy, running) == [("r2", ["r0"])]
+        running[1].block_table.num_held = 5
+        assert claims(policy, running) == []
+
+    def test_weights_count(self) -> None:
+        running = [held(0, "a", 50, weight=4.0)]
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="b", num_prompt_tokens=12 * 16))
+        assert claims(policy, running) == [("r1", [])]
+        running[0].block_table.num_held = 52
+        assert claims(policy, running) == [("r1", ["r0"])]
+
+    def test_who_waits_for_a_grant_gives_way_whatever_it_was_served(self) -> None:
+        running = [held(0, "a", 60, num_granted_tokens=0)]
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="b"))
+        policy.charge_output(make_request(1, fair_key="b"), 50)
+        assert claims(policy, running) == [("r1", ["r0"])]
+
+    def test_rows_count_as_blocks_do(self) -> None:
+        running = [held(i, "a", 1) for i in range(4)]
+        policy = contended(*running, max_num_seqs=4)
+        policy.enqueue(make_request(9, fair_key="b"))
+        assert claims(policy, running)[0][0] == "r9"
+
+    def test_who_was_served_more_waits(self) -> None:
+        running = [held(0, "a", 60)]
+        policy = contended(*running, fair_share_quantum=100.0)
+        new = make_request(1, fair_key="b")
+        policy.enqueue(new)
+        policy.charge_output(new, 50)
+        assert claims(policy, running)
+        policy.charge_output(new, 1)
+        assert claims(policy, running) == []
+
+    def test_who_holds_least_goes_first(self) -> None:
+        running = [held(0, "a", 40), held(1, "b", 2)]
+        policy = contended(*running)
+        policy.enqueue(make_request(2, fair_key="b"))
+        policy.enqueue(make_request(3, fair_key="c"))
+        assert [name for name, _ in claims(policy, running)] == ["r3", "r2"]
+
+    def test_who_gave_way_does_so_again_only_after_it_got_further(self) -> None:
+        running = [held(0, "a", 40)]
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="b"))
+        running[0].num_once_computed = 40 * 16
+        assert claims(policy, running) == [("r1", [])]
+        running[0].num_once_computed -= 1
+        assert claims(policy, running) == [("r1", ["r0"])]
+
+    def test_a_huge_request_of_a_third_tenant_holds_nobody_up(self) -> None:
+        running = [held(0, "a", 60)]
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="b", num_prompt_tokens=60 * 16))
+        policy.enqueue(make_request(2, fair_key="c"))
+        assert [name for name, _ in claims(policy, running)] == ["r2"]
