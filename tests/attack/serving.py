@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import asyncpg
 import psutil
@@ -164,11 +165,12 @@ class Deployment(ServerProcess):
             await store.close()
 
     def member(self, name: str, limits: Limits = NO_LIMITS, *more: Scope) -> Member:
-        """A new tenant with a key. ``more``: scopes of the key beside the usual ones."""
+        """A new tenant with a key; its name gets an ending of its own, as a test may be run once
+        more. ``more``: scopes of the key beside the usual ones."""
 
         async def make() -> Member:
             async with self.store() as store:
-                tenant = await store.create_tenant(name)
+                tenant = await store.create_tenant(f"{name} {uuid4()}")
                 await store.put_limits(tenant.id, "tenant", tenant.id, limits)
                 scopes: list[Scope] = ["chat", "responses", "usage", *more]
                 _, key = await make_key(store, self._pepper, tenant.id, name=name, scopes=scopes)
