@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from tests.gateway.serving import served_double
 
 pytestmark = pytest.mark.asyncio
 
-LIMITS = dict.fromkeys(("header_timeout_s", "body_timeout_s", "ws_auth_timeout_s"), 0.5)
+LIMITS: dict[str, Any] = dict.fromkeys(
+    ("header_timeout_s", "body_timeout_s", "ws_auth_timeout_s"), 0.5
+)
 """So that what never ends is waited for a moment only."""
 NUM_ROUNDS = 3
 
