@@ -74,11 +74,12 @@ def text_of(frames: list[Frame]) -> str:
 
 @asynccontextmanager
 async def connected(
-    gateway: Gateway, *, ticket: str | None = None, **options: Any
+    gateway: Gateway, *, path: str = "/v1/chat", ticket: str | None = None, **options: Any
 ) -> AsyncIterator[WsClient]:
     """Before authentication, unless a ``ticket`` or the options have it."""
     query = "" if ticket is None else f"?ticket={ticket}"
-    async with connect(f"{gateway.ws_url}{query}", compression=None, **options) as socket:
+    url = gateway.ws_url.removesuffix("/v1/chat") + path
+    async with connect(f"{url}{query}", compression=None, **options) as socket:
         yield WsClient(socket)
 
 

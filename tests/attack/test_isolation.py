@@ -1,0 +1,178 @@
+"""Every route with every kind of key that may not use it, and the ids of another tenant.
+
+Routes and WebSockets are taken from the application itself: a new one is tried from its first day.
+Keys that may use a route, with another tenant's ids, are tried in
+``tests/gateway/test_isolation.py``; queries that ask for another tenant's rows, in
+``tests/tenants/test_isolation.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import get_args
+from uuid import UUID
+
+import pytest
+from starlette.routing import Route, WebSocketRoute
+from websockets.exceptions import InvalidStatus
+
+from gateway.admin.provisioning import make_key
+from gateway.routes.pages import public_paths
+from tenants.types import Scope
+from tests.gateway.conftest import model_dir
+from tests.gateway.owners import KINDS, PARAMETER, SECRET, Owner, Place, place
+from tests.gateway.raw_http import Answer
+from tests.gateway.serving import SECRETS, until
+from tests.gateway.ws_client import connected
+from tests.postgres import pg_dsn
+
+__all__ = ["model_dir", "pg_dsn", "place"]
+pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
+
+PUBLIC = {"/livez", "/readyz", "/openapi.json", "/asyncapi.json", *public_paths()}
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+def scopes_of(path: str) -> set[Scope]:
+    """Those of which a key needs one at a route."""
+    if path == "/admin/v1/usage":
+        return {"usage", "admin"}
+    if path.startswith("/admin/v1/") or path == "/metrics":
+        return {"admin"}
+    if path.startswith("/v1/responses"):
+        return {"responses", "chat"}
+    return {"chat"}
+
+
+def routes(place: Place) -> Iterator[tuple[str, str, str]]:
+    """(method, path template, path with the owner's ids) of all that need a key."""
+    for route in place.gateway.app.routes:
+        if isinstance(route, Route) and route.path not in PUBLIC:
+            path = filled(route.path, place.owner)
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                yield method, route.path, path
+
+
+def filled(template: str, owner: Owner) -> str:
+    """With an id of the right kind for each parameter."""
+    names = PARAMETER.findall(template)
+    assert KINDS.keys() >= set(names), f"{template} takes an id of a kind that is not furnished"
+    path = template
+    for name in names:
+        kind = KINDS[name]
+        value = "anything" if kind is None else owner.ids[kind][0]
+        path = PARAMETER.sub(value, path, count=1)
+    return path
+
+
+async def dead_keys(place: Place) -> dict[str, str | None]:
+    """All scopes, and yet none may come in."""
+    store, pepper = place.gateway.store, SECRETS.key_pepper
+    tenant_id = place.stranger.tenant.id
+
+    async def key(
+        tenant_id: UUID = tenant_id, expires_at: datetime | None = None
+    ) -> tuple[str, str]:
+        made, text = await make_key(
+            store, pepper, tenant_id, name="dead", scopes=list(SCOPES), expires_at=expires_at
+        )
+        return str(made.id), text
+
+    _, good = await key()
+    revoked_id, revoked = await key()
+    disabled = await store.create_tenant("disabled")
+    _, disabled_key = await key(disabled.id)
+    _, expired = await key(expires_at=datetime.now(UTC) + timedelta(seconds=1.5))
+    for method, path, body in (
+        ("DELETE", f"/admin/v1/tenants/{tenant_id}/keys/{revoked_id}", None),
+        ("PATCH", f"/admin/v1/tenants/{disabled.id}", {"disabled": True}),
+    ):
+        answer = await place.send(method, path, place.admin_key, body)
+        assert answer.status == 200, answer.body
+
+    async def is_dead(text: str) -> bool:
+        return (await place.send("GET", "/v1/models", text)).status == 401
+
+    for text in (revoked, disabled_key, expired):
+        await until(lambda text=text: is_dead(text))  # type: ignore[misc]
+    return {
+        "none": None,
+        "nonsense": "nonsense",
+        "of another secret": good[:-20] + ("a" * 20 if good[-20:] != "a" * 20 else "b" * 20),
+        "cut": good[:-1],
+        "revoked": revoked,
+        "expired": expired,
+        "of a disabled tenant": disabled_key,
+    }
+
+
+async def send(place: Place, method: str, path: str, key: str | None) -> Answer:
+    body = {} if method in ("POST", "PUT", "PATCH") else None
+    if key is None:
+        return await place.send(method, path, "x", body, authorization="")
+    return await place.send(method, path, key, body)
+
+
+async def test_a_dead_key_opens_no_route(place: Place) -> None:
+    keys = await dead_keys(place)
+    before = await place.snapshot()
+    num_tried = 0
+    for method, template, path in routes(place):
+        for kind, key in keys.items():
+            answer = await send(place, method, path, key)
+            assert answer.status == 401, (kind, method, template, answer.body)
+            assert SECRET.encode() not in answer.body
+            num_tried += 1
+    assert num_tried > 200
+    for route in place.gateway.app.routes:
+        if isinstance(route, WebSocketRoute) and not PARAMETER.search(route.path):
+            for kind, key in keys.items():
+                if key is not None:
+                    assert await refused(place, route.path, key) == 401, (kind, route.path)
+    assert await place.snapshot() == before
+
+
+async def refused(place: Place, path: str, key: str) -> int:
+    """The status of a handshake, or the code with which the socket is closed."""
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        async with connected(place.gateway, path=path, additional_headers=headers) as client:
+            return await client.closed()
+    except InvalidStatus as error:
+        return error.response.status_code
+
+
+async def test_a_key_opens_the_routes_of_its_scope_and_no_other(place: Place) -> None:
+    """A key of one scope; also one of a project of its own."""
+    store, tenant_id = place.gateway.store, place.stranger.tenant.id
+    project = await store.create_project(tenant_id, "side")
+    before = await place.snapshot()
+    num_refused = 0
+    for scope in SCOPES:
+        for project_id in (None, project.id):
+            _, key = await make_key(
+                store,
+                SECRETS.key_pepper,
+                tenant_id,
+                name=f"{scope} {project_id}",
+                scopes=[scope],
+                project_id=project_id,
+            )
+            for method, template, path in routes(place):
+                if scope in scopes_of(template):
+                    if scope == "admin":
+                        continue  # an administrator's, whosever the ids are
+                    answer = await send(place, method, path, key)
+                    assert answer.status not in (401, 403), (scope, method, template, answer.body)
+                    assert answer.status < 500, (scope, method, template, answer.body)
+                else:
+                    answer = await send(place, method, path, key)
+                    assert answer.status == 403, (scope, method, template, answer.body)
+                    num_refused += 1
+                assert SECRET.encode() not in answer.body
+            for path in ("/v1/chat", "/v1/responses"):
+                if scope not in scopes_of(path):
+                    assert await refused(place, path, key) == 4403, (scope, path)
+    assert num_refused > 150
+    assert await place.snapshot() == before

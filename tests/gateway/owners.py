@@ -1,0 +1,176 @@
+"""Two tenants of one gateway, of which one owns something of every kind that has an id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest_asyncio
+
+from engine.text.tokenizer import Tokenizer
+from gateway.config import TenantsConfig
+from tenants.keys import mint
+from tenants.limits import Limits
+from tenants.postgres import PostgresStore
+from tenants.types import Tenant
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import Answer, RawClient, exchange, post
+from tests.gateway.serving import (
+    MODEL,
+    SECRETS,
+    Gateway,
+    chat_body,
+    double_client,
+    encode,
+    make_config,
+    served,
+    until,
+)
+
+SECRET = "the heron lands at midnight"
+PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
+KINDS = {
+    "response_id": "response",
+    "stream_id": "stream",
+    "model": "adapter name",
+    "tenant_id": "tenant",
+    "project_id": "project",
+    "key_id": "key",
+    "adapter": "adapter name",
+    "path": None,  # what is no route at all
+}
+"""Parameters of paths, and what they name."""
+
+
+@dataclass
+class Owner:
+    """A tenant with something of every kind."""
+
+    tenant: Tenant
+    api_key: str
+    public_id: str
+    ids: dict[str, list[str]] = field(default_factory=dict)
+
+    def everything(self) -> list[str]:
+        return [one for kind, ids in sorted(self.ids.items()) for one in ids if kind != "tenant"]
+
+
+@dataclass
+class Place:
+    gateway: Gateway
+    double: EngineDouble
+    admin_key: str
+    owner: Owner
+    stranger: Owner
+
+    async def send(
+        self, method: str, path: str, key: str, body: Any = None, **headers: str
+    ) -> Answer:
+        data = b"" if body is None else encode(body)
+        request = post(self.gateway, data, path=path, key=key, **headers)
+        return await exchange(self.gateway, request.replace(b"POST", method.encode(), 1))
+
+    async def snapshot(self) -> dict[str, Any]:
+        """What the owner has, as the database and the engine know it."""
+        store, tenant_id = self.gateway.store, self.owner.tenant.id
+        return {
+            "tenant": await store.get_tenant(tenant_id),
+            "keys": [
+                msgspec.structs.replace(key, last_used_at=None)
+                for key in await store.list_keys(tenant_id)
+            ],
+            "projects": await store.list_projects(tenant_id),
+            "limits": await store.list_limits(tenant_id),
+            "adapters": await store.list_adapters(tenant_id),
+            "audit": await store.list_audit(tenant_id),
+            "running": sorted(self.double.running),
+        }
+
+
+async def make_owner(gateway: Gateway, name: str) -> Owner:
+    store = gateway.store
+    tenant, minted = await store.create_tenant(name), mint(SECRETS.key_pepper)
+    key = await store.create_key(
+        tenant.id,
+        public_id=minted.public_id,
+        key_hash=minted.key_hash,
+        name=name,
+        scopes=["chat", "responses", "usage"],
+    )
+    (project,) = await store.list_projects(tenant.id)
+    await store.put_limits(tenant.id, "tenant", tenant.id, Limits(max_concurrent=50))
+    ids = {"tenant": [str(tenant.id)], "project": [str(project.id)]}
+    return Owner(tenant, minted.text, key.public_id, ids | {"key": [str(key.id), key.public_id]})
+
+
+async def furnish(place: Place) -> None:
+    """Stored and running responses, ended and running streams, an adapter."""
+    owner, double = place.owner, place.double
+    path = f"/admin/v1/tenants/{owner.tenant.id}/adapters"
+    body = {"name": "support", "path": "acme/support"}
+    adapter = (await place.send("POST", path, place.admin_key, body)).json()
+    owner.ids["adapter name"] = [adapter["name"], adapter["id"]]
+    responses, streams = [], []
+    for text, ends in ((SECRET, True), (SECRET * 9, False)):
+        double.script = lambda _, text=text, ends=ends: Play(  # type: ignore[misc]
+            text=text, interval_s=0.0 if ends else 0.5
+        )
+        made = await place.send(
+            "POST", "/v1/responses", owner.api_key,
+            {"model": MODEL, "input": SECRET, "background": not ends},
+        )  # fmt: skip
+        responses.append(made.json()["id"])
+        client = await RawClient.connect(place.gateway)
+        chat = chat_body(SECRET, stream=True)
+        client.send(post(place.gateway, encode(chat), key=owner.api_key, x_sluice_resumable="1"))
+        streams.append((await client.head()).headers["x-sluice-stream-id"])
+        await client.chunk()
+        client.reset()
+    owner.ids |= {"response": responses, "stream": streams}
+
+    async def two_run() -> bool:
+        listed = await place.send("GET", "/admin/v1/streams", place.admin_key)
+        owner.ids["request"] = [row["id"] for row in listed.json()["data"]]
+        return len(owner.ids["request"]) == 2
+
+    await until(two_run)
+
+
+@pytest_asyncio.fixture
+async def place(model_dir: Path, tmp_path: Path, pg_dsn: str) -> AsyncIterator[Place]:
+    folder = tmp_path / "adapters" / "acme" / "support"
+    folder.mkdir(parents=True)
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / file).touch()
+    config = make_config(
+        model_dir,
+        engine={"enable_lora": True},
+        models={"adapters_dir": str(tmp_path / "adapters")},
+        shutdown_timeout_s=0.2,  # what runs would go on for minutes
+    )
+    config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=pg_dsn))
+    double = EngineDouble(Tokenizer.load(model_dir))
+    store = await PostgresStore.connect(pg_dsn)
+    async with served(config, double_client(config, double), store=store) as gateway:
+        owner = await make_owner(gateway, "owner")
+        stranger = await make_owner(gateway, "stranger")
+        place = Place(gateway, double, await gateway.key("admin"), owner, stranger)
+        await furnish(place)
+        yield place
+
+
+def routes_with_ids(gateway: Gateway, *, admin: bool) -> list[tuple[str, str]]:
+    """(method, path template) of all that take an id in their path."""
+    found = []
+    for route in gateway.app.routes:
+        path = getattr(route, "path", "")
+        names = PARAMETER.findall(path)
+        assert KINDS.keys() >= set(names), f"{path} takes an id of a kind that is not furnished"
+        if names and path.startswith("/admin/") is admin:
+            methods = sorted((getattr(route, "methods", None) or set()) - {"HEAD"})
+            found += [(method, path) for method in methods]
+    return found
