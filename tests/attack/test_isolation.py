@@ -108,7 +108,7 @@ async def dead_keys(place: Place) -> dict[str, str | None]:
 
 
 async def send(place: Place, method: str, path: str, key: str | None) -> Answer:
-    body = {} if method in ("POST", "PUT", "PATCH") else None
+    body: dict[str, str] | None = {} if method in ("POST", "PUT", "PATCH") else None
     if key is None:
         return await place.send(method, path, "x", body, authorization="")
     return await place.send(method, path, key, body)
