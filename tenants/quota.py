@@ -387,10 +387,21 @@ class Quota:
         return self._standby.extend(hold.request_id, tokens)
 
     async def report(self, hold: Hold, claim: Claim) -> None:
-        """Reserve in the store what a running request was given without it."""
+        """Reserve in the store what a running request was given without it.
+
+        If the store has no room, it is to be told again: room may be taken by reservations whose
+        answers were lost, and which end soon.
+        """
         tokens = claim.unreported
         if not claim.is_stored or await self._extend(hold, tokens) is None:
-            await self._reserve_again(hold, 0)
+            whole = msgspec.structs.replace(hold.request, completion_tokens=hold.allowed)
+            answer = await self._store.reserve(whole)
+            if answer.state == "queued":
+                await self.undo(hold.request)
+            if answer.state != "running":
+                return
+            if (lacking := hold.allowed - answer.completion_tokens) > 0:
+                await self._extend(hold, lacking)
         self._standby.reported(claim, tokens)
 
     async def _extend(self, hold: Hold, tokens: int, *, patience_s: float = 0.0) -> int | None:
@@ -450,9 +461,11 @@ class Quota:
         Raises ``StoreUnavailable``; until a call succeeds, this process decides by itself.
         """
         try:
-            for claim in self._standby.unreported():
-                if (hold := self._holds.get(claim.request.request_id)) is not None:
-                    await hold.report(claim)
+            claims = self._standby.unreported()
+            holds = (self._holds.get(claim.request.request_id) for claim in claims)
+            await asyncio.gather(
+                *(hold.report(claim) for hold, claim in zip(holds, claims, strict=True) if hold)
+            )
             await self._standby.refresh(self._store)
         except StoreUnavailable as error:
             self._begin_standby(error)

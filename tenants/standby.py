@@ -160,8 +160,14 @@ class Standby:
     # -- without the store
 
     def begin(self) -> None:
-        """Decide here from now on."""
-        self.is_away = True
+        """Decide here from now on.
+
+        A database that crashes loses its latest reservations, so it will be told of all of them.
+        """
+        if not self.is_away:
+            self.is_away = True
+            for claim in self._claims.values():
+                claim.is_stored = False
 
     def reserve(self, principal: Principal, request: QuotaRequest) -> QuotaAnswer:
         """As ``Store.reserve``, but never queued. Raises ``StoreUnavailable`` where only the share
@@ -251,13 +257,16 @@ class Standby:
         if balances:
             self._ahead_s = balances[-1].at.timestamp() - self._clock()
         self._num_known_open = {}
+        for claim in self._claims.values():
+            if claim.is_open:
+                claim.known = None
         for request_id, completion_tokens in known.items():
-            if (claim := self._claims.get(request_id)) is None:
+            if (found := self._claims.get(request_id)) is None:
                 continue
             # What ended meanwhile is charged either way.
-            claim.known = min(completion_tokens, claim.completion_tokens)
-            if claim.is_open:
-                for policy in claim.policies:
+            found.known = min(completion_tokens, found.completion_tokens)
+            if found.is_open:
+                for policy in found.policies:
                     count = self._num_known_open.get(policy.scope_id, 0)
                     self._num_known_open[policy.scope_id] = count + 1
 
