@@ -49,6 +49,7 @@ from gateway.routes.tickets import tickets_route
 from gateway.routes.tokenize import tokenize_routes
 from gateway.secrets import Secrets
 from gateway.services import Services, create_services
+from gateway.sockets.strangers import Strangers
 from tenants.store import Store
 
 _GENERATING = frozenset({CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH})
@@ -89,6 +90,7 @@ def _routes(services: Services) -> list[BaseRoute]:
     config, engine = services.config, services.engine
     answers = Answers(services.streams, heartbeat_s=config.server.heartbeat_s)
     serving = services.admission, services.generations, answers
+    strangers = Strangers(config.server.ws_max_unauthenticated)
     return [
         chat_route(*serving),
         completions_route(*serving),
@@ -112,6 +114,7 @@ def _routes(services: Services) -> list[BaseRoute]:
                 lifecycle=services.lifecycle,
                 metrics=services.metrics,
                 tickets=services.tickets,
+                strangers=strangers,
                 allowed_origins=config.server.allowed_origins,
             )
             for path, make_session in (

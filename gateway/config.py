@@ -77,8 +77,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time without progress after which an engine with work is considered dead and restarted; must
     exceed the longest step."""
     worker_hang_timeout_s: Seconds = 30.0
-    """Time for which the event loop of one of several ``workers`` may stand still before that
-    worker is killed and replaced."""
+    """Time for which the event loop of one of several ``workers`` may stand still, or most of which
+    it stands still in pieces, before that worker is killed and replaced."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 14.0
@@ -101,8 +101,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time for running requests to end after SIGTERM, before they are aborted."""
     ws_auth_timeout_s: Seconds = 10.0
     """Time for a WebSocket to authenticate."""
+    ws_max_unauthenticated: Positive = 64
+    """WebSockets of one address, in each worker, that have not authenticated yet. Behind a proxy
+    all clients have its address."""
     ws_max_message_bytes: Positive = 1024 * 1024
     """Largest WebSocket message."""
+    ws_max_frames_per_s: Positive = 200
+    """Frames a second, pings and fragments included, above which a WebSocket is closed with 1008;
+    for a moment twice as many are taken."""
     ws_max_turns: Positive = 16
     """Turns at once on one WebSocket."""
     ws_max_connection_s: Seconds = 3600.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
@@ -23,6 +24,8 @@ class RequestContext:
     and ends."""
     write: Writer | None = None
     """The same as a plain function call, where the server offers it."""
+    trust: Callable[[], None] | None = None
+    """To be called when a WebSocket's client has authenticated."""
     departure: Departure | None = None
     """Tells when the client leaves, where the server offers it."""
     request_id: UUID = field(default_factory=uuid4)
@@ -37,7 +40,12 @@ class RequestContext:
 
 
 def attach(scope: Scope, send: Send) -> RequestContext:
-    context = RequestContext(send, extensions.take_writer(scope), extensions.departure_of(scope))
+    context = RequestContext(
+        send,
+        extensions.take_writer(scope),
+        extensions.take_trust(scope),
+        extensions.departure_of(scope),
+    )
     scope[_KEY] = context
     return context
 

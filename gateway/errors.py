@@ -7,7 +7,7 @@ SetupError                     a command cannot do its work: one line for the op
 └── ClientError                the server that a command talks to cannot be used
 
 ApiError                           a request failed: what the client gets
-├── ClientMistake                  4xx  base of what the client can mend
+├── ClientMistake             4xx, 501  base of what the client can mend
 │   ├── InvalidRequestError        400  the request is wrong; ``param`` names the field
 │   │   ├── UnsupportedParameter   400  a known field this server cannot act on
 │   │   └── ContextLengthExceeded  400  prompt and answer do not fit the model
@@ -24,7 +24,8 @@ ApiError                           a request failed: what the client gets
 │   ├── Gone                       410  it was there and is not kept any more
 │   ├── PayloadTooLarge            413  above a size limit
 │   ├── UnsupportedMediaType       415  the body is not JSON
-│   └── HeadersTooLarge            431  above the limits on headers
+│   ├── HeadersTooLarge            431  above the limits on headers
+│   └── UnsupportedCoding          501  a Transfer-Encoding that is not decoded here
 ├── RateLimited                    429  above a limit of this client
 │   ├── InsufficientQuota          429  the month's budget is used up: trying again is in vain
 │   └── RequestTooLarge            429  this request alone is above the limit of a minute
@@ -211,7 +212,7 @@ def _is_of_word(character: str) -> bool:
 
 
 class ClientMistake(ApiError, type="invalid_request_error", close_code=1008):
-    """Base of the errors that the client can mend (4xx), except for rate limits."""
+    """Base of the errors that the client can mend (4xx, 501), except for rate limits."""
 
 
 class InvalidRequestError(ClientMistake, status=400, code="invalid_request"):
@@ -306,6 +307,10 @@ class InsufficientQuota(
 
 class RequestTooLarge(RateLimited, retryable=False):
     """This request alone is above the limit of a minute."""
+
+
+class UnsupportedCoding(ClientMistake, status=501, code="unsupported_transfer_encoding"):
+    """A Transfer-Encoding that this server does not decode."""
 
 
 class HeadersTooLarge(ClientMistake, status=431, code="headers_too_large"):

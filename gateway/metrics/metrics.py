@@ -21,6 +21,7 @@ _TOKEN_LATENCIES_S = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1),
     *(0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10),
 )
+_LAGS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _REQUEST_LATENCIES_S = (0.1, 0.3, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 240, 480, 960)
 
 
@@ -72,6 +73,14 @@ class Metrics:
             buckets=_REQUEST_LATENCIES_S,
             registry=self._registry,
         )
+        self._lag = Histogram(
+            "sluice_event_loop_lag_seconds",
+            "How late a timer of the event loop runs, ten times a second.",
+            buckets=_LAGS_S,
+            registry=self._registry,
+        )
+        self.observe_lag = self._lag.observe
+        """The callback for how late a timer ran, in seconds."""
         self._sockets = Gauge("sluice_websockets", "Open WebSockets.", registry=self._registry)
 
     def watch(self, *, running: Callable[[], int], stats: Callable[[], Stats]) -> None:

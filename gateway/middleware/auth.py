@@ -8,17 +8,21 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import context
-from gateway.errors import InvalidApiKey
+from gateway.errors import InvalidApiKey, InvalidRequestError
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.types import Scope as KeyScope
 
 
 def bearer_token(headers: Headers) -> str | None:
-    """The key in ``Authorization: Bearer KEY``. Raises ``InvalidApiKey`` for another scheme."""
-    header = headers.get("authorization")
-    if header is None:
+    """The key in ``Authorization: Bearer KEY``. Raises ``InvalidApiKey`` for another scheme, and
+    ``InvalidRequestError`` for several headers: a proxy might have checked another one."""
+    found = headers.getlist("authorization")
+    if not found:
         return None
+    if len(found) > 1:
+        raise InvalidRequestError("Send one Authorization header.", param="authorization")
+    header = found[0]
     scheme, _, token = header.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise InvalidApiKey("The Authorization header must be: Bearer YOUR_API_KEY.")

@@ -32,6 +32,8 @@ from tenants.postgres import PostgresStore
 
 logger = logging.getLogger(__name__)
 
+LAG_INTERVAL_S = 0.1
+
 _TAKEN = {errno.EADDRINUSE: "is taken", errno.EADDRNOTAVAIL: "is not an address of this machine"}
 
 
@@ -102,6 +104,7 @@ class Server(uvicorn.Server):
         """backlog: connections that may wait to be accepted."""
         super().__init__(_uvicorn_config(app, config, backlog))
         self._lifecycle: Lifecycle = app.state.services.lifecycle
+        self.observe_lag = app.state.services.metrics.observe_lag
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -223,6 +226,7 @@ async def _serve(
     on_ready: Callable[[str], None] | None,
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+    watching = asyncio.create_task(_observe_lag(server.observe_lag), name="loop lag")
     starting = asyncio.create_task(engine.start(), name="engine start")
     try:
         await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
@@ -236,8 +240,17 @@ async def _serve(
     finally:
         server.should_exit = True
         starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(starting, watching, return_exceptions=True)
         await serving
+
+
+async def _observe_lag(observe: Callable[[float], object]) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + LAG_INTERVAL_S
+        await asyncio.sleep(LAG_INTERVAL_S)
+        observe(max(0.0, loop.time() - due_s))
 
 
 def run(

@@ -95,8 +95,11 @@ class Worker:
         return await self._process.wait()
 
     async def kill_if_it_hangs(self, beat_s: float) -> None:
-        """Kill the worker when it has sent no beat for ``BEATS`` times ``beat_s``; before it
-        serves, for ``START_SILENCE_S`` if that is longer.
+        """Kill the worker when ``BEATS`` more intervals of ``beat_s`` passed without a beat than
+        with one; before it serves, when that lasts ``START_SILENCE_S`` if that is longer.
+
+        One beat does not excuse a long silence: a loop that is flooded runs for a moment between
+        two stalls.
 
         Missed beats are counted, and time is not measured, so that a pause of this process itself
         (a suspended machine) counts as one beat only.
@@ -105,9 +108,11 @@ class Worker:
         while num_missed < (most := self._max_missed(beat_s)):
             self._has_beaten = False
             await asyncio.sleep(beat_s)
-            num_missed = 0 if self._has_beaten else num_missed + 1
+            num_missed = max(0, num_missed - 1) if self._has_beaten else num_missed + 1
         logger.error(
-            "worker %d is killed: its event loop has stood still for %g s", self.pid, most * beat_s
+            "worker %d is killed: its event loop has stood still for most of %g s",
+            self.pid,
+            most * beat_s,
         )
         self._hung = True
         self.signal(signal.SIGKILL)

@@ -5,7 +5,8 @@ Refusals are real HTTP answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from starlette.datastructures import Headers
 from starlette.routing import WebSocketRoute
@@ -17,6 +18,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.metrics.metrics import Metrics
 from gateway.middleware.auth import bearer_token
 from gateway.sockets.session import SocketSession
+from gateway.sockets.strangers import Strangers
 from gateway.sockets.tickets import Tickets
 from tenants.authenticator import Authenticator
 
@@ -34,6 +36,7 @@ def ws_route(
     lifecycle: Lifecycle,
     metrics: Metrics,
     tickets: Tickets,
+    strangers: Strangers,
     allowed_origins: Sequence[str],
 ) -> WebSocketRoute:
     async def serve(socket: WebSocket) -> None:
@@ -42,7 +45,32 @@ def ws_route(
             raise Draining("The server is shutting down.", retry_after_s=1)
         api_key = await credential(socket, tickets)
         if api_key is not None:
-            context.of(socket.scope).principal = await authenticator.authenticate(api_key)
+            request = context.of(socket.scope)
+            request.principal = await authenticator.authenticate(api_key)
+            if request.trust is not None:
+                request.trust()
+        with _stranger(socket) if api_key is None else contextlib.nullcontext():
+            await _run(socket, api_key)
+
+    @contextlib.contextmanager
+    def _stranger(socket: WebSocket) -> Iterator[None]:
+        """Count the socket among those that have not authenticated, until it has."""
+        leave = strangers.enter(socket.client.host if socket.client else "")
+        request = context.of(socket.scope)
+        trust = request.trust
+
+        def welcome() -> None:
+            leave()
+            if trust is not None:
+                trust()
+
+        request.trust = welcome
+        try:
+            yield
+        finally:
+            leave()
+
+    async def _run(socket: WebSocket, api_key: str | None) -> None:
         # Never the one with the key: what is echoed can be read by the page and by its logs.
         offered = socket.scope["subprotocols"]
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)

@@ -178,6 +178,8 @@ class SocketSession(ABC):
         except ApiError as exc:
             await self._refuse(exc)
         self._context.principal = principal
+        if self._context.trust is not None:
+            self._context.trust()
         try:
             require_scope(principal.key, scope)
         except ScopeMissing as exc:

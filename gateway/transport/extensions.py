@@ -1,4 +1,4 @@
-"""Two extensions of ASGI, which replace a coroutine for each chunk, and a task for each request.
+"""Three extensions of ASGI. Two replace a coroutine for each chunk, and a task for each request.
 
 ``sluice.writer`` sends a piece of an answer that has begun, in a plain call. ASGI's ``send`` is a
 coroutine, which each layer of middleware wraps again, and it runs for every chunk of every stream
@@ -8,7 +8,11 @@ the start and the end of an answer.
 ``sluice.departure`` calls back when the client has left. With ASGI's ``receive`` a task must wait
 for that.
 
-``protocol`` offers both; with another server, ``send`` and ``receive`` are used.
+``sluice.trust`` tells the server that a WebSocket's client has authenticated. Until then the server
+takes only few and small frames.
+
+``protocol`` offers all of them; with another server, ``send`` and ``receive`` are used, and all
+clients are trusted.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from starlette.types import Scope
 
 WRITER = "sluice.writer"
 DEPARTURE = "sluice.departure"
+TRUST = "sluice.trust"
 """Keys of ``scope["extensions"]``."""
 
 Writer = Callable[[bytes], bool]
@@ -51,6 +56,17 @@ def offer(scope: Any, writer: Writer, departure: Departure | None = None) -> Non
     offered[WRITER] = writer
     if departure is not None:
         offered[DEPARTURE] = departure
+
+
+def offer_trust(scope: Any, trust: Callable[[], None]) -> None:
+    """Put the extension into ``scope``."""
+    scope.setdefault("extensions", {})[TRUST] = trust
+
+
+def take_trust(scope: Scope) -> Callable[[], None] | None:
+    """Remove the extension from ``scope``, which it refers to itself."""
+    found: Callable[[], None] | None = scope.get("extensions", {}).pop(TRUST, None)
+    return found
 
 
 def take_writer(scope: Scope) -> Writer | None:

@@ -3,7 +3,7 @@
 httptools accepts headers of any size, and uvicorn keeps sockets that send nothing, or that read
 nothing, forever: a closing transport waits until its last byte is sent. Here the size of headers
 and the time for sending them are limited, so are the number of connections and the time for which
-bytes may stay unsent.
+bytes may stay unsent. What is received is parsed in pieces (``pacing``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from uuid import uuid4
 
-from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -21,12 +22,27 @@ from websockets.http11 import Request
 from websockets.protocol import OPEN
 
 from gateway.config import ServerConfig
-from gateway.errors import ApiError, Draining, HeadersTooLarge, InvalidRequestError, Overloaded
+from gateway.errors import (
+    ApiError,
+    Draining,
+    HeadersTooLarge,
+    InvalidRequestError,
+    Overloaded,
+    UnsupportedCoding,
+)
 from gateway.transport import extensions
 from gateway.transport.cork import Cork
 from gateway.transport.extensions import Departure
+from gateway.transport.frame_cuts import FrameCuts
+from gateway.transport.pacing import PIECE_BYTES, Intake, Pace
 
 MAX_HEADERS = 100
+MAX_CHUNK_OVERHEAD = 16
+"""Bytes of chunk headers and extensions for each byte of a chunked body, beyond
+``FREE_CHUNK_OVERHEAD``."""
+FREE_CHUNK_OVERHEAD = 65536
+STRANGER_FRAMES, STRANGER_BYTES = 64, 16384
+"""Frames, and size of a message, of a WebSocket that has not authenticated."""
 MAX_FRAGMENTS = 4096
 """Fragments of one WebSocket message. They may be empty, so its size does not limit them."""
 
@@ -55,14 +71,35 @@ class Deadline:
             self._timer = None
 
 
+class _PacedFlow(FlowControl):
+    """Reading goes on when uvicorn wants it to and nothing waits in the intake."""
+
+    def __init__(self, transport: asyncio.Transport, intake: Intake) -> None:
+        super().__init__(transport)
+        self._intake = intake
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self._intake.resume()
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """For ``uvicorn.Config(http=...)``: ``limited`` makes the subclass that sets both of these."""
+    """For ``uvicorn.Config(http=...)``: ``limited`` makes the subclass that sets these."""
 
     limits: ServerConfig
     cork: Cork
+    pace: Pace
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._intake = Intake(self, self.pace)
+        self.flow = _PacedFlow(transport, self._intake)
+        self._body_left = 0  # to come of a body whose length is known
+        self._body_overhead = (
+            0  # received of a chunked body beyond FREE_CHUNK_OVERHEAD and its bytes
+        )
+        self._refused_bytes = 0  # received of a body whose request was answered before
         self._header_deadline = Deadline(self.limits.header_timeout_s)
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         self._in_headers = True
@@ -83,6 +120,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_deadline.start(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._intake.clear()
         self._header_deadline.stop()
         self._send_deadline.stop()
         self._close_writer()
@@ -92,12 +130,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._departure.leave()
 
+    def data_received(self, data: bytes) -> None:
+        self._intake.receive(data)
+
+    @property
+    def wants_input(self) -> bool:
+        return not self.flow.read_paused and not self.pipeline
+
+    def piece_end(self, data: bytes, start: int) -> int:
+        return start + max(PIECE_BYTES, self._body_left)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._intake.clear()  # RFC 6455, section 4.1: frames come after the server's handshake.
+        super().handle_websocket_upgrade()
+
     # -- headers
 
-    def data_received(self, data: bytes) -> None:
+    def parse(self, data: bytes) -> None:
         if self._in_headers:
             self._bytes_waiting += len(data)
+        else:
+            self._body_overhead += len(data)
         super().data_received(data)
+        if not self._in_headers and not self.transport.is_closing():
+            self._check_body(len(data))
         # The parser reports a header only when it is complete, so received bytes count as well.
         too_much = self._bytes_waiting > self.limits.max_header_bytes
         if self._in_headers and too_much and not self.transport.is_closing():
@@ -108,6 +164,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         is_ours = self in self.connections  # and was not upgraded
         if is_ours and not self._is_answering and self.timeout_keep_alive_task is None:
             self._header_deadline.ensure_started(self.transport)
+
+    def _check_body(self, num_bytes: int) -> None:
+        """Bound what a body costs beside its bytes, and what is read of a refused one."""
+        if self._body_overhead > FREE_CHUNK_OVERHEAD:
+            self._refusal = InvalidRequestError("The body's chunks are mostly headers.")
+            self.send_400_response("")
+        elif not self._is_answering:
+            self._refused_bytes += num_bytes
+            if self._refused_bytes > self.limits.max_body_bytes:
+                self._close()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._body_left = max(0, self._body_left - len(body))
+        self._body_overhead = max(0, self._body_overhead - (MAX_CHUNK_OVERHEAD + 1) * len(body))
 
     @property
     def _is_answering(self) -> bool:
@@ -132,12 +203,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._bytes_waiting = 0
         self._header_deadline.stop()
+        self._body_left = self._body_overhead = self._refused_bytes = 0
+        self._check_coding()
         num_hosts = [name for name, _ in self.headers].count(b"host")
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise ValueError("not one host")  # RFC 9112, section 3.2: answered with a 400
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # not an upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
+
+    def _check_coding(self) -> None:
+        """RFC 9112, section 6.1: what is not understood is refused. Raises ``ValueError``."""
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        for name, value in self.headers:
+            if name == b"content-length" and not codings:
+                self._body_left = int(value)
+        names = [name.strip().lower() for name in b",".join(codings).split(b",") if name.strip()]
+        if codings and names != [b"chunked"]:
+            if names[-1:] == [b"chunked"]:
+                self._refusal = UnsupportedCoding(
+                    "Send the body with Transfer-Encoding: chunked alone."
+                )
+            raise ValueError("not chunked")  # stops the parser; answered
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._worked_on = cycle
@@ -166,6 +253,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         to an earlier request is being sent, it breaks off instead."""
         error = self._refusal or InvalidRequestError("This is not a valid HTTP request.")
         if not self._is_answering:
+            self.transport.write(_answer_of(error))
+        elif not self._is_behind and not self.cycle.response_started:
+            # The body broke off before the application began to answer; now it cannot any more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
             self.transport.write(_answer_of(error))
         self._close()
 
@@ -202,6 +294,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._send_deadline.start(self.transport)
+        elif self.wants_input:
+            self._intake.resume()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -320,29 +414,81 @@ class TextWriter:
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """For ``uvicorn.Config(ws=...)``: ``limited`` makes the subclass that sets both of these.
+    """For ``uvicorn.Config(ws=...)``: ``limited`` makes the subclass that sets these.
 
     ``server`` turns off the protocol's extensions, because they change how frames are written.
     """
 
     limits: ServerConfig
     cork: Cork
+    pace: Pace
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._intake = Intake(self, self.pace)
+        self._cuts = FrameCuts()
+        self._is_trusted = False
+        self._frame_credit = float(STRANGER_FRAMES)
+        self._counted_at = self.loop.time()
+        self._num_counted = 0
         self._has_failed = False  # the client broke the protocol, or its handshake was refused
         self._writer: TextWriter | None = None
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._intake.clear()
         self._send_deadline.stop()
         self._close_writer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.handshake_initiated:
+            self._intake.receive(data)
+            return
         super().data_received(data)
         if not self.handshake_initiated:  # The headers came at once, and were not a handshake.
             self._refuse_handshake()
+
+    # -- frames
+
+    @property
+    def wants_input(self) -> bool:
+        return not self.read_paused
+
+    def piece_end(self, data: bytes, start: int) -> int:
+        return self._cuts.cut(data, start)
+
+    def parse(self, data: bytes) -> None:
+        self._count_frames()
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        if not self.read_paused:
+            self._intake.resume()
+        return message
+
+    def _trust(self) -> None:
+        """The client has authenticated: its limits are now those of the settings."""
+        self._is_trusted = True
+        self._frame_credit = 2.0 * self.limits.ws_max_frames_per_s
+        self.conn.max_message_size = self.limits.ws_max_message_bytes
+
+    def _count_frames(self) -> None:
+        now = self.loop.time()
+        if self._is_trusted:
+            rate = self.limits.ws_max_frames_per_s
+            refilled = self._frame_credit + rate * (now - self._counted_at)
+            self._frame_credit = min(2.0 * rate, refilled)
+        self._counted_at = now
+        self._frame_credit -= self._cuts.num_frames - self._num_counted
+        self._num_counted = self._cuts.num_frames
+        if self._frame_credit < 0 and self.conn.state is OPEN:
+            rate = self.limits.ws_max_frames_per_s
+            why = f"more than {rate} frames a second" if self._is_trusted else "no authentication"
+            self.conn.fail(CloseCode.POLICY_VIOLATION, why)
+            self.handle_parser_exception()
 
     def _refuse_handshake(self) -> None:
         """uvicorn would not answer, and keep the connection open."""
@@ -369,6 +515,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
+        extensions.offer_trust(self.scope, self._trust)
+        self.conn.max_message_size = STRANGER_BYTES
         if not self.close_sent and not self.conn.extensions:  # The handshake was accepted.
             self._writer = TextWriter(self)
             extensions.offer(self.scope, self._writer.write)
@@ -423,7 +571,7 @@ def limited(
 ) -> tuple[type[BoundedHttpProtocol], type[BoundedWebSocketProtocol]]:
     """Subclasses of both protocols with these limits, of which uvicorn makes the instances.
     ``cork`` holds what their writers write."""
-    declared = {"limits": limits, "cork": cork}
+    declared = {"limits": limits, "cork": cork, "pace": Pace()}
     return (
         type("HttpProtocol", (BoundedHttpProtocol,), declared),
         type("WebSocketProtocol", (BoundedWebSocketProtocol,), declared),

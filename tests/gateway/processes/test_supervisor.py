@@ -215,8 +215,34 @@ async def test_one_that_hangs_is_replaced(
         await until(lambda: len(programs.born) == 3 and len(boss.pids) == 2)
         assert kept in boss.pids
         assert not psutil.pid_exists(hanging)
-    assert f"worker {hanging} is killed: its event loop has stood still for 2 s" in caplog.text
+    assert (
+        f"worker {hanging} is killed: its event loop has stood still for most of 2 s" in caplog.text
+    )
     assert f"worker {kept} " not in caplog.text
+
+
+async def test_one_that_stalls_again_and_again_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a flooded loop does, which sends a beat between two stalls."""
+    programs = Programs([BEATS])
+    async with running(programs, tmp_path, monkeypatch, worker_hang_timeout_s=1.0) as (
+        boss,
+        _,
+        ready,
+    ):
+        await ready.wait()
+        (stalling,) = boss.pids
+        for _ in range(40):
+            if len(programs.born) > 1:
+                break
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(stalling).suspend()
+                await asyncio.sleep(0.6)  # of the ten beats a second, six are missed
+                psutil.Process(stalling).resume()
+                await asyncio.sleep(0.15)
+        await until(lambda: len(programs.born) == 2)
+        assert not psutil.pid_exists(stalling)
 
 
 async def test_time_in_which_the_supervisor_stands_still_does_not_count(
@@ -247,7 +273,10 @@ async def test_one_that_hangs_before_it_serves_is_replaced(
         await until(lambda: len(programs.born) == 3)
         (hung, since), (_, then) = programs.born[1:]
         assert then - since > 0.9
-        assert f"worker {hung} is killed: its event loop has stood still for 1 s" in caplog.text
+        assert (
+            f"worker {hung} is killed: its event loop has stood still for most of 1 s"
+            in caplog.text
+        )
         assert "could not be replaced: a gateway worker hung and was killed" in caplog.text
         await asyncio.sleep(1.2)
         assert boss.pids == [programs.born[2][0]]
@@ -282,4 +311,7 @@ async def test_a_start_may_take_long_while_the_loop_runs(
         assert ready_at - since > 1.9
         assert len(programs.born) == 1
         await until(lambda: len(programs.born) == 2)
-        assert f"worker {late} is killed: its event loop has stood still for 0.5 s" in caplog.text
+        assert (
+            f"worker {late} is killed: its event loop has stood still for most of 0.5 s"
+            in caplog.text
+        )

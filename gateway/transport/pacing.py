@@ -1,0 +1,161 @@
+"""Received bytes are parsed in small pieces, so that no client's bytes hold the event loop.
+
+One read of 64 KiB can hold ten thousand WebSocket frames or two thousand pipelined requests, and
+parsing them at once would take a tenth of a second, for each connection that sends them. So a
+connection parses one piece after the other while the client's recent input has cost little time.
+What is left over, and all input of a client whose bytes were costly, waits with reading paused, and
+the ``Pace`` of the worker gives such connections turns: all of them together get at most a quarter
+of the event loop.
+
+    bytes ──► Intake.receive ──► parsed now, in pieces          (almost always)
+                     └──► backlog ──► Pace ──► parsed in turns
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Protocol
+
+PIECE_BYTES = 1024
+"""Bytes that are parsed at once where each of them may be costly: about 30 requests, 170 chunks or
+512 frames."""
+BURST_S = 0.002
+"""Time that a connection's input may take at once."""
+CONNECTION_SHARE = 0.02
+"""Of the event loop, for a connection's input that is parsed as it comes."""
+TURN_S = 0.002
+"""Time of a turn of the backlogs."""
+REST = 3.0
+"""The backlogs rest for this many times the time that their turn took."""
+
+
+class Parser(Protocol):
+    """A connection's protocol, as ``Intake`` uses it."""
+
+    transport: asyncio.Transport
+
+    def parse(self, data: bytes) -> None:
+        """Handle the next bytes of the connection."""
+
+    def piece_end(self, data: bytes, start: int) -> int:
+        """Where the piece of ``data`` ends that begins at ``start`` and costs little to parse."""
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether the next bytes can be handled now, or something received before must be first."""
+
+
+class Pace:
+    """Gives the backlogs of one worker their turns."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Intake] = deque()
+        self._is_running = False
+        """Whether turns are being taken, or will be."""
+
+    def enqueue(self, intake: Intake) -> None:
+        """Let ``intake`` have a turn. It must not be waiting for one."""
+        self._waiting.append(intake)
+        if not self._is_running:
+            self._is_running = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        began = time.perf_counter()
+        now = began
+        while self._waiting and now < began + TURN_S:
+            self._waiting.popleft().take_turn(now)
+            now = time.perf_counter()
+        # They rest also after the last of them: it may come back at once.
+        self._is_running = bool(self._waiting) or now > began
+        if self._is_running:
+            asyncio.get_running_loop().call_later(REST * (now - began), self._take_turns)
+
+
+class Intake:
+    """The bytes that a connection has received and not parsed yet."""
+
+    __slots__ = (
+        "_backlog", "_credit_s", "_filled_at", "_has_turn", "_is_paused", "_pace", "_parser",
+        "_start",
+    )  # fmt: skip
+
+    def __init__(self, parser: Parser, pace: Pace) -> None:
+        self._parser = parser
+        self._pace = pace
+        self._backlog = b""
+        self._start = 0
+        """Where the rest of ``_backlog`` begins."""
+        self._has_turn = False
+        """Whether the connection waits for a turn."""
+        self._is_paused = False
+        """Whether reading is paused because bytes wait here."""
+        self._credit_s = BURST_S
+        self._filled_at = time.perf_counter()
+
+    def receive(self, data: bytes) -> None:
+        """Take what the transport has received, and parse it if it may be parsed now."""
+        if self._backlog:  # Somebody has resumed reading; that is bounded by one read each time.
+            data = self._backlog[self._start :] + data
+        self._backlog, self._start = data, 0
+        now = time.perf_counter()
+        self._credit_s = min(BURST_S, self._credit_s + CONNECTION_SHARE * (now - self._filled_at))
+        self._filled_at = now
+        if not self._has_turn and self._credit_s > 0:
+            self._parse(now, self._credit_s)
+        self._go_on()
+
+    def resume(self) -> None:
+        """The parser wants input again."""
+        if self._backlog:
+            self._go_on()
+        else:
+            self._is_paused = False
+            self._parser.transport.resume_reading()
+
+    def clear(self) -> None:
+        """The connection is lost."""
+        self._backlog, self._start = b"", 0
+
+    def take_turn(self, now: float) -> None:
+        """Parse a piece. ``Pace`` calls this."""
+        self._has_turn = False
+        if self._backlog:
+            self._parse(now, 0.0)
+            self._go_on()
+
+    def _parse(self, now: float, credit_s: float) -> None:
+        """Parse one piece, and more of them for ``credit_s``."""
+        began = now
+        while True:
+            parser = self._parser
+            if not parser.wants_input or not self._backlog:
+                break
+            data, start = self._backlog, self._start
+            end = parser.piece_end(data, start)
+            if end >= len(data):
+                self.clear()
+            else:
+                self._start = end
+            parser.parse(data[start:end] if start or end < len(data) else data)
+            now = time.perf_counter()
+            if now - began >= credit_s:
+                break
+        self._credit_s -= now - began
+
+    def _go_on(self) -> None:
+        """Wait for a turn, for the parser, or for more bytes."""
+        transport = self._parser.transport
+        if transport.is_closing():
+            self.clear()
+        elif self._backlog:
+            transport.pause_reading()
+            self._is_paused = True
+            if self._parser.wants_input and not self._has_turn:
+                self._has_turn = True
+                self._pace.enqueue(self)
+        elif self._is_paused and self._parser.wants_input:
+            self._is_paused = False
+            transport.resume_reading()

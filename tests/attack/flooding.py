@@ -1,0 +1,99 @@
+"""An attacker without a key, in a process of its own: ``python -m tests.attack.flooding``.
+
+It keeps a number of connections that send as fast as they are read, and opens them anew when they
+are closed. A line on stdout tells that the flood has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+Kind = Literal["pongs", "pings", "texts", "fragments", "pipelined", "chunks", "extensions"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+ROOT = Path(__file__).parents[2]
+UPGRADE = (
+    b"GET /v1/chat HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+MASK = bytes(4)
+UNITS: dict[Kind, tuple[bytes, bytes]] = {
+    "pongs": (UPGRADE, b"\x8a\x80" + MASK),
+    "pings": (UPGRADE, b"\x89\x80" + MASK),
+    "texts": (UPGRADE, b"\x81\x80" + MASK),
+    "fragments": (UPGRADE + b"\x01\x80" + MASK, b"\x00\x80" + MASK),
+    "pipelined": (b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
+    "chunks": (CHUNKED, b"1\r\nx\r\n"),
+    "extensions": (CHUNKED, b"1;" + b"e" * 1000 + b"\r\nx\r\n"),
+}
+"""What each connection sends first, and then over and over."""
+READ_BYTES = 65536
+PAUSE_S = 0.2
+"""Before a connection is opened again."""
+
+
+async def flood(host: str, port: int, kind: Kind) -> None:
+    """Send for ever on one connection after the other."""
+    head, unit = UNITS[kind]
+    block = unit * (READ_BYTES // len(unit))
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, port)
+            reading = asyncio.create_task(_drain(reader))
+            try:
+                writer.write(head)
+                if head.startswith(UPGRADE):  # The server reads no frames before its answer.
+                    await asyncio.sleep(PAUSE_S)
+                while not reading.done():
+                    writer.write(block)
+                    await writer.drain()
+            finally:
+                reading.cancel()
+                writer.transport.abort()
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _drain(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(READ_BYTES):
+            pass
+
+
+@asynccontextmanager
+async def flooding(host: str, port: int, kind: Kind, num: int) -> AsyncIterator[None]:
+    """Flood with ``num`` connections while the block runs."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.attack.flooding", host, str(port), kind, str(num)),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline()
+        yield
+        assert process.returncode is None, "the attacker has ended"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def main() -> None:
+    host, port, kind, num = sys.argv[1:]
+    assert kind in KINDS
+    print("flooding", flush=True)
+    await asyncio.gather(*(flood(host, int(port), kind) for _ in range(int(num))))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,261 @@
+"""However many frames, chunks or requests one read brings, they hold the loop for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import RateLimited
+from gateway.sockets.strangers import Strangers
+from gateway.transport import pacing
+from gateway.transport.frame_cuts import MAX_FRAMES, FrameCuts
+from gateway.transport.pacing import BURST_S, Intake, Pace
+from tests.gateway.raw_http import RawClient, exchange
+from tests.gateway.serving import Gateway, served_double, until
+from tests.gateway.sockets.test_broken_frames import BINARY, PING, TEXT, frame
+
+PONG = 10
+PIECE = 100
+COST_S = 0.0009
+
+
+class Transport(asyncio.Transport):
+    """Notes whether it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = True
+        self.is_closed = False
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Parser:
+    """Takes ``COST_S`` for each piece."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.transport: asyncio.Transport = Transport()
+        self.parsed = b""
+        self.wants_input = True
+        self._clock = clock
+
+    @property
+    def reads(self) -> bool:
+        assert isinstance(self.transport, Transport)
+        return self.transport.reads
+
+    def piece_end(self, data: bytes, start: int) -> int:
+        return start + PIECE
+
+    def parse(self, data: bytes) -> None:
+        assert 0 < len(data) <= PIECE
+        self._clock.now += COST_S
+        self.parsed += data
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(pacing, "time", clock)
+    return clock
+
+
+@pytest.mark.asyncio
+async def test_backlogs_get_a_quarter_of_the_time_in_turns(clock: Clock) -> None:
+    pace, loop = Pace(), asyncio.get_running_loop()
+    parsers = [Parser(clock) for _ in range(24)]
+    data = bytes(range(256)) * 10
+    for parser in parsers:
+        began = clock.now
+        Intake(parser, pace).receive(data)
+        assert clock.now - began <= BURST_S + COST_S
+        assert not parser.reads
+    began, parsed = loop.time(), clock.now
+    async with asyncio.timeout(60):
+        while not all(parser.reads for parser in parsers):
+            sizes = [len(parser.parsed) for parser in parsers]
+            assert max(sizes) - min(sizes) <= PIECE
+            await asyncio.sleep(0)
+    assert all(parser.parsed == data for parser in parsers)
+    assert clock.now - parsed <= (loop.time() - began) / 3 + 2 * BURST_S
+
+
+@pytest.mark.asyncio
+async def test_what_costs_little_is_parsed_as_it_comes(clock: Clock) -> None:
+    parser = Parser(clock)
+    intake = Intake(parser, Pace())
+    for number in range(50):
+        intake.receive(b"%d," % number)
+        assert parser.parsed.endswith(b"%d," % number)
+        assert parser.reads
+        clock.now += 0.1
+
+
+@pytest.mark.asyncio
+async def test_a_parser_that_wants_nothing_is_waited_for(clock: Clock) -> None:
+    parser = Parser(clock)
+    intake = Intake(parser, Pace())
+    parser.wants_input = False
+    intake.receive(b"a" * 150)
+    intake.receive(b"b" * 10)
+    await asyncio.sleep(0.01)
+    assert not parser.parsed
+    assert not parser.reads
+    parser.wants_input = True
+    intake.resume()
+    async with asyncio.timeout(60):
+        await until(lambda: parser.reads)
+    assert parser.parsed == b"a" * 150 + b"b" * 10
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_parsed_after_the_end(clock: Clock) -> None:
+    parser = Parser(clock)
+    intake = Intake(parser, Pace())
+    intake.receive(b"x" * 1000)
+    parsed = parser.parsed
+    assert isinstance(parser.transport, Transport)
+    parser.transport.is_closed = True
+    intake.clear()
+    await asyncio.sleep(0.05)
+    assert parser.parsed == parsed
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 125, 126, 300, 65536]), st.booleans()), max_size=80),
+    st.data(),
+)
+def test_pieces_end_where_frames_do(frames: list[tuple[int, bool]], data: st.DataObject) -> None:
+    ends, sent = [0], b""
+    for size, is_masked in frames:
+        if size < 126:
+            length = bytes([size])
+        elif size < 65536:
+            length = b"\x7e" + size.to_bytes(2, "big")
+        else:
+            length = b"\x7f" + size.to_bytes(8, "big")
+        mask = bytes([length[0] | 0x80 * is_masked])
+        sent += b"\x82" + mask + length[1:] + b"mask" * is_masked + b"p" * size
+        ends.append(len(sent))
+    cuts, passed = FrameCuts(), 0
+    while passed < len(sent):
+        received = sent[passed : passed + data.draw(st.sampled_from([1, 2, 3, 7, 1000, 10**6]))]
+        start = 0
+        while start < len(received):
+            num_before = cuts.num_frames
+            end = cuts.cut(received, start)
+            assert end > start
+            assert cuts.num_frames - num_before <= MAX_FRAMES
+            assert end == len(received) or passed + end in ends
+            start = end
+        passed += len(received)
+    assert cuts.num_frames == len(frames)
+
+
+def test_an_address_may_have_so_many_strangers() -> None:
+    strangers = Strangers(2)
+    first, _ = strangers.enter("a"), strangers.enter("a")
+    with pytest.raises(RateLimited, match="have not authenticated"):
+        strangers.enter("a")
+    strangers.enter("b")
+    first()
+    first()
+    strangers.enter("a")
+    with pytest.raises(RateLimited):
+        strangers.enter("a")
+
+
+UPGRADE = (
+    b"GET /v1/chat HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: c2l4dGVlbiBieXRlcy4uLg==\r\n\r\n"
+)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("flood", [frame(PONG, b""), frame(PING, b""), frame(0, b"", fin=0)])
+async def test_too_many_frames_close_the_socket_with_a_code(flood: bytes, model_dir: Path) -> None:
+    async with served_double(model_dir) as (gateway, _):
+        client = await RawClient.connect(gateway)
+        client.send(UPGRADE)
+        assert (await client.head()).status == 101
+        if flood == frame(0, b"", fin=0):
+            client.send(frame(BINARY, b"", fin=0))  # which they go on with
+        client.send(flood * (1500 // len(flood)))  # More would be unread, and reset the connection.
+        received = await client.reader.read()
+        assert struct.pack(">H", 1008) + b"no authentication" in received
+        await client.close()
+
+
+@pytest.mark.asyncio
+async def test_text_before_authentication_is_refused_with_its_first_message(
+    gateway: Gateway,
+) -> None:
+    client = await RawClient.connect(gateway)
+    client.send(UPGRADE)
+    assert (await client.head()).status == 101
+    client.send(frame(TEXT, b"") * 150)
+    received = await client.reader.read()
+    assert struct.pack(">H", 4401) in received or struct.pack(">H", 1008) in received
+    await client.close()
+
+
+@pytest.mark.asyncio
+async def test_pipelined_requests_wait_and_are_all_answered(gateway: Gateway) -> None:
+    client = await RawClient.connect(gateway)
+    client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 400)
+    for _ in range(400):
+        assert (await client.answer()).status == 200
+    await client.close()
+
+
+@pytest.mark.asyncio
+async def test_bodies_whose_end_is_not_clear_are_refused_with_an_answer(gateway: Gateway) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += f"authorization: Bearer {gateway.api_key}\r\n".encode()
+    for rest, status in (
+        (b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
+        (b"transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n", 400),
+        (b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n", 400),
+        (b"transfer-encoding: chunked\r\n\r\n1;" + b"a" * 200_000, 400),
+        (b"transfer-encoding: chunked\r\n\r\n" + b"1;aaaaaaaaaaaaaaaaaaaaaaa\r\nx\r\n" * 9000, 400),
+        (b"authorization: Bearer x\r\n\r\n", 400),
+    ):
+        answer = await exchange(gateway, head + rest)
+        assert answer.status == status, rest[:60]
+        assert answer.headers.get("connection") == (None if b"Bearer x" in rest else "close")
+        assert answer.error["message"]
+
+
+@pytest.mark.asyncio
+async def test_one_byte_chunks_are_no_extensions(gateway: Gateway) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += (
+        f"authorization: Bearer {gateway.api_key}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    )
+    body = b'{"model":1}'.ljust(30_000)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    answer = await exchange(gateway, head + chunks + b"0\r\n\r\n")
+    assert answer.status == 400
+    assert answer.error["param"] is not None
