@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests import budget, distribution, process_state, run_folder
+from tests import budget, distribution, gpu_collection, process_state, run_folder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     run_folder.configure(config)
+    config.pluginmanager.register(gpu_collection.Selection(config, gpu=gpu_collection.has_gpu()))
     meter = budget.Meter(config, config.stash[run_folder.FOLDER])
     config.pluginmanager.register(meter)
     if not hasattr(config, "workerinput"):
@@ -102,12 +103,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def _missing_gpu() -> str | None:
-    # Imported here, and only when a test carries the marker: most runs never pay for torch.
-    import torch
-
-    return (
-        None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is false"
-    )
+    return None if gpu_collection.has_gpu() else "no CUDA device"
 
 
 def _missing_postgres() -> str | None:

@@ -4,9 +4,11 @@ compute what one would."""
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,30 +23,61 @@ OPTIONS = (
     # The libraries of a process have variables of the same names, each its own.
     *("-Xcompiler", "-fno-gnu-unique", "-Xlinker", "-Bsymbolic"),
 )
+MOST_KEPT = 4
+"""Builds of a unit in the cache, for as many states of its sources."""
 
 
-def library(
-    folder: Path, unit: str, sources: Sequence[str], *, threads: int = 128, ctas: int = 1
-) -> ctypes.CDLL:
-    """Compile ``emulation/<unit>.cpp`` with files of ``kernels/csrc``, in ``folder``.
+def library(unit: str, sources: Sequence[str], *, threads: int = 128, ctas: int = 1) -> ctypes.CDLL:
+    """Compile ``emulation/<unit>.cpp`` with files of ``kernels/csrc``, once for all runs.
 
     threads: the most of a CTA that is launched; ctas: the most of a cluster. Headers of
     ``emulation`` take the place of the kernels' own. Skips the test where there is no compiler.
     """
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not installed")
+    texts = _texts(unit, sources)
+    flags = [*OPTIONS, f"-DEMULATED_THREADS={threads}", f"-DEMULATED_CTAS={ctas}"]
+    units = build.cache_dir() / "emulated" / unit
+    folder = units / _fingerprint(texts, flags)
+    folder.mkdir(parents=True, exist_ok=True)
+    built = folder / f"{unit}.so"
+    with build.locked(units / "lock"):
+        if not built.exists():
+            _compile(texts, flags, built)
+        folder.touch()
+        by_use = sorted(units.glob("*/"), key=lambda path: path.stat().st_mtime)
+        for old in by_use[:-MOST_KEPT]:
+            shutil.rmtree(old)
+        return ctypes.CDLL(str(built))
+
+
+def _texts(unit: str, sources: Sequence[str]) -> dict[str, str]:
+    """Each file that the compiler may read, by its name."""
+    texts = {}
     for name in sources:
         text = (build.SOURCES / name).read_text()
-        text = SHARED.sub(r"auto* \1 = emulation::shared_memory;", text)
-        (folder / name).write_text(text)
+        texts[name] = SHARED.sub(r"auto* \1 = emulation::shared_memory;", text)
     for path in EMULATION.iterdir():
-        shutil.copy(path, folder)
-    built = folder / f"{unit}.so"
-    options = [*OPTIONS, f"-DEMULATED_THREADS={threads}", f"-DEMULATED_CTAS={ctas}"]
-    options += ["-include", str(folder / "cuda.h")]
-    files = [name for name in (*sources, f"{unit}.cpp") if not name.endswith("h")]
-    command = [build.find_nvcc(), *options, *(str(folder / name) for name in files)]
-    command += ["-o", str(built)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return ctypes.CDLL(str(built))
+        if path.suffix != ".cpp" or path.stem == unit:
+            texts[path.name] = path.read_text()
+    return texts
+
+
+def _fingerprint(texts: dict[str, str], flags: Sequence[str]) -> str:
+    """Of all that decides what is built: nvcc leaves the work to the compiler of the host."""
+    parts = [*flags, *(part for item in sorted(texts.items()) for part in item)]
+    compilers = [build.version_hash(name) for name in (build.find_nvcc(), "g++")]
+    return hashlib.sha256("\0".join([*parts, *compilers]).encode()).hexdigest()[:24]
+
+
+def _compile(texts: dict[str, str], flags: Sequence[str], built: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=built.parent) as name:
+        folder = Path(name)
+        for file, text in texts.items():
+            (folder / file).write_text(text)
+        files = [str(folder / file) for file in texts if file.endswith((".cu", ".cpp"))]
+        command = [build.find_nvcc(), *flags, "-include", str(folder / "cuda.h"), *files]
+        command += ["-o", str(folder / built.name)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        (folder / built.name).rename(built)  # it appears whole or not at all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -50,11 +51,17 @@ def compile_kernel(source: Path, arch: str, tmp_path: Path) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def all_but_the_smallest_at_night() -> Iterator[object]:
+    smallest = min(SOURCES, key=lambda path: path.stat().st_size)
+    for source, arch in itertools.product(SOURCES, build.ARCHITECTURES):
+        marks = () if (source, arch) == (smallest, "80") else (pytest.mark.nightly,)
+        yield pytest.param(source, arch, marks=marks, id=f"{source.stem}-{arch}")
+
+
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # up to half a minute of a core, which other work may share
-@pytest.mark.parametrize("arch", build.ARCHITECTURES)
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("source", "arch"), list(all_but_the_smallest_at_night()))
 def test_kernel_compiles_without_warnings(source: Path, arch: str, tmp_path: Path) -> None:
     result = compile_kernel(source, arch, tmp_path)
     assert result.returncode == 0, result.stderr
@@ -65,6 +72,7 @@ KERNEL = "__global__ void kernel(int* out) {{ {body} out[threadIdx.x] = 1; }}\n"
 
 
 @needs_nvcc
+@pytest.mark.nightly
 @pytest.mark.parametrize("arch", build.ARCHITECTURES)
 @pytest.mark.parametrize(
     ("body", "said"),
@@ -127,6 +135,7 @@ def compile_binding(
 
 
 @needs_nvcc
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("binding", BINDINGS, ids=lambda path: path.stem)
@@ -138,6 +147,7 @@ def test_binding_fits_torch_and_the_kernels(
 
 
 @needs_nvcc
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_binding_that_does_not_fit_is_named(
     tmp_path: Path, compile_binding: Callable[[Path], subprocess.CompletedProcess[str]]

@@ -12,6 +12,7 @@ import pytest
 from kernels import build, cuda
 
 
+@pytest.mark.nightly
 def test_as_many_ctas_share_an_sm_as_the_launcher_says(tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not installed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,9 +45,8 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("decode")
-    made = emulated.library(folder, "decode", KERNEL, ctas=16)
+def library() -> ctypes.CDLL:
+    made = emulated.library("decode", KERNEL, ctas=16)
     made.decode.restype = ctypes.c_bool
     return made
 

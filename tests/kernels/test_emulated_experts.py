@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,9 +36,8 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("experts")
-    return emulated.library(folder, "experts", SOURCES, threads=256)
+def library() -> ctypes.CDLL:
+    return emulated.library("experts", SOURCES, threads=256)
 
 
 def draw(kind: str, features: int, k: int, dtype: torch.dtype) -> ExpertMatrices:

@@ -4,7 +4,6 @@ its grid at a time, against float32."""
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,9 +37,8 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("layer_products")
-    found = emulated.library(folder, "layer_products", KERNEL, threads=384, ctas=MOST_CTAS)
+def library() -> ctypes.CDLL:
+    found = emulated.library("layer_products", KERNEL, threads=384, ctas=MOST_CTAS)
     for size in (found.squares_size, found.parts_size):
         size.restype = ctypes.c_int64
     return found

@@ -4,7 +4,6 @@ kernels' own sources (``emulated``), against the products one by one."""
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,8 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("low_rank")
-    return emulated.library(folder, "low_rank", KERNELS, threads=17 * 32)
+def library() -> ctypes.CDLL:
+    return emulated.library("low_rank", KERNELS, threads=17 * 32)
 
 
 def multiply(

@@ -4,7 +4,6 @@ against the layers one operation at a time."""
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,9 +78,8 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("persistent")
-    return emulated.library(folder, "persistent", KERNEL, threads=384, ctas=MOST_CTAS)
+def library() -> ctypes.CDLL:
+    return emulated.library("persistent", KERNEL, threads=384, ctas=MOST_CTAS)
 
 
 def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.Tensor:

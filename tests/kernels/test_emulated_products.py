@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,9 +39,8 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("products")
-    return emulated.library(folder, "products", KERNELS, threads=512)
+def library() -> ctypes.CDLL:
+    return emulated.library("products", KERNELS, threads=512)
 
 
 def multiply(

@@ -4,7 +4,6 @@ reference draws."""
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,8 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("sampling")
-    return emulated.library(folder, "sampling", SOURCES, threads=1024)
+def library() -> ctypes.CDLL:
+    return emulated.library("sampling", SOURCES, threads=1024)
 
 
 def sample(

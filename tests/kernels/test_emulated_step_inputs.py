@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 
@@ -25,10 +24,9 @@ class StepInputs(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("step_inputs")
+def library() -> ctypes.CDLL:
     sources = "step_inputs.cu", "step_inputs.cuh"
-    return emulated.library(folder, "step_inputs", sources, threads=256)
+    return emulated.library("step_inputs", sources, threads=256)
 
 
 @pytest.mark.parametrize("on_host", [False, True])

@@ -4,7 +4,6 @@ writes what the host has, and nothing beside it."""
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,8 @@ UNTOUCHED = -9
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("values")
-    return emulated.library(folder, "values", ("host_values.cu", "host_values.cuh"), threads=256)
+def library() -> ctypes.CDLL:
+    return emulated.library("values", ("host_values.cu", "host_values.cuh"), threads=256)
 
 
 def address(array: np.ndarray) -> ctypes.c_void_p:

@@ -4,7 +4,6 @@ float64."""
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,9 +27,8 @@ class WideLinear(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("wide")
-    return emulated.library(folder, "wide", KERNEL, threads=512, ctas=2)
+def library() -> ctypes.CDLL:
+    return emulated.library("wide", KERNEL, threads=512, ctas=2)
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
