@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
 from engine.demo import MODEL_DIR
 from engine.demo.data import KINDS
@@ -61,7 +61,7 @@ class Greedy:
 
 def _load(folder: Path) -> Any:
     """Any: mypy cannot resolve the mixins and wrappers that `transformers` models are made of."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def measure(folder: Path, per_kind: int, log: Log, device: str = "cpu") -> Accuracy:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from engine.demo.corpus import Batch, Corpus
 from engine.demo.data import examples
@@ -67,9 +67,9 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(size: str, vocab_size: int, eos_id: int, pad_id: int) -> LlamaConfig:
+def config_of(size: str, vocab_size: int, eos_id: int, pad_id: int) -> transformers.LlamaConfig:
     heads = _SHAPES[size]["hidden_size"] // 32
-    return LlamaConfig(
+    return transformers.LlamaConfig(
         vocab_size=vocab_size,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
@@ -97,7 +97,7 @@ class Trainer:
     """AdamW on float32 weights with bfloat16 arithmetic; the learning rate falls to zero when the
     time is over."""
 
-    def __init__(self, model: LlamaForCausalLM, options: Options, log: Log) -> None:
+    def __init__(self, model: transformers.LlamaForCausalLM, options: Options, log: Log) -> None:
         # `transformers` wraps to() so that mypy takes its argument for the model.
         self.model = model.to(options.device).train()  # type: ignore[arg-type]
         self.options, self.log = options, log
@@ -226,12 +226,14 @@ class Trainer:
         return nullcontext()
 
 
-def save_model(model: LlamaForCausalLM, out: Path, eos_ids: list[int], pad_id: int) -> None:
+def save_model(
+    model: transformers.LlamaForCausalLM, out: Path, eos_ids: list[int], pad_id: int
+) -> None:
     """Write config.json, generation_config.json, and model.safetensors in bfloat16."""
-    plain = LlamaForCausalLM(model.config)
+    plain = transformers.LlamaForCausalLM(model.config)
     plain.load_state_dict({k: v.cpu() for k, v in model.state_dict().items()})
     plain = plain.to(torch.bfloat16)  # type: ignore[arg-type]  # as in Trainer
-    plain.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # their lack
+    plain.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=0.3,
         top_p=0.9,
@@ -252,7 +254,9 @@ def run(options: Options) -> Accuracy:
     with log.stage("tokenizer"):
         tokenizer = make_tokenizer(options, log)
     eos, pad = token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)
-    model = LlamaForCausalLM(config_of(options.size, tokenizer.get_vocab_size(), eos, pad))
+    model = transformers.LlamaForCausalLM(
+        config_of(options.size, tokenizer.get_vocab_size(), eos, pad)
+    )
     log(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     corpus = Corpus(
         tokenizer,
@@ -274,7 +278,7 @@ def run(options: Options) -> Accuracy:
     return accuracy
 
 
-def train(model: LlamaForCausalLM, corpus: Corpus, options: Options, log: Log) -> None:
+def train(model: transformers.LlamaForCausalLM, corpus: Corpus, options: Options, log: Log) -> None:
     with log.stage("model to the device"):
         trainer = Trainer(model, options, log)
     with log.stage("first batches"):

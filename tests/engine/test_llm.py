@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import tokenizers
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from engine import garbage
 from engine.errors import ConfigError, EngineError, InvalidRequest, ModelLoadError, QueueFull
@@ -74,7 +74,7 @@ def text_of(result: GenerationOutput) -> str:
 
 class TestGenerate:
     def test_greedy_equals_transformers(self, llm: LLM, model_dir: Path) -> None:
-        model = LlamaForCausalLM.from_pretrained(model_dir).eval()
+        model = transformers.LlamaForCausalLM.from_pretrained(model_dir).eval()
         results = llm.generate(PROMPTS, GREEDY)
         for prompt, result in zip(PROMPTS, results, strict=True):
             ids = llm.get_tokenizer().encode(prompt)

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
 
 from engine.demo import MODEL_DIR
 from engine.demo.heads.answers import Answer, Batch, answer, batches, draw_prompts
@@ -71,7 +71,7 @@ class Target:
     """The demo model with frozen weights."""
 
     def __init__(self, options: Options) -> None:
-        model = LlamaForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        model = transformers.LlamaForCausalLM.from_pretrained(options.model, dtype=torch.float32)
         # `transformers` wraps to() so that mypy takes its argument for the model.
         model = model.to(options.device)  # type: ignore[arg-type]
         self.model = model.eval().requires_grad_(False)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from engine.demo import MODEL_DIR
 from engine.demo.data import KINDS
@@ -38,7 +38,7 @@ def test_it_is_small_and_holds_nothing_else() -> None:
 
 
 def test_the_architecture_is_a_llama_with_tied_embeddings() -> None:
-    config = AutoConfig.from_pretrained(MODEL_DIR)
+    config = transformers.AutoConfig.from_pretrained(MODEL_DIR)
     assert config.architectures == ["LlamaForCausalLM"]
     assert config.tie_word_embeddings
     assert config.num_attention_heads == 2 * config.num_key_value_heads
@@ -60,7 +60,7 @@ def test_the_weights_are_seven_million_finite_bf16_numbers() -> None:
 
 
 def test_transformers_loads_it_whole() -> None:
-    load: Any = AutoModelForCausalLM.from_pretrained
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model, loading = load(MODEL_DIR, output_loading_info=True)
     assert sum(p.numel() for p in model.parameters()) == 6_951_168
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -68,7 +68,7 @@ def test_transformers_loads_it_whole() -> None:
 
 
 def test_the_special_tokens_have_the_ids_of_the_config() -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
     tokens = tokenizer.convert_ids_to_tokens([END_OF_TEXT, TURN_START, TURN_END])
     assert tokens == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (TURN_END, END_OF_TEXT)
@@ -79,7 +79,7 @@ def test_the_special_tokens_have_the_ids_of_the_config() -> None:
 
 
 def test_generation_ends_at_the_end_of_a_turn_and_of_the_text() -> None:
-    generation = GenerationConfig.from_pretrained(MODEL_DIR)
+    generation = transformers.GenerationConfig.from_pretrained(MODEL_DIR)
     assert generation.eos_token_id == [TURN_END, END_OF_TEXT]
     assert generation.pad_token_id == END_OF_TEXT
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import transformers
 
 from engine.demo import MODEL_DIR
 from engine.demo.evaluate import held_out_examples
@@ -56,7 +56,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def transformers_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(MODEL_DIR)
+    return transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
 
 
 @pytest.mark.parametrize("tools", [None, [WEATHER], [WEATHER, WEATHER]])

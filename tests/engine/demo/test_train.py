@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from engine.demo import MODEL_DIR, evaluate
 from engine.demo.corpus import Encoder, batches_of
@@ -41,8 +41,8 @@ def test_the_folder_is_complete(trained: tuple[Path, Accuracy]) -> None:
 
 def test_the_model_loads_and_generates(trained: tuple[Path, Accuracy]) -> None:
     out, _ = trained
-    model: Any = AutoModelForCausalLM.from_pretrained(out)
-    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(out)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(out)
     assert model.config.vocab_size == len(tokenizer)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], add_generation_prompt=True, return_tensors="pt"
@@ -92,7 +92,7 @@ def test_it_measures_every_kind(trained: tuple[Path, Accuracy]) -> None:
 
 def test_the_bundled_model_has_the_config_of_the_script() -> None:
     made = config_of("demo", VOCAB_SIZE, 2, 0).to_dict()
-    shipped = AutoModelForCausalLM.from_pretrained(MODEL_DIR).config.to_dict()
+    shipped = transformers.AutoModelForCausalLM.from_pretrained(MODEL_DIR).config.to_dict()
     recorded_when_saved = ("architectures", "dtype", "transformers_version", "_name_or_path")
     for name in recorded_when_saved:
         made.pop(name, None), shipped.pop(name, None)
@@ -102,7 +102,7 @@ def test_the_bundled_model_has_the_config_of_the_script() -> None:
 def test_the_loss_of_the_bundled_model_is_that_of_its_training() -> None:
     """Right targets at right positions: off by one, the loss would be tens of times higher."""
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
-    model = LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
     trainer = Trainer(model, parse(["--out", "unused", *ARGUMENTS]), Log())
     encoded = Encoder(tokenizer).encode(held_out_examples(3))
     total, count = 0.0, 0

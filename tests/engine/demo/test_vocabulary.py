@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer
 
 from engine.demo import MODEL_DIR
 from engine.demo.data import examples
@@ -101,7 +101,7 @@ def test_an_unknown_token_has_no_id(small: Backend) -> None:
 
 def test_a_saved_tokenizer_is_the_same_for_transformers(small: Backend, tmp_path: Path) -> None:
     save_tokenizer(small, tmp_path)
-    loaded: Any = AutoTokenizer.from_pretrained(tmp_path)
+    loaded: Any = transformers.AutoTokenizer.from_pretrained(tmp_path)
     text = render([{"role": "user", "content": "Héllo 12  you"}], add_generation_prompt=True)
     assert loaded(text)["input_ids"] == small.encode(text).ids
     assert loaded.decode(small.encode(text).ids) == text

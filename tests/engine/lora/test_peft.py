@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from engine.llm import LLM, LoRARequest, SamplingParams
 from tests.engine import toys
@@ -37,7 +37,7 @@ def test_logprobs_are_pefts(model_dir: Path, tmp_path: Path, name: str) -> None:
         use_rslora=name == "rslora",
         **CONFIGS[name],
     )
-    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     torch.manual_seed(0)
     model = peft.get_peft_model(base, config).eval()
     model.save_pretrained(tmp_path / "adapter")

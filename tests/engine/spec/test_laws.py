@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -60,7 +60,7 @@ LAWS = {
 
 class Oracle:
     def __init__(self, folder: Path) -> None:
-        self._model: Any = LlamaForCausalLM.from_pretrained(folder).eval()
+        self._model: Any = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
         self._logits = cache(self._compute)
 
     def _compute(self, tokens: tuple[int, ...]) -> torch.Tensor:
