@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from grammar.bench import synthetic_vocabulary
 
 
@@ -16,6 +18,7 @@ def test_the_vocabulary_looks_like_one() -> None:
     assert vocabulary.tokens == synthetic_vocabulary(20_000).tokens
 
 
+@pytest.mark.nightly
 def test_it_runs_and_prints_every_schema() -> None:
     command = [sys.executable, "-m", "grammar.bench", "--vocab-size", "8000", "--walks", "1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)

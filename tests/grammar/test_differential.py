@@ -2,7 +2,7 @@
 
 Random schemas that mix all keywords; for each one that a backend claims to enforce, documents
 sampled from random logits under its masks, and instances near the schema. ``jsonschema`` has the
-last word. The long runs carry the marker ``slow``.
+last word. The long runs are nightly.
 """
 
 from __future__ import annotations
@@ -141,16 +141,6 @@ def test_outlines(outlines: GrammarCompiler) -> None:
     assert count["accepted"] > 40
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_llguidance_over_a_thousand_schemas(llguidance: GrammarCompiler) -> None:
-    count = run(llguidance, range(20_000, 21_250), wild=0.1)
-    count += run(llguidance, range(30_000, 31_250), wild=0.4)
-    assert count["schemas"] >= 1_000
-    assert count["documents"] >= 2_500
-    assert count["accepted"] >= 0.98 * count["valid"]
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_llguidance_over_thousands_of_schemas(llguidance: GrammarCompiler) -> None:
@@ -161,7 +151,7 @@ def test_llguidance_over_thousands_of_schemas(llguidance: GrammarCompiler) -> No
     assert count["accepted"] >= 0.98 * count["valid"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_xgrammar_over_a_thousand_schemas(xgrammar: GrammarCompiler) -> None:
     count = run(xgrammar, range(20_000, 24_000), wild=0.1)
