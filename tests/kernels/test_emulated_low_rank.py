@@ -15,6 +15,7 @@ from kernels.low_rank import AdapterTiles, LowRankMatrices, tile_rows, tile_tabl
 from tests.kernels import emulated
 from tests.kernels.test_low_rank import PARTS, draw, naive, some_slots
 from tests.kernels.test_quantized import randn
+from tests.pairs import every_pair
 
 KERNELS = (
     *("low_rank_linear.cu", "low_rank_tiles.cu", "low_rank.cuh", "low_rank_shrink.cuh"),
@@ -156,18 +157,22 @@ def test_tokens_do_not_meet_the_adapters_of_others(num_tokens: int, library: cty
     assert (got[~without] != plain[~without]).any(1).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_tokens", "rows"), [(1, 16), (40, 16), (17, 64), (150, 64)])
-@pytest.mark.parametrize(("parts", "k"), [((16, 8, 8), 64), (PARTS, 704), ((200, 136, 8), 320)])
+@pytest.mark.parametrize(
+    ("size", "tile", "dtype"),
+    every_pair(
+        [((16, 8, 8), 64), (PARTS, 704), ((200, 136, 8), 320)],
+        [(1, 16), (40, 16), (17, 64), (150, 64)],
+        [torch.bfloat16, torch.float16],
+    ),
+)
 def test_around_a_product_they_add_what_the_products_add(
-    parts: tuple[int, ...],
-    k: int,
-    num_tokens: int,
-    rows: int,
+    size: tuple[tuple[int, ...], int],
+    tile: tuple[int, int],
     dtype: torch.dtype,
     library: ctypes.CDLL,
 ) -> None:
-    """parts: of one CTA's features each, the last also of more and not of whole warps'."""
+    """The parts are of one CTA's features each, the last also of more and not of whole warps'."""
+    (parts, k), (num_tokens, rows) = size, tile
     matrices = draw(k, dtype, "cpu", parts)
     x = randn(num_tokens, k + 8, seed=num_tokens).to(dtype)[:, :k]
     product = randn(num_tokens, sum(parts), seed=2).to(dtype)

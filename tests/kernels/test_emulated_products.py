@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from kernels import cuda, reference
 from tests.kernels import emulated
 from tests.kernels.test_quantized import LIMIT, draw_int4, randn, relative_error
+from tests.pairs import every_pair
 
 KERNELS = (
     *("one_token_linear.cu", "quantized_linear.cu", "skinny_linear.cu"),
@@ -25,9 +26,9 @@ INTS = (
     *("gated", "bf16", "format", "warps"),
 )
 PLAIN, FP8, INT4 = range(3)
-DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-TOKENS = pytest.mark.parametrize("tokens", [1, 8, 9, 16])
-FEATURES = pytest.mark.parametrize("features", [32, 48, 64])
+DTYPES = torch.bfloat16, torch.float16
+TOKENS = 1, 8, 9, 16
+FEATURES = 32, 48, 64
 """Two, three and four CTAs on the only SM of the emulation, each in a form of its own."""
 
 
@@ -82,14 +83,15 @@ def gate(out: torch.Tensor) -> torch.Tensor:
     return F.silu(gates) * ups
 
 
-@DTYPES
-@TOKENS
-@pytest.mark.parametrize("warps", cuda.SKINNY_WARPS)
-@pytest.mark.parametrize(("features", "k"), [(16, 64), (48, 1152)])
+@pytest.mark.parametrize(
+    ("shape", "warps", "tokens", "dtype"),
+    every_pair([(16, 64), (48, 1152)], cuda.SKINNY_WARPS, TOKENS, DTYPES),
+)
 def test_plain_weights(
-    features: int, k: int, warps: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
+    shape: tuple[int, int], warps: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
 ) -> None:
     """Rows of x may lie apart, and the last CTA may have features for half its tiles only."""
+    features, k = shape
     x = randn(tokens, k + 8, seed=1).to(dtype)[:, :k]
     weight, bias = randn(features, k, seed=2) * k**-0.5, randn(features, seed=3).to(dtype)
     weight = weight.to(dtype)
@@ -100,10 +102,9 @@ def test_plain_weights(
     assert relative_error(got, gate(want)) < 3 * LIMIT[dtype]
 
 
-@DTYPES
-@TOKENS
-@FEATURES
-@pytest.mark.parametrize("k", [64, 192, 2176])
+@pytest.mark.parametrize(
+    ("k", "features", "tokens", "dtype"), every_pair([64, 192, 2176], FEATURES, TOKENS, DTYPES)
+)
 def test_fp8_weights(
     k: int, features: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
 ) -> None:
@@ -130,20 +131,20 @@ def test_every_fp8_number_is_widened_exactly(dtype: torch.dtype, library: ctypes
         assert torch.equal(got, want[:, None].expand(16, 16))
 
 
-@DTYPES
-@TOKENS
-@FEATURES
-@pytest.mark.parametrize(("k", "block"), [(384, (32, 128)), (320, (16, 64))])
+@pytest.mark.parametrize(
+    ("blocks", "features", "tokens", "dtype"),
+    every_pair([(384, 32, 128), (320, 16, 64)], FEATURES, TOKENS, DTYPES),
+)
 def test_fp8_weights_in_blocks(
+    blocks: tuple[int, int, int],
     features: int,
-    k: int,
-    block: tuple[int, int],
     tokens: int,
     dtype: torch.dtype,
     library: ctypes.CDLL,
 ) -> None:
     """The last block of a row of blocks may be cut off."""
-    (rows, columns), x = block, randn(tokens, k, seed=1).to(dtype)
+    k, rows, columns = blocks
+    block, x = (rows, columns), randn(tokens, k, seed=1).to(dtype)
     weight = randn(features, k, seed=2).to(torch.float8_e4m3fn)
     scale = randn(-(-features // rows), -(-k // columns), seed=3).abs() * k**-0.5
     want = x.double() @ reference.dequantize_fp8(weight, scale, block).double().T
@@ -153,18 +154,18 @@ def test_fp8_weights_in_blocks(
     assert relative_error(got, gate(want)) < 3 * LIMIT[dtype]
 
 
-@DTYPES
-@TOKENS
-@FEATURES
-@pytest.mark.parametrize(("k", "group_size"), [(128, 32), (1152, 384), (2176, 128), (256, 256)])
+@pytest.mark.parametrize(
+    ("groups", "features", "tokens", "dtype"),
+    every_pair([(128, 32), (1152, 384), (2176, 128), (256, 256)], FEATURES, TOKENS, DTYPES),
+)
 def test_int4_weights(
-    k: int,
-    group_size: int,
+    groups: tuple[int, int],
     features: int,
     tokens: int,
     dtype: torch.dtype,
     library: ctypes.CDLL,
 ) -> None:
+    k, group_size = groups
     x = (randn(tokens, k, seed=1) * k**-0.5).to(dtype)
     matrix, meant = draw_int4(features, k, group_size, dtype)
     bias = randn(features, seed=3).to(dtype)
@@ -191,8 +192,8 @@ def test_one_token_with_long_rows(features: int, k: int, stored: int, library: c
     assert relative_error(got, x.double() @ meant.T) < LIMIT[x.dtype]
 
 
-@DTYPES
-@FEATURES
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("features", FEATURES)
 def test_one_token_reads_every_fp8_number_exactly(
     features: int, dtype: torch.dtype, library: ctypes.CDLL
 ) -> None:
@@ -207,7 +208,7 @@ def test_one_token_reads_every_fp8_number_exactly(
         assert torch.equal(got[0], rows[:, column].to(dtype))
 
 
-@FEATURES
+@pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("size", [1e-30, 3e-5, 1.0, 7e4, 1e30])
 def test_one_token_of_any_size(size: float, features: int, library: ctypes.CDLL) -> None:
     """Beyond what float16 holds: the largest element decides what all are scaled by."""
@@ -219,7 +220,7 @@ def test_one_token_of_any_size(size: float, features: int, library: ctypes.CDLL)
     assert relative_error(got, want) < LIMIT[x.dtype]
 
 
-@FEATURES
+@pytest.mark.parametrize("features", FEATURES)
 def test_one_token_of_zeros_or_what_is_no_number(features: int, library: ctypes.CDLL) -> None:
     weight, scale = reference.quantize_rows(randn(features, 192, seed=2))
     for element, want in ((0.0, 0.0), (float("nan"), None), (float("inf"), None)):

@@ -163,7 +163,7 @@ def test_few_tiles_are_split_among_more_programs_than_many() -> None:
     assert [module.num_splits(tiles) for tiles in (1, 8, 64, 264, 9999)] == [32, 32, 4, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -122,8 +122,16 @@ def test_interpreted_it_equals_the_products() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("num_tokens", [1, FEW_TOKENS + 1])
+@pytest.mark.parametrize(
+    ("num_tokens", "capability"),
+    [
+        (1, 90),
+        *(
+            pytest.param(tokens, capability, marks=pytest.mark.nightly)
+            for tokens, capability in [(1, 80), (FEW_TOKENS + 1, 80), (FEW_TOKENS + 1, 90)]
+        ),
+    ],
+)
 def test_it_compiles_ahead_of_time_to_wide_loads_and_tensor_cores(
     capability: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

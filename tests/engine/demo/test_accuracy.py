@@ -12,7 +12,7 @@ from engine.llm import LLM, SamplingParams
 PER_KIND = 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hardly_any_is_wrong() -> None:
     llm = LLM(model=str(MODEL_DIR), dtype="float32")
 

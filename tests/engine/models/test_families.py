@@ -73,7 +73,29 @@ class Subject:
         assert expected.std() > 0.05, "logits too alike to tell anything"
 
 
-@pytest.fixture(scope="module", params=[*CASES, *FALLBACK_CASES], ids=lambda case: case.name)
+EACH = pytest.mark.parametrize(
+    "subject",
+    [*CASES, *FALLBACK_CASES],
+    ids=lambda case: case.name,
+    indirect=True,
+    scope="module",
+)
+FALLBACKS_AT_NIGHT = pytest.mark.parametrize(
+    "subject",
+    [
+        *CASES,
+        FALLBACK_CASES[0],
+        *(pytest.param(case, marks=pytest.mark.nightly) for case in FALLBACK_CASES[1:]),
+    ],
+    ids=lambda case: case.name,
+    indirect=True,
+    scope="module",
+)
+"""What transformers computes goes through one adapter: by day its first architecture tries every
+way, each other the one that has a prompt, a cached prefix and decoding in it."""
+
+
+@pytest.fixture(scope="module")
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
 
@@ -101,6 +123,7 @@ def harness(subject: Subject) -> Harness:
     return Harness(subject.runner, block_size=BLOCK_SIZE, max_rows=4)
 
 
+@FALLBACKS_AT_NIGHT
 def test_logits(subject: Subject, seen: list[torch.Tensor]) -> None:
     """Of the prompt at once, then of each token by itself."""
     done = Generation("a", subject.prompt, NUM_DECODED)
@@ -108,12 +131,14 @@ def test_logits(subject: Subject, seen: list[torch.Tensor]) -> None:
     subject.assert_logits_equal(seen, done)
 
 
+@FALLBACKS_AT_NIGHT
 def test_logits_of_chunks(subject: Subject, seen: list[torch.Tensor]) -> None:
     done = Generation("a", subject.prompt, NUM_DECODED)
     harness(subject).run([done], chunk_size=7)
     subject.assert_logits_equal(seen, done)
 
 
+@EACH
 def test_logits_after_a_prefix_hit(subject: Subject, seen: list[torch.Tensor]) -> None:
     # The first request prefills in a step of its own, then both decode in every step.
     first = Generation("first", subject.prompt, 1 + NUM_DECODED)
@@ -124,6 +149,7 @@ def test_logits_after_a_prefix_hit(subject: Subject, seen: list[torch.Tensor]) -
     subject.assert_logits_equal([logits[-1:] for logits in seen[1:]], hit)
 
 
+@FALLBACKS_AT_NIGHT
 def test_a_step_ends_with_the_tokens_that_are_sampled_from(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +187,7 @@ def generate(subject: Subject, **options: Any) -> tuple[LLM, list[CompletionOutp
     return llm, [result.outputs[0] for result in results]
 
 
+@FALLBACKS_AT_NIGHT
 def test_greedy_text_of_a_batch(subject: Subject) -> None:
     llm, outputs = generate(subject)
     for prompt, output in zip(subject.case.prompts, outputs, strict=True):
@@ -169,6 +196,7 @@ def test_greedy_text_of_a_batch(subject: Subject) -> None:
         assert output.text == llm.get_tokenizer().decode(expected)
 
 
+@FALLBACKS_AT_NIGHT
 def test_greedy_text_with_drafts(subject: Subject) -> None:
     drafts = SpeculativeConfig(
         method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, adaptive=False
