@@ -163,6 +163,7 @@ def _middleware(services: Services) -> list[Middleware]:
         Middleware(
             RateLimit,
             check=services.admission.check_open,
+            attempts=services.quota.attempts,
             shared=services.store.shared,
             paths=_GENERATING,
         ),

@@ -8,8 +8,11 @@ from uuid import UUID, uuid4
 
 from starlette.types import Scope, Send
 
+from gateway import rate_limits
 from gateway.transport import extensions
 from gateway.transport.extensions import Departure, Writer
+from tenants.attempts import Attempt, with_less
+from tenants.limits import QuotaAnswer
 from tenants.types import Principal
 
 _KEY = "sluice"
@@ -37,6 +40,15 @@ class RequestContext:
     """Facts for the line in the access log: no prompts, no keys."""
     rate_limits: dict[str, str] = field(default_factory=dict)
     """Rate-limit headers for the answer, successful or not, as of admission."""
+    attempt: Attempt | None = None
+    """Set by ``middleware.rate_limit`` while the request may be refused."""
+
+    def admitted(self, answer: QuotaAnswer) -> None:
+        """The store counts the request from now on. ``answer``: what it said."""
+        if self.attempt is not None:
+            self.attempt.end()
+            answer = with_less(answer, self.attempt.window)
+        self.rate_limits.update(rate_limits.headers(answer))
 
 
 def attach(scope: Scope, send: Send) -> RequestContext:

@@ -451,14 +451,20 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
 )
 
 
+def foreseen(exc: BaseException) -> ApiError | None:
+    """What the client gets for ``exc``; None if nobody expected it."""
+    if isinstance(exc, ApiError):
+        return exc
+    return next(
+        (translate(exc) for kind, translate in _TRANSLATIONS if isinstance(exc, kind)), None
+    )
+
+
 def to_api_error(exc: BaseException) -> ApiError:
     """What the client gets for ``exc``; anything not foreseen is our fault, and logged, if it
     does not come too often."""
-    if isinstance(exc, ApiError):
-        return exc
-    for kind, translate in _TRANSLATIONS:
-        if isinstance(exc, kind):
-            return translate(exc)
+    if (error := foreseen(exc)) is not None:
+        return error
     num_left_out = _seldom.admit(type(exc).__qualname__)
     if num_left_out is not None:
         others = f", and {num_left_out} more of this type" if num_left_out else ""

@@ -23,6 +23,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from tenants.attempts import Attempts
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import Price, QuotaAnswer, QuotaRequest
 from tenants.outage import CALM_S, OutageLog
@@ -231,6 +232,8 @@ class Quota:
         self._clock = clock
         self._standby = standby or Standby(clock=clock)
         self._refusals = Refusals(clock)
+        self.attempts = Attempts(clock)
+        """Requests that are read and may be refused; their readers count them."""
         self._reaps_from = -math.inf
         self._store_ahead_s: float | None = None
         """The store's clock at the last beat, less this process's own, which nobody can set."""

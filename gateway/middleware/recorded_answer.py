@@ -106,6 +106,8 @@ class AnswerWork:
             pass  # This object was closed.
         except Exception as exc:  # Outside of a recording, ``middleware.errors`` would answer it.
             error = to_api_error(exc)
+            if (attempt := context.of(self._scope).attempt) is not None:
+                attempt.failed(exc, is_ours=error.status >= 500)
             if not self._status:
                 response = Response(error.body(), error.status, error.headers())
                 await response(self._scope, self._receive, self._messages.put)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import context, rate_limits
+from gateway import context
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
 from gateway.answers.chat import ChatChunks, ChatCompletion
@@ -38,7 +38,7 @@ def chat_route(admission: Admission, generations: Generations, sender: Answers) 
             ),
             known.departure,
         )
-        known.rate_limits.update(rate_limits.headers(admitted.hold.answer))
+        known.admitted(admitted.hold.answer)
         generation = generations.begin(admitted)
         completion_id = f"chatcmpl-{admitted.id.hex}"
         if not body.stream:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import context, rate_limits
+from gateway import context
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
 from gateway.answers.completions import TextChunks, TextCompletion
@@ -41,7 +41,7 @@ def completions_route(admission: Admission, generations: Generations, sender: An
         echoes = [
             admission.echo(body, prompt) for prompt in prompts for _ in range(admitted.num_choices)
         ]
-        known.rate_limits.update(rate_limits.headers(admitted.hold.answer))
+        known.admitted(admitted.hold.answer)
         generation = generations.begin(admitted)
         completion_id = f"cmpl-{admitted.id.hex}"
         if not body.stream:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway import context, rate_limits
+from gateway import context
 from gateway.admission.client_notes import client_notes
 from gateway.answers.event_stream import FollowingEventStream
 from gateway.config import ServerConfig
@@ -97,7 +97,7 @@ class ResponseRoutes:
             known.departure,
         )
         assert run.generation is not None
-        known.rate_limits.update(rate_limits.headers(run.generation.admitted.hold.answer))
+        known.admitted(run.generation.admitted.hold.answer)
         await self._wait_for_refusal(request, run)
         if body.background:
             return await self._in_background(run, stream=bool(body.stream))
