@@ -16,14 +16,15 @@ import pytest
 
 def every_pair(*axes: Sequence[Any]) -> list[Any]:
     """All combinations of a value of each axis, for ``pytest.mark.parametrize``."""
-    chosen = covering(*(len(axis) for axis in axes))
-    return [
-        pytest.param(
-            *(axis[place] for axis, place in zip(axes, places, strict=True)),
-            marks=() if places in chosen else (pytest.mark.nightly,),
-        )
-        for places in itertools.product(*(range(len(axis)) for axis in axes))
-    ]
+    return _by_day(axes, covering(*map(len, axes)))
+
+
+def each_value(*axes: Sequence[Any], most: int | None = None) -> list[Any]:
+    """As ``every_pair``, for tests that take seconds: by day each value is tried once, with the
+    values of the other axes in turn; or the first ``most`` of a lone axis."""
+    longest = max(map(len, axes))
+    chosen = {tuple(i % len(axis) for axis in axes) for i in range(most or longest)}
+    return _by_day(axes, chosen)
 
 
 def covering(*sizes: int) -> set[tuple[int, ...]]:
@@ -47,6 +48,16 @@ def covering(*sizes: int) -> set[tuple[int, ...]]:
         missing -= {(a, b, places[a], places[b]) for a, b in columns}
         chosen.add(tuple(places[axis] for axis in range(len(sizes))))
     return chosen
+
+
+def _by_day(axes: Sequence[Sequence[Any]], chosen: set[tuple[int, ...]]) -> list[Any]:
+    return [
+        pytest.param(
+            *(axis[place] for axis, place in zip(axes, places, strict=True)),
+            marks=() if places in chosen else (pytest.mark.nightly,),
+        )
+        for places in itertools.product(*(range(len(axis)) for axis in axes))
+    ]
 
 
 def _newly_met(places: dict[int, int], missing: set[tuple[int, int, int, int]]) -> int:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.pairs import covering, every_pair
+from tests.pairs import covering, each_value, every_pair
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 1, 2), (2, 2, 2, 2, 2), (5, 4, 3), (4, 4, 4, 4)])
@@ -29,3 +29,10 @@ def test_the_full_product_runs_at_night() -> None:
     assert at_night == [["nightly"]] * 9
     assert len(by_day) == 9
     assert {values[:2] for values in by_day} == set(itertools.product("abc", [1, 2, 3]))
+
+
+def test_each_value_is_tried_by_day() -> None:
+    cases = each_value("abc", [1, 2])
+    assert len(cases) == 6
+    assert [case.values for case in cases if not case.marks] == [("a", 1), ("b", 2), ("c", 1)]
+    assert [case.values for case in each_value("abc", most=2) if not case.marks] == [("a",), ("b",)]

@@ -131,21 +131,35 @@ def check(
                 assert_close(got, want, "qkv")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [17, 64])
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [
+        (17, torch.bfloat16),
+        (64, torch.float16),
+        pytest.param(64, torch.bfloat16, marks=pytest.mark.nightly),
+        pytest.param(17, torch.float16, marks=pytest.mark.nightly),
+    ],
+)
 def test_layers(library: ctypes.CDLL, tokens: int, dtype: torch.dtype) -> None:
     """One that the next follows, and the last."""
     check(library, SMALL, tokens, dtype=dtype)
 
 
+@pytest.mark.nightly
 def test_larger_sizes(library: ctypes.CDLL) -> None:
     """Rings that go round, and gates that leave partly one by one."""
     check(library, LARGER, 40)
 
 
-def test_launches_of_other_sizes_follow_each_other(library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(
+    ("steps", "num_layers"),
+    [((33, 1), 2), pytest.param((64, 1, 33), 3, marks=pytest.mark.nightly)],
+)
+def test_launches_of_other_sizes_follow_each_other(
+    library: ctypes.CDLL, steps: tuple[int, ...], num_layers: int
+) -> None:
     """What one has handed over is gone when the next needs the place."""
-    check(library, SMALL, 64, 1, 33, num_layers=3)
+    check(library, SMALL, *steps, num_layers=num_layers)
 
 
 def test_a_lone_layer(library: ctypes.CDLL) -> None:

@@ -86,13 +86,21 @@ def check(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
-def test_interpreted_it_equals_the_reference() -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        "zip(itertools.cycle(SHAPES), KINDS)",
+        pytest.param("itertools.product(SHAPES, KINDS)", marks=pytest.mark.nightly),
+    ],
+    ids=["each kind", "each kind and shape"],
+)
+def test_interpreted_it_equals_the_reference(cases: str) -> None:
     code = (
+        "import itertools\n"
         "import torch\n"
         "from tests.kernels.test_grouped_gemm import KINDS, SHAPES, check\n"
-        "for shape in SHAPES:\n"
-        "    for kind in KINDS:\n"
-        "        check(*shape, torch.float32, 'cpu', kind)\n"
+        f"for shape, kind in {cases}:\n"
+        "    check(*shape, torch.float32, 'cpu', kind)\n"
     )
     interpret(code)
 

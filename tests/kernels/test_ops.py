@@ -80,6 +80,7 @@ def test_every_implementation_takes_what_its_reference_takes(
         assert _parameters(found.implementation) == _parameters(oracle), (op, backend)
 
 
+@pytest.mark.nightly  # it imports most of transformers
 def test_transformers_works_with_this_package_on_the_path() -> None:
     """transformers probes for a package called ``kernels`` and must find nothing in ours."""
     code = (

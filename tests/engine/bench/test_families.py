@@ -44,6 +44,7 @@ def test_shapes_are_configs_that_can_be_read(shape: str, tmp_path: Any) -> None:
     assert config.read_architecture(tmp_path) == SHAPES[shape]["architectures"][0]
 
 
+@pytest.mark.nightly
 def test_one_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setitem(SHAPES, "broken", {**TINY, "num_key_value_heads": 3})
@@ -70,6 +71,7 @@ def test_the_table_compares_with_plain_weights() -> None:
     assert cells[3] == ["fails", "fails", "10"]
 
 
+@pytest.mark.nightly
 def test_the_limit_stands_beside_what_is_not_quantized(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

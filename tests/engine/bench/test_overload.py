@@ -26,6 +26,7 @@ def test_less_than_five_percent_is_computed_again(
 
 
 @POLICIES
+@pytest.mark.nightly
 def test_without_the_forecast_it_is_a_storm(policy: Policy) -> None:
     storm, calm = overload.run(policy, careful=False), overload.run(policy)
     assert storm.recomputed_share > 0.12
@@ -33,6 +34,7 @@ def test_without_the_forecast_it_is_a_storm(policy: Policy) -> None:
 
 
 @POLICIES
+@pytest.mark.nightly
 def test_swapping_takes_the_sting_out_of_a_storm(policy: Policy) -> None:
     storm = overload.run(policy, careful=False)
     swapped = overload.run(policy, careful=False, swap=True)

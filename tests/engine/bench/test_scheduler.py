@@ -29,6 +29,7 @@ def test_it_prints_a_line_for_every_case() -> None:
 
 @pytest.mark.usefixtures("collector_as_before")
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair_share"])
+@pytest.mark.nightly
 def test_a_step_costs_no_more_with_a_hundred_times_the_queue(policy: str) -> None:
     def median(num_waiting: int) -> float:
         return scheduler.measure(

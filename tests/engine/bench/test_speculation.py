@@ -7,6 +7,7 @@ import pytest
 from engine.bench import speculation
 
 
+@pytest.mark.nightly
 def test_prompt_lookup_pays_on_copies(capsys: pytest.CaptureFixture[str]) -> None:
     def speed_up() -> float:
         arguments = "copy --device cpu --num-threads 1 --drafts 7 --prompts 6 --max-seconds 5"
@@ -20,6 +21,7 @@ def test_prompt_lookup_pays_on_copies(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(speed_up() > 1.3 for _ in range(5))
 
 
+@pytest.mark.nightly
 def test_the_demo_model_with_its_head(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (
         "chat --device cpu --num-threads 1 --prompts 4 --batches 1 4 --never-right"
@@ -35,6 +37,7 @@ def test_the_demo_model_with_its_head(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(line["ideal"] == 1.0 for line in lines if line["engine"].endswith("never right"))
 
 
+@pytest.mark.nightly
 def test_drafts_that_are_right_by_chance(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (
         "synthetic --shape demo --device cpu --num-threads 1 --batches 1 2 --drafts 2"

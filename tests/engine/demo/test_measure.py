@@ -34,6 +34,7 @@ def ended(answer: list[int]) -> list[int]:
     return answer[: answer.index(END) + 1]
 
 
+@pytest.mark.nightly
 def test_a_batch_gives_what_each_prompt_gives_alone(greedy: Greedy, chats: list[Example]) -> None:
     prompts = [ids_of(chat) for chat in chats]
     assert len({len(prompt) for prompt in prompts}) > 5, "padding must matter"
@@ -42,6 +43,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(greedy: Greedy, chats: list[
     assert together == alone
 
 
+@pytest.mark.nightly
 def test_the_model_answers_rightly(greedy: Greedy, chats: list[Example]) -> None:
     answers = greedy([ids_of(chat) for chat in chats], 100)
     texts = [TOKENIZER.decode(ended(answer)) for answer in answers]

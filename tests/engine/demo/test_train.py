@@ -34,11 +34,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ac
         yield out, run(parse(["--out", str(out), *ARGUMENTS]))
 
 
+@pytest.mark.nightly
 def test_the_folder_is_complete(trained: tuple[Path, Accuracy]) -> None:
     out, _ = trained
     assert {path.name for path in out.iterdir()} == {path.name for path in MODEL_DIR.iterdir()}
 
 
+@pytest.mark.nightly
 def test_the_model_loads_and_generates(trained: tuple[Path, Accuracy]) -> None:
     out, _ = trained
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(out)
@@ -53,6 +55,7 @@ def test_the_model_loads_and_generates(trained: tuple[Path, Accuracy]) -> None:
     assert answer.shape[1] <= prompt["input_ids"].shape[1] + 3
 
 
+@pytest.mark.nightly
 def test_the_log_lies_beside_the_folder_and_shows_learning(trained: tuple[Path, Accuracy]) -> None:
     out, _ = trained
     text = out.with_name("model.log").read_text()
@@ -64,6 +67,7 @@ def test_the_log_lies_beside_the_folder_and_shows_learning(trained: tuple[Path, 
     assert losses[30] < losses[1] - 1
 
 
+@pytest.mark.nightly
 def test_the_log_tells_where_the_time_went(trained: tuple[Path, Accuracy]) -> None:
     out, _ = trained
     _, _, text = out.with_name("model.log").read_text().partition("where the time went\n")
@@ -85,6 +89,7 @@ def test_the_log_tells_where_the_time_went(trained: tuple[Path, Accuracy]) -> No
     assert stages["training"] > 0
 
 
+@pytest.mark.nightly
 def test_it_measures_every_kind(trained: tuple[Path, Accuracy]) -> None:
     _, accuracy = trained
     assert list(accuracy.per_kind()) == list(KINDS)
@@ -99,6 +104,7 @@ def test_the_bundled_model_has_the_config_of_the_script() -> None:
     assert made == shipped
 
 
+@pytest.mark.nightly
 def test_the_loss_of_the_bundled_model_is_that_of_its_training() -> None:
     """Right targets at right positions: off by one, the loss would be tens of times higher."""
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))

@@ -18,6 +18,7 @@ from engine.quant.transformers_linears import QuantizedLinear
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
 from tests.engine.quant import checkpoints
 from tests.engine.quant.test_layouts import LAYOUTS
+from tests.pairs import each_value
 
 MATRIX = re.compile(r"(_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])\.weight$")
 KEPT = re.compile(r"kv_b_proj\.weight$")
@@ -73,7 +74,7 @@ def test_int4_checkpoint(case: Case, tmp_path: Path) -> None:
 of_transformers = pytest.mark.parametrize("case", FALLBACK_CASES, ids=lambda case: case.name)
 
 
-@of_transformers
+@pytest.mark.parametrize("case", each_value(FALLBACK_CASES, most=4), ids=lambda case: case.name)
 def test_fp8_while_transformers_loads(case: Case, tmp_path: Path) -> None:
     """The text of a checkpoint whose weights have been rounded beforehand."""
     folder = write(case, tmp_path)

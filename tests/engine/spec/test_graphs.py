@@ -22,6 +22,7 @@ from tests.engine.runner.conftest import BLOCK_SIZE
 from tests.engine.runner.emulated_graphs import MAX_QUERIES, emulate, emulate_prompts
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
+from tests.pairs import each_value
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +134,11 @@ def test_any_number_of_drafts_up_to_the_most(
     assert checking.num_runs > 20
 
 
-@pytest.mark.parametrize("num_drafts", [4, 8, 15])
 @pytest.mark.parametrize(
-    "options",
-    [{"max_num_seqs": 3}, {"max_model_len": 64}, {"async_scheduling": True}],
-    ids=["few rows", "short table", "overlap"],
+    ("options", "num_drafts"),
+    each_value(
+        [{"max_num_seqs": 3}, {"max_model_len": 64}, {"async_scheduling": True}], [4, 8, 15]
+    ),
 )
 def test_requests_with_different_numbers_of_drafts_share_a_graph(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_drafts: int

@@ -14,6 +14,7 @@ from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.runner.drafts.drafting import ChainDrafting, Drafting, ParallelDrafting
 from tests.engine.insides import core_of, runner_of
 from tests.engine.spec.heads import chain, parallel, random_heads
+from tests.pairs import each_value
 
 METHODS = ("eagle3", "eagle", "medusa")
 
@@ -76,27 +77,27 @@ def plain() -> list[list[int]]:
     return outputs(engine(None, "plain"))
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "chunked": {"max_num_batched_tokens": 16},
+    "crowded": {"num_gpu_blocks_override": 40, "max_model_len": 110, "forecast_admission": False},
+    "overlap": {"async_scheduling": True, "enable_prefix_caching": False},
+    "swap": {
+        "num_gpu_blocks_override": 40,
+        "max_model_len": 110,
+        "forecast_admission": False,
+        "swap_space": 0.05,
+    },
+}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_num_batched_tokens": 16},
-        {"num_gpu_blocks_override": 40, "max_model_len": 110, "forecast_admission": False},
-        {"async_scheduling": True, "enable_prefix_caching": False},
-        {
-            "num_gpu_blocks_override": 40,
-            "max_model_len": 110,
-            "forecast_admission": False,
-            "swap_space": 0.05,
-        },
-    ],
-    ids=["alone", "chunked", "crowded", "overlap", "swap"],
+    ("method", "options"), each_value([*METHODS, "draft_model"], list(OPTIONS))
 )
-@pytest.mark.parametrize("method", [*METHODS, "draft_model"])
 def test_outputs_are_those_without_drafts(
-    folder: Path, heads: Heads, plain: list[list[int]], method: str, options: dict[str, Any]
+    folder: Path, heads: Heads, plain: list[list[int]], method: str, options: str
 ) -> None:
-    llm = engine(folder, method, **options)
+    llm = engine(folder, method, **OPTIONS[options])
     assert outputs(llm) == plain
     stats = llm._core.stats()
     assert stats.spec_decode_num_draft_tokens > 50
@@ -108,8 +109,9 @@ def test_outputs_are_those_without_drafts(
         assert rate > 0.9
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("method", [*METHODS, "draft_model"])
+@pytest.mark.parametrize(
+    ("method", "overlap"), each_value([*METHODS, "draft_model"], [False, True])
+)
 def test_outputs_are_the_same_when_the_engine_decides_how_many(
     folder: Path,
     heads: Heads,
@@ -139,8 +141,7 @@ def test_outputs_are_the_same_when_the_engine_decides_how_many(
     assert outputs(llm) == plain
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("budget", [2048, 9], ids=["whole", "chunked"])
+@pytest.mark.parametrize(("method", "budget"), each_value(list(METHODS), [9, 2048]))
 def test_drafts_are_those_of_the_trained_network(
     folder: Path,
     heads: Heads,

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.spec.noisy_machine import Machine, speed_ups
+from tests.pairs import every_pair
 
 GPU = Machine(
     step=lambda batch, length: 0.12 + 0.002 * batch * (1 + 0.5 * length),
@@ -53,11 +54,13 @@ UNLUCKY = replace(
 MACHINES = {"gpu": GPU, "quiet gpu": QUIET_GPU, "cpu": CPU}
 
 
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-@pytest.mark.parametrize(("batch", "num_drafts"), [(1, 1), (1, 3), (8, 1), (8, 3), (32, 3)])
-@pytest.mark.parametrize("rate", [0.3, 0.85])
-def test_short_answers(machine: Machine, batch: int, num_drafts: int, rate: float) -> None:
-    fixed, adaptive = speed_ups(machine, batch, rate, num_drafts, mean_tokens=24)
+@pytest.mark.parametrize(
+    ("machine", "size", "rate"),
+    every_pair(list(MACHINES), [(1, 1), (1, 3), (8, 1), (8, 3), (32, 3)], [0.3, 0.85]),
+)
+def test_short_answers(machine: str, size: tuple[int, int], rate: float) -> None:
+    batch, num_drafts = size
+    fixed, adaptive = speed_ups(MACHINES[machine], batch, rate, num_drafts, mean_tokens=24)
     assert adaptive > 0.97
     assert adaptive > 0.93 * fixed
 

@@ -65,6 +65,7 @@ def digest(chats: Iterable[Example]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@pytest.mark.nightly
 def test_the_data_is_what_the_bundled_model_learned() -> None:
     """Whoever changes the data on purpose trains the model anew, measures it, and changes these."""
     assert digest(training(2_000_000, 1000)) == "ce6b926c09409d03"
@@ -116,10 +117,12 @@ def seen_in_training(held_out: list[Example], trained_on: list[Example]) -> set[
     }
 
 
+@pytest.mark.nightly
 def test_no_held_out_prompt_occurs_in_training(held_out: list[Example]) -> None:
     assert seen_in_training(held_out, training(5, NUM_TRAINING_CHATS)) == set()
 
 
+@pytest.mark.nightly
 def test_without_the_split_many_would(
     held_out: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ def prompts() -> list[Prompt]:
 @pytest.mark.parametrize(
     ("name", "least"), [("eagle3", 3.1), ("eagle", 3.1), ("medusa", 2.0), ("suffix", 1.1)]
 )
+@pytest.mark.nightly
 def test_tokens_a_step(prompts: list[Prompt], name: str, least: float) -> None:
     measured = measure(name, prompts, 4, device="cpu", num_threads=1)
     assert set(measured.tallies) == set(KINDS)
