@@ -12,7 +12,6 @@ import transformers
 from engine.llm import LLM, LoRARequest, SamplingParams
 from tests.engine import toys
 
-peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
 # It still uses names that transformers is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
@@ -31,6 +30,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logprobs_are_pefts(model_dir: Path, tmp_path: Path, name: str) -> None:
+    # Imported here: with it comes most of transformers.
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         init_lora_weights=False,  # random, so that it changes something
