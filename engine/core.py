@@ -6,7 +6,7 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING
 
-from engine.cache.hybrid import create_cache_manager
+from engine.cache.manager import create_cache_manager
 from engine.constraints import Constraints, Ending
 from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
@@ -62,11 +62,7 @@ class EngineCore:
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
         self._cache = create_cache_manager(
-            config,
-            runner.num_blocks,
-            runner.num_swap_blocks,
-            runner.group_windows,
-            runner.window_step,
+            config, runner.num_blocks, runner.num_swap_blocks, runner.layer_groups
         )
         self._checks = RequestChecks(
             vocab_size=runner.vocab_size,

@@ -7,7 +7,7 @@ import enum
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.cache.manager import BlockTable
+from engine.cache.table import BlockTable
 from engine.logprobs import Logprobs
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
+from engine.cache.groups import FullAttention
 from engine.config import EngineConfig, Policy
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, Stats
@@ -45,8 +46,7 @@ class ModelledRunner:
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.num_lookahead_tokens = 0
-        self.group_windows = (None,)
-        self.window_step = 1
+        self.layer_groups = (FullAttention(),)
         self.step_costs = None
         self.now = 0.0
         self._results: deque[StepResult] = deque()

@@ -18,15 +18,85 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # Every group costs a block table, and work in each step. So many at most, and one more must save
 # this share of the memory.
 _MAX_GROUPS = 8
 _MIN_SAVED = 0.02
+
+
+class GroupKind(Protocol):
+    """Says which blocks the layers of a group keep, whatever they compute with them."""
+
+    @property
+    def window(self) -> int | None:
+        """The number of tokens that a query sees, its own included; None: all of them."""
+
+    def first_kept(self, num_tokens: int, block_size: int) -> int:
+        """Index of the first block that attention reads for a query at position ``num_tokens`` or
+        later: those before it are given back."""
+
+    def num_reserved(self, num_tokens: int, num_soon: int) -> int:
+        """The leading tokens that get blocks at admission, of ``num_tokens`` in all. The first
+        step computes up to ``num_soon``."""
+
+    def peak_blocks(self, num_blocks: int, block_size: int, max_tokens_in_flight: int) -> int:
+        """The most blocks that a request of ``num_blocks`` logical blocks holds at any time. Tokens
+        of steps in flight have not left any window yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Every token is read for ever, as a key and a value or as a latent vector."""
+
+    window: ClassVar[None] = None
+
+    def first_kept(self, num_tokens: int, block_size: int) -> int:
+        return 0
+
+    def num_reserved(self, num_tokens: int, num_soon: int) -> int:
+        return num_tokens
+
+    def peak_blocks(self, num_blocks: int, block_size: int, max_tokens_in_flight: int) -> int:
+        return num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """The last ``window`` tokens are read.
+
+    Attention reads keys in pieces that start at multiples of ``step`` tokens, so the window frees
+    only whole pieces. A request reuses the blocks that it gives back, so admission reserves those
+    of its first step only."""
+
+    window: int
+    step: int = 1
+
+    def first_kept(self, num_tokens: int, block_size: int) -> int:
+        oldest = max(0, num_tokens - self.window + 1)
+        piece = math.lcm(block_size, self.step)
+        return oldest // piece * (piece // block_size)
+
+    def num_reserved(self, num_tokens: int, num_soon: int) -> int:
+        return min(num_tokens, num_soon)
+
+    def peak_blocks(self, num_blocks: int, block_size: int, max_tokens_in_flight: int) -> int:
+        # A window may begin anywhere in a piece, and moves on only by whole blocks.
+        more = math.lcm(block_size, self.step) // block_size + 1
+        seen = -(-(self.window - 1 + max_tokens_in_flight) // block_size)
+        return min(num_blocks, seen + more)
+
+
+def kinds_of(windows: Iterable[int | None], window_step: int = 1) -> tuple[GroupKind, ...]:
+    """The kinds of groups with these windows; None: all tokens."""
+    return tuple(
+        FullAttention() if window is None else SlidingWindow(window, window_step)
+        for window in windows
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +108,11 @@ class LayerGroups:
     places: tuple[tuple[int, int], ...]
     """(group, index within the group) of each layer."""
     window_step: int = 1
-    """Attention reads keys in pieces that start at multiples of this many tokens; a window frees
-    only whole pieces."""
+    """See ``SlidingWindow``."""
+
+    @property
+    def kinds(self) -> tuple[GroupKind, ...]:
+        return kinds_of(self.windows, self.window_step)
 
     @property
     def num_layers_each(self) -> int:
@@ -91,47 +164,24 @@ def _cost(groups: LayerGroups, num_tokens: int, more_layers: float) -> float:
     return width * slots * (1 + _MIN_SAVED * len(groups.windows))
 
 
-def blocks_per_step(block_size: int, window_step: int) -> int:
-    """How many blocks a window frees at a time: the fewest that are whole pieces."""
-    return math.lcm(block_size, window_step) // block_size
-
-
 def peak_blocks(
-    windows: Sequence[int | None],
-    num_tokens: int,
-    block_size: int,
-    max_tokens_in_flight: int,
-    window_step: int = 1,
+    kinds: Sequence[GroupKind], num_tokens: int, block_size: int, max_tokens_in_flight: int
 ) -> int:
-    """The most blocks that a request of ``num_tokens`` holds at any time.
-
-    windows: of the groups. Tokens of steps in flight have not left any window yet. A window may
-    begin anywhere in a piece, and moves on only by whole blocks.
-    """
+    """The most blocks that a request of ``num_tokens`` holds at any time, in all groups."""
     whole = -(-num_tokens // block_size)
-    more = blocks_per_step(block_size, window_step) + 1
-    return sum(
-        whole
-        if window is None
-        else min(whole, -(-(window - 1 + max_tokens_in_flight) // block_size) + more)
-        for window in windows
-    )
+    return sum(kind.peak_blocks(whole, block_size, max_tokens_in_flight) for kind in kinds)
 
 
 def max_request_tokens(
-    windows: Sequence[int | None],
-    num_blocks: int,
-    block_size: int,
-    max_tokens_in_flight: int,
-    window_step: int = 1,
+    kinds: Sequence[GroupKind], num_blocks: int, block_size: int, max_tokens_in_flight: int
 ) -> int | None:
     """The most tokens for which ``peak_blocks`` says ``num_blocks``; None if there is no limit."""
 
     def fits(num_logical_blocks: int) -> bool:
         num_tokens, in_flight = num_logical_blocks * block_size, max_tokens_in_flight
-        return peak_blocks(windows, num_tokens, block_size, in_flight, window_step) <= num_blocks
+        return peak_blocks(kinds, num_tokens, block_size, in_flight) <= num_blocks
 
-    if None not in windows and fits(num_blocks + 1):
+    if all(kind.window is not None for kind in kinds) and fits(num_blocks + 1):
         return None  # Longer ones hold no more.
     low, high = 0, num_blocks + 1
     while high - low > 1:

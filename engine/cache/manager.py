@@ -1,144 +1,64 @@
-"""The KV cache as the scheduler sees it: block tables, and cached prefixes."""
+"""The KV cache as the scheduler sees it: block tables, and cached prefixes.
+
+Layers that look back equally far form a group (``engine.cache.groups``); most models have one.
+Every group has a block table of its own, over one pool of blocks:
+
+    tokens      0         16        32        48        64     next: 70
+    all         [ 3 ]     [ 9 ]     [ 4 ]     [ 7 ]     [ 1 ]
+    window 30   given back          [ 8 ]     [ 2 ]     [ 5 ]   sees 41 to 70
+
+**Blocks behind a window are released** once the steps that read them are over. Not when the step
+that moves the window is planned, because a step in flight may still read them; and drafts that may
+be rejected do not move the window (``num_written`` does not count them). Released blocks stay
+cached, as always.
+
+**Prefixes.** A block is found by its key and its group. A prefix of n tokens is a hit if every
+group has the blocks that queries at position n and later read: all of them without a window, the
+last few with one. The longest such prefix is used. So a hit may lack blocks in its middle that no
+window needs any more, and a long prefix may be a hit while every shorter one is not.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from engine.cache.block_pool import BlockPool
+from engine.cache.groups import FullAttention, max_request_tokens
 from engine.cache.prefix import Content, child_key, extend_chain, root_key, token_bytes
-from engine.cache.swap import Swapped, SwapSpace
+from engine.cache.swap import SwapSpace
+from engine.cache.table import NO_BLOCK, BlockTable, GroupHit, GroupTable, PrefixHit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from engine.cache.ceilings import Ceiling
-
-
-NO_BLOCK = -1
-"""Marks a block that was given back before its request ended."""
+    from engine.cache.groups import GroupKind
+    from engine.config import EngineConfig
 
 # The region of public prefixes; no request's own region has this domain.
 _PUBLIC = {"public": ""}
-
-
-class BlockTable:
-    """The cache side of one request: the blocks it holds, in order, and what they hold.
-
-    ``region`` separates what must never be shared ("salt", ...); ``owner`` is whom cached blocks
-    count for. The first ``num_public_tokens`` stand outside the region: their full blocks are
-    shared with everybody who declares the same tokens public. Tables of one ``group`` share their
-    common prefix even where prefix caching is off.
-    """
-
-    __slots__ = (
-        "block_ids",
-        "ceilings",
-        "group",
-        "keys",
-        "layer_groups",
-        "num_held",
-        "num_logical_blocks",
-        "num_public_tokens",
-        "num_published",
-        "num_written",
-        "owner",
-        "region",
-        "root",
-        "skip_reading",
-        "swapped",
-    )
-
-    def __init__(
-        self,
-        region: Mapping[str, str],
-        owner: str = "",
-        num_public_tokens: int = 0,
-        group: str = "",
-    ) -> None:
-        self.region = region
-        self.owner = owner
-        self.num_public_tokens = num_public_tokens
-        self.group = group
-        self.root: bytes | None = None
-        """The root key of its region; computed once, on demand."""
-        self.ceilings: tuple[Ceiling, ...] = ()
-        """The ceilings, from ``BlockPool.ceilings_of``, that its cached blocks count for."""
-        self.block_ids: list[int] = []
-        self.layer_groups: list[GroupTable] = []
-        """Used in place of ``block_ids`` where some layers have a window."""
-        self.num_logical_blocks = 0
-        """Logical blocks, counted from the first token, that have a physical block in every layer
-        group: there are slots for ``num_logical_blocks * block_size`` tokens."""
-        self.num_held = 0
-        """Physical blocks held, summed over all layer groups."""
-        self.keys: list[bytes] = []
-        """Keys of the leading full blocks, as far as they were computed. They outlive a release:
-        a preempted request looks its own prefix up again."""
-        self.skip_reading = False
-        """Do not look up cached prefixes: prompt log-probabilities need every token computed."""
-        self.num_published = 0
-        """Leading blocks that are published already."""
-        self.num_written = 0
-        """Leading slots whose contents are final: the step that wrote them is over, and drafts that
-        were rejected are not counted."""
-        self.swapped: Swapped | None = None
-        """The copy of its blocks in host memory, from ``swap_out`` until ``swap_in``."""
-
-
-@dataclass(slots=True)
-class GroupTable:
-    """The blocks that a request holds for one group of layers."""
-
-    block_ids: list[int]
-    """``NO_BLOCK`` where the window has left a block behind."""
-    first: int = 0
-    """Index of the first block that is held, if any is."""
-
-
-class PrefixHit(msgspec.Struct, frozen=True, gc=False):
-    """The leading tokens that need not be computed. Nothing is acquired yet."""
-
-    num_tokens: int = 0
-    block_ids: list[int] = []
-    """Full blocks, to be shared."""
-    source: int = -1
-    """A block whose leading slots continue the prefix, to be copied; -1 for none."""
-    num_copied: int = 0
-    """How many slots to copy; ``num_tokens`` includes them."""
-    is_swapped: bool = False
-    """What follows the full blocks is copied back from host memory."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Leading full blocks of the hit."""
-        return len(self.block_ids)
-
-    def without_copy(self) -> PrefixHit:
-        return PrefixHit(self.num_tokens - self.num_copied, self.block_ids)
+_UNLIMITED = 1 << 62
 
 
 class CacheManager:
     """Allocates blocks to requests and shares the blocks of equal prefixes within a region.
 
+    ``kinds`` are those of the layer groups; groups that keep all blocks come first.
+    ``chunk_tokens`` is the most tokens of one request in a step; it matters only to windows.
     ``tenant_floor`` and ``tenant_ceiling`` are shares of all blocks, for the cached blocks of one
     owner that nobody holds: fewer than the floor are safe from others, more than the ceiling are
     given up.
     """
 
-    windows: Sequence[int | None] = (None,)
-    """Window of each layer group; None where it sees all tokens."""
-    num_left_behind = 0
-    """Total of blocks that requests gave back before they ended."""
-
     def __init__(
         self,
         num_blocks: int,
         block_size: int,
+        kinds: Sequence[GroupKind] = (FullAttention(),),
         *,
+        chunk_tokens: int = 1,
         enable_prefix_caching: bool = True,
         tenant_floor: float = 0.0,
         tenant_ceiling: float = 1.0,
@@ -152,15 +72,25 @@ class CacheManager:
             ceiling=int(tenant_ceiling * num_blocks),
         )
         self.enable_prefix_caching = enable_prefix_caching
+        self.windows = tuple(kind.window for kind in kinds)
+        """Window of each layer group; None where it sees all tokens."""
+        self.num_left_behind = 0
+        """Total of blocks that requests gave back before they ended."""
+        self._kinds = tuple(kinds)
+        self._chunk_tokens = chunk_tokens
+        # A key is followed by its group's mark, so that each group has keys of its own.
+        self._marks = [b"", *(bytes([group]) for group in range(1, len(kinds)))]
+        num_full = sum(window is None for window in self.windows)
+        self._full_marks = self._marks[:num_full]
+        self._windowed = [*zip(self._kinds, self._marks, strict=True)][num_full:]
+        # At most two steps are in flight.
+        limit = max_request_tokens(self._kinds, num_blocks, block_size, 2 * chunk_tokens)
+        self.max_num_tokens = _UNLIMITED if limit is None else limit
+        """The slots of the longest request that fits when it is alone."""
 
     @property
     def num_free_blocks(self) -> int:
         return self.pool.num_free
-
-    @property
-    def max_num_tokens(self) -> int:
-        """The slots of the longest request that fits when it is alone."""
-        return self.pool.num_blocks * self.block_size
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -179,72 +109,139 @@ class CacheManager:
         num_swapped = min(table.swapped.num_tokens, len(token_ids) - 1)
         if hit.num_tokens >= num_swapped:
             return hit
-        return self._swapped_hit(hit, num_swapped)
+        # Groups without a window still share cached blocks; those with one are copied back from
+        # host memory as a whole.
+        groups = tuple(
+            replace(found, source=-1)
+            if kind.window is None
+            else GroupHit(kind.first_kept(num_swapped, self.block_size))
+            for kind, found in zip(self._kinds, self._groups_of(hit), strict=True)
+        )
+        return PrefixHit(num_swapped, hit.num_blocks, groups, is_swapped=True)
 
-    def _swapped_hit(self, hit: PrefixHit, num_swapped: int) -> PrefixHit:
-        return PrefixHit(num_swapped, hit.block_ids, is_swapped=True)
+    def _groups_of(self, hit: PrefixHit) -> tuple[GroupHit, ...]:
+        """The parts of a hit by group; of an empty hit, empty ones."""
+        return hit.groups or (GroupHit(),) * len(self._kinds)
 
     def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
-        if table.skip_reading:
-            # Followers wait for the blocks that it computes, by their keys.
-            self._extend_keys(table, token_ids, (len(token_ids) - 1) // self.block_size)
-            return PrefixHit()
         limit = len(token_ids) - 1
-        block_ids = self._cached_blocks(table, token_ids)
-        start = len(block_ids) * self.block_size
+        # Followers wait for blocks by their keys, so all are computed even if none is looked up.
+        self._extend_keys(table, token_ids, limit // self.block_size)
+        if table.skip_reading:
+            return PrefixHit()
+        num_blocks = self._num_blocks_cached(table, token_ids)
+        start = num_blocks * self.block_size
         rest = token_bytes(token_ids[start : min(start + self.block_size, limit)])
-        parent = self._parent(table, len(block_ids))
-        source, num_copied = self.pool.index.longest_overlap(parent, rest)
-        return PrefixHit(start + num_copied, block_ids, source, num_copied)
+        parent = self._parent(table, num_blocks)
+        overlap = self.pool.index.longest_overlap
+        tails = [overlap(parent + mark, rest) for mark in self._marks]
+        num_copied = min(count for _, count in tails)
+        if not num_blocks and not num_copied:
+            return PrefixHit()
+        groups = tuple(
+            GroupHit(
+                first := kind.first_kept(start, self.block_size),
+                [self._find(key + mark) for key in table.keys[first:num_blocks]],
+                source if num_copied else -1,
+            )
+            for kind, mark, (source, _) in zip(self._kinds, self._marks, tails, strict=True)
+        )
+        return PrefixHit(start + num_copied, num_blocks, groups, num_copied)
+
+    def _find(self, key: bytes) -> int:
+        block_id = self.pool.index.find(key)
+        assert block_id is not None, "it was there a moment ago"
+        return block_id
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks; cheap enough to compare many
         requests."""
-        find, keys = self.pool.index.find, table.keys
-        if keys and find(keys[0]) is None:  # The scheduler asks for many, and most are such.
+        keys = table.keys
+        # The scheduler asks for many, and most match nothing.
+        if keys and self._full_marks and self.pool.index.find(keys[0]) is None:
             return 0
         if table.skip_reading or not self._shares(table):
             return 0
-        max_blocks = (len(token_ids) - 1) // self.block_size
-        for index in range(max_blocks):
-            if index == len(keys):  # Most match nothing: no need to know all their keys.
-                self._extend_keys(table, token_ids, min(2 * index + 1, max_blocks))
-            if find(keys[index]) is None:
-                return index * self.block_size
-        return max_blocks * self.block_size
+        return self._num_blocks_cached(table, token_ids) * self.block_size
 
-    def _cached_blocks(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
-        max_blocks = (len(token_ids) - 1) // self.block_size
-        self._extend_keys(table, token_ids, max_blocks)
+    def _num_blocks_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
+        """The most leading full blocks for which every group has the blocks that it needs."""
+        find, keys = self.pool.index.find, table.keys
+        end = (len(token_ids) - 1) // self.block_size
+        for mark in self._full_marks:
+            for index in range(end):
+                if index == len(keys):  # Most match nothing: no need to know all their keys.
+                    self._extend_keys(table, token_ids, min(2 * index + 1, end))
+                if find(keys[index] + mark) is None:
+                    end = index
+                    break
+        if not self._windowed:
+            return end
+        if end > len(keys):
+            self._extend_keys(table, token_ids, end)
+        return self._cut_to_windows(keys, end)
+
+    def _cut_to_windows(self, keys: Sequence[bytes], end: int) -> int:
+        """The largest number of blocks, up to ``end``, after which every window finds what it
+        reads.
+
+        A missing block rules out every end whose window covers it: all those from it up to the
+        current one. So each block is looked up once.
+        """
         find = self.pool.index.find
-        block_ids: list[int] = []
-        for key in islice(table.keys, max_blocks):
-            block_id = find(key)
-            if block_id is None:
-                break
-            block_ids.append(block_id)
-        return block_ids
+        found_from = [end] * len(self._windowed)
+        group = 0
+        while group < len(self._windowed):
+            kind, mark = self._windowed[group]
+            index = min(found_from[group], end)
+            first = kind.first_kept(end * self.block_size, self.block_size)
+            while index > first and find(keys[index - 1] + mark) is not None:
+                index -= 1
+            found_from[group] = index
+            group += 1
+            if index > first:
+                end, group = index - 1, 0
+        return end
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
-        """Make the full blocks among the first ``num_written`` slots findable.
+        """Make the full blocks among the first ``num_written`` slots findable, and give back those
+        that windows have left behind.
 
         Call it only once the step that wrote them is over: a key promises finished content.
         """
         table.num_written = num_written
         num_full = num_written // self.block_size
-        if num_full <= table.num_published or not self._shares(table):
-            return
-        self._extend_keys(table, token_ids, num_full)
-        for i in range(table.num_published, num_full):
-            self.pool.publish(table.block_ids[i], self._content(table, token_ids, i))
-        table.num_published = num_full
+        if num_full > table.num_published and self._shares(table):
+            self._extend_keys(table, token_ids, num_full)
+            for index in range(table.num_published, num_full):
+                self._publish(table, token_ids, index)
+            table.num_published = num_full
+        if self._windowed and table.swapped is None:  # Else a copy to the host may still read it.
+            self._leave_behind(table, num_written)
 
-    def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        """Publish the last, partly filled block: other requests can copy its leading slots."""
-        if table.num_written % self.block_size == 0:
-            return
-        index = table.num_written // self.block_size
-        self.pool.publish(table.block_ids[index], self._rest(table, token_ids, index))
+    def _publish(self, table: BlockTable, token_ids: Sequence[int], index: int) -> None:
+        """Publish a block of each group; the last one, partly filled, serves other requests that
+        copy its leading slots."""
+        start, end = index * self.block_size, (index + 1) * self.block_size
+        is_partial = end > table.num_written
+        data = token_bytes(token_ids[start : min(end, table.num_written)])
+        parent = self._parent(table, index)
+        key = child_key(parent, data) if is_partial else table.keys[index]
+        rest = data, table.owner, is_partial, table.ceilings
+        for held, mark in zip(table.layer_groups, self._marks, strict=True):
+            if index >= held.first:
+                self.pool.publish(held.block_ids[index], Content(key + mark, parent + mark, *rest))
+
+    def _leave_behind(self, table: BlockTable, num_written: int) -> None:
+        for kind, held in zip(self._kinds, table.layer_groups, strict=True):
+            first = kind.first_kept(num_written, self.block_size)
+            if first > held.first:
+                left = held.block_ids[held.first : first]
+                held.block_ids[held.first : first] = [NO_BLOCK] * len(left)
+                held.first = first
+                table.num_held -= len(left)
+                self.num_left_behind += len(left)
+                self.pool.release(left)
 
     def _shares(self, table: BlockTable) -> bool:
         return self.enable_prefix_caching or bool(table.group)
@@ -257,19 +254,6 @@ class CacheManager:
 
     def _num_public_blocks(self, table: BlockTable) -> int:
         return table.num_public_tokens // self.block_size if self.enable_prefix_caching else 0
-
-    def _content(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
-        start = index * self.block_size
-        data = token_bytes(token_ids[start : start + self.block_size])
-        parent = self._parent(table, index)
-        return Content(table.keys[index], parent, data, table.owner, False, table.ceilings)
-
-    def _rest(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
-        """The tokens that the block at ``index`` holds so far."""
-        parent = self._parent(table, index)
-        data = token_bytes(token_ids[index * self.block_size : table.num_written])
-        key = child_key(parent, data)
-        return Content(key, parent, data, table.owner, True, table.ceilings)
 
     def _parent(self, table: BlockTable, index: int) -> bytes:
         """The key that the block at ``index`` of the table continues."""
@@ -291,13 +275,27 @@ class CacheManager:
 
     # ---- room -----------------------------------------------------------------------------------
 
+    def _reserved_tokens(self, hit: PrefixHit, num_tokens: int) -> list[int]:
+        """For each group, the end of the tokens that ``admit`` gives it blocks for."""
+        num_soon = hit.num_tokens + self._chunk_tokens
+        return [kind.num_reserved(num_tokens, num_soon) for kind in self._kinds]
+
+    def num_slots_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Slots that ``admit`` gives a request, summed over layer groups."""
+        groups = zip(self._reserved_tokens(hit, num_tokens), self._groups_of(hit), strict=True)
+        return sum(end - found.first * self.block_size for end, found in groups)
+
     def num_blocks_lacking(self, hit: PrefixHit, num_tokens: int) -> int:
         """How many free blocks are missing to admit ``num_tokens`` with this hit; <= 0 if none."""
-        num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
+        groups = self._groups_of(hit)
+        num_fresh = 0
+        for end, found in zip(self._reserved_tokens(hit, num_tokens), groups, strict=True):
+            num_fresh += self.num_blocks_for(end) - found.first - len(found.block_ids)
         # A hit that nobody holds is still on the free list.
-        num_idle = sum(self.pool.ref_count(block_id) == 0 for block_id in hit.block_ids)
-        if hit.num_copied and self.pool.ref_count(hit.source) == 0:
-            num_idle += 1
+        shared = chain.from_iterable(found.block_ids for found in groups)
+        sources = [found.source for found in groups] if hit.num_copied else []
+        ref_count = self.pool.ref_count
+        num_idle = sum(ref_count(block_id) == 0 for block_id in chain(shared, sources))
         return num_fresh + num_idle - self.pool.num_free
 
     def admit(self, table: BlockTable, hit: PrefixHit, num_tokens: int) -> None:
@@ -305,78 +303,112 @@ class CacheManager:
 
         The source of a copy is acquired, too: the caller releases it when the copy is done.
         """
-        assert not table.block_ids, "the table is admitted twice"
-        for block_id in hit.block_ids:
-            self.pool.acquire(block_id)
-        if hit.num_copied:
-            self.pool.acquire(hit.source)
-        num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
-        table.block_ids = hit.block_ids + self.pool.allocate(num_fresh)
-        table.num_logical_blocks = table.num_held = len(table.block_ids)
-        table.num_published = len(hit.block_ids)
-
-    def num_slots_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Slots that ``admit`` gives a request, summed over layer groups."""
-        return num_tokens
+        assert not table.layer_groups, "the table is admitted twice"
+        groups = self._groups_of(hit)
+        for found in groups:
+            for block_id in found.block_ids:
+                self.pool.acquire(block_id)
+            if hit.num_copied:
+                self.pool.acquire(found.source)
+        ends = [self.num_blocks_for(end) for end in self._reserved_tokens(hit, num_tokens)]
+        for end, found in zip(ends, groups, strict=True):
+            fresh = self.pool.allocate(end - found.first - len(found.block_ids))
+            block_ids = [NO_BLOCK] * found.first + found.block_ids + fresh
+            table.layer_groups.append(GroupTable(block_ids, found.first))
+        table.num_logical_blocks = min(ends)
+        table.num_held = sum(ends) - sum(found.first for found in groups)
+        table.num_published = hit.num_blocks
 
     def block_copies(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int, int]]:
         """After ``admit``: the copies that the hit needs, as (source block, block, leading
         slots)."""
         if not hit.num_copied:
             return []
-        return [(hit.source, table.block_ids[hit.num_blocks], hit.num_copied)]
+        return [
+            (found.source, held.block_ids[hit.num_blocks], hit.num_copied)
+            for found, held in zip(hit.groups, table.layer_groups, strict=True)
+        ]
 
     def block_ids(self, table: BlockTable) -> list[list[int]]:
         """The blocks of each layer group, in token order."""
-        return [list(table.block_ids)]
+        return [list(held.block_ids) for held in table.layer_groups]
 
     def num_blocks_to_grow(self, table: BlockTable, num_logical_blocks: int) -> int:
         """Free blocks that ``grow`` needs."""
-        return num_logical_blocks - table.num_logical_blocks
+        return sum(max(0, num_logical_blocks - len(held.block_ids)) for held in table.layer_groups)
 
     def grow(self, table: BlockTable, num_logical_blocks: int) -> list[list[int]]:
         """Append fresh blocks until the table has ``num_logical_blocks``; returns the new ids of
         each layer group. The caller checked ``num_free_blocks``."""
-        block_ids = self.pool.allocate(num_logical_blocks - table.num_logical_blocks)
-        table.block_ids += block_ids
-        table.num_logical_blocks = table.num_held = num_logical_blocks
-        return [block_ids]
+        grown = []
+        for held in table.layer_groups:
+            fresh = self.pool.allocate(max(0, num_logical_blocks - len(held.block_ids)))
+            held.block_ids += fresh
+            table.num_held += len(fresh)
+            grown.append(fresh)
+        table.num_logical_blocks = num_logical_blocks
+        return grown
 
     def num_logical_blocks_within(self, table: BlockTable, num_blocks: int) -> int:
         """How many logical blocks the table can grow to with ``num_blocks`` free blocks."""
-        return table.num_logical_blocks + num_blocks
+        return table.num_logical_blocks + num_blocks // len(self._kinds)
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         """Give all blocks back. The last ones are evicted first, because more requests can
         use a prefix."""
-        if self._shares(table):
-            self._publish_rest(table, token_ids)
-        self.pool.release(reversed(table.block_ids))
-        table.block_ids = []
+        if table.num_written % self.block_size and self._shares(table):
+            self._publish(table, token_ids, table.num_written // self.block_size)
+        self.pool.release(self._from_the_end(table))
+        table.layer_groups = []
         table.num_logical_blocks = table.num_held = 0
         table.num_published = table.num_written = 0
 
+    def _from_the_end(self, table: BlockTable) -> Iterator[int]:
+        """The held blocks of all groups, from the last token to the first. A hit needs the blocks
+        of every group, so those of the same tokens are evicted together."""
+        num_blocks = max((len(held.block_ids) for held in table.layer_groups), default=0)
+        for index in range(num_blocks - 1, -1, -1):
+            for held in table.layer_groups:
+                if held.first <= index < len(held.block_ids):
+                    yield held.block_ids[index]
+
+    def held_blocks(self, table: BlockTable) -> Iterator[int]:
+        """Every block that the table has a reference to."""
+        for held in table.layer_groups:
+            yield from held.block_ids[held.first :]
+
     def num_sole_blocks(self, table: BlockTable) -> int:
         """Blocks that a release of this table would free."""
-        return sum(self.pool.ref_count(block_id) == 1 for block_id in table.block_ids)
+        ref_count = self.pool.ref_count
+        return sum(ref_count(block_id) == 1 for block_id in self.held_blocks(table))
 
     def num_sole_tokens(self, table: BlockTable) -> int:
-        """Tokens in blocks that nobody else holds."""
-        return self.num_sole_blocks(table) * self.block_size
-
-    def held_blocks(self, table: BlockTable) -> Iterable[int]:
-        """Every block that the table has a reference to."""
-        return table.block_ids
+        """Tokens in blocks that nobody else holds, counted in the first group, whose window is the
+        widest. The tokens that it has left behind count as well: nobody holds them."""
+        if not table.layer_groups:
+            return 0
+        held, ref_count = table.layer_groups[0], self.pool.ref_count
+        num_sole = sum(ref_count(block_id) == 1 for block_id in held.block_ids[held.first :])
+        return (held.first + num_sole) * self.block_size
 
     def check_table(self, table: BlockTable) -> None:
         """Assert that the table is consistent. For tests and idle moments."""
-        assert table.num_held == table.num_logical_blocks == len(table.block_ids)
+        assert table.num_held == sum(1 for _ in self.held_blocks(table))
+        assert table.num_logical_blocks == min(len(held.block_ids) for held in table.layer_groups)
+        for kind, held in zip(self._kinds, table.layer_groups, strict=True):
+            assert all(block_id == NO_BLOCK for block_id in held.block_ids[: held.first])
+            assert NO_BLOCK not in held.block_ids[held.first :]
+            kept = kind.first_kept(table.num_written, self.block_size)
+            assert held.first <= kept or not table.num_written, (
+                "a block that a query may still read was given back"
+            )
 
     # ---- host memory ----------------------------------------------------------------------------
 
     def num_blocks_to_swap(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks of host memory that ``swap_out`` takes."""
-        return self.num_blocks_for(num_tokens)
+        num_blocks = self.num_blocks_for(num_tokens)
+        return sum(num_blocks - held.first for held in table.layer_groups)
 
     def swap_out(self, table: BlockTable, num_tokens: int) -> list[tuple[int, int]]:
         """Reserve host memory for the blocks of the leading tokens; returns the copies to make, as
@@ -386,16 +418,30 @@ class CacheManager:
         """
         assert table.swapped is None, "swapped out twice"
         num_blocks = self.num_blocks_for(num_tokens)
-        table.swapped = self.swap.take(num_blocks, num_tokens)
-        return list(zip(table.block_ids[:num_blocks], table.swapped.block_ids, strict=True))
+        block_ids = [
+            block_id
+            for held in table.layer_groups
+            for block_id in held.block_ids[held.first : num_blocks]
+        ]
+        firsts = tuple(held.first for held in table.layer_groups)
+        table.swapped = self.swap.take(len(block_ids), num_tokens, firsts)
+        return list(zip(block_ids, table.swapped.block_ids, strict=True))
 
     def swap_in(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int]]:
         """After ``admit``: the copies back to make, as (block, host block). Host memory is given
         back."""
         pairs: list[tuple[int, int]] = []
-        if table.swapped is not None and hit.is_swapped:
-            indices = range(len(hit.block_ids), self.num_blocks_for(hit.num_tokens))
-            pairs = [(table.block_ids[i], table.swapped.block_ids[i]) for i in indices]
+        swapped = table.swapped
+        if swapped is not None and hit.is_swapped:
+            num_stored = self.num_blocks_for(swapped.num_tokens)
+            end, offset = self.num_blocks_for(hit.num_tokens), 0
+            groups = zip(swapped.firsts, hit.groups, table.layer_groups, strict=True)
+            for first, found, held in groups:
+                assert first <= found.first, "what is needed was not copied out"
+                for index in range(found.first + len(found.block_ids), end):
+                    host_id = swapped.block_ids[offset + index - first]
+                    pairs.append((held.block_ids[index], host_id))
+                offset += num_stored - first
             self.swap.num_blocks_in += len(pairs)
         self.drop_swapped(table)
         return pairs
@@ -405,3 +451,19 @@ class CacheManager:
         if table.swapped is not None:
             self.swap.give_back(table.swapped)
             table.swapped = None
+
+
+def create_cache_manager(
+    config: EngineConfig, num_blocks: int, num_swap_blocks: int, kinds: Sequence[GroupKind]
+) -> CacheManager:
+    """The manager with the config's settings. kinds: of the model's layer groups."""
+    return CacheManager(
+        num_blocks,
+        config.block_size,
+        kinds,
+        chunk_tokens=config.chunk_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        tenant_floor=config.prefix_cache_tenant_floor,
+        tenant_ceiling=config.prefix_cache_tenant_ceiling,
+        num_swap_blocks=num_swap_blocks,
+    )

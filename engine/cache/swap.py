@@ -13,8 +13,8 @@ class Swapped:
     """Host blocks; never shared, whatever their content."""
     num_tokens: int
     """Leading tokens whose slots were scheduled to be written when the copy was planned."""
-    firsts: tuple[int, ...] = ()
-    """With layer groups, the index of each group's first block; ``block_ids`` holds one group after
+    firsts: tuple[int, ...]
+    """The index of each layer group's first block; ``block_ids`` holds one group after
     another."""
 
 
@@ -41,7 +41,7 @@ class SwapSpace:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, num_blocks: int, num_tokens: int, firsts: tuple[int, ...] = ()) -> Swapped:
+    def take(self, num_blocks: int, num_tokens: int, firsts: tuple[int, ...]) -> Swapped:
         """Take blocks for a request's leading tokens. The caller checked ``num_free``."""
         assert 0 < num_blocks <= self.num_free, f"{num_blocks} wanted, {self.num_free} are free"
         block_ids = [self._free.pop() for _ in range(num_blocks)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -32,25 +33,30 @@ class Wanted:
     attends with all queries, too, and drops the results of the others."""
 
 
+class GroupStep(NamedTuple):
+    """A step as the layers of one group see it (``engine.cache.groups``)."""
+
+    slots: torch.Tensor
+    """[num_tokens] int64: where each token's key and value go; -1 for padding."""
+    attend: StepAttention
+
+
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """What the runner passes to the layers: the same for all of them."""
 
     positions: torch.Tensor
     """[num_tokens] int64"""
-    slots: torch.Tensor
-    """[num_tokens] int64: where each token's key and value go; -1 for padding."""
-    attend: StepAttention
-    """Attention of the first layer group; see ``by_layer`` for the others."""
+    groups: Sequence[GroupStep]
+    """By layer group."""
     kv_cache: KVCache
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
     """Where to copy the input of some layers, by layer index, for a draft network: [num_tokens,
     hidden] each, all with the same strides."""
     adapted: bool = False
     """Some tokens have a LoRA adapter, which the linear layers apply."""
-    by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
-    """``slots`` and ``attend`` of the layers that are not in the first layer group, by layer
-    index."""
+    group_of: Sequence[int] = ()
+    """The group of each layer; not needed where there is only one."""
     wanted: Wanted | None = None
     """None: the hidden states of all tokens are needed."""
     is_eager: bool = False
@@ -66,9 +72,9 @@ class StepContext:
         """The rows of ``x`` ([num_tokens, ...]) that belong to wanted tokens: [num_wanted, ...]."""
         return x if self.wanted is None else x.index_select(0, self.wanted.index)
 
-    def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
-        """The ``slots`` and ``attend`` of a layer, by its index."""
-        return self.by_layer.get(layer) or (self.slots, self.attend)
+    def of(self, layer: int) -> GroupStep:
+        """What the layer with this index sees."""
+        return self.groups[0 if len(self.groups) == 1 else self.group_of[layer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,22 +81,24 @@ class FusedDecoder:
 
     def serves(self, step: StepContext) -> bool:
         """Whether it can run a step: few tokens, in short chunks, without adapters."""
-        if step.adapted:
+        if step.adapted or len(step.groups) > 1:
             return False
-        short = isinstance(step.attend, CpuStepAttention) and step.attend.rest is None
+        attend = step.groups[0].attend
+        short = isinstance(attend, CpuStepAttention) and attend.rest is None
         return short and len(step.positions) <= MAX_TOKENS
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden], the embeddings, which are overwritten. Returns the normed hidden
         states in the same shape."""
-        assert isinstance(step.attend, CpuStepAttention)
+        ((slots, attend),) = step.groups
+        assert isinstance(attend, CpuStepAttention)
         scales = [a.kv_scales for a in self._attention if a.kv_scales is not None]
         return self._decoder(
             x,
             step.kv_cache,
-            step.attend.struct,
+            attend.struct,
             step.positions,
-            step.slots,
+            slots,
             step.taps,
             [(scale.k, scale.v) for scale in scales] or None,
         )

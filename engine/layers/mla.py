@@ -134,6 +134,7 @@ class LatentAttention(Module):
         q = x.new_empty(num_tokens, self.num_heads, config.cached_dim)
         torch.bmm(q_plain.transpose(0, 1), to_keys, out=q[..., rotary_dim:].transpose(0, 1))
         cache, _ = step.kv_cache[self.layer]
+        slots, attend = step.of(self.layer)
         scales = self.kv_scales
         ops.store_latents(
             q,
@@ -143,13 +144,13 @@ class LatentAttention(Module):
             cache,
             cos_sin,
             step.positions,
-            step.slots,
+            slots,
             eps=self.kv_a_layernorm.eps,
             interleaved=config.interleaved,
             scale=None if scales is None else scales.k,
         )
 
-        attended = step.attend(q, cache, cache, self.scale, kv_scales=scales)[..., rotary_dim:]
+        attended = attend(q, cache, cache, self.scale, kv_scales=scales)[..., rotary_dim:]
         values = x.new_empty(num_tokens, self.num_heads, config.v_head_dim)
         torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
         return self.o_proj(step.kept(values.view(num_tokens, -1)))

@@ -88,9 +88,9 @@ class PersistentLayers:
 
     def serves(self, step: StepContext) -> bool:
         """Whether the runner wants one kernel in this step, and it can be."""
-        if not step.one_kernel or step.adapted or step.by_layer or step.wanted:
+        if not step.one_kernel or step.adapted or len(step.groups) > 1 or step.wanted:
             return False
-        batch = plain_batch(step.attend)
+        batch = plain_batch(step.groups[0].attend)
         if batch is None:
             return False
         num_tokens = len(step.positions)
@@ -99,14 +99,15 @@ class PersistentLayers:
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [tokens, hidden], the embeddings. Returns the normed hidden states: of that shape."""
-        batch = plain_batch(step.attend)
+        ((slots, attend),) = step.groups
+        batch = plain_batch(attend)
         assert batch is not None
         hidden = self._decoder(
             x,
             step.kv_cache,
             self._cos_sin,
             step.positions,
-            step.slots,
+            slots,
             batch.block_table,
             batch.seq_lens,
             step.taps,

@@ -17,7 +17,7 @@ import torch
 
 from engine.attention.base import AttentionBatch
 from engine.attention.torch_ref import TorchAttention
-from engine.layers.attention import StepContext
+from engine.layers.attention import GroupStep, StepContext
 from engine.models.base import CacheLayout
 from engine.models.transformers_model import (
     NAME,
@@ -118,7 +118,7 @@ def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None
         )
         attend = TorchAttention(device, dtype).prepare(batch, block_size)
         positions = torch.arange(start, end, device=device)
-        step = StepContext(positions, positions, attend, cache)
+        step = StepContext(positions, [GroupStep(positions, attend)], cache)
         chunks.append(ours.hidden_states(ids[start:end], step))
     ours.release()
     model.set_attn_implementation("eager")
@@ -146,7 +146,8 @@ def waits_for_nothing(ours: TransformersModel, layout: CacheLayout, device: torc
     def attend(q: torch.Tensor, *_caches: object, **_how: object) -> torch.Tensor:
         return torch.zeros_like(q)
 
-    step = StepContext(ids, torch.full_like(ids, -1), attend, [(empty, empty)] * layout.num_layers)
+    groups = [GroupStep(torch.full_like(ids, -1), attend)]
+    step = StepContext(ids, groups, [(empty, empty)] * layout.num_layers)
     before = torch.cuda.get_sync_debug_mode()
     ours.logits(ours.hidden_states(ids, step))  # what is made at first use
     try:

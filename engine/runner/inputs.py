@@ -17,12 +17,65 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, DeviceBatch
+from engine.attention.base import AttentionBackend, AttentionBatch, DeviceBatch
+from engine.layers.attention import GroupStep
 from engine.runner.rows import Ints, RowTable
 from engine.sampling.sampler import DeviceRows
 from engine.scheduler.plan import Chunk
 from kernels import cuda
 from kernels.transfer import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Which logits of a step are sampled, and for whom."""
+
+    chunks: Ints
+    """[num_sampled], on the host, ascending: the chunk that each sampled token belongs to."""
+    once_each: bool
+    """Exactly one token is sampled for each chunk: no chunk ends in the middle of a prompt, and
+    none has drafts."""
+    rows: Ints
+    """[num_sampled], on the host: the row of each sampled token."""
+    positions: Ints
+    """[num_sampled], on the host: the position of each sampled token."""
+    on_device: DeviceRows | None = None
+    """Rows and positions of the sampled tokens in device memory; None if only the host has
+    them."""
+
+    @classmethod
+    def of(cls, fields: ChunkFields, on_device: DeviceRows | None = None) -> SampledTokens:
+        """on_device: the rows of the chunks and how many tokens of each are known, if there; they
+        are the rows and positions of what is sampled wherever that is once for each chunk."""
+        counts = fields.num_sampled
+        seq_lens = fields.computed + fields.query_lens
+        if bool((counts == 1).all()):
+            return cls(np.arange(len(counts)), True, fields.rows, seq_lens, on_device)
+        chunks = np.arange(len(counts)).repeat(counts)
+        # How many tokens each sampled one is before the last of its chunk.
+        back = counts.cumsum().repeat(counts) - np.arange(1, len(chunks) + 1)
+        return cls(chunks, False, fields.rows[chunks], seq_lens[chunks] - back)
+
+    def index_in(self, fields: ChunkFields) -> Ints | None:
+        """[num_sampled]: the tokens of the step whose logits are needed; None: all of them."""
+        ends = fields.query_lens.cumsum()
+        if len(self.chunks) == ends[-1]:
+            return None
+        seq_lens = (fields.computed + fields.query_lens)[self.chunks]
+        index: Ints = ends[self.chunks] - 1 - (seq_lens - self.positions)
+        return index
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInputs:
+    """A step as the layers of one group see it, before attention is prepared."""
+
+    slots: torch.Tensor
+    """[num_tokens] int64"""
+    batch: AttentionBatch
+
+    def prepared(self, attention: AttentionBackend, block_size: int) -> GroupStep:
+        return GroupStep(self.slots, attention.prepare(self.batch, block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +86,9 @@ class StepInputs:
     """[num_tokens] int64"""
     positions: torch.Tensor
     """[num_tokens] int64"""
-    slots: torch.Tensor
-    """[num_tokens] int64"""
-    attention: AttentionBatch
-    sampled_chunks: Ints
-    """[num_sampled], on the host, ascending: the chunk that each sampled token belongs to."""
-    samples_once_each: bool
-    """Exactly one token is sampled for each chunk: no chunk ends in the middle of a prompt, and
-    none has drafts."""
-    sampled_rows: Ints
-    """[num_sampled], on the host: the row of each sampled token."""
-    sampled_positions: Ints
-    """[num_sampled], on the host: the position of each sampled token."""
-    sampled_on_device: DeviceRows | None
-    """Rows and positions of the sampled tokens in device memory; None if only the host has
-    them."""
-    logits_index: torch.Tensor | None
-    """[num_sampled] int64: indices of the tokens whose logits are needed; None: all of them."""
+    groups: list[GroupInputs]
+    """By layer group."""
+    sampled: SampledTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,43 +133,25 @@ def build_inputs(fields: ChunkFields, table: RowTable, block_size: int) -> StepI
     if table.tokens.is_cuda and cuda.available():
         return _build_on_device(fields, table, block_size)
     token_rows, positions = _tokens_of(fields, table.tokens.device)
-    return assemble(
-        fields,
+    blocks = table.block_tables[:, token_rows, positions // block_size]
+    slots = blocks * block_size + positions % block_size
+    return StepInputs(
         token_ids=table.tokens[token_rows, positions],
         positions=positions,
-        slots=_slots(table.block_table, token_rows, positions, block_size),
-        block_table=table.block_table,
-        window=table.windows[0],
+        groups=[
+            GroupInputs(slots[group], _batch(fields, table, group))
+            for group in range(len(table.windows))
+        ],
+        sampled=SampledTokens.of(fields),
     )
 
 
-def other_groups(
-    fields: ChunkFields, table: RowTable, block_size: int
-) -> list[tuple[torch.Tensor, AttentionBatch]]:
-    """Slots and sequences of the same step, for each layer group but the first."""
-    if len(table.windows) == 1:
-        return []
-    if table.tokens.is_cuda and cuda.available():
-        steps = [
-            _build_on_device(fields, table, block_size, group)
-            for group in range(1, len(table.windows))
-        ]
-        return [(step.slots, step.attention) for step in steps]
-    token_rows, positions = _tokens_of(fields, table.tokens.device)
+def _batch(
+    fields: ChunkFields, table: RowTable, group: int, on_device: DeviceBatch | None = None
+) -> AttentionBatch:
     seq_lens = fields.computed + fields.query_lens
-    others = table.block_tables[1:]
-    return [
-        (
-            slots,
-            AttentionBatch(fields.query_lens, seq_lens, fields.rows, block_table, window=window),
-        )
-        for slots, block_table, window in zip(
-            _slots(others, token_rows, positions, block_size).unbind(),
-            others.unbind(),
-            table.windows[1:],
-            strict=True,
-        )
-    ]
+    block_table, window = table.block_tables[group], table.windows[group]
+    return AttentionBatch(fields.query_lens, seq_lens, fields.rows, block_table, on_device, window)
 
 
 def _tokens_of(fields: ChunkFields, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,101 +162,34 @@ def _tokens_of(fields: ChunkFields, device: torch.device) -> tuple[torch.Tensor,
     return on_device[0], on_device[1]
 
 
-def _slots(
-    block_table: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, block_size: int
-) -> torch.Tensor:
-    """Slots of the tokens: [..., num_tokens] int64. block_table: [..., num_rows, max_blocks]."""
-    blocks = block_table[..., token_rows, positions // block_size]
-    return blocks * block_size + positions % block_size
-
-
-def _build_on_device(
-    fields: ChunkFields, table: RowTable, block_size: int, group: int = 0
-) -> StepInputs:
-    """The step's inputs for the layers of one group."""
-    device, block_table = table.tokens.device, table.block_tables[group]
+def _build_on_device(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
+    device, width = table.tokens.device, table.block_tables.shape[2]
     batch, num_tokens = len(fields.rows), int(fields.query_lens.sum())
     host = np.zeros(3 * batch + 1, np.int32)
     host[:batch], host[batch : 2 * batch] = fields.rows, fields.computed
     np.cumsum(fields.query_lens, out=host[2 * batch + 1 :])
     sent = to_device(host, device)
     rows, computed, cu_queries = sent[:batch], sent[batch : 2 * batch], sent[2 * batch :]
-    token_ids, positions, slots = torch.empty(3, num_tokens, dtype=torch.int64, device=device)
-    on_device = DeviceBatch(
-        torch.empty(batch, dtype=torch.int32, device=device),
-        cu_queries,
-        block_table.new_empty(batch, block_table.shape[1]),
-        group=group,
-    )
-    cuda.step_inputs(
-        table.tokens,
-        block_table,
-        rows,
-        computed,
-        cu_queries,
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots,
-        seq_lens=on_device.seq_lens,
-        batch_table=on_device.block_table,
-        block_size=block_size,
-    )
-    return assemble(
-        fields,
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots,
-        block_table=block_table,
-        on_device=on_device,
-        rows=rows,
-        window=table.windows[group],
-    )
-
-
-def assemble(
-    fields: ChunkFields,
-    *,
-    token_ids: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    block_table: torch.Tensor,
-    on_device: DeviceBatch | None = None,
-    rows: torch.Tensor | None = None,
-    window: int | None = None,
-) -> StepInputs:
-    """Put the tensors of a step together with what follows from ``fields`` alone.
-
-    block_table: [num_rows, max_blocks] int32. on_device, rows ([num_chunks] int32): copies of what
-    the host has, where the device needs them. window: see ``AttentionBatch``.
-    """
-    counts = fields.num_sampled
-    seq_lens = fields.computed + fields.query_lens
-    logits_index = sampled_on_device = None
-    samples_once_each = bool((counts == 1).all())
-    if samples_once_each:
-        sampled, sampled_rows, sampled_positions = np.arange(len(counts)), fields.rows, seq_lens
-        if rows is not None and on_device is not None:
-            sampled_on_device = DeviceRows(rows, on_device.seq_lens)
-    else:
-        sampled = np.arange(len(counts)).repeat(counts)
-        # How many tokens each sampled one is before the last of its chunk.
-        back = counts.cumsum().repeat(counts) - np.arange(1, len(sampled) + 1)
-        sampled_rows, sampled_positions = fields.rows[sampled], seq_lens[sampled] - back
-    if len(sampled) < len(positions):
-        before_end = 1 + seq_lens[sampled] - sampled_positions
-        ends = fields.query_lens.cumsum()[sampled]
-        logits_index = to_device(ends - before_end, positions.device)
-    return StepInputs(
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots,
-        attention=AttentionBatch(
-            fields.query_lens, seq_lens, fields.rows, block_table, on_device, window
-        ),
-        sampled_chunks=sampled,
-        samples_once_each=samples_once_each,
-        sampled_rows=sampled_rows,
-        sampled_positions=sampled_positions,
-        sampled_on_device=sampled_on_device,
-        logits_index=logits_index,
-    )
+    token_ids, positions = torch.empty(2, num_tokens, dtype=torch.int64, device=device)
+    seq_lens = torch.empty(batch, dtype=torch.int32, device=device)
+    groups = []
+    for group, block_table in enumerate(table.block_tables):
+        slots = torch.empty(num_tokens, dtype=torch.int64, device=device)
+        batch_table = block_table.new_empty(batch, width)
+        cuda.step_inputs(
+            table.tokens,
+            block_table,
+            rows,
+            computed,
+            cu_queries,
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            seq_lens=seq_lens,
+            batch_table=batch_table,
+            block_size=block_size,
+        )
+        on_device = DeviceBatch(seq_lens, cu_queries, batch_table, group=group)
+        groups.append(GroupInputs(slots, _batch(fields, table, group, on_device)))
+    sampled = SampledTokens.of(fields, DeviceRows(rows, seq_lens))
+    return StepInputs(token_ids, positions, groups, sampled)

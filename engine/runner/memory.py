@@ -116,7 +116,7 @@ def fit_max_model_len(
     """
     asked, limit = config.max_model_len, model.max_position_embeddings
     capacity = max_request_tokens(
-        groups.windows, num_blocks, config.block_size, 2 * config.chunk_tokens, groups.window_step
+        groups.kinds, num_blocks, config.block_size, 2 * config.chunk_tokens
     )
     if asked is None:
         return limit if capacity is None else min(limit, capacity)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,6 @@ from engine.scheduler.plan import UNSEEN, Admission, Chunk
 from kernels.transfer import put, write
 
 Ints = npt.NDArray[np.int64]
-T = TypeVar("T")
 
 
 class RowTable:
@@ -29,7 +27,8 @@ class RowTable:
         groups: LayerGroups | None = None,
     ) -> None:
         """groups: the layer groups, each of which has a block table; None for a single one."""
-        self._places = () if groups is None else groups.places
+        self.group_of = () if groups is None else tuple(group for group, _ in groups.places)
+        """The layer group of each layer; empty where there is only one."""
         self.windows = (None,) if groups is None else groups.windows
         """Window of each layer group."""
         max_blocks = -(-max_model_len // block_size)
@@ -61,21 +60,13 @@ class RowTable:
         found: list[int] = self.block_ids[row, : self._num_blocks[0][row]].tolist()
         return found
 
-    def by_layer(self, others: Sequence[T]) -> dict[int, T]:
-        """What each layer uses in place of the first group's. others: one entry for each group but
-        the first."""
-        if not others:
-            return {}
-        return {layer: others[group - 1] for layer, (group, _) in enumerate(self._places) if group}
-
     def admit(self, admission: Admission) -> None:
         self.apply([admission], [])
 
     def apply(
         self,
         admissions: Sequence[Admission],
-        new_blocks: Sequence[tuple[int, Sequence[int]]],
-        other_new_blocks: Sequence[tuple[int, int, Sequence[int]]] = (),
+        new_blocks: Sequence[tuple[int, int, Sequence[int]]],
     ) -> None:
         """Take in what is new in a plan."""
         if admissions:
@@ -84,12 +75,12 @@ class RowTable:
             for num_blocks in self._num_blocks:
                 num_blocks[admission.row] = 0
         self.num_admissions += len(admissions)
-        new = [(0, a.row, a.block_ids) for a in admissions]
-        for admission in admissions:
-            for group, block_ids in enumerate(admission.other_block_ids, 1):
-                new.append((group, admission.row, block_ids))
-        new += [(0, row, block_ids) for row, block_ids in new_blocks]
-        new += other_new_blocks
+        new = [
+            (group, admission.row, block_ids)
+            for admission in admissions
+            for group, block_ids in enumerate(admission.block_ids)
+        ]
+        new += new_blocks
         places: list[int] = []
         ids: list[int] = []
         _, max_num_rows, width = self.block_tables.shape

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, StepAttention
+from engine.cache.groups import GroupKind, kinds_of
 from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
@@ -23,10 +24,10 @@ from engine.runner.graphs.decode import DecodeGraphs
 from engine.runner.graphs.prompt import PromptGraphs
 from engine.runner.graphs.verify import VerifyGraphs
 from engine.runner.host_tokens import HostTokens
-from engine.runner.inputs import ChunkFields, StepInputs, build_inputs, other_groups
+from engine.runner.inputs import ChunkFields, SampledTokens, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
-from engine.runner.rows import RowTable
+from engine.runner.rows import Ints, RowTable
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.step_waits import StepWaits
 from engine.runner.swap import HostBlocks
@@ -34,6 +35,7 @@ from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
+from kernels.transfer import to_device
 
 _WARM_UP_LENGTHS = 12, 24, 48, 160
 """Lengths of the prompts that are run before the first request. Each length uses other attention
@@ -45,7 +47,7 @@ class _Launched:
     """A step between ``forward`` and ``sample``."""
 
     plan: StepPlan
-    inputs: StepInputs | None
+    sampled: SampledTokens | None
     """None for a plan without chunks."""
     logits: torch.Tensor | None
     """[num_sampled, vocab]; None when no chunk samples."""
@@ -58,7 +60,7 @@ class _Sampled:
     """A step between ``sample`` and ``collect``."""
 
     plan: StepPlan
-    inputs: StepInputs | None
+    tokens: SampledTokens | None
     token_ids: torch.Tensor | None
     """[num_sampled] int64 in host memory once ``arrived``, as is all that follows."""
     logprobs: Reading | None
@@ -132,16 +134,13 @@ class TorchRunner:
         return self._cache.num_blocks
 
     @property
-    def group_windows(self) -> tuple[int | None, ...]:
+    def layer_groups(self) -> tuple[GroupKind, ...]:
         # Verify graphs pad a short row with the tokens before its own (see ``VerifyGraphs``), and
         # those read keys further back.
-        graphs, windows = self._verify_graphs, self._cache.groups.windows
+        graphs, groups = self._verify_graphs, self._cache.groups
         num_fillers = 0 if graphs is None else graphs.num_fillers
-        return tuple(None if window is None else window + num_fillers for window in windows)
-
-    @property
-    def window_step(self) -> int:
-        return self._cache.groups.window_step
+        windows = [None if window is None else window + num_fillers for window in groups.windows]
+        return kinds_of(windows, groups.window_step)
 
     @property
     def num_swap_blocks(self) -> int:
@@ -240,14 +239,14 @@ class TorchRunner:
         model = self._model if is_longer or _keeps_features(plan) else self._resting_model
         # Log-probabilities of prompts need the hidden states of all tokens.
         needs_all = self._logprobs.wants_prompts(fields)
+        index = inputs.sampled.index_in(fields)
         step = StepContext(
             inputs.positions,
-            inputs.slots,
-            self._attention.prepare(inputs.attention, self._block_size),
+            [group.prepared(self._attention, self._block_size) for group in inputs.groups],
             self._cache.layers,
             adapted=adapted,
-            by_layer=self._by_layer(fields),
-            wanted=None if needs_all else self._wanted(fields, inputs),
+            group_of=self._table.group_of,
+            wanted=None if needs_all or index is None else self._wanted(fields, index),
             is_eager=True,
         )
         hidden = model.hidden_states(inputs.token_ids, step)
@@ -255,61 +254,49 @@ class TorchRunner:
             fields, hidden, self._table.tokens, self._model.logits
         )
         logits = None
-        if len(inputs.sampled_chunks):
-            if step.wanted is None and inputs.logits_index is not None:
-                hidden = hidden.index_select(0, inputs.logits_index)
+        if len(inputs.sampled.chunks):
+            if step.wanted is None and index is not None:
+                hidden = hidden.index_select(0, to_device(index, self.device))
             logits = self._model.logits(hidden)
-        return _Launched(plan, inputs, logits, prompt_logprobs)
+        return _Launched(plan, inputs.sampled, logits, prompt_logprobs)
 
-    def _wanted(self, fields: ChunkFields, inputs: StepInputs) -> Wanted | None:
-        """The tokens whose logits are sampled, if these are not all tokens."""
-        index = inputs.logits_index
-        if index is None:
-            return None
-        index = index if len(index) else index.new_zeros(1)
-        # Layers of other groups have block tables of their own, and attend with all queries.
-        has_groups = len(self._table.windows) > 1
-        return Wanted(index, None if has_groups else partial(self._attend_at_sampled, fields))
+    def _wanted(self, fields: ChunkFields, index: Ints) -> Wanted:
+        """The tokens whose logits are sampled."""
+        index = index if len(index) else np.zeros(1, np.int64)
+        prepare = partial(self._attend_at_sampled, fields)
+        return Wanted(to_device(index, self.device), prepare)
 
     def _attend_at_sampled(self, fields: ChunkFields) -> StepAttention:
         """Attention of the last layer, whose other queries nobody needs."""
         inputs = build_inputs(fields.sampled_only(), self._table, self._block_size)
-        return self._attention.prepare(inputs.attention, self._block_size)
-
-    def _by_layer(self, fields: ChunkFields) -> dict[int, tuple[torch.Tensor, StepAttention]]:
-        """Slots and attention of the layers that are not in the first group, by layer."""
-        return self._table.by_layer(
-            [
-                (slots, self._attention.prepare(batch, self._block_size))
-                for slots, batch in other_groups(fields, self._table, self._block_size)
-            ]
-        )
+        group = self._table.group_of[-1] if len(inputs.groups) > 1 else 0
+        return inputs.groups[group].prepared(self._attention, self._block_size).attend
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None) -> None:
         assert self._launched is not None, "sample before forward"
         launched, self._launched = self._launched, None
-        inputs, logits = launched.inputs, launched.logits
+        tokens, logits = launched.sampled, launched.logits
         token_ids = logprobs = None
         host = self._host_tokens.take(0 if logits is None else len(logits))
-        if inputs is not None and logits is not None:
-            kept = self._logprobs.keep(logits, inputs.sampled_rows)
+        if tokens is not None and logits is not None:
+            kept = self._logprobs.keep(logits, tokens.rows)
             token_ids = host
             sampled = self._sampler.sample_into(
                 self._table.tokens,
                 logits,
-                inputs.sampled_rows,
-                inputs.sampled_positions,
-                _row_mask(inputs, mask),
-                inputs.sampled_on_device,
+                tokens.rows,
+                tokens.positions,
+                _row_mask(tokens, mask),
+                tokens.on_device,
                 token_ids,
             )
             if kept is not None:
-                logprobs = kept.of(sampled, inputs.sampled_chunks)
+                logprobs = kept.of(sampled, tokens.chunks)
         self._sampled.append(
             _Sampled(
                 launched.plan,
-                inputs,
+                tokens,
                 token_ids,
                 logprobs,
                 launched.prompt_logprobs,
@@ -339,14 +326,14 @@ class TorchRunner:
     def _kept(self, step: _Sampled, chunks: Sequence[Chunk]) -> list[list[int]]:
         """The new tokens of each chunk: those sampled, up to the first that differs from its draft.
         chunks: the step's, with their drafts."""
-        inputs = step.inputs
-        if inputs is None or step.token_ids is None:
+        tokens = step.tokens
+        if tokens is None or step.token_ids is None:
             return [[] for _ in chunks]
         sampled = step.token_ids.tolist()
-        if inputs.samples_once_each:
+        if tokens.once_each:
             return [[token_id] for token_id in sampled]
         token_ids: list[list[int]] = [[] for _ in chunks]
-        for chunk, token_id in zip(inputs.sampled_chunks.tolist(), sampled, strict=True):
+        for chunk, token_id in zip(tokens.chunks.tolist(), sampled, strict=True):
             token_ids[chunk].append(token_id)
         return list(map(self._accept, chunks, token_ids))
 
@@ -367,8 +354,8 @@ class TorchRunner:
                 admission.params,
                 admission.num_prompt_tokens,
             )
-        if plan.admissions or plan.new_blocks or plan.other_new_blocks:
-            self._table.apply(plan.admissions, plan.new_blocks, plan.other_new_blocks)
+        if plan.admissions or plan.new_blocks:
+            self._table.apply(plan.admissions, plan.new_blocks)
         self._block_copies.copy(plan.block_copies)
         self._table.write_drafts(plan.chunks)
         if self._drafting is not None:
@@ -389,12 +376,12 @@ def _keeps_features(plan: StepPlan) -> bool:
     return plan.keeps_features or bool(plan.admissions)
 
 
-def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:
+def _row_mask(tokens: SampledTokens, mask: TokenMask | None) -> RowMask | None:
     """The mask with indices of sampled rows in place of indices of chunks."""
     if mask is None or not mask.chunk_indices:
         return None
     chunks = np.array(mask.chunk_indices)
     place = np.arange(len(chunks)) - np.searchsorted(chunks, chunks)
-    indices = np.searchsorted(inputs.sampled_chunks, chunks) + place
-    assert (inputs.sampled_chunks[indices] == chunks).all(), "masked but not sampled"
+    indices = np.searchsorted(tokens.chunks, chunks) + place
+    assert (tokens.chunks[indices] == chunks).all(), "masked but not sampled"
     return RowMask(indices, mask.bitmask)

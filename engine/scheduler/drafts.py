@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from engine.request import RequestState
 
 if TYPE_CHECKING:
-    from engine.cache.manager import BlockTable, CacheManager
+    from engine.cache.manager import CacheManager
+    from engine.cache.table import BlockTable
     from engine.request import Request
     from engine.scheduler.plan import Chunk
     from engine.scheduler.tenants import Totals

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from engine.cache.groups import GroupKind
     from engine.messages import TokenLogprobs
     from engine.sampling_params import SamplingParams
     from engine.spec.costs import StepCosts
@@ -33,15 +34,13 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     """All known tokens: the prompt, then what was generated before a preemption."""
     num_prompt_tokens: int
-    block_ids: Sequence[int]
-    """Its block table: shared prefix blocks first, then all blocks this step's chunk writes to
-    (there may be more). ``new_blocks`` of the same plan says nothing about this row. In a layer
-    group with a window, ``NO_BLOCK`` stands for blocks behind the window."""
+    block_ids: Sequence[Sequence[int]]
+    """Its block table in each layer group: shared prefix blocks first, then all blocks this step's
+    chunk writes to (there may be more). ``new_blocks`` of the same plan says nothing about this
+    row. In a group with a window, ``NO_BLOCK`` stands for blocks behind the window."""
     params: SamplingParams
     adapter: str = ""
     """Name of the adapter for all its tokens; empty for none."""
-    other_block_ids: Sequence[Sequence[int]] = ()
-    """Its block tables for the layer groups behind the first."""
 
 
 UNSEEN = -1
@@ -88,10 +87,9 @@ class StepPlan:
     """(block, host block) to copy back before the forward pass. The copy out was collected; no step
     in flight uses the block. The host block is free again for the plans that follow."""
     admissions: list[Admission] = field(default_factory=list)
-    new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
-    """(row, block ids) to append to the block table of a row admitted by an earlier plan."""
-    other_new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    """(layer group, row, block ids) to append likewise, for the layer groups behind the first."""
+    new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    """(layer group, row, block ids) to append to a block table of a row admitted by an earlier
+    plan."""
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     """(source block, target block, number of leading slots) to copy before the forward pass."""
     chunks: list[Chunk] = field(default_factory=list)
@@ -103,12 +101,9 @@ class StepPlan:
 
     def append(self, row: int, block_ids: Sequence[list[int]]) -> None:
         """Append to the block tables of a row; block_ids: the new blocks of each layer group."""
-        first, *others = block_ids
-        if first:
-            self.new_blocks.append((row, first))
-        for group, new in enumerate(others, 1):
+        for group, new in enumerate(block_ids):
             if new:
-                self.other_new_blocks.append((group, row, new))
+                self.new_blocks.append((group, row, new))
 
     @property
     def num_tokens(self) -> int:
@@ -161,15 +156,10 @@ class Runner(Protocol):
         """Seconds that it takes to copy a block one way, as measured at start-up."""
 
     @property
-    def group_windows(self) -> Sequence[int | None]:
-        """The sliding window of each layer group in tokens; None: the group attends to all tokens.
-        Most models have one group without a window. Any block can serve any group. Blocks behind a
-        window may be handed out again: the runner must not read them."""
-
-    @property
-    def window_step(self) -> int:
-        """Attention reads keys in pieces that begin at multiples of this many tokens. A piece in
-        which a window begins is read as a whole, so only whole pieces can be given back."""
+    def layer_groups(self) -> Sequence[GroupKind]:
+        """The kind of each layer group; those that keep all blocks come first. Most models have one
+        group, of full attention. Any block can serve any group. Blocks that a kind does not keep
+        may be handed out again: the runner must not read them."""
 
     @property
     def vocab_size(self) -> int:

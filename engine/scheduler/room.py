@@ -11,7 +11,8 @@ from engine.scheduler.forecast import GrowthForecast
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from engine.cache.manager import CacheManager, PrefixHit
+    from engine.cache.manager import CacheManager
+    from engine.cache.table import PrefixHit
     from engine.config import EngineConfig
     from engine.request import Request
 

@@ -408,17 +408,15 @@ class Scheduler:
             self._lookahead.extend(table, fit.num_slots)
         step.plan.swap_ins += self.cache.swap_in(table, hit)
         step.plan.block_copies += self.cache.block_copies(table, hit)
-        block_ids, *other_block_ids = self.cache.block_ids(table)
         step.plan.admissions.append(
             Admission(
                 row=request.row,
                 request_id=request.request_id,
                 token_ids=list(request.token_ids),
                 num_prompt_tokens=request.num_prompt_tokens,
-                block_ids=block_ids,
+                block_ids=self.cache.block_ids(table),
                 params=request.params,
                 adapter=request.adapter,
-                other_block_ids=other_block_ids,
             )
         )
 

@@ -11,7 +11,7 @@ from engine.scheduler.followers import Followers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.cache.manager import PrefixHit
+    from engine.cache.table import PrefixHit
     from engine.request import Request
     from engine.scheduler.policy import SchedulingPolicy
 

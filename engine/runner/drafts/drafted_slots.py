@@ -38,7 +38,9 @@ class DraftedSlots:
             changed.difference_update(plan.released_rows)
         if plan.admissions:
             self._admit(plan)
-        for row, block_ids in plan.new_blocks:
+        for group, row, block_ids in plan.new_blocks:
+            if group:
+                continue  # The network's keys are in the first group's blocks.
             known = self._blocks[row]
             if known is not None:
                 known += block_ids
@@ -72,7 +74,7 @@ class DraftedSlots:
         swapped_in = {block_id for block_id, _ in plan.swap_ins}
         for admission in plan.admissions:
             num_shared = computed.get(admission.row, 0) // self._block_size
-            blocks = list(admission.block_ids)
+            blocks = list(admission.block_ids[0])
             for index, block_id in enumerate(blocks):
                 if index >= num_shared or block_id in swapped_in:
                     self._filled[block_id] = copied.get(block_id, 0)

@@ -16,7 +16,7 @@ from engine.runner.drafts.feature_holes import FeatureHoles
 from engine.runner.drafts.features import FeatureCache
 from engine.runner.drafts.graphs import DraftGraphs
 from engine.runner.drafts.row_changes import Changes, RowChanges
-from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
+from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import Ints, RowTable
 from engine.sampling.sampler import Sampler
@@ -337,13 +337,9 @@ class ChainDrafting(Drafting):
         return ends
 
     def _run(self, fields: ChunkFields, features: torch.Tensor | None) -> torch.Tensor:
-        inputs: StepInputs = build_inputs(fields, self._table, self._block_size)
-        step = StepContext(
-            inputs.positions,
-            inputs.slots,
-            self._attention.prepare(inputs.attention, self._block_size),
-            self._cache.layers,
-        )
+        inputs = build_inputs(fields, self._table, self._block_size)
+        first = inputs.groups[0].prepared(self._attention, self._block_size)
+        step = StepContext(inputs.positions, [first], self._cache.layers)
         if features is None:
             features = torch.empty(0, device=inputs.token_ids.device)
         return self._network.hidden_states(inputs.token_ids, features, step)

@@ -119,11 +119,11 @@ class WatchedModel(Model):
         layers = self._network.tapped_layers
         if not layers:
             hidden = self.model.hidden_states(token_ids, replace(step, wanted=None))
-            self._features.keep(step.slots, hidden, is_padded=not step.is_eager)
+            self._features.keep(step.groups[0].slots, hidden, is_padded=not step.is_eager)
             return step.kept(hidden)
         buffer = self._buffers.get(len(token_ids)) or self._make_buffer(len(token_ids))
         hidden = self.model.hidden_states(token_ids, replace(step, taps=buffer.taps))
-        self._features.keep(step.slots, buffer.tapped, is_padded=not step.is_eager)
+        self._features.keep(step.groups[0].slots, buffer.tapped, is_padded=not step.is_eager)
         return hidden
 
     def _make_buffer(self, num_tokens: int) -> _TapBuffer:

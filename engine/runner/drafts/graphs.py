@@ -100,14 +100,14 @@ class DraftGraphs:
         None to read them from the cache."""
         size = len(rows)
         buffers.look_up(rows, computed)
-        token_ids, positions, slots = buffers.tokens(size)
+        token_ids, positions = buffers.tokens(size)
         if features is None and self._features is not None:
             token_rows = rows.long().repeat_interleave(num_queries)
             features = self._features.read(self._slots_before(token_rows, positions))
         elif features is None:
             features = torch.empty(0, device=token_ids.device)
-        attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
-        step = StepContext(positions, slots, attend, self._kv_cache)
+        first = buffers.group_step(self._attention, size)
+        step = StepContext(positions, [first], self._kv_cache)
         return self._network.hidden_states(token_ids, features, step)
 
     def _slots_before(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,7 +43,9 @@ class RowChanges:
         self.is_empty = False
         if plan.admissions:
             self._admit(plan)
-        self._fresh.extend(chain.from_iterable([block_ids for _, block_ids in plan.new_blocks]))
+        for group, _, block_ids in plan.new_blocks:
+            if not group:  # The network's keys are in the first group's blocks.
+                self._fresh += block_ids
 
     def _admit(self, plan: StepPlan) -> None:
         # The chunks of newcomers are the last ones. Were one not found, its blocks would count as
@@ -56,7 +57,7 @@ class RowChanges:
         for admission in plan.admissions:
             row = admission.row
             arrivals[row] = len(admission.token_ids)
-            fresh += admission.block_ids[computed.get(row, 0) // block_size :]
+            fresh += admission.block_ids[0][computed.get(row, 0) // block_size :]
         if len(fresh) > self._many:
             self._fresh = list(set(fresh))
             self._many = max(_MANY_BLOCKS, 2 * len(self._fresh))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from engine.attention.base import CapturableBackend, DeviceBatch, plain_batch
+from engine.attention.base import CapturableBackend, plain_batch
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
@@ -25,8 +24,9 @@ from engine.runner.graphs.one_kernel import (
 from engine.runner.graphs.shared_inputs import SharedInputs
 from engine.runner.graphs.sized import SizedGraphs, capture_all
 from engine.runner.graphs.static_inputs import SequenceBuffers
-from engine.runner.inputs import ChunkFields, StepInputs, assemble
+from engine.runner.inputs import ChunkFields, SampledTokens
 from engine.runner.rows import RowTable
+from engine.sampling.sampler import DeviceRows
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
@@ -126,8 +126,7 @@ class DecodeGraphs:
         self._buffers.send(nobody, nobody, size=size)
 
     def _leaves_attention_to_others(self) -> bool:
-        attend = self._attention.prepare_decode(self._batch(1, shared=False), self._block_size)
-        return plain_batch(attend) is not None
+        return plain_batch(self._buffers.group_step(self._attention, 1).attend) is not None
 
     def _measure_joined(self) -> None:
         """With graphs that are dropped again: those that stay are recorded the faster way."""
@@ -178,8 +177,8 @@ class DecodeGraphs:
 
     def run(
         self, fields: ChunkFields, *, adapted: bool = False, keeps_features: bool = True
-    ) -> tuple[StepInputs, torch.Tensor]:
-        """Execute a step that ``fits``: its inputs, and its logits [num_chunks, vocab].
+    ) -> tuple[SampledTokens, torch.Tensor]:
+        """Execute a step that ``fits``: what is sampled, and its logits [num_chunks, vocab].
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
@@ -195,17 +194,9 @@ class DecodeGraphs:
         # Not in the graph: the host's integers are arguments of the kernel that looks up the rest.
         self._buffers.send(fields.rows, fields.computed, size=size)
         logits = family.replay(size)
-        token_ids, positions, slots = self._buffers.tokens(batch)
-        inputs = assemble(
-            fields,
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            block_table=self._table.block_table,
-            on_device=self._buffers.batch(batch),
-            rows=self._buffers.rows(batch),
-        )
-        return inputs, logits[:batch]
+        known = self._buffers.batch(batch).seq_lens
+        on_device = DeviceRows(self._buffers.rows(batch), known)
+        return SampledTokens.of(fields, on_device), logits[:batch]
 
     def _family(
         self, fields: ChunkFields, *, shared: bool, adapted: bool, resting: bool
@@ -228,21 +219,16 @@ class DecodeGraphs:
         joined: bool | None = None,
     ) -> torch.Tensor:
         """joined: whether with one kernel behind each attention; None: where that is faster."""
-        token_ids, positions, slots = self._buffers.tokens(size)
-        attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
-        others = self._buffers.by_layer(size, self._attention)
+        token_ids, positions = self._buffers.tokens(size)
+        prefixes = self._shared.on_device(size) if self._shared is not None and shared else None
         step = StepContext(
-            *(positions, slots, attend, self._kv_cache),
+            positions,
+            self._buffers.group_steps(self._attention, size, prefixes),
+            self._kv_cache,
             adapted=adapted,
-            by_layer=others,
+            group_of=self._table.group_of,
             one_kernel=one_kernel,
             joins_products=size in self.joined_tokens if joined is None else joined,
         )
         with captured(self._adapters if adapted else None, size):
             return model.logits(model.hidden_states(token_ids, step))
-
-    def _batch(self, size: int, *, shared: bool) -> DeviceBatch:
-        batch = self._buffers.batch(size)
-        if shared and self._shared is not None:
-            return replace(batch, shared=self._shared.on_device(size))
-        return batch

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from engine.attention.base import DeviceBatch, PromptBackend
-from engine.layers.attention import KVCache, StepContext, Wanted
+from engine.layers.attention import GroupStep, KVCache, StepContext, Wanted
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.graphs.sized import SizedGraphs, capture_all
-from engine.runner.inputs import ChunkFields, StepInputs, assemble
+from engine.runner.inputs import ChunkFields, SampledTokens
 from engine.runner.rows import RowTable
+from engine.sampling.sampler import DeviceRows
 from kernels import cuda
 from kernels.transfer import write
 
@@ -94,8 +95,10 @@ class PromptGraphs:
             and adapted in self._families
         )
 
-    def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
-        """Execute a step that ``fits``: the inputs of what is sampled, and its logits [1, vocab].
+    def run(
+        self, fields: ChunkFields, *, adapted: bool = False
+    ) -> tuple[SampledTokens, torch.Tensor]:
+        """Execute a step that ``fits``: what is sampled, and its logits [1, vocab].
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
@@ -106,18 +109,8 @@ class PromptGraphs:
             self._adapters.send(fields.rows, size, num_tokens)
         self._send(int(fields.rows[0]), int(fields.computed[0]), num_tokens, size=size)
         logits = family.replay(size)
-        token_ids, positions, slots = self._tokens[:, num_tokens - 1 : num_tokens]
-        batch = self._batch
-        inputs = assemble(
-            fields.sampled_only(),
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            block_table=self._table.block_table,
-            on_device=DeviceBatch(batch.seq_lens[:1], batch.cu_queries[:2], batch.block_table[:1]),
-            rows=self._sent[:1],
-        )
-        return inputs, logits
+        on_device = DeviceRows(self._sent[:1], self._batch.seq_lens[:1])
+        return SampledTokens.of(fields, on_device), logits
 
     def _send(self, row: int, computed: int, num_tokens: int, *, size: int) -> None:
         """Send the rows of both sequences (-1: padding), their computed tokens, and the prefix sums
@@ -145,8 +138,7 @@ class PromptGraphs:
         last = batch.cu_queries[1:2].long() - 1
         step = StepContext(
             positions,
-            slots,
-            self._attention.prepare_prompt(batch, size),
+            [GroupStep(slots, self._attention.prepare_prompt(batch, size))],
             self._kv_cache,
             adapted=adapted,
             # Adapters are sent for all tokens, so the last layer must compute all of them.

@@ -5,12 +5,16 @@ The host sends only a few integers per sequence; everything else is looked up in
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from engine.attention.base import CapturableBackend, DeviceBatch, StepAttention
+from engine.attention.base import CapturableBackend, DeviceBatch
+from engine.layers.attention import GroupStep
 from engine.runner.rows import Ints, RowTable
 from kernels import cuda
+from kernels.cuda import SharedPrefixes
 from kernels.transfer import write
 
 
@@ -90,7 +94,7 @@ class SequenceBuffers:
         self._tokens = torch.zeros(2, max_batch * num_queries, dtype=torch.int64, device=device)
         self._slots = self._tokens.new_zeros(num_groups, max_batch * num_queries)
         self._batches: dict[tuple[int, int], DeviceBatch] = {}
-        self._parts: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def batch(self, size: int, group: int = 0) -> DeviceBatch:
         """The sequences, or their parts, as the layers of a group see them."""
@@ -106,30 +110,40 @@ class SequenceBuffers:
             )
         return batch
 
-    def tokens(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, positions, slots of the first layer group: [size * num_queries] int64 each."""
+    def tokens(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and positions: [size * num_queries] int64 each."""
         parts = self._parts.get(size)
         if parts is None:
             token_ids, positions = self._tokens[:, : size * self._num_queries]
-            parts = token_ids, positions, self._slots[0, : size * self._num_queries]
-            self._parts[size] = parts
+            parts = self._parts[size] = token_ids, positions
         return parts
 
-    def by_layer(
-        self, size: int, attention: CapturableBackend
-    ) -> dict[int, tuple[torch.Tensor, StepAttention]]:
-        """Slots and attention of the layers that are not in the first group."""
-        return self._table.by_layer(
-            [
-                (
-                    self._slots[group, : size * self._num_queries],
-                    attention.prepare_decode(
-                        self.batch(size, group), self._block_size, self.part_length
-                    ),
-                )
-                for group in range(1, len(self._table.windows))
-            ]
-        )
+    def slots(self, size: int, group: int = 0) -> torch.Tensor:
+        """Where the layers of a group store keys and values: [size * num_queries] int64."""
+        return self._slots[group, : size * self._num_queries]
+
+    def group_step(
+        self,
+        attention: CapturableBackend,
+        size: int,
+        group: int = 0,
+        shared: SharedPrefixes | None = None,
+    ) -> GroupStep:
+        """The step for the layers of a group, with attention that a graph can capture. shared: see
+        ``DeviceBatch``."""
+        batch = self.batch(size, group)
+        batch = batch if shared is None else replace(batch, shared=shared)
+        attend = attention.prepare_decode(batch, self._block_size, self.part_length)
+        return GroupStep(self.slots(size, group), attend)
+
+    def group_steps(
+        self, attention: CapturableBackend, size: int, shared: SharedPrefixes | None = None
+    ) -> list[GroupStep]:
+        """The step for every group. shared: of the blocks of the first one."""
+        return [
+            self.group_step(attention, size, group, None if group else shared)
+            for group in range(len(self._table.windows))
+        ]
 
     def skip_first(self, counts: torch.Tensor) -> None:
         """After ``look_up``: keep the first ``counts[i]`` tokens of sequence i from being written.
@@ -162,7 +176,7 @@ class SequenceBuffers:
         self, rows: torch.Tensor, computed: torch.Tensor, sent_rows: torch.Tensor | None = None
     ) -> None:
         size = len(rows)
-        token_ids, positions, _ = self.tokens(size)
+        token_ids, positions = self.tokens(size)
         if self._num_parts > 1:
             rows = rows.repeat_interleave(self._num_parts)
             computed = (computed[:, None] + self._part_starts).view(-1)
@@ -176,7 +190,7 @@ class SequenceBuffers:
                 batch.cu_queries,
                 token_ids=token_ids,
                 positions=positions,
-                slots=self._slots[group, : size * self._num_queries],
+                slots=self.slots(size, group),
                 seq_lens=batch.seq_lens,
                 batch_table=batch.block_table,
                 block_size=self._block_size,

@@ -18,7 +18,7 @@ from operator import add
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, CapturableBackend, plain_batch
+from engine.attention.base import CapturableBackend, plain_batch
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
@@ -26,7 +26,7 @@ from engine.runner.graphs.decode import adapted_sizes
 from engine.runner.graphs.one_kernel import log_faster, measure_most_tokens
 from engine.runner.graphs.sized import SizedGraphs, capture_all
 from engine.runner.graphs.static_inputs import SentRows, SequenceBuffers
-from engine.runner.inputs import ChunkFields, StepInputs, assemble
+from engine.runner.inputs import ChunkFields, SampledTokens
 from engine.runner.rows import Ints, RowTable
 from engine.sampling.sampler import DeviceRows
 from kernels.transfer import to_device
@@ -146,10 +146,8 @@ class VerifyGraphs:
             self._measure_all_as_one()
 
     def _leaves_attention_to_others(self, num_queries: int) -> bool:
-        buffers = self._buffers[num_queries]
-        batch = buffers.batch(1)
-        attend = self._attention.prepare_decode(batch, self._block_size, buffers.part_length)
-        return plain_batch(attend) is not None
+        first = self._buffers[num_queries].group_step(self._attention, 1)
+        return plain_batch(first.attend) is not None
 
     def _measure_all_as_one(self) -> None:
         for num_queries, as_one in self._as_one.items():
@@ -184,14 +182,16 @@ class VerifyGraphs:
         """Tokens of each sequence in the smallest graph that has so many."""
         return next(number for number in self._buffers if number >= longest)
 
-    def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
-        """Execute a step that ``fits``: its inputs, and its logits [num_tokens, vocab].
+    def run(
+        self, fields: ChunkFields, *, adapted: bool = False
+    ) -> tuple[SampledTokens, torch.Tensor]:
+        """Execute a step that ``fits``: what is sampled, and its logits [num_tokens, vocab].
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
         lens = fields.query_lens.tolist()
         num_queries = self._num_queries(max(lens))
-        graphs, buffers = self._choose(fields, num_queries, adapted), self._buffers[num_queries]
+        graphs = self._choose(fields, num_queries, adapted)
         batch, size = len(fields.rows), graphs.size_for(len(fields.rows))
         num_filled = num_queries - fields.query_lens
         if self._adapters is not None and adapted:
@@ -201,24 +201,17 @@ class VerifyGraphs:
         if batch < size:
             logits = logits[: batch * num_queries]
         if min(lens) == num_queries:
-            return self._even_inputs(fields, num_queries), logits
-        token_ids, positions, slots = buffers.tokens(batch)
+            return self._evenly_sampled(fields, num_queries), logits
         sampled = self._sampled[num_queries][:, : batch * num_queries]
         own = np.flatnonzero((np.arange(num_queries) >= num_filled[:, None]).ravel())
         index = to_device(own, logits.device)
         sampled = sampled.index_select(1, index)
-        inputs = assemble(
-            fields,
-            token_ids=token_ids[index],
-            positions=positions[index],
-            slots=slots[index],
-            block_table=self._table.block_table,
-        )
-        inputs = replace(inputs, sampled_on_device=DeviceRows(sampled[0], sampled[1]))
-        return inputs, logits.index_select(0, index)
+        found = SampledTokens.of(fields)
+        found = replace(found, on_device=DeviceRows(sampled[0], sampled[1]))
+        return found, logits.index_select(0, index)
 
-    def _even_inputs(self, fields: ChunkFields, num_queries: int) -> StepInputs:
-        """As ``assemble`` where nothing is filled up: most of it is the same in all such steps."""
+    def _evenly_sampled(self, fields: ChunkFields, num_queries: int) -> SampledTokens:
+        """As ``SampledTokens.of``, where nothing is filled up: most of it is the same each time."""
         batch = len(fields.rows)
         even = self._even.get((num_queries, batch))
         if even is None:
@@ -227,22 +220,13 @@ class VerifyGraphs:
                 np.arange(batch).repeat(num_queries),
                 DeviceRows(sampled[0], sampled[1]),
             )
-        sampled_chunks, sampled_on_device = even
-        token_ids, positions, slots = self._buffers[num_queries].tokens(batch)
-        seq_lens = fields.computed + num_queries
-        return StepInputs(
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            attention=AttentionBatch(
-                fields.query_lens, seq_lens, fields.rows, self._table.block_table
-            ),
-            sampled_chunks=sampled_chunks,
-            samples_once_each=False,
-            sampled_rows=fields.rows.repeat(num_queries),
-            sampled_positions=(fields.computed[:, None] + np.arange(1, num_queries + 1)).ravel(),
-            sampled_on_device=sampled_on_device,
-            logits_index=None,
+        chunks, on_device = even
+        return SampledTokens(
+            chunks,
+            once_each=False,
+            rows=fields.rows.repeat(num_queries),
+            positions=(fields.computed[:, None] + np.arange(1, num_queries + 1)).ravel(),
+            on_device=on_device,
         )
 
     def _choose(self, fields: ChunkFields, num_queries: int, adapted: bool) -> SizedGraphs:
@@ -259,18 +243,17 @@ class VerifyGraphs:
         buffers = self._buffers[num_queries]
         rows, starts, num_filled = self._sent.of(size)
         buffers.look_up(rows, starts)
-        token_ids, positions, slots = buffers.tokens(size)
+        token_ids, positions = buffers.tokens(size)
         sampled = self._sampled[num_queries][:, : size * num_queries]
         sampled[0].view(size, num_queries).copy_(rows[:, None])
         sampled[1].copy_(positions + 1)
         buffers.skip_first(num_filled)
-        batch = buffers.batch(size)
-        attend = self._attention.prepare_decode(batch, self._block_size, buffers.part_length)
-        others = buffers.by_layer(size, self._attention)
         step = StepContext(
-            *(positions, slots, attend, self._kv_cache),
+            positions,
+            buffers.group_steps(self._attention, size),
+            self._kv_cache,
             adapted=adapted,
-            by_layer=others,
+            group_of=self._table.group_of,
             one_kernel=one_kernel,
             joins_products=size * num_queries in self._joined_tokens,
         )

@@ -44,7 +44,7 @@ class Trial:
                     request_id="trial",
                     token_ids=token_ids,
                     num_prompt_tokens=len(token_ids),
-                    block_ids=range(first, first + blocks_each),
+                    block_ids=[range(first, first + blocks_each)],
                     params=SamplingParams(),
                 )
             )
@@ -57,8 +57,7 @@ class Trial:
         inputs = build_inputs(ChunkFields.read(self._chunks), self._table, self._block_size)
         step = StepContext(
             inputs.positions,
-            inputs.slots,
-            attention.prepare(inputs.attention, self._block_size),
+            [inputs.groups[0].prepared(attention, self._block_size)],
             self.cache.layers,
             is_eager=True,
         )

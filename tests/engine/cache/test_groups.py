@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from engine.cache.groups import (
     LayerGroups,
     group_layers,
+    kinds_of,
     max_request_tokens,
     peak_blocks,
     single_group,
@@ -81,17 +82,18 @@ class TestGroupLayers:
 class TestBlocks:
     def test_what_a_request_of_gemma_3_holds_at_8k(self) -> None:
         """Blocks of ten layers; all 62 together were 6.2 times 512 of them."""
-        windows = group_layers(GEMMA3_27B, 8192).windows
-        assert peak_blocks(windows, 8192, 16, 0) == 512 + 6 * 66
-        assert peak_blocks(windows, 8192, 16, 2 * 2048) == 512 + 6 * 322
+        kinds = group_layers(GEMMA3_27B, 8192).kinds
+        assert peak_blocks(kinds, 8192, 16, 0) == 512 + 6 * 66
+        assert peak_blocks(kinds, 8192, 16, 2 * 2048) == 512 + 6 * 322
 
     def test_one_group_that_sees_all_is_limited_by_the_blocks_alone(self) -> None:
-        assert max_request_tokens((None,), 9, 4, 100) == 36
+        assert max_request_tokens(kinds_of([None]), 9, 4, 100) == 36
 
     def test_windows_alone_set_no_limit_once_they_fit(self) -> None:
-        need = peak_blocks((8,), 10_000, 4, 6)
-        assert max_request_tokens((8,), need, 4, 6) is None
-        assert max_request_tokens((8,), need - 1, 4, 6) == (need - 1) * 4
+        kinds = kinds_of([8])
+        need = peak_blocks(kinds, 10_000, 4, 6)
+        assert max_request_tokens(kinds, need, 4, 6) is None
+        assert max_request_tokens(kinds, need - 1, 4, 6) == (need - 1) * 4
 
     @given(
         windows=st.lists(st.sampled_from([None, 1, 5, 30]), min_size=1, max_size=4),
@@ -102,8 +104,9 @@ class TestBlocks:
     def test_the_limit_is_the_last_that_fits(
         self, windows: list[int | None], num_blocks: int, block_size: int, in_flight: int
     ) -> None:
-        limit = max_request_tokens(windows, num_blocks, block_size, in_flight)
+        kinds = kinds_of(windows)
+        limit = max_request_tokens(kinds, num_blocks, block_size, in_flight)
         for tokens, fits in [(500_000, limit is None)] + (
             [] if limit is None else [(limit, True), (limit + 1, False)]
         ):
-            assert (peak_blocks(windows, tokens, block_size, in_flight) <= num_blocks) == fits
+            assert (peak_blocks(kinds, tokens, block_size, in_flight) <= num_blocks) == fits

@@ -2,13 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cache.manager import BlockTable, CacheManager, PrefixHit
+from engine.cache.manager import CacheManager
+from engine.cache.table import BlockTable, GroupHit, PrefixHit
 
 TOKENS = [1, 2, 3, 4, 5, 6]
 
 
 def table(salt: str = "", num_public_tokens: int = 0) -> BlockTable:
     return BlockTable({"salt": salt}, owner=salt, num_public_tokens=num_public_tokens)
+
+
+def blocks(of: BlockTable | PrefixHit) -> list[int]:
+    """Those of the only layer group."""
+    groups = of.layer_groups if isinstance(of, BlockTable) else of.groups
+    return groups[0].block_ids if groups else []
 
 
 def written(
@@ -19,7 +26,7 @@ def written(
     hit = manager.lookup(new, token_ids)
     manager.admit(new, hit, len(token_ids))
     if hit.num_copied:
-        manager.pool.release([hit.source])
+        manager.pool.release([hit.groups[0].source])
     manager.publish(new, token_ids, len(token_ids))
     return new
 
@@ -29,9 +36,9 @@ class TestRoom:
         manager = CacheManager(4, 4)
         new = table()
         manager.admit(new, PrefixHit(), 5)
-        assert len(new.block_ids) == 2
+        assert len(blocks(new)) == 2
         assert manager.num_blocks_to_grow(new, 3) == 1
-        assert manager.grow(new, 3) == [new.block_ids[2:]]
+        assert manager.grow(new, 3) == [blocks(new)[2:]]
         manager.check_table(new)
         assert manager.num_blocks_to_grow(new, 4) == 1
         assert manager.num_logical_blocks_within(new, 1) == 4
@@ -49,7 +56,7 @@ class TestRoom:
         manager.release(written(manager, [1, 2, 3, 4]), [1, 2, 3, 4])
         new = table()
         hit = manager.lookup(new, [1, 2, 3, 4, 5])
-        assert len(hit.block_ids) == 2
+        assert len(blocks(hit)) == 2
         assert manager.num_blocks_lacking(hit, 8) == 1, "two hits and two fresh blocks in three"
         assert manager.num_blocks_lacking(hit, 5) == 0
         manager.admit(new, hit, 5)
@@ -69,9 +76,9 @@ class TestRoom:
         manager = CacheManager(4, 4)
         holder = written(manager, TOKENS)
         hit = manager.lookup(table(), [1, 2, 3, 4, 5, 9, 9, 9])
-        assert (hit.block_ids, hit.num_copied) == (holder.block_ids[:1], 0)
+        assert (blocks(hit), hit.num_copied) == (blocks(holder)[:1], 0)
         hit = manager.lookup(table(), [1, 2, 9, 9, 9, 9, 9, 9])
-        assert (hit.source, hit.num_copied) == (holder.block_ids[0], 2)
+        assert (hit.groups[0].source, hit.num_copied) == (blocks(holder)[0], 2)
         assert manager.num_blocks_lacking(hit, 8) == 0
         assert manager.num_blocks_lacking(hit, 9) == 1
 
@@ -95,7 +102,9 @@ class TestFullBlocks:
     def test_lookup_finds_the_longest_published_prefix(self) -> None:
         manager = CacheManager(8, 2)
         first = written(manager, TOKENS)
-        assert manager.lookup(table(), [1, 2, 3, 4, 9, 9, 9]) == PrefixHit(4, first.block_ids[:2])
+        assert manager.lookup(table(), [1, 2, 3, 4, 9, 9, 9]) == PrefixHit(
+            4, 2, (GroupHit(0, blocks(first)[:2]),)
+        )
         assert manager.lookup(table(), [9, 2, 3, 4]) == PrefixHit()
 
     def test_the_last_token_is_never_served_from_the_cache(self) -> None:
@@ -161,7 +170,7 @@ class TestFullBlocks:
         first = table()
         manager.admit(first, PrefixHit(), 6)
         manager.publish(first, TOKENS, 3)
-        assert manager.lookup(table(), TOKENS).block_ids == first.block_ids[:1]
+        assert blocks(manager.lookup(table(), TOKENS)) == blocks(first)[:1]
         assert manager.lookup(table(), TOKENS).num_tokens == 2
 
     def test_blocks_can_be_found_as_soon_as_they_are_written(self) -> None:
@@ -188,10 +197,10 @@ class TestFullBlocks:
     def test_a_released_table_can_be_admitted_again_and_finds_itself(self) -> None:
         manager = CacheManager(4, 2)
         first = written(manager, [1, 2, 3, 4, 5])
-        before = first.block_ids[:2]
+        before = blocks(first)[:2]
         manager.release(first, [1, 2, 3, 4, 5])
         hit = manager.lookup(first, [1, 2, 3, 4, 5, 6])
-        assert hit.block_ids == before
+        assert blocks(hit) == before
         assert hit.num_tokens == 5, "its partly filled block is there as well"
 
 
@@ -200,8 +209,8 @@ class TestTails:
         manager = CacheManager(8, 4)
         first = written(manager, [1, 2, 3, 4, 5, 6, 7, 8])
         hit = manager.lookup(table(), [1, 2, 3, 4, 5, 6, 9, 9, 9])
-        assert hit == PrefixHit(6, first.block_ids[:1], first.block_ids[1], 2)
-        assert hit.without_copy() == PrefixHit(4, first.block_ids[:1])
+        assert hit == PrefixHit(6, 1, (GroupHit(0, blocks(first)[:1], blocks(first)[1]),), 2)
+        assert hit.without_copy() == PrefixHit(4, 1, (GroupHit(0, blocks(first)[:1]),))
 
     def test_a_partly_filled_block_is_given_up_before_full_ones(self) -> None:
         manager = CacheManager(4, 2)
@@ -218,9 +227,9 @@ class TestTails:
         second = table()
         hit = manager.lookup(second, [1, 2, 9])
         manager.admit(second, hit, 3)
-        assert manager.pool.ref_count(hit.source) == 1
-        assert hit.source not in second.block_ids
-        manager.pool.release([hit.source])
+        assert manager.pool.ref_count(hit.groups[0].source) == 1
+        assert hit.groups[0].source not in blocks(second)
+        manager.pool.release([hit.groups[0].source])
         manager.release(second, [1, 2, 9])
         assert manager.num_free_blocks == 8
 

@@ -4,16 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.manager import BlockTable, CacheManager
+from engine.cache.manager import CacheManager
 from engine.cache.swap import Swapped, SwapSpace
+from engine.cache.table import BlockTable, PrefixHit
 
 TOKENS = list(range(1, 11))
+
+
+def blocks(of: BlockTable | PrefixHit) -> list[int]:
+    """Those of the only layer group that are its own or shared."""
+    groups = of.layer_groups if isinstance(of, BlockTable) else of.groups
+    return groups[0].block_ids if groups else []
 
 
 class TestSwapSpace:
     def test_blocks_are_lent_once(self) -> None:
         space = SwapSpace(5)
-        one, two = space.take(2, 7), space.take(3, 9)
+        one, two = space.take(2, 7, (0,)), space.take(3, 9, (0,))
         assert sorted(one.block_ids + two.block_ids) == [0, 1, 2, 3, 4]
         assert (space.num_free, space.num_holders) == (0, 2)
         space.give_back(one)
@@ -22,11 +29,11 @@ class TestSwapSpace:
 
     def test_more_than_there_is_cannot_be_taken(self) -> None:
         with pytest.raises(AssertionError, match="3 wanted, 2 are free"):
-            SwapSpace(2).take(3, 1)
+            SwapSpace(2).take(3, 1, (0,))
 
     def test_giving_back_twice_raises_at_once(self) -> None:
         space = SwapSpace(2)
-        swapped = space.take(2, 1)
+        swapped = space.take(2, 1, (0,))
         space.give_back(swapped)
         with pytest.raises(AssertionError, match="given back twice"):
             space.give_back(swapped)
@@ -38,7 +45,7 @@ class TestSwapSpace:
             if move is None and held:
                 space.give_back(held.pop(len(held) // 2))
             elif move is not None and move <= space.num_free:
-                held.append(space.take(move, move))
+                held.append(space.take(move, move, (0,)))
             space.check_integrity()
             assert space.num_holders == len(held)
             owned = [block_id for swapped in held for block_id in swapped.block_ids]
@@ -50,7 +57,7 @@ def swapped_out(manager: CacheManager, num_tokens: int = 10) -> tuple[BlockTable
     table = BlockTable({"salt": "s"}, owner="s")
     manager.admit(table, manager.lookup(table, TOKENS), num_tokens)
     manager.publish(table, TOKENS, num_tokens)
-    block_ids = list(table.block_ids)
+    block_ids = list(blocks(table))
     pairs = manager.swap_out(table, num_tokens)
     assert [block_id for block_id, _ in pairs] == block_ids
     manager.release(table, TOKENS)
@@ -63,11 +70,11 @@ class TestTables:
         table, _ = swapped_out(manager)
         known = [*TOKENS, 99]
         hit = manager.lookup(table, known)
-        assert (hit.num_tokens, hit.block_ids, hit.is_swapped) == (10, [], True)
+        assert (hit.num_tokens, blocks(hit), hit.is_swapped) == (10, [], True)
         assert manager.num_blocks_lacking(hit, 11) == 3 - 8
         manager.admit(table, hit, 11)
         pairs = manager.swap_in(table, hit)
-        assert [block_id for block_id, _ in pairs] == table.block_ids
+        assert [block_id for block_id, _ in pairs] == blocks(table)
         assert table.swapped is None
         assert manager.swap.num_free == 4
 
@@ -80,7 +87,7 @@ class TestTables:
         # The tail goes first: now the host has more than the cache.
         rest = manager.pool.allocate(6)
         hit = manager.lookup(table, [*TOKENS, 99])
-        assert (hit.num_tokens, hit.block_ids, hit.is_swapped) == (10, before[:2], True)
+        assert (hit.num_tokens, blocks(hit), hit.is_swapped) == (10, before[:2], True)
         manager.pool.release(rest)
         manager.admit(table, hit, 11)
         assert len(manager.swap_in(table, hit)) == 1

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBatch, StepAttention
 from engine.attention.torch_ref import TorchAttention
-from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
+from engine.layers.attention import AttentionConfig, GroupStep, SelfAttention, StepContext
 from engine.layers.norm import OffsetRMSNorm, RMSNorm
 from engine.weights.names import targets
 from kernels import reference
@@ -75,7 +75,7 @@ def run(
     batch = AttentionBatch(lengths, lengths, row, torch.arange(3, dtype=torch.int32)[None])
     positions = torch.arange(TOKENS)
     attend = wrap(TorchAttention(CPU, dtype).prepare(batch, 4), positions)
-    step = StepContext(positions, positions, attend, [(k_cache, v_cache)])
+    step = StepContext(positions, [GroupStep(positions, attend)], [(k_cache, v_cache)])
     return of(x, torch.cat((angles.cos(), angles.sin()), -1), step)
 
 

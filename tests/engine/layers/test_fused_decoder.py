@@ -14,7 +14,7 @@ from engine.attention.base import AttentionBackend, AttentionBatch
 from engine.attention.cpu import CpuAttention
 from engine.attention.torch_ref import TorchAttention
 from engine.layers import fused_decoder
-from engine.layers.attention import KVCache, SelfAttention, StepContext
+from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext
 from engine.layers.rope import RopeConfig
 from engine.models.base import ModelConfig
 from engine.models.llama import LlamaModel
@@ -87,7 +87,7 @@ def run(
     slots = table[token_rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     batch = AttentionBatch(query_lens, query_lens + past, rows, table)
     attend = backend.prepare(batch, BLOCK_SIZE)
-    step = StepContext(positions, slots.long(), attend, cache, taps or {})
+    step = StepContext(positions, [GroupStep(slots.long(), attend)], cache, taps or {})
     token_ids = torch.randint(50, (len(positions),), generator=gen)
     return of(token_ids, step), cache
 

@@ -25,7 +25,7 @@ from engine.attention.base import (
 )
 from engine.attention.select import select_backend
 from engine.attention.torch_ref import TorchAttention
-from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
+from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext, Wanted
 from engine.layers.joined_layer import JoinedLayer
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
@@ -136,7 +136,12 @@ def run(
         index = torch.arange(len(positions) - last, len(positions))
         wanted = Wanted(index, lambda: backend.prepare(fewer, BLOCK_SIZE))
     step = StepContext(
-        positions, slots.long(), attend, cache, is_eager=eager, wanted=wanted, adapted=adapted
+        positions,
+        [GroupStep(slots.long(), attend)],
+        cache,
+        is_eager=eager,
+        wanted=wanted,
+        adapted=adapted,
     )
     token_ids = torch.randint(50, (len(positions),), generator=gen).to(device)
     return of(token_ids, step), cache

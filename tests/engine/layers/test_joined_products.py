@@ -14,7 +14,7 @@ import torch
 from engine.attention.base import AttentionShape, CapturableBackend, DeviceBatch
 from engine.attention.select import select_backend
 from engine.layers import joined_products
-from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
+from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext, Wanted
 from engine.layers.joined_products import JoinedProducts
 from engine.models.llama import LlamaDecoderLayer, LlamaModel
 from engine.models.qwen3 import Qwen3DecoderLayer
@@ -70,7 +70,8 @@ def prepared(of: LlamaModel, *seq_lens: int) -> tuple[torch.Tensor, StepContext]
     attend = backend.prepare_decode(batch, BLOCK_SIZE)
     positions, slots = (of_tokens.view(-1).to(device) for of_tokens in (at, slots))
     taps = {1: torch.zeros(len(slots), weight.shape[0], dtype=dtype, device=device)}
-    step = StepContext(positions, slots, attend, caches, taps, joins_products=True)
+    groups = [GroupStep(slots, attend)]
+    step = StepContext(positions, groups, caches, taps, joins_products=True)
     return torch.randint(50, (len(slots),), generator=gen).to(device), step
 
 

@@ -6,7 +6,7 @@ import torch
 
 from engine.attention.base import AttentionBatch
 from engine.attention.torch_ref import TorchAttention
-from engine.layers.attention import StepContext
+from engine.layers.attention import GroupStep, StepContext
 from engine.layers.linear import QuantizedWeight
 from engine.layers.mla import LatentAttention, MLAConfig
 from engine.quant.base import quantize
@@ -50,7 +50,7 @@ def test_attending_to_latents_equals_attending_to_what_they_expand_to(
     )
     positions = torch.arange(TOKENS)
     attend = TorchAttention(CPU, torch.float32).prepare(batch, 4)
-    step = StepContext(positions, positions, attend, [(cache, cache)])
+    step = StepContext(positions, [GroupStep(positions, attend)], [(cache, cache)])
     out = layer(x, torch.cat((angles.cos(), angles.sin()), -1), step)
     torch.testing.assert_close(out, expanded(layer, x, angles, interleaved), rtol=1e-4, atol=1e-4)
     # Nothing but a latent and a turned key is kept, for all heads together.

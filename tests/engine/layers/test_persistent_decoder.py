@@ -14,7 +14,7 @@ import torch
 from engine.attention.base import AttentionShape, CapturableBackend, DeviceBatch
 from engine.attention.select import select_backend
 from engine.layers import persistent_decoder
-from engine.layers.attention import KVCache, SelfAttention, StepContext, Wanted
+from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext, Wanted
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import RouterConfig
 from engine.layers.persistent_decoder import PersistentLayers
@@ -81,7 +81,7 @@ def prepared(of: LlamaModel, *seq_lens: int, queries: int = 1) -> tuple[torch.Te
     )
     attend = backend(of).prepare_decode(batch, BLOCK_SIZE, queries)
     positions, slots = (of_tokens.view(-1).to(device) for of_tokens in (at, slots))
-    step = StepContext(positions, slots, attend, cache, one_kernel=True)
+    step = StepContext(positions, [GroupStep(slots, attend)], cache, one_kernel=True)
     return torch.randint(50, (len(slots),), generator=gen).to(device), step
 
 
@@ -103,9 +103,9 @@ def assert_close(
     for caches in zip(our_cache, their_cache, step.kv_cache, strict=True):
         for tensors in zip(*caches, strict=True):
             our, their, before = (tensor.flatten(0, 1).flatten(1) for tensor in tensors)
-            assert distance(our[step.slots], their[step.slots]) < tolerance
+            assert distance(our[step.groups[0].slots], their[step.groups[0].slots]) < tolerance
             for after in (our, their):
-                after[step.slots] = before[step.slots]
+                after[step.groups[0].slots] = before[step.groups[0].slots]
                 assert torch.equal(after, before), "no other slot is written"
 
 
@@ -146,13 +146,14 @@ def test_serves_few_tokens_that_nothing_else_is_wanted_of(monkeypatch: pytest.Mo
     decoder = whole(made)
     assert decoder is not None
     _, step = prepared(made, 9)
+    ((slots, attend),) = step.groups
     assert decoder.serves(step)
     for other in (
         {"one_kernel": False},
         {"adapted": True},
         {"wanted": Wanted(torch.tensor([0]))},
-        {"by_layer": {1: (step.slots, step.attend)}},
-        {"attend": partial(step.attend)},
+        {"groups": [*step.groups, *step.groups]},
+        {"groups": [GroupStep(slots, partial(attend))]},
     ):
         assert not decoder.serves(replace(step, **other)), other
     monkeypatch.setattr(PersistentLayers, "max_batch", 5)
@@ -372,6 +373,6 @@ def test_a_cache_in_fp8_goes_layer_by_layer() -> None:
     _, step = prepared(made, 9)
     assert made._whole is not None
     assert made._whole.serves(step)
-    batch = step.attend.plain_batch  # type: ignore[attr-defined]
+    batch = step.groups[0].attend.plain_batch  # type: ignore[attr-defined]
     fp8 = backend(made, kv_dtype=torch.float8_e4m3fn).prepare_decode(batch, BLOCK_SIZE)
-    assert not made._whole.serves(replace(step, attend=fp8))
+    assert not made._whole.serves(replace(step, groups=[GroupStep(step.groups[0].slots, fp8)]))

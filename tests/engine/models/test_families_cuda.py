@@ -13,7 +13,7 @@ from engine.architectures import FALLBACK_TESTED, NATIVE
 from engine.config import EngineConfig
 from engine.runner import load_runner
 from engine.runner.graphs import one_kernel
-from engine.runner.inputs import ChunkFields, StepInputs
+from engine.runner.inputs import ChunkFields, SampledTokens
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import watch_logits
 from tests.engine.runner.harness import Generation, Harness
@@ -153,7 +153,7 @@ def test_one_kernel_is_as_exact_as_the_layers(
     seen: list[torch.Tensor] = []
     run = decoding.run
 
-    def watched(fields: ChunkFields, **options: bool) -> tuple[StepInputs, torch.Tensor]:
+    def watched(fields: ChunkFields, **options: bool) -> tuple[SampledTokens, torch.Tensor]:
         inputs, logits = run(fields, **options)
         seen.append(logits.clone())  # a mask is applied in place
         return inputs, logits

@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import save_file
 
 from engine.attention.base import FP8
-from engine.cache.groups import peak_blocks
+from engine.cache.groups import kinds_of, peak_blocks
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
 from engine.runner import load_runner
 from engine.runner.drafts.drafting import ChainDrafting
+from engine.runner.runner import TorchRunner
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from kernels import cpu
@@ -123,6 +124,10 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
 
 
+def windows_of(runner: TorchRunner) -> tuple[int | None, ...]:
+    return tuple(kind.window for kind in runner.layer_groups)
+
+
 class Poisoned:
     """An engine; after each step, blocks with nothing that anybody may read are NaN."""
 
@@ -201,7 +206,7 @@ def test_logits(
         max_num_batched_tokens=chunk,
         enable_prefix_caching=False,
     )
-    assert engine.runner.group_windows == GROUPS[subject.case.name]
+    assert windows_of(engine.runner) == GROUPS[subject.case.name]
     engine.add("a", subject.prompt)
     engine.run()
     assert engine.num_left_behind >= (PROMPT_LEN - WINDOW) // BLOCK_SIZE
@@ -239,7 +244,7 @@ def test_batches_generate_what_transformers_does(
     chunk, scarce = 16, "watermark" in options
     if scarce:
         # What one request needs at most, and a little more.
-        need = peak_blocks(GROUPS[subject.case.name], 73, BLOCK_SIZE, 2 * chunk)
+        need = peak_blocks(kinds_of(GROUPS[subject.case.name]), 73, BLOCK_SIZE, 2 * chunk)
         options = {**options, "num_gpu_blocks_override": need + 4}
     engine = Poisoned(subject, monkeypatch, max_num_batched_tokens=chunk, **options)
     prompts = {str(i): subject.prompt[i : 40 + i] + [3 + i] * i for i in range(4)}
@@ -271,7 +276,8 @@ def test_a_draft_network_keeps_its_keys_beside_what_sees_everything(
     speculative = save_network(method, subject, tmp_path / method)
     windows = GROUPS[subject.case.name] if None in GROUPS[subject.case.name] else (None,)
     if scarce:
-        scarce = {**scarce, "num_gpu_blocks_override": peak_blocks(windows, 73, BLOCK_SIZE, 32) + 6}
+        need = peak_blocks(kinds_of(windows), 73, BLOCK_SIZE, 32)
+        scarce = {**scarce, "num_gpu_blocks_override": need + 6}
 
     def run(**options: Any) -> Poisoned:
         options = {"speculative_config": speculative, "max_num_batched_tokens": 16, **options}
@@ -284,7 +290,7 @@ def test_a_draft_network_keeps_its_keys_beside_what_sees_everything(
         return engine
 
     engine, plain = run(**scarce), run(disable_hybrid_kv_cache_manager=True)
-    assert engine.runner.group_windows == windows
+    assert windows_of(engine.runner) == windows
     assert engine.tokens == plain.tokens
     if not scarce:
         assert engine.core.stats().spec_decode_num_draft_tokens > 50
@@ -333,8 +339,8 @@ def test_the_same_memory_holds_more_and_smaller_blocks(subject: Subject) -> None
     config = EngineConfig(model=str(subject.folder), device="cpu", kv_cache_memory_bytes=12 << 16)
     grouped = load_runner(config)
     single = load_runner(msgspec.structs.replace(config, disable_hybrid_kv_cache_manager=True))
-    assert grouped.group_windows == GROUPS[subject.case.name]
-    assert single.group_windows == (None,)
+    assert windows_of(grouped) == GROUPS[subject.case.name]
+    assert windows_of(single) == (None,)
     # For the same bytes there are as many more blocks as there are fewer layers in each.
     num_layers = len(single._cache.layers)
     assert len(grouped._cache.layers) == num_layers

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.cache.groups import kinds_of
 from engine.runner.memory import GPU_WINDOW_STEP
 from tests.engine.models.families import FALLBACK_CASES
 from tests.engine.models.test_hybrid import (
@@ -51,9 +52,8 @@ def test_logits(
 ) -> None:
     options = {**ON_GPU, "attention_backend": backend, "max_num_batched_tokens": chunk}
     engine = Poisoned(subject, monkeypatch, dtype="float32", enforce_eager=True, **options)
-    wide = tuple(None if window is None else WINDOW for window in GROUPS[subject.case.name])
-    assert engine.runner.group_windows == wide
-    assert engine.runner.window_step == GPU_WINDOW_STEP
+    wide = [None if window is None else WINDOW for window in GROUPS[subject.case.name]]
+    assert engine.runner.layer_groups == kinds_of(wide, GPU_WINDOW_STEP)
     engine.add("a", subject.prompt)
     engine.run()
     assert (

@@ -33,9 +33,8 @@ class Generation:
     computed: int = 0
     planned_tokens: int = 0
     """Known tokens, counting those that steps in flight will sample."""
-    blocks: list[int] = field(default_factory=list)
-    other_blocks: list[list[int]] = field(default_factory=list)
-    """Of the layer groups behind the first."""
+    blocks: list[list[int]] = field(default_factory=list)
+    """By layer group."""
     row: int | None = None
 
     @property
@@ -127,10 +126,10 @@ class Harness:
         if n <= 0 or (generation.fully_planned and known - generation.computed <= 1):
             n = 0
         end = generation.computed + n
-        num_fresh = -(-end // self.block_size) - len(generation.blocks)
-        tables = [generation.blocks, *generation.other_blocks]
-        fresh, *other_fresh = [[self.free_blocks.pop() for _ in range(num_fresh)] for _ in tables]
-        for table, blocks in zip(tables, [fresh, *other_fresh], strict=True):
+        tables = generation.blocks
+        num_fresh = -(-end // self.block_size) - len(tables[0])
+        fresh = [[self.free_blocks.pop() for _ in range(num_fresh)] for _ in tables]
+        for table, blocks in zip(tables, fresh, strict=True):
             table += blocks
         if generation.row is None:
             generation.row = self.free_rows.pop()
@@ -140,15 +139,12 @@ class Harness:
                     request_id=generation.request_id,
                     token_ids=generation.prompt + generation.output,
                     num_prompt_tokens=len(generation.prompt),
-                    block_ids=list(generation.blocks),
+                    block_ids=[list(blocks) for blocks in generation.blocks],
                     params=generation.params,
-                    other_block_ids=[list(blocks) for blocks in generation.other_blocks],
                 )
             )
-        elif fresh:
-            plan.new_blocks.append((generation.row, fresh))
-            for group, blocks in enumerate(other_fresh, 1):
-                plan.other_new_blocks.append((group, generation.row, blocks))
+        else:
+            plan.append(generation.row, fresh)
         if n == 0:
             return
         samples = end == known
@@ -168,18 +164,16 @@ class Harness:
 
     def _prepare_admission(self, generation: Generation, plan: StepPlan) -> None:
         generation.planned_tokens = len(generation.prompt) + len(generation.output)
-        generation.other_blocks = [[] for _ in self.runner.group_windows[1:]]
+        generation.blocks = [[] for _ in self.runner.layer_groups]
         if generation.shares is None or generation.output:
             return
         source, num_tokens = generation.shares
         assert source.prompt[:num_tokens] == generation.prompt[:num_tokens]
         whole, rest = divmod(num_tokens, self.block_size)
-        generation.blocks = source.blocks[:whole]
-        generation.other_blocks = [blocks[:whole] for blocks in source.other_blocks]
+        generation.blocks = [blocks[:whole] for blocks in source.blocks]
         generation.computed = num_tokens
         if rest:
-            theirs = [source.blocks, *source.other_blocks]
-            ours = [generation.blocks, *generation.other_blocks]
+            theirs, ours = source.blocks, generation.blocks
             for table, of_source in zip(ours, theirs, strict=True):
                 table.append(self.free_blocks.pop())
                 plan.block_copies.append((of_source[whole], table[whole], rest))

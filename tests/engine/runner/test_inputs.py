@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.groups import LayerGroups, single_group
-from engine.cache.manager import NO_BLOCK
-from engine.runner.inputs import ChunkFields, assemble, build_inputs, other_groups
+from engine.cache.table import NO_BLOCK
+from engine.runner.inputs import ChunkFields, SampledTokens, build_inputs
 from engine.runner.rows import RowTable
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk
@@ -25,7 +25,7 @@ def table() -> RowTable:
                 request_id=str(row),
                 token_ids=[100 * row + i for i in range(length)],
                 num_prompt_tokens=length,
-                block_ids=blocks,
+                block_ids=[blocks],
                 params=SamplingParams(),
             )
         )
@@ -44,22 +44,24 @@ def chunk(row: int, computed: int, n: int, samples: bool) -> Chunk:
 
 def test_mixed_chunks_become_flat_tensors() -> None:
     chunks = [chunk(4, 2, 1, True), chunk(1, 3, 4, False), chunk(2, 0, 6, True)]
-    inputs = build_inputs(ChunkFields.read(chunks), table(), BLOCK_SIZE)
+    fields = ChunkFields.read(chunks)
+    inputs = build_inputs(fields, table(), BLOCK_SIZE)
     assert inputs.token_ids.tolist() == [402, 103, 104, 105, 106, *range(200, 206)]
     assert inputs.positions.tolist() == [2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5]
-    assert inputs.slots.tolist() == [
+    assert inputs.groups[0].slots.tolist() == [
         *(10, 31, 12, 13, 14, 36, 37, 38, 39, 32, 33),
     ]
-    assert inputs.attention.query_lens.tolist() == [1, 4, 6]
-    assert inputs.attention.seq_lens.tolist() == [3, 7, 6]
-    assert inputs.attention.rows.tolist() == [4, 1, 2]
-    assert inputs.attention.block_table[1, :3].tolist() == [7, 3, 5]
-    assert inputs.sampled_chunks.tolist() == [0, 2]
-    assert inputs.sampled_rows.tolist() == [4, 2]
-    assert inputs.sampled_positions.tolist() == [3, 6]
-    assert inputs.logits_index is not None
-    assert inputs.logits_index.tolist() == [0, 10]
-    assert not inputs.samples_once_each
+    assert inputs.groups[0].batch.query_lens.tolist() == [1, 4, 6]
+    assert inputs.groups[0].batch.seq_lens.tolist() == [3, 7, 6]
+    assert inputs.groups[0].batch.rows.tolist() == [4, 1, 2]
+    assert inputs.groups[0].batch.block_table[1, :3].tolist() == [7, 3, 5]
+    assert inputs.sampled.chunks.tolist() == [0, 2]
+    assert inputs.sampled.rows.tolist() == [4, 2]
+    assert inputs.sampled.positions.tolist() == [3, 6]
+    index = inputs.sampled.index_in(fields)
+    assert index is not None
+    assert index.tolist() == [0, 10]
+    assert not inputs.sampled.once_each
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), min_size=1))
@@ -73,14 +75,7 @@ def test_what_is_sampled_is_the_same_whether_or_not_each_chunk_samples_once(
     ]
     fields = ChunkFields.read(chunks)
     num_tokens = int(fields.query_lens.sum())
-    nothing = torch.zeros(num_tokens, dtype=torch.int64)
-    inputs = assemble(
-        fields,
-        token_ids=nothing,
-        positions=nothing,
-        slots=nothing,
-        block_table=nothing,
-    )
+    sampled = SampledTokens.of(fields)
     places, begins = [], 0
     for number, one in enumerate(chunks):
         ends = begins + one.num_scheduled_tokens
@@ -88,12 +83,12 @@ def test_what_is_sampled_is_the_same_whether_or_not_each_chunk_samples_once(
             end = one.num_computed_tokens + one.num_scheduled_tokens
             places.append((number, one.row, end - back, ends - 1 - back))
         begins = ends
-    found = zip(inputs.sampled_chunks, inputs.sampled_rows, inputs.sampled_positions, strict=True)
+    found = zip(sampled.chunks, sampled.rows, sampled.positions, strict=True)
     assert [tuple(map(int, one)) for one in found] == [place[:3] for place in places]
-    index = inputs.logits_index
+    index = sampled.index_in(fields)
     where = [*range(num_tokens)] if index is None else index.tolist()
     assert where == [place[3] for place in places]
-    assert inputs.samples_once_each == ([place[0] for place in places] == [*range(len(chunks))])
+    assert sampled.once_each == ([place[0] for place in places] == [*range(len(chunks))])
 
 
 MAX_LEN = 20
@@ -119,12 +114,13 @@ def test_any_step_is_what_the_module_says(chunks: list[Chunk], seed: int) -> Non
     token_ids = rng.integers(1, 1000, (6, MAX_LEN)).tolist()
     rows.apply(
         [
-            Admission(r, str(r), token_ids[r], MAX_LEN, block_ids[r], SamplingParams())
+            Admission(r, str(r), token_ids[r], MAX_LEN, [block_ids[r]], SamplingParams())
             for r in range(6)
         ],
         [],
     )
-    inputs = build_inputs(ChunkFields.read(chunks), rows, BLOCK_SIZE)
+    fields = ChunkFields.read(chunks)
+    inputs = build_inputs(fields, rows, BLOCK_SIZE)
     flat = [
         (index, c.row, c.num_computed_tokens + i)
         for index, c in enumerate(chunks)
@@ -132,7 +128,7 @@ def test_any_step_is_what_the_module_says(chunks: list[Chunk], seed: int) -> Non
     ]
     assert inputs.token_ids.tolist() == [token_ids[row][p] for _, row, p in flat]
     assert inputs.positions.tolist() == [p for _, _, p in flat]
-    assert inputs.slots.tolist() == [
+    assert inputs.groups[0].slots.tolist() == [
         block_ids[row][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for _, row, p in flat
     ]
     ends = [c.num_computed_tokens + c.num_scheduled_tokens for c in chunks]
@@ -141,33 +137,33 @@ def test_any_step_is_what_the_module_says(chunks: list[Chunk], seed: int) -> Non
         for at, (index, row, p) in enumerate(flat)
         if chunks[index].samples and p >= ends[index] - len(chunks[index].draft_token_ids) - 1
     ]
-    assert inputs.sampled_chunks.tolist() == [index for _, index, _, _ in places]
-    assert inputs.sampled_rows.tolist() == [row for _, _, row, _ in places]
-    assert inputs.sampled_positions.tolist() == [position for _, _, _, position in places]
-    if inputs.logits_index is None:
+    assert inputs.sampled.chunks.tolist() == [index for _, index, _, _ in places]
+    assert inputs.sampled.rows.tolist() == [row for _, _, row, _ in places]
+    assert inputs.sampled.positions.tolist() == [position for _, _, _, position in places]
+    logits_index = inputs.sampled.index_in(fields)
+    if logits_index is None:
         assert len(places) == len(flat)
     else:
-        assert inputs.logits_index.tolist() == [at for at, _, _, _ in places]
+        assert logits_index.tolist() == [at for at, _, _, _ in places]
 
 
 def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
-    inputs = build_inputs(
-        ChunkFields.read([chunk(2, 5, 1, True), chunk(1, 8, 1, True)]), table(), BLOCK_SIZE
-    )
+    fields = ChunkFields.read([chunk(2, 5, 1, True), chunk(1, 8, 1, True)])
+    inputs = build_inputs(fields, table(), BLOCK_SIZE)
     assert inputs.token_ids.tolist() == [205, 108]
-    assert inputs.slots.tolist() == [33, 20]
-    assert inputs.logits_index is None
-    assert inputs.sampled_positions.tolist() == [6, 9]
-    assert inputs.samples_once_each
+    assert inputs.groups[0].slots.tolist() == [33, 20]
+    assert inputs.sampled.index_in(fields) is None
+    assert inputs.sampled.positions.tolist() == [6, 9]
+    assert inputs.sampled.once_each
 
 
 def test_blocks_are_appended_behind_those_a_row_has() -> None:
     rows = table()
-    rows.apply([], [(4, [11, 12]), (2, [13])])
+    rows.apply([], [(0, 4, [11, 12]), (0, 2, [13])])
     assert rows.block_table[4, :3].tolist() == [2, 11, 12]
     assert rows.block_table[2, :3].tolist() == [9, 8, 13]
     inputs = build_inputs(ChunkFields.read([chunk(4, 8, 1, False)]), rows, BLOCK_SIZE)
-    assert inputs.slots.tolist() == [48]
+    assert inputs.groups[0].slots.tolist() == [48]
 
 
 def test_an_admission_starts_the_row_afresh() -> None:
@@ -178,11 +174,11 @@ def test_an_admission_starts_the_row_afresh() -> None:
             request_id="new",
             token_ids=[1, 2],
             num_prompt_tokens=2,
-            block_ids=[6],
+            block_ids=[[6]],
             params=SamplingParams(),
         )
     )
-    rows.apply([], [(1, [4])])
+    rows.apply([], [(0, 1, [4])])
     assert rows.block_table[1, :2].tolist() == [6, 4]
     assert rows.tokens[1, :2].tolist() == [1, 2]
 
@@ -194,37 +190,36 @@ def test_layer_groups_have_blocks_of_their_own() -> None:
         request_id="r",
         token_ids=range(20),
         num_prompt_tokens=20,
-        block_ids=[2, 9, 5, 7],
+        block_ids=[[2, 9, 5, 7], [NO_BLOCK, 8, 1], [NO_BLOCK, NO_BLOCK, 3]],
         params=SamplingParams(),
-        other_block_ids=[[NO_BLOCK, 8, 1], [NO_BLOCK, NO_BLOCK, 3]],
     )
     rows.apply([admission], [])
-    rows.apply([], [(4, [6])], [(1, 4, [10, 11]), (2, 4, [12])])
+    rows.apply([], [(0, 4, [6]), (1, 4, [10, 11]), (2, 4, [12])])
     assert rows.block_tables[:, 4, :5].tolist() == [
         [2, 9, 5, 7, 6],
         [0, 8, 1, 10, 11],
         [0, 0, 3, 12, 0],
     ]
     assert not rows.block_tables[:, :4].any()
-    assert rows.by_layer(["one", "two"]) == {0: "one", 2: "two"}
+    assert rows.group_of == (1, 0, 2, 0)
     fields = ChunkFields.read([chunk(4, 10, 4, False)])
-    first = build_inputs(fields, rows, BLOCK_SIZE)
-    assert first.slots.tolist() == [22, 23, 28, 29]
-    assert first.attention.window is None
-    others = other_groups(fields, rows, BLOCK_SIZE)
-    assert [slots.tolist() for slots, _ in others] == [[6, 7, 40, 41], [14, 15, 48, 49]]
-    for group, (_, batch) in enumerate(others, 1):
-        assert batch.window == rows.windows[group]
-        assert batch.block_table.data_ptr() == rows.block_tables[group].data_ptr()
+    groups = build_inputs(fields, rows, BLOCK_SIZE).groups
+    assert [group.slots.tolist() for group in groups] == [
+        [22, 23, 28, 29],
+        [6, 7, 40, 41],
+        [14, 15, 48, 49],
+    ]
+    for number, batch in enumerate(group.batch for group in groups):
+        assert batch.window == rows.windows[number]
+        assert batch.block_table.data_ptr() == rows.block_tables[number].data_ptr()
         assert (batch.seq_lens.tolist(), batch.rows.tolist()) == ([14], [4])
 
 
 def test_one_group_with_a_window_says_so() -> None:
     rows = RowTable(1, 8, BLOCK_SIZE, torch.device("cpu"), single_group(2, 5))
-    rows.admit(Admission(0, "r", [1, 2], 2, [1], SamplingParams()))
-    fields = ChunkFields.read([chunk(0, 0, 2, True)])
-    assert build_inputs(fields, rows, BLOCK_SIZE).attention.window == 5
-    assert other_groups(fields, rows, BLOCK_SIZE) == []
+    rows.admit(Admission(0, "r", [1, 2], 2, [[1]], SamplingParams()))
+    (group,) = build_inputs(ChunkFields.read([chunk(0, 0, 2, True)]), rows, BLOCK_SIZE).groups
+    assert group.batch.window == 5
 
 
 def test_chunks_are_cut_down_to_the_tokens_that_are_sampled() -> None:

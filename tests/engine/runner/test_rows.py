@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.groups import LayerGroups
-from engine.cache.manager import NO_BLOCK
+from engine.cache.table import NO_BLOCK
 from engine.runner.rows import RowTable
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import UNSEEN, Admission, Chunk
@@ -23,9 +23,7 @@ def row_table(groups: LayerGroups | None = None, device: str = "cpu") -> RowTabl
     return RowTable(ROWS, MAX_LEN, BLOCK, torch.device(device), groups)
 
 
-def admission(
-    row: int, tokens: list[int], blocks: list[int], others: tuple[list[int], ...] = ()
-) -> Admission:
+def admission(row: int, tokens: list[int], *blocks: list[int]) -> Admission:
     return Admission(
         row=row,
         request_id=f"r{row}",
@@ -33,7 +31,6 @@ def admission(
         num_prompt_tokens=len(tokens),
         block_ids=blocks,
         params=SamplingParams(),
-        other_block_ids=others,
     )
 
 
@@ -45,7 +42,7 @@ def test_a_row_holds_its_tokens_and_blocks_on_the_device_and_on_the_host() -> No
     table = row_table()
     assert table.block_table.shape == (ROWS, WIDTH)
     table.admit(admission(1, [7, 8, 9], [5, 2]))
-    table.apply([], [(1, [4]), (1, [3])])
+    table.apply([], [(0, 1, [4]), (0, 1, [3])])
     assert table.tokens[1, :3].tolist() == [7, 8, 9]
     assert table.block_table[1].tolist() == [5, 2, 4, 3, 0, 0]
     assert table.block_ids[1].tolist() == [5, 2, 4, 3, 0, 0]
@@ -56,12 +53,12 @@ def test_a_row_holds_its_tokens_and_blocks_on_the_device_and_on_the_host() -> No
 def test_a_row_that_is_given_out_again_begins_anew() -> None:
     table = row_table()
     table.admit(admission(0, [1, 2, 3, 4, 5], [9, 8]))
-    table.apply([], [(0, [7])])
+    table.apply([], [(0, 0, [7])])
     before = table.num_admissions
     table.apply([admission(0, [6], [3])], [])
     assert table.num_admissions == before + 1
     assert table.tokens[0, 0] == 6
-    table.apply([], [(0, [4])])
+    table.apply([], [(0, 0, [4])])
     assert table.block_ids[0, :2].tolist() == [3, 4]
 
 
@@ -94,8 +91,8 @@ def test_a_gpu_is_given_what_a_cpu_is() -> None:
     tables = [row_table(device=device) for device in ("cpu", "cuda")]
     for table in tables:
         table.apply([admission(2, [5] * 9, [1, 2, 3])], [])
-        table.apply([admission(0, [7, 8], [4]), admission(1, [9], [5])], [(2, [6])])
-        table.apply([], [(0, [8, 9])])
+        table.apply([admission(0, [7, 8], [4]), admission(1, [9], [5])], [(0, 2, [6])])
+        table.apply([], [(0, 0, [8, 9])])
         table.write_drafts([drafts(2, 9, 4, (30, 31, 32))])
         table.write_drafts([drafts(0, 2, 3, (33, 34)), drafts(1, 1, 2, (35,))])
     on_cpu, on_gpu = tables
@@ -106,22 +103,22 @@ def test_a_gpu_is_given_what_a_cpu_is() -> None:
 def test_one_plan_admits_some_rows_and_appends_to_others() -> None:
     table = row_table()
     table.admit(admission(2, [1], [6]))
-    table.apply([admission(0, [2], [1])], [(2, [5])])
+    table.apply([admission(0, [2], [1])], [(0, 2, [5])])
     assert table.block_ids[:, :2].tolist() == [[1, 0], [0, 0], [6, 5]]
 
 
 def test_each_layer_group_has_its_own_blocks() -> None:
     table = row_table(TWO_GROUPS)
     assert table.windows == (None, 8)
-    table.apply([admission(1, [1] * 9, [1, 2, 3], ([NO_BLOCK, 7, 8],))], [])
-    table.apply([], [(1, [4])], [(1, 1, [9])])
+    table.apply([admission(1, [1] * 9, [1, 2, 3], [NO_BLOCK, 7, 8])], [])
+    table.apply([], [(0, 1, [4]), (1, 1, [9])])
     assert table.block_tables[:, 1, :4].tolist() == [[1, 2, 3, 4], [0, 7, 8, 9]]
     assert table.block_table.data_ptr() == table.block_tables[0].data_ptr()
 
 
-def test_a_layer_finds_what_is_its_groups() -> None:
-    assert row_table().by_layer([]) == {}
-    assert row_table(TWO_GROUPS).by_layer(["second"]) == {1: "second", 2: "second"}
+def test_each_layer_has_a_group() -> None:
+    assert row_table().group_of == ()
+    assert row_table(TWO_GROUPS).group_of == (0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +156,7 @@ def test_device_and_host_always_hold_the_same(steps: list[tuple[int, bool, list[
             held[row] = []
             table.admit(admission(row, [row + 1], blocks))
         elif len(held[row]) + len(blocks) <= WIDTH:
-            table.apply([], [(row, blocks)])
+            table.apply([], [(0, row, blocks)])
         else:
             continue
         held[row] = held[row] + blocks

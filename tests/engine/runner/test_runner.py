@@ -217,7 +217,7 @@ def admission(row: int, tokens: list[int], blocks: list[int]) -> Admission:
         request_id=f"request-{row}",
         token_ids=tokens,
         num_prompt_tokens=len(tokens),
-        block_ids=blocks,
+        block_ids=[blocks],
         params=SamplingParams(temperature=0.0),
     )
 

@@ -274,7 +274,7 @@ class Harness:
             max_total=len(prompt) + most,
             stop_ids=frozenset(stop_ids),
             min_tokens=params.min_tokens,
-            windows=self.runner.group_windows,
+            windows=[kind.window for kind in self.runner.layer_groups],
         )
 
     def check_outputs(self, *, errors: AbstractSet[str] = frozenset()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.cache.table import GroupTable
 from engine.messages import GenerateRequest
 from engine.request import Request, RequestState
 from engine.sampling_params import SamplingParams
@@ -35,7 +36,8 @@ def make_request(
         eos_token_ids=frozenset(),
     )
     request.token_ids += [2] * num_generated
-    request.block_table.block_ids = list(range(num_blocks))
+    if num_blocks:
+        request.block_table.layer_groups = [GroupTable(list(range(num_blocks)))]
     request.block_table.num_held = num_blocks
     if running:
         request.enter(RequestState.RUNNING)

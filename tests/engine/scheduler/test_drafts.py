@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.manager import CacheManager, PrefixHit
+from engine.cache.manager import CacheManager
+from engine.cache.table import PrefixHit
 from engine.request import Request, RequestState
 from engine.scheduler.drafts import fitting_drafts, judge_drafts
 from engine.scheduler.plan import Chunk

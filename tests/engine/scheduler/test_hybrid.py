@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.cache.groups import peak_blocks
+from engine.cache.groups import kinds_of, peak_blocks
 from tests.engine.scheduler.harness import Harness
 
 WINDOWS = (None, 6, 6)
@@ -102,7 +102,7 @@ def test_a_prefix_is_found_behind_the_windows() -> None:
     assert engine.core.stats().prefix_cache_hits >= 32
     (admission,) = [a for p in engine.runner.plans for a in p.admissions if a.request_id == "b"]
     # Behind 32 tokens a window of 6 sees 27 and on: from the seventh block.
-    assert [table[:8].count(-1) for table in admission.other_block_ids] == [6, 6]
+    assert [table[:8].count(-1) for table in admission.block_ids[1:]] == [6, 6]
 
 
 def test_what_a_window_leaves_behind_lets_the_next_request_in() -> None:
@@ -144,7 +144,7 @@ def test_the_longest_request_runs_to_its_end_in_the_smallest_cache() -> None:
         engine = harness(num_blocks=45, max_model_len=1000, async_scheduling=overlap)
         longest = engine.max_total
         assert longest < 1000
-        assert peak_blocks(WINDOWS, longest - 1, 4, 2 * BUDGET) == 45
+        assert peak_blocks(kinds_of(WINDOWS), longest - 1, 4, 2 * BUDGET) == 45
         engine.add("whole", longest // 2, max_tokens=None, ignore_eos=True)
         engine.add("too long", longest, max_tokens=1)
         engine.run()

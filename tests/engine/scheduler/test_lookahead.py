@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cache.hybrid import create_cache_manager
-from engine.cache.manager import BlockTable, CacheManager
+from engine.cache.groups import FullAttention
+from engine.cache.manager import CacheManager, create_cache_manager
+from engine.cache.table import BlockTable, PrefixHit
 from engine.config import EngineConfig
 from engine.scheduler.drafts import Lookahead
 
@@ -12,7 +13,13 @@ BLOCK = 4
 
 def cache(num_blocks: int = 10) -> CacheManager:
     config = EngineConfig(model="toy", block_size=BLOCK, enable_prefix_caching=False)
-    return create_cache_manager(config, num_blocks, 0, (None,), 1)
+    return create_cache_manager(config, num_blocks, 0, (FullAttention(),))
+
+
+def admitted(manager: CacheManager, num_tokens: int = 0) -> BlockTable:
+    table = BlockTable({})
+    manager.admit(table, PrefixHit(), num_tokens)
+    return table
 
 
 @pytest.mark.parametrize(
@@ -26,7 +33,8 @@ def test_there_are_slots_to_draft_behind_a_step_up_to_the_longest_request(
 
 
 def test_nobody_waits_for_them() -> None:
-    manager, table = cache(num_blocks=2), BlockTable({})
+    manager = cache(num_blocks=2)
+    table = admitted(manager)
     lookahead = Lookahead(manager, 3, 100)
     assert lookahead.num_logical_blocks(table, 4) == 2
     assert lookahead.num_logical_blocks(table, 4, num_missing=1) == 1, (
@@ -38,10 +46,10 @@ def test_nobody_waits_for_them() -> None:
 
 def test_a_request_has_them_from_the_start() -> None:
     manager = cache()
-    lookahead, tables = Lookahead(manager, 3, 100), [BlockTable({}) for _ in range(3)]
-    for table, end in zip(tables, (4, 5, 6), strict=True):
-        manager.grow(table, -(-end // BLOCK))
-        lookahead.extend(table, end)
+    lookahead, tables = Lookahead(manager, 3, 100), list[BlockTable]()
+    for end in (4, 5, 6):
+        tables.append(admitted(manager, end))
+        lookahead.extend(tables[-1], end)
     assert [table.num_logical_blocks for table in tables] == [2, 2, 3]
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine.cache.manager import CacheManager, PrefixHit
+from engine.cache.manager import CacheManager
+from engine.cache.table import GroupTable, PrefixHit
 from engine.request import Request
 from engine.scheduler.forecast import GrowthForecast
 from engine.scheduler.room import Room
@@ -124,7 +125,7 @@ def with_cached_block(num_blocks: int) -> tuple[Room, CacheManager, PrefixHit, R
     (source,) = cache.pool.allocate(1)
     tokens = make_request(0, num_prompt_tokens=4).token_ids
     table = make_request(0).block_table
-    table.block_ids = [source]
+    table.layer_groups = [GroupTable([source])]
     cache.publish(table, tokens, 4)
     cache.release(table, tokens)
     request = make_request(1, num_prompt_tokens=7)
@@ -154,7 +155,7 @@ def test_a_copy_is_given_up_when_it_would_not_fit() -> None:
     (source,) = cache.pool.allocate(1)
     tokens = make_request(0, num_prompt_tokens=4).token_ids
     table = make_request(0).block_table
-    table.block_ids = [source]
+    table.layer_groups = [GroupTable([source])]
     cache.publish(table, tokens, 4)
     cache.release(table, tokens)
     request = make_request(1, num_prompt_tokens=11)

@@ -194,7 +194,7 @@ class TestPreemption:
         harness.add("a", 18, max_tokens=2)
         harness.add("b", 18, max_tokens=2)
         harness.step()
-        assert len(harness.runner.plans[0].admissions[0].block_ids) == 5
+        assert len(harness.runner.plans[0].admissions[0].block_ids[0]) == 5
         harness.run()
         assert harness.core.stats().num_preemptions == 0
 
@@ -249,8 +249,8 @@ class TestPrefixHits:
         plan = harness.runner.plans[1]
         ((source, target, count),) = plan.block_copies
         assert count == 2
-        assert target == plan.admissions[0].block_ids[2]
-        assert source == harness.runner.plans[0].admissions[0].block_ids[2]
+        assert target == plan.admissions[0].block_ids[0][2]
+        assert source == harness.runner.plans[0].admissions[0].block_ids[0][2]
         assert chunks(harness, 1) == [("b", 10, 3, True)]
         harness.check_outputs()
 

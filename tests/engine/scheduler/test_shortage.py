@@ -87,7 +87,7 @@ class TestRanking:
         while harness.core.has_unfinished:
             num_free = harness.scheduler.cache.num_free_blocks
             num_needed = sum(
-                len(request.token_ids) > len(request.block_table.block_ids) * BLOCK_SIZE
+                len(request.token_ids) > request.block_table.num_logical_blocks * BLOCK_SIZE
                 for request in harness.scheduler.running.values()
             )
             harness.step()
@@ -183,7 +183,7 @@ class TestLookahead:
             harness.step()
             for request in harness.scheduler.running.values():
                 ahead = request.num_computed_tokens + 5
-                assert len(request.block_table.block_ids) == -(-ahead // BLOCK_SIZE)
+                assert len(request.block_table.layer_groups[0].block_ids) == -(-ahead // BLOCK_SIZE)
         harness.check_outputs()
 
     def test_the_last_free_block_is_taken(self) -> None:
@@ -208,7 +208,7 @@ class TestLookahead:
         harness.core.abort(["ends"])
         harness.step()
         assert planned(harness) == {"short"}
-        assert len(harness.scheduler.running["short"].block_table.block_ids) == 2
+        assert len(harness.scheduler.running["short"].block_table.layer_groups[0].block_ids) == 2
         assert harness.core.stats().num_preemptions == 0
         harness.run()
         harness.check_outputs()

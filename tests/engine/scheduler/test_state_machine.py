@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cache.manager import NO_BLOCK
+from engine.cache.table import NO_BLOCK
 from engine.messages import AdapterRef
 from engine.request import Request, RequestState
 from engine.spec.costs import StepCosts
@@ -278,9 +278,10 @@ class HybridMachine(EngineMachine):
         super().count_situations()
         for plan in self.harness.runner.plans:
             for admission in plan.admissions:
-                tables = (admission.block_ids, *admission.other_block_ids)
+                tables = admission.block_ids
                 self.seen["prefix behind a window"] += any(t[:1] == [NO_BLOCK] for t in tables)
-            self.seen["full groups grow less"] += len(plan.other_new_blocks) > len(plan.new_blocks)
+            others = sum(group > 0 for group, _, _ in plan.new_blocks)
+            self.seen["full groups grow less"] += 2 * others > len(plan.new_blocks)
 
 
 SITUATIONS = (

@@ -59,11 +59,15 @@ def test_the_blocks_stay_until_they_are_copied(overlap: bool) -> None:
     request = until(harness, RequestState.SWAPPED)
     plan = harness.runner.plans[-1]
     if overlap:
-        assert [block for block, _ in plan.swap_outs] == request.block_table.block_ids
+        (held,) = request.block_table.layer_groups
+        assert [block for block, _ in plan.swap_outs] == held.block_ids
     harness.step(2)
-    assert request.block_table.block_ids == []
+    assert request.block_table.layer_groups == []
     taken = {
-        b for p in harness.runner.plans[plan.step_id + 1 :] for _, new in p.new_blocks for b in new
+        b
+        for p in harness.runner.plans[plan.step_id + 1 :]
+        for _, _, new in p.new_blocks
+        for b in new
     }
     assert taken <= {block for block, _ in plan.swap_outs}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cache.manager import PrefixHit
+from engine.cache.table import PrefixHit
 from engine.messages import Grant
 from engine.request import Request
 from engine.scheduler.fcfs import FcfsPolicy

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.cache.manager import NO_BLOCK
+from engine.cache.groups import kinds_of
+from engine.cache.table import NO_BLOCK
 from engine.messages import TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
@@ -129,8 +130,8 @@ class ToyRunner:
         window_step: int = 1,
     ) -> None:
         self.num_blocks = num_blocks
-        self.group_windows = tuple(windows)
-        self.window_step = window_step
+        self.layer_groups = kinds_of(windows, window_step)
+        self._window_step = window_step
         self.num_lookahead_tokens = 0
         self.step_costs: StepCosts | None = None
         self.num_swap_blocks = num_swap_blocks
@@ -208,14 +209,13 @@ class ToyRunner:
                 admission.request_id,
                 list(admission.token_ids),
                 admission.num_prompt_tokens,
-                [list(ids) for ids in (admission.block_ids, *admission.other_block_ids)],
+                [list(ids) for ids in admission.block_ids],
                 admission.params,
                 admission.adapter,
             )
-            assert len(self._rows[admission.row].tables) == len(self.group_windows)
+            assert len(self._rows[admission.row].tables) == len(self.layer_groups)
         admitted = {admission.row for admission in plan.admissions}
-        new_blocks = [(0, *new) for new in plan.new_blocks]
-        for group, row, block_ids in [*new_blocks, *plan.other_new_blocks]:
+        for group, row, block_ids in plan.new_blocks:
             assert row not in admitted, "new blocks for a row of the same plan"
             assert block_ids
             self._rows[row].tables[group] += block_ids
@@ -225,12 +225,12 @@ class ToyRunner:
 
     def _first(self, group: int, position: int) -> int:
         """The first position that a query at ``position`` sees."""
-        window = self.group_windows[group]
+        window = self.layer_groups[group].window
         return 0 if window is None else max(0, position - window + 1)
 
     def _first_read(self, group: int, position: int) -> int:
         """The same for what is read, though it may be hidden."""
-        return self._first(group, position) // self.window_step * self.window_step
+        return self._first(group, position) // self._window_step * self._window_step
 
     def _live(self, row: Row) -> list[int]:
         """The blocks that the row may still read or write."""

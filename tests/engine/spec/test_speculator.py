@@ -473,8 +473,8 @@ class Rooms(TimedRunner):
 
     def forward(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
-            self.room[admission.row] = 16 * len(admission.block_ids)
-        for row, block_ids in plan.new_blocks:
+            self.room[admission.row] = 16 * len(admission.block_ids[0])
+        for _, row, block_ids in plan.new_blocks:
             self.room[row] += 16 * len(block_ids)
         if not plan.keeps_features:
             for chunk in plan.chunks:

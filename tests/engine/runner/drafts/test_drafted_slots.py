@@ -45,7 +45,7 @@ def slots() -> Slots:
 
 
 def admission(row: int, block_ids: list[int], num_tokens: int = 8) -> Admission:
-    return Admission(row, "r", [0] * num_tokens, num_tokens, block_ids, SamplingParams())
+    return Admission(row, "r", [0] * num_tokens, num_tokens, [block_ids], SamplingParams())
 
 
 def chunk(row: int, start: int, num_tokens: int) -> Chunk:
@@ -61,7 +61,7 @@ def test_a_new_row_has_nothing() -> None:
     made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
     assert made.start(0) == 0
     assert made.room(0) == 8
-    made.apply(StepPlan(1, new_blocks=[(0, [7])], chunks=[chunk(0, 8, 1)]))
+    made.apply(StepPlan(1, new_blocks=[(0, 0, [7])], chunks=[chunk(0, 8, 1)]))
     assert made.room(0) == 12
 
 
@@ -150,12 +150,12 @@ def test_what_happens_in_a_rest_may_be_followed_behind_it() -> None:
     made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
     fill(made, 0, 8)
     made.apply(StepPlan(1, chunks=[chunk(0, 8, 1)]))
-    made.put_off(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 9, 1)]))
+    made.put_off(StepPlan(2, new_blocks=[(0, 0, [5])], chunks=[chunk(0, 9, 1)]))
     # One shares the first block and goes; another gets what was its own, and shares it, too.
     gone = StepPlan(3, admissions=[admission(1, [3, 6])], chunks=[chunk(1, 4, 4)])
     stays = StepPlan(4, admissions=[admission(2, [3, 6])], chunks=[chunk(2, 4, 4)])
     stays.released_rows = [1]
-    for plan in (gone, stays, StepPlan(5, new_blocks=[(2, [7])], chunks=[chunk(2, 8, 1)])):
+    for plan in (gone, stays, StepPlan(5, new_blocks=[(0, 2, [7])], chunks=[chunk(2, 8, 1)])):
         made.put_off(plan)
     made.catch_up()
     assert made.noted.is_empty
@@ -170,8 +170,8 @@ def test_the_step_that_ends_a_rest_may_bring_blocks() -> None:
     made = slots()
     made.apply(StepPlan(0))
     made.put_off(StepPlan(1, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
-    made.apply(StepPlan(2, new_blocks=[(0, [5])], chunks=[chunk(0, 8, 1)]))
-    made.apply(StepPlan(3, new_blocks=[(0, [6])], chunks=[chunk(0, 9, 1)]))
+    made.apply(StepPlan(2, new_blocks=[(0, 0, [5])], chunks=[chunk(0, 8, 1)]))
+    made.apply(StepPlan(3, new_blocks=[(0, 0, [6])], chunks=[chunk(0, 9, 1)]))
     fill(made, 0, 14)
     assert made.filled([3, 4, 5, 6]) == [4, 4, 4, 2]
 
@@ -192,7 +192,7 @@ def random_plans(seed: int) -> list[tuple[bool, StepPlan]]:
             lengths[row] += 1
             if lengths[row] > len(blocks) * SIZE:
                 blocks.append(free.pop())
-                plan.new_blocks.append((row, blocks[-1:]))
+                plan.new_blocks.append((0, row, blocks[-1:]))
         for row in {0, 1, 2} - held.keys():
             if rng.random() < 0.4:
                 of = rng.choice([[], *held.values()])

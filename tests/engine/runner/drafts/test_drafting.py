@@ -99,7 +99,7 @@ class Bench:
         params, known = SamplingParams(temperature=0.0), len(token_ids)
         first = row * WIDTH // BLOCK
         admission = Admission(
-            row, str(row), token_ids, known, list(range(first, first + num_blocks)), params
+            row, str(row), token_ids, known, [range(first, first + num_blocks)], params
         )
         self.table.admit(admission)
         self.sampler.admit(row, str(row), params, known)

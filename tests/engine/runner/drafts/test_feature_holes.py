@@ -23,7 +23,7 @@ class Engine:
         for row, num_tokens in new.items():
             params = SamplingParams()
             plan.admissions.append(
-                Admission(row, str(row), [1] * num_tokens, num_tokens, [row], params)
+                Admission(row, str(row), [1] * num_tokens, num_tokens, [[row]], params)
             )
             plan.chunks.append(Chunk(row, str(row), 0, num_tokens, True))
             self._computed[row] = num_tokens

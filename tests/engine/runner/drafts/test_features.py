@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.layers.attention import StepContext
+from engine.layers.attention import GroupStep, StepContext
 from engine.models.base import Model
 from engine.runner.block_copies import BlockCopies, as_stack
 from engine.runner.drafts.features import FeatureCache, WatchedModel, kept_size
@@ -127,7 +127,7 @@ def test_whatever_runs_the_target_its_features_are_kept(
     watched = WatchedModel(Target(), network, features)
     each = [torch.arange(0, 7), torch.arange(100, 103), torch.arange(200, 800)]
     for token_ids in each:
-        step = StepContext(token_ids, token_ids, no_attention, [], is_eager=is_eager)
+        step = StepContext(token_ids, [GroupStep(token_ids, no_attention)], [], is_eager=is_eager)
         assert watched.hidden_states(token_ids, step)[:, 0].tolist() == (token_ids + 10).tolist()
     for token_ids in each:
         found = features.read(token_ids)[:, 0]

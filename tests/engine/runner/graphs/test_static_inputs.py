@@ -36,15 +36,16 @@ def test_parts_are_the_same_memory_whenever_they_are_asked_for() -> None:
     table = RowTable(6, 20, 4, CPU)
     buffers = SequenceBuffers(table, 4, 6, 3)
     for size in (2, 5, 2):
-        token_ids, positions, slots = buffers.tokens(size)
+        token_ids, positions = buffers.tokens(size)
+        slots = buffers.slots(size)
         assert len(token_ids) == len(positions) == len(slots) == 3 * size
         batch = buffers.batch(size)
         assert batch.cu_queries.tolist() == [3 * i for i in range(size + 1)]
         assert len(batch.seq_lens) == len(batch.block_table) == size
     slots.fill_(9)
     buffers.skip_first(torch.tensor([1, 0], dtype=torch.int32))
-    assert buffers.tokens(2)[2].tolist() == [-1, 9, 9, 9, 9, 9]
-    assert buffers.tokens(5)[2][:6].tolist() == [-1, 9, 9, 9, 9, 9]
+    assert buffers.slots(2).tolist() == [-1, 9, 9, 9, 9, 9]
+    assert buffers.slots(5)[:6].tolist() == [-1, 9, 9, 9, 9, 9]
 
 
 def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
@@ -58,10 +59,10 @@ def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
     buffers = SequenceBuffers(table, 4, 6, 1)
     buffers.send(np.array([5, 0]), np.array([6, 19]), size=4)
     assert buffers.rows(4).tolist() == [5, 0, -1, -1]
-    token_ids, positions, slots = buffers.tokens(4)
+    token_ids, positions = buffers.tokens(4)
     assert token_ids.tolist() == [106, 19, 0, 0]
     assert positions.tolist() == [6, 19, 0, 0]
-    assert slots.tolist() == [26 * 4 + 2, 4 * 4 + 3, -1, -1]
+    assert buffers.slots(4).tolist() == [26 * 4 + 2, 4 * 4 + 3, -1, -1]
     for group, first in ((0, 0), (1, 30)):
         batch = buffers.batch(4, group)
         assert batch.seq_lens.tolist() == [7, 20, 0, 0]
@@ -79,6 +80,7 @@ def test_parts_of_a_sequence_follow_each_other(monkeypatch: pytest.MonkeyPatch) 
         buffers.look_up(rows, computed)
     for ours, expected in zip(cut.tokens(3), whole.tokens(3), strict=True):
         assert ours.tolist() == expected.tolist()
+    assert cut.slots(3).tolist() == whole.slots(3).tolist()
     batch = cut.batch(3)
     assert batch.in_parts
     assert not whole.batch(3).in_parts

@@ -17,8 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cache.hybrid import HybridCacheManager, create_cache_manager
-from engine.cache.manager import NO_BLOCK, BlockTable, CacheManager, PrefixHit
+from engine.cache.groups import kinds_of
+from engine.cache.manager import CacheManager, create_cache_manager
+from engine.cache.table import NO_BLOCK, BlockTable, PrefixHit
 from engine.config import EngineConfig
 
 TOKENS = list(range(1, 25))
@@ -26,16 +27,17 @@ TOKENS = list(range(1, 25))
 
 def manager(
     windows: tuple[int | None, ...] = (None, 5), num_blocks: int = 40, **options: Any
-) -> HybridCacheManager:
+) -> CacheManager:
     options.setdefault("chunk_tokens", 8)
-    return HybridCacheManager(num_blocks, 2, windows=windows, **options)
+    kinds = kinds_of(windows, options.pop("window_step", 1))
+    return CacheManager(num_blocks, 2, kinds, **options)
 
 
 def table(salt: str = "") -> BlockTable:
     return BlockTable({"salt": salt}, owner=salt)
 
 
-def written(cache: HybridCacheManager, token_ids: list[int], salt: str = "") -> BlockTable:
+def written(cache: CacheManager, token_ids: list[int], salt: str = "") -> BlockTable:
     """A table whose tokens were computed by steps of at most ``chunk_tokens``, one by one."""
     new = table(salt)
     hit = cache.lookup(new, token_ids)
@@ -230,7 +232,7 @@ class TestPrefixes:
 
 
 class TestHostMemory:
-    def swapped(self, cache: HybridCacheManager) -> tuple[BlockTable, dict[int, int]]:
+    def swapped(self, cache: CacheManager) -> tuple[BlockTable, dict[int, int]]:
         """A table that was copied out and released; what its blocks are called in host memory."""
         new = written(cache, TOKENS)
         host = dict(cache.swap_out(new, 24))
@@ -298,14 +300,14 @@ class TestHostMemory:
 
 @pytest.mark.parametrize("windows", [(None,), (None, 8)])
 class TestSettings:
-    """What the configuration says reaches either manager."""
+    """What the configuration says reaches the manager."""
 
     @staticmethod
     def make(
         windows: tuple[int | None, ...], num_swap_blocks: int = 0, **options: Any
     ) -> CacheManager:
         config = EngineConfig(model="toy", block_size=2, **options)
-        return create_cache_manager(config, 40, num_swap_blocks, windows, 1)
+        return create_cache_manager(config, 40, num_swap_blocks, kinds_of(windows))
 
     @pytest.mark.parametrize(
         ("options", "num_cached"),
