@@ -20,7 +20,6 @@ window needs any more, and a long prefix may be a hit while every shorter one is
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -138,20 +137,15 @@ class CacheManager:
         num_copied = min(count for _, count in tails)
         if not num_blocks and not num_copied:
             return PrefixHit()
-        groups = tuple(
-            GroupHit(
-                first := kind.first_kept(start, self.block_size),
-                [self._find(key + mark) for key in table.keys[first:num_blocks]],
-                source if num_copied else -1,
-            )
-            for kind, mark, (source, _) in zip(self._kinds, self._marks, tails, strict=True)
-        )
-        return PrefixHit(start + num_copied, num_blocks, groups, num_copied)
-
-    def _find(self, key: bytes) -> int:
-        block_id = self.pool.index.find(key)
-        assert block_id is not None, "it was there a moment ago"
-        return block_id
+        find = self.pool.index.find
+        groups = []
+        for kind, mark, (source, _) in zip(self._kinds, self._marks, tails, strict=True):
+            first = kind.first_kept(start, self.block_size)
+            found = [find(key + mark) for key in table.keys[first:num_blocks]]
+            block_ids = [block_id for block_id in found if block_id is not None]
+            assert len(block_ids) == len(found), "they were there a moment ago"
+            groups.append(GroupHit(first, block_ids, source if num_copied else -1))
+        return PrefixHit(start + num_copied, num_blocks, tuple(groups), num_copied)
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks; cheap enough to compare many
@@ -287,16 +281,16 @@ class CacheManager:
 
     def num_blocks_lacking(self, hit: PrefixHit, num_tokens: int) -> int:
         """How many free blocks are missing to admit ``num_tokens`` with this hit; <= 0 if none."""
-        groups = self._groups_of(hit)
-        num_fresh = 0
-        for end, found in zip(self._reserved_tokens(hit, num_tokens), groups, strict=True):
-            num_fresh += self.num_blocks_for(end) - found.first - len(found.block_ids)
-        # A hit that nobody holds is still on the free list.
-        shared = chain.from_iterable(found.block_ids for found in groups)
-        sources = [found.source for found in groups] if hit.num_copied else []
-        ref_count = self.pool.ref_count
-        num_idle = sum(ref_count(block_id) == 0 for block_id in chain(shared, sources))
-        return num_fresh + num_idle - self.pool.num_free
+        num_needed, ref_count = 0, self.pool.ref_count
+        ends = self._reserved_tokens(hit, num_tokens)
+        for end, found in zip(ends, self._groups_of(hit), strict=True):
+            num_needed += self.num_blocks_for(end) - found.first - len(found.block_ids)
+            # A hit that nobody holds is still on the free list.
+            for block_id in found.block_ids:
+                num_needed += ref_count(block_id) == 0
+            if hit.num_copied:
+                num_needed += ref_count(found.source) == 0
+        return num_needed - self.pool.num_free
 
     def admit(self, table: BlockTable, hit: PrefixHit, num_tokens: int) -> None:
         """Fill an empty table: the hit first, then fresh blocks up to ``num_tokens``.
@@ -335,7 +329,10 @@ class CacheManager:
 
     def num_blocks_to_grow(self, table: BlockTable, num_logical_blocks: int) -> int:
         """Free blocks that ``grow`` needs."""
-        return sum(max(0, num_logical_blocks - len(held.block_ids)) for held in table.layer_groups)
+        num_blocks = 0
+        for held in table.layer_groups:
+            num_blocks += max(0, num_logical_blocks - len(held.block_ids))
+        return num_blocks
 
     def grow(self, table: BlockTable, num_logical_blocks: int) -> list[list[int]]:
         """Append fresh blocks until the table has ``num_logical_blocks``; returns the new ids of
