@@ -20,9 +20,8 @@ from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.drafting import Drafting
 from engine.runner.drafts.features import WatchedModel
 from engine.runner.drafts.unseen import UnseenDrafts
-from engine.runner.graphs.decode import DecodeGraphs
 from engine.runner.graphs.prompt import PromptGraphs
-from engine.runner.graphs.verify import VerifyGraphs
+from engine.runner.graphs.steps import StepGraphs
 from engine.runner.host_tokens import HostTokens
 from engine.runner.inputs import ChunkFields, SampledTokens, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
@@ -80,10 +79,9 @@ class TorchRunner:
         table: RowTable,
         sampler: Sampler,
         attention: AttentionBackend,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         host_blocks: HostBlocks | None = None,
         drafting: Drafting | None = None,
-        verify_graphs: VerifyGraphs | None = None,
         prompt_graphs: PromptGraphs | None = None,
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
         adapters: AdapterSlots | None = None,
@@ -107,7 +105,6 @@ class TorchRunner:
         self._graphs = graphs
         self._host_blocks = host_blocks
         self._drafting = drafting
-        self._verify_graphs = verify_graphs
         self._prompt_graphs = prompt_graphs
         self._accept = accept
         self.adapters = adapters
@@ -135,9 +132,9 @@ class TorchRunner:
 
     @property
     def layer_groups(self) -> tuple[GroupKind, ...]:
-        # Verify graphs pad a short row with the tokens before its own (see ``VerifyGraphs``), and
-        # those read keys further back.
-        graphs, groups = self._verify_graphs, self._cache.groups
+        # Graphs fill a sequence up with the tokens before its own (see ``StepGraphs``), and those
+        # read keys further back.
+        graphs, groups = self._graphs, self._cache.groups
         num_fillers = 0 if graphs is None else graphs.num_fillers
         windows = [None if window is None else window + num_fillers for window in groups.windows]
         return kinds_of(windows, groups.window_step)
@@ -189,12 +186,10 @@ class TorchRunner:
         if self._graphs is not None and self._graphs.fits(fields, adapted=adapted):
             keeps = _keeps_features(plan)
             return _Launched(plan, *self._graphs.run(fields, adapted=adapted, keeps_features=keeps))
-        if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
-            return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
-        graphs = self._prompt_graphs
-        fits = graphs is not None and graphs.fits(fields, adapted=adapted)
-        if graphs is not None and fits and not self._logprobs.wants_prompts(fields):
-            return _Launched(plan, *graphs.run(fields, adapted=adapted))
+        prompts = self._prompt_graphs
+        fits = prompts is not None and prompts.fits(fields, adapted=adapted)
+        if prompts is not None and fits and not self._logprobs.wants_prompts(fields):
+            return _Launched(plan, *prompts.run(fields, adapted=adapted))
         if adapters is None or not adapted:
             return self._run_eagerly(plan, fields)
         sampled = fields.sampled_only()
@@ -216,7 +211,7 @@ class TorchRunner:
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Measure ``step_costs``. Call it before the first plan."""
         nothing = StepPlan(-1, keeps_features=False)
-        graphs, drafting = self._verify_graphs, self._drafting
+        graphs, drafting = self._graphs, self._drafting
         # A request of the greatest length has room for no more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]

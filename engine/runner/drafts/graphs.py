@@ -13,9 +13,14 @@ import torch
 from engine.attention.base import CapturableBackend
 from engine.layers.attention import KVCache, StepContext
 from engine.runner.drafts.features import FeatureCache
-from engine.runner.graphs.sized import SizedGraphs, capture_all
+from engine.runner.graphs.sized import (
+    MAX_CHECKED,
+    SizedGraphs,
+    capture_all,
+    capture_lengths,
+    capture_sizes,
+)
 from engine.runner.graphs.static_inputs import SentRows, SequenceBuffers
-from engine.runner.graphs.verify import capture_lengths, capture_sizes
 from engine.runner.rows import Ints, RowTable
 from engine.sampling.cuda import CudaSampler
 from engine.spec.draft_network import ChainNetwork
@@ -51,7 +56,7 @@ class DraftGraphs:
         """The most drafts of a sequence."""
         self.window = num_drafts + 1
         """Known tokens that a graph runs over: as many as a step can add."""
-        sizes = capture_sizes(max_num_seqs)
+        sizes = capture_sizes(min(max_num_seqs, MAX_CHECKED))
         self.max_batch = sizes[-1]
         self._sent = SentRows(sizes[-1], table.tokens.device)
         self._over_window = SequenceBuffers(table, block_size, sizes[-1], self.window)

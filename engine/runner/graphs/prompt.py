@@ -35,7 +35,7 @@ _NUM_SEQS = 2
 """The prompt, and a sequence of the padding tokens."""
 
 
-def capture_sizes(max_num_tokens: int) -> list[int]:
+def prompt_sizes(max_num_tokens: int) -> list[int]:
     """Numbers of tokens worth a graph."""
     return [size for size in _SIZES if size <= max_num_tokens]
 

@@ -13,6 +13,52 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+MAX_CHECKED = 128
+"""Sequences of a step with drafts, at most. Beyond, checking drafts hardly pays, and launching
+kernels takes less time than they do."""
+MAX_CHECKED_TOKENS = 8 * MAX_CHECKED
+"""Of all sequences of such a step, likewise."""
+
+
+def capture_sizes(max_num_seqs: int, num_queries: int = 1) -> list[int]:
+    """Batch sizes worth a graph, of so many tokens for each sequence: close enough that padding
+    costs little, the largest included. Ascending."""
+    largest = max_num_seqs
+    if num_queries > 1:
+        largest = min(max_num_seqs, MAX_CHECKED, max(1, MAX_CHECKED_TOKENS // num_queries))
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest, 32)]
+    return [*(size for size in sizes if size < largest), largest]
+
+
+def sharing_sizes(sizes: list[int]) -> list[int]:
+    """Those of the batch sizes that are worth a second graph, for batches with shared prefixes."""
+    return [size for size in sizes if size in (8, 16, sizes[-1]) or size % 32 == 0]
+
+
+def adapted_sizes(sizes: list[int]) -> list[int]:
+    """Those of the batch sizes that are worth another graph, for batches with adapters."""
+    some = {1, 2, 4, 8, 16, 32, 96, sizes[-1]}
+    return [size for size in sizes if size in some or size % 64 == 0]
+
+
+def capture_lengths(num_drafts: int) -> list[int]:
+    """Numbers of drafts worth a graph, ascending to ``num_drafts``."""
+    return sorted({1, 2, 3, 5, 7, 11, 15, 23, num_drafts} & set(range(1, num_drafts + 1)))
+
+
+def cut(num_tokens: int, max_queries: int) -> tuple[int, int]:
+    """(parts, tokens of each): the fewest equal parts of at most ``max_queries`` tokens that so
+    many tokens of a sequence fit in."""
+    parts = -(-num_tokens // max_queries)
+    return parts, -(-num_tokens // parts)
+
+
+def max_checked_tokens(max_num_seqs: int, num_drafts: int) -> int:
+    """Tokens of a step with drafts that runs as a graph, at most, padding included; and so also
+    parts of sequences."""
+    of_each = 2 * (1 + num_drafts)  # The last of its parts is not all padding.
+    return max(of_each, min(max_num_seqs * of_each, MAX_CHECKED_TOKENS))
+
 
 class Replayable(Protocol):
     """``torch.cuda.CUDAGraph``, as far as it is needed here."""

@@ -19,39 +19,38 @@ from kernels.transfer import write
 
 
 class SentRows:
-    """A few integers per sequence, sent to the device in one copy: its row, and others."""
+    """Two integers per sequence, sent to the device in one copy: its row, and another."""
 
-    def __init__(self, max_batch: int, device: torch.device, num_others: int = 1) -> None:
-        self._num = 1 + num_others
-        self._sent = torch.zeros(self._num * max_batch, dtype=torch.int32, device=device)
+    def __init__(self, max_batch: int, device: torch.device) -> None:
+        self._sent = torch.zeros(2 * max_batch, dtype=torch.int32, device=device)
         # To take parts of tensors costs the host more than to keep them.
         self._parts: dict[int, tuple[torch.Tensor, ...]] = {}
         self._targets: dict[int, torch.Tensor] = {}
 
     def of(self, size: int) -> tuple[torch.Tensor, ...]:
-        """The rows, then the other values: [size] int32 each."""
+        """The rows, then the other integers: [size] int32 each."""
         parts = self._parts.get(size)
         if parts is None:
-            parts = self._sent[: self._num * size].view(self._num, size).unbind(0)
+            parts = self._sent[: 2 * size].view(2, size).unbind(0)
             self._parts[size] = parts
         return parts
 
     def pad(self, size: int) -> None:
         self._sent[:size] = -1
 
-    def send(self, rows: Ints, *others: Ints, size: int) -> None:
+    def send(self, rows: Ints, others: Ints, *, size: int) -> None:
         """Send these; rows beyond them, up to ``size``, are -1."""
         batch = len(rows)
         if batch == size:
-            host = np.concatenate((rows, *others), dtype=np.int32, casting="same_kind")
+            host = np.concatenate((rows, others), dtype=np.int32, casting="same_kind")
         else:
-            padded = np.zeros((self._num, size), np.int32)
+            padded = np.zeros((2, size), np.int32)
             padded[0, batch:] = -1
-            padded[:, :batch] = rows, *others
+            padded[:, :batch] = rows, others
             host = padded.reshape(-1)
         target = self._targets.get(size)
         if target is None:
-            target = self._targets[size] = self._sent[: self._num * size]
+            target = self._targets[size] = self._sent[: 2 * size]
         write(target, host)
 
 
@@ -81,11 +80,14 @@ class SequenceBuffers:
         def int32(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
-        self._rows = int32(max_batch)
-        self._part_starts = self.part_length * torch.arange(
-            num_parts, dtype=torch.int32, device=device
-        )
+        self.max_batch = max_batch
+        self._part_starts = self.part_length * np.arange(num_parts)
         most = max_batch * num_parts
+        self._rows = int32(most)
+        self._num_filled = int32(max_batch)
+        self._has_filled = False
+        """Whether any of ``_num_filled`` is not 0."""
+        self._sampled = int32(2 * max_batch * num_queries).view(2, -1)
         ends = self.part_length * torch.arange(most + 1, device=device)
         self._cu_queries = ends.to(torch.int32)
         self._seq_lens = int32(most)
@@ -145,41 +147,55 @@ class SequenceBuffers:
             for group in range(len(self._table.windows))
         ]
 
-    def skip_first(self, counts: torch.Tensor) -> None:
-        """After ``look_up``: keep the first ``counts[i]`` tokens of sequence i from being written.
-
-        counts: [size] int32
-        """
-        size = len(counts)
-        places = torch.arange(self._num_queries, dtype=torch.int32, device=counts.device)
-        slots = self._slots[:, : size * self._num_queries]
-        slots.view(len(slots), size, -1).masked_fill_(places < counts[:, None], -1)
-
     def rows(self, size: int) -> torch.Tensor:
-        """Those that ``send`` has sent: [size] int32."""
-        return self._rows[:size]
+        """The rows that ``send`` has sent, one for each part: [size * num_parts] int32."""
+        return self._rows[: size * self._num_parts]
 
     def send(self, rows: Ints, computed: Ints, *, size: int) -> None:
-        """``look_up`` from what the host knows. Sequences beyond these, up to ``size``, are
-        padding."""
-        host = np.full((2, size), -1, np.int32)
-        host[:, : len(rows)] = rows, computed
-        sent = torch.from_numpy(host)
+        """Fill in the tokens from position ``computed`` on of each of ``rows``, which the host
+        knows. Sequences beyond these, up to ``size``, are padding."""
+        host = np.full((2, size, self._num_parts), -1, np.int32)
+        host[0, : len(rows)] = rows[:, None]
+        host[1, : len(rows)] = computed[:, None] + self._part_starts
+        sent = torch.from_numpy(host).view(2, -1)
         self._look_up(sent[0], sent[1], self.rows(size))
 
+    def send_filled(self, num_filled: Ints) -> None:
+        """Tell the graphs how many of each sequence's first tokens fill it up: they are not
+        written. None are of the sequences beyond these."""
+        has_filled = bool(num_filled.any())
+        if has_filled or self._has_filled:
+            host = np.zeros(self.max_batch, np.int32)
+            host[: len(num_filled)] = num_filled
+            write(self._num_filled, host)
+            self._has_filled = has_filled
+
+    def note_sampled(self, size: int) -> None:
+        """In a graph, after ``send``: fill in ``sampled``, and keep what ``send_filled`` said from
+        being written."""
+        rows, positions = self.sampled(size)
+        rows.view(-1, self.part_length).copy_(self.rows(size)[:, None])
+        positions.copy_(self.tokens(size)[1] + 1)
+        places = torch.arange(self._num_queries, dtype=torch.int32, device=rows.device)
+        is_filler = places < self._num_filled[:size, None]
+        slots = self._slots[:, : size * self._num_queries]
+        slots.view(len(slots), size, -1).masked_fill_(is_filler, -1)
+
+    def sampled(self, size: int) -> torch.Tensor:
+        """Rows and positions of what is sampled after each token: [2, size * num_queries] int32."""
+        return self._sampled[:, : size * self._num_queries]
+
     def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
-        """Fill in the tokens from position ``computed`` on of each of ``rows``. Both are [size]
-        int32; row -1 is padding."""
+        """As ``send``, of sequences that are not cut, from what the device knows: [size] int32
+        each; row -1 is padding."""
+        assert self._num_parts == 1
         self._look_up(rows, computed)
 
     def _look_up(
         self, rows: torch.Tensor, computed: torch.Tensor, sent_rows: torch.Tensor | None = None
     ) -> None:
-        size = len(rows)
+        size = len(rows) // self._num_parts
         token_ids, positions = self.tokens(size)
-        if self._num_parts > 1:
-            rows = rows.repeat_interleave(self._num_parts)
-            computed = (computed[:, None] + self._part_starts).view(-1)
         for group, block_table in enumerate(self._table.block_tables):
             batch = self.batch(size, group)
             cuda.step_inputs(

@@ -19,10 +19,9 @@ from engine.models.base import Model, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.features import WatchedModel
-from engine.runner.graphs.decode import DecodeGraphs
-from engine.runner.graphs.decode import capture_sizes as batch_sizes
-from engine.runner.graphs.prompt import MAX_TOKENS, PromptGraphs, capture_sizes
-from engine.runner.graphs.verify import max_num_tokens
+from engine.runner.graphs.prompt import MAX_TOKENS, PromptGraphs, prompt_sizes
+from engine.runner.graphs.sized import capture_sizes, max_checked_tokens
+from engine.runner.graphs.steps import StepGraphs
 from engine.runner.memory import (
     PagedCache,
     block_bytes,
@@ -35,7 +34,6 @@ from engine.runner.runner import TorchRunner
 from engine.runner.startup.kv_scales import load_kv_scales
 from engine.runner.startup.load_drafting import (
     acceptance,
-    capture_verify_graphs,
     create_drafting,
     draft_block_bytes,
     load_draft_network,
@@ -87,14 +85,11 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         _measure_products(target, model, network, report)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
-    graphs, verify_graphs = None, None
+    graphs = None
     held = adapters if adapters is not None and adapters.is_capturable else None
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
         graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
-        verify_graphs = capture_verify_graphs(
-            config, made.model, cache, table, attention, held, graphs.joined_tokens
-        )
     prompt_graphs = None
     if capturable and isinstance(attention, PromptBackend):
         prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention, held)
@@ -108,7 +103,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         block_copies=BlockCopies([cache.stack, *made.copied]),
         host_blocks=host_blocks,
         drafting=made.drafting,
-        verify_graphs=verify_graphs,
         prompt_graphs=prompt_graphs,
         accept=acceptance(config),
         adapters=adapters,
@@ -163,7 +157,7 @@ def _adapter_slots(
         return None
     speculative = config.speculative_config
     num_drafts = 0 if speculative is None else speculative.num_tokens
-    most_checked = max_num_tokens(config.num_seqs, num_drafts)
+    most_checked = max_checked_tokens(config.num_seqs, num_drafts)
     adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
@@ -198,16 +192,16 @@ def _capture_graphs(
     attention: CapturableBackend,
     adapters: AdapterSlots | None,
     report: OnProgress,
-) -> DecodeGraphs:
-    graphs = DecodeGraphs(
+) -> StepGraphs:
+    speculative = config.speculative_config
+    graphs = StepGraphs(
         model,
         cache.layers,
         table,
         attention,
         adapters,
         model.model if isinstance(model, WatchedModel) else None,
-        block_size=config.block_size,
-        max_num_seqs=config.num_seqs,
+        num_drafts=0 if speculative is None else speculative.num_tokens,
     )
     graphs.capture(lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)))
     return graphs
@@ -222,7 +216,7 @@ def _capture_prompt_graphs(
     adapters: AdapterSlots | None,
 ) -> PromptGraphs | None:
     """None where prompts cannot be captured, or would be longer than a sequence may be."""
-    sizes = capture_sizes(min(config.step_tokens, table.tokens.shape[1]))
+    sizes = prompt_sizes(min(config.step_tokens, table.tokens.shape[1]))
     if not attention.captures_prompts or len(table.windows) > 1 or not sizes:
         return None
     target = model.model if isinstance(model, WatchedModel) else model
@@ -269,7 +263,7 @@ def _measure_products(
     modules = [module for part in parts for module in part.modules()]
     config = target.config
     uses = _uses(config, modules, target.facts)
-    batches = [] if config.enforce_eager else batch_sizes(config.num_seqs)
+    batches = [] if config.enforce_eager else capture_sizes(config.num_seqs)
     fastest = tuning.measure(uses, KeptChoices.of(target.device), batches, tell)
     for module in modules:
         if isinstance(module, Linear | TiedLinear):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +12,12 @@ from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.layers.attention import KVCache
-from engine.lora.slots import AdapterSlots
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.block_copies import as_stack
 from engine.runner.drafts.drafting import ChainDrafting, Drafting, ParallelDrafting
 from engine.runner.drafts.features import FeatureCache, WatchedModel, kept_size
 from engine.runner.drafts.graphs import DraftGraphs
-from engine.runner.graphs.verify import VerifyGraphs
 from engine.runner.memory import PagedCache, block_bytes
 from engine.runner.rows import RowTable
 from engine.sampling.cuda import CudaSampler
@@ -188,31 +186,3 @@ def create_drafting(
         num_lookahead_tokens=num_drafts,
     )
     return Made(model, drafting, swapped, [*copied, draft_cache.stack])
-
-
-def capture_verify_graphs(
-    config: EngineConfig,
-    model: Model,
-    cache: PagedCache,
-    table: RowTable,
-    attention: CapturableBackend,
-    adapters: AdapterSlots | None,
-    joined_tokens: Container[int],
-) -> VerifyGraphs | None:
-    """None where there are no drafts. joined_tokens: see ``VerifyGraphs``."""
-    speculative = config.speculative_config
-    if speculative is None:
-        return None
-    graphs = VerifyGraphs(
-        model,
-        cache.layers,
-        table,
-        attention,
-        adapters,
-        block_size=config.block_size,
-        max_num_seqs=config.num_seqs,
-        num_drafts=speculative.num_tokens,
-        joined_tokens=joined_tokens,
-    )
-    graphs.capture()
-    return graphs

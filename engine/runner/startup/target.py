@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.base import ModelConfig, ModelFacts
 from engine.models.config import DTYPES
-from engine.runner.graphs.verify import max_num_tokens
+from engine.runner.graphs.sized import max_checked_tokens
 from engine.runner.memory import device_bytes, requested_max_model_len
 from engine.runner.startup.model import read_facts
 
@@ -44,7 +44,7 @@ class Target:
             window=self.facts.narrowest_window,
             softcap=self.facts.attention_softcap,
             kv_dtype=self.kv_dtype,
-            max_num_parts=max_num_tokens(self.config.num_seqs, num_drafts) if num_drafts else 0,
+            max_num_parts=max_checked_tokens(self.config.num_seqs, num_drafts) if num_drafts else 0,
         )
 
 

@@ -19,7 +19,7 @@ from engine.attention.base import (
 )
 from engine.attention.cuda import CudaAttention
 from engine.attention.select import select_backend
-from engine.runner.graphs.prompt import capture_sizes
+from engine.runner.graphs.prompt import prompt_sizes
 from tests.kernels.paged_cases import Case, NewKeys, make_case
 
 pytestmark = pytest.mark.gpu
@@ -199,7 +199,7 @@ def test_a_prompt_in_place_of_a_longer_one(query_len: int, seq_len: int, window:
     assert isinstance(how, CudaAttention)
     if not how.captures_prompts:
         pytest.skip("prompts are captured on Hopper")
-    size = next(size for size in capture_sizes(384) if size >= query_len)
+    size = next(size for size in prompt_sizes(384) if size >= query_len)
     q = torch.full((size, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype, device=case.q.device)
     q[:query_len] = case.q
     table = torch.cat([case.block_table, torch.full_like(case.block_table, 2**30)])

@@ -21,7 +21,7 @@ from tests.engine.lora.test_generation import (
     merged,
     model_dir,
 )
-from tests.engine.runner.emulated_graphs import Counted
+from tests.engine.runner.emulated_graphs import Counted, CountedSteps
 from tests.engine.runner.tiny_llama import save_tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -110,14 +110,13 @@ def test_graphs_with_adapters_change_nothing_but_near_ties(
 ) -> None:
     llm = wide_llm(wide_dir, **options)
     runner = runner_of(llm)
-    decoding, checking = Counted(runner._graphs), Counted(runner._verify_graphs)
-    runner._graphs, runner._verify_graphs = decoding, checking  # type: ignore[assignment]
-    if "speculative_config" not in options:
-        runner._verify_graphs = None
+    assert runner._graphs is not None
+    counted = CountedSteps(runner._graphs)
+    runner._graphs = counted  # type: ignore[assignment]
     ours = wide_outputs(llm, wide_dir)
-    assert decoding.num_adapted > 0
+    assert counted.decoding.num_adapted > 0
     if "speculative_config" in options:
-        assert checking.num_adapted > 0
+        assert counted.checking.num_adapted > 0
     eager = wide_outputs(wide_llm(wide_dir, max_loras=3, enforce_eager=True), wide_dir)
     # Another adapter, or none, would part them at the second token, the first of a graph.
     assert agreement(ours, eager) > 0.2

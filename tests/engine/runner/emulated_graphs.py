@@ -17,9 +17,9 @@ from engine.runner.drafts.drafting import ChainDrafting
 from engine.runner.drafts.features import WatchedModel
 from engine.runner.drafts.graphs import DraftGraphs
 from engine.runner.graphs import sized
-from engine.runner.graphs.decode import DecodeGraphs
 from engine.runner.graphs.prompt import PromptGraphs
-from engine.runner.graphs.verify import VerifyGraphs
+from engine.runner.graphs.steps import StepGraphs
+from engine.runner.inputs import ChunkFields
 from engine.runner.runner import TorchRunner
 from kernels import cuda, cuda_sampling
 from tests.engine.runner.conftest import BLOCK_SIZE
@@ -170,13 +170,18 @@ def sample_rows(
     return drawn
 
 
-class Counted:
+@dataclass
+class Count:
+    num_runs: int = 0
+    num_adapted: int = 0
+
+
+class Counted(Count):
     """Graphs that count the steps they run."""
 
     def __init__(self, graphs: Any) -> None:
+        super().__init__()
         self._graphs = graphs
-        self.num_runs = 0
-        self.num_adapted = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._graphs, name)
@@ -185,6 +190,21 @@ class Counted:
         self.num_runs += 1
         self.num_adapted += options.get("adapted", False)
         return self._graphs.run(*arguments, **options)
+
+
+class CountedSteps(Counted):
+    """Apart by whether they check drafts."""
+
+    def __init__(self, graphs: StepGraphs) -> None:
+        super().__init__(graphs)
+        self.decoding, self.checking = Count(), Count()
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        fields: ChunkFields = arguments[0]
+        count = self.checking if fields.query_lens.max() > 1 else self.decoding
+        count.num_runs += 1
+        count.num_adapted += options.get("adapted", False)
+        return super().run(*arguments, **options)
 
 
 def emulate_prompts(
@@ -214,33 +234,22 @@ def _emulate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def emulate(
     runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, num_drafts: int
-) -> tuple[Counted, Counted, Counted | None]:
-    """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU: for plain decoding,
-    for checking drafts, and for drafting where a network does that token by token."""
+) -> tuple[Count, Count, Counted | None]:
+    """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU. Counts runs of plain
+    decoding, of checking drafts, and of drafting where a network does that token by token."""
     _emulate_graphs(monkeypatch)
     monkeypatch.setattr(cuda_sampling, "sample_rows", sample_rows)
     attention = EmulatedAttention(runner._cache.groups.windows)
-    sizes = {"block_size": runner._block_size, "max_num_seqs": len(runner._table.tokens)}
     model, layers, table = runner._model, runner._cache.layers, runner._table
     resting = model.model if isinstance(model, WatchedModel) else None
-    decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, resting, **sizes)
-    decoding.capture(lambda done: None)
-    checking = VerifyGraphs(
-        model,
-        layers,
-        table,
-        attention,
-        runner.adapters,
-        num_drafts=num_drafts,
-        joined_tokens=decoding.joined_tokens,
-        **sizes,
+    steps = StepGraphs(
+        model, layers, table, attention, runner.adapters, resting, num_drafts=num_drafts
     )
-    checking.capture()
-    counted = Counted(decoding), Counted(checking)
-    runner._graphs, runner._verify_graphs = counted  # type: ignore[assignment]
+    steps.capture(lambda done: None)
+    runner._graphs = counted = CountedSteps(steps)  # type: ignore[assignment]
     drafting = runner._drafting
     if not isinstance(drafting, ChainDrafting):
-        return *counted, None
+        return counted.decoding, counted.checking, None
     graphs = DraftGraphs(
         drafting._network,
         drafting._features,
@@ -248,9 +257,10 @@ def emulate(
         table,
         EmulatedSampler(runner._sampler),  # type: ignore[arg-type]
         attention,
+        block_size=runner._block_size,
+        max_num_seqs=table.num_rows,
         num_drafts=num_drafts,
-        **sizes,
     )
     graphs.capture()
     drafting._graphs = by_graph = Counted(graphs)  # type: ignore[assignment]
-    return *counted, by_graph
+    return counted.decoding, counted.checking, by_graph

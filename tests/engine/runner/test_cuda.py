@@ -16,11 +16,10 @@ from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
 from engine.runner import load_runner
 from engine.runner.graphs import one_kernel
-from engine.runner.graphs.decode import DecodeGraphs
 from engine.runner.graphs.one_kernel import longest_faster
 from engine.runner.graphs.shared_inputs import SharedInputs
 from engine.runner.graphs.sized import SizedGraphs
-from engine.runner.graphs.verify import VerifyGraphs
+from engine.runner.graphs.steps import Kind, StepGraphs
 from engine.runner.inputs import ChunkFields
 from engine.sampling_params import SamplingParams
 from kernels import cuda
@@ -284,19 +283,19 @@ def test_one_kernel_for_few_sequences_changes_only_near_ties(
     wide_dir: Path, dtype: str, max_running: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[bool] = []
-    choose = DecodeGraphs._family
+    choose = StepGraphs._choose
 
-    def spy(self: DecodeGraphs, fields: ChunkFields, **kind: bool) -> SizedGraphs:
-        family = choose(self, fields, **kind)
-        served.append(family in self._as_one.values())
-        return family
+    def spy(self: StepGraphs, fields: ChunkFields, kind: Kind) -> SizedGraphs:
+        graphs = choose(self, fields, kind)
+        served.append(graphs in self._as_one.values())
+        return graphs
 
     def outputs(max_len: int) -> list[list[int]]:
         monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
         served.clear()
         return few_outputs(wide_dir, max_running, dtype=dtype)
 
-    monkeypatch.setattr(DecodeGraphs, "_family", spy)
+    monkeypatch.setattr(StepGraphs, "_choose", spy)
     layers = outputs(0)
     assert not any(served)
     ours = outputs(600)
@@ -320,11 +319,12 @@ def test_drafts_checked_by_one_kernel_change_only_near_ties(
     wide_dir: Path, max_num_seqs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[bool] = []
-    choose = VerifyGraphs._choose
+    choose = StepGraphs._choose
 
-    def spy(self: VerifyGraphs, *step: Any) -> SizedGraphs:
-        graphs = choose(self, *step)
-        served.append(graphs in self._as_one.values())
+    def spy(self: StepGraphs, fields: ChunkFields, kind: Kind) -> SizedGraphs:
+        graphs = choose(self, fields, kind)
+        if kind.num_queries > 1:
+            served.append(graphs in self._as_one.values())
         return graphs
 
     def outputs(max_len: int) -> list[list[int]]:
@@ -354,7 +354,7 @@ def test_drafts_checked_by_one_kernel_change_only_near_ties(
         params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
         return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
 
-    monkeypatch.setattr(VerifyGraphs, "_choose", spy)
+    monkeypatch.setattr(StepGraphs, "_choose", spy)
     layers = outputs(0)
     assert served
     assert not any(served)
@@ -392,13 +392,14 @@ def test_as_many_drafts_as_a_copy_is_long(
 
     plain, num_steps = outputs()
     served: list[bool] = []
-    fits = VerifyGraphs.fits
+    fits = StepGraphs.fits
 
-    def spy(self: VerifyGraphs, fields: ChunkFields, *, adapted: bool = False) -> bool:
-        served.append(fits(self, fields, adapted=adapted))
-        return served[-1]
+    def spy(self: StepGraphs, fields: ChunkFields, *, adapted: bool = False) -> bool:
+        found = fits(self, fields, adapted=adapted)
+        served.append(found and fields.query_lens.max() > 1)
+        return found
 
-    monkeypatch.setattr(VerifyGraphs, "fits", spy)
+    monkeypatch.setattr(StepGraphs, "fits", spy)
     drafting = {"method": "ngram", "num_speculative_tokens": num_drafts, "adaptive": False}
     copied, num_checks = outputs(**drafting, prompt_lookup_min=1, prompt_lookup_max=4)
     assert copied == plain

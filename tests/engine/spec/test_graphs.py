@@ -15,7 +15,7 @@ from engine.demo.heads import HEADS_DIR
 from engine.demo.heads.answers import draw_prompts
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
-from engine.runner.graphs.verify import capture_lengths, capture_sizes, cut, max_num_tokens
+from engine.runner.graphs.sized import capture_lengths, capture_sizes, cut, max_checked_tokens
 from engine.runner.inputs import ChunkFields
 from tests.engine.insides import core_of, runner_of
 from tests.engine.runner.conftest import BLOCK_SIZE
@@ -68,7 +68,7 @@ def test_sequences_are_cut_into_equal_parts() -> None:
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 40, 128, 400])
 @pytest.mark.parametrize("num_drafts", [1, 7, 8, 15, 32])
 def test_no_step_has_more_tokens_than_are_provided_for(max_num_seqs: int, num_drafts: int) -> None:
-    most = max_num_tokens(max_num_seqs, num_drafts)
+    most = max_checked_tokens(max_num_seqs, num_drafts)
     for length in capture_lengths(num_drafts):
         for max_queries in (1, 2, 4, 8):
             num_parts, part_length = cut(1 + length, max_queries)
@@ -166,7 +166,8 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
     llm = engine(None, "plain", speculative_config=config, **options)
     _, checking, _ = emulate(runner_of(llm), monkeypatch, num_drafts)
     lengths: set[frozenset[int]] = set()
-    fits = checking.fits
+    graphs: Any = runner_of(llm)._graphs
+    fits = graphs.fits
 
     def spy(fields: ChunkFields, **options: bool) -> bool:
         found: bool = fits(fields, **options)
@@ -174,8 +175,8 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
             lengths.add(frozenset(fields.query_lens.tolist()))
         return found
 
-    monkeypatch.setattr(checking, "fits", spy, raising=False)
-    replay = checking.run
+    monkeypatch.setattr(graphs, "fits", spy, raising=False)
+    replay = graphs.run
 
     def check(fields: ChunkFields, **options: bool) -> Any:
         sampled, logits = replay(fields, **options)
@@ -184,7 +185,7 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
         assert sampled.on_device.positions.tolist() == sampled.positions.tolist()
         return sampled, logits
 
-    monkeypatch.setattr(checking, "run", check)
+    monkeypatch.setattr(graphs, "run", check)
     assert said(llm) == expected
     core_of(llm).check_integrity()
     assert any(len(kinds) > 1 for kinds in lengths), "no step was uneven"

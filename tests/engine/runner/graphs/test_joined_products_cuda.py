@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.llm import LLM, GenerationOutput, TokensPrompt
-from engine.runner.graphs import decode
+from engine.runner.graphs import steps
 from engine.runner.graphs.one_kernel import time_ratio
 from engine.sampling_params import SamplingParams
 from tests.engine.insides import runner_of
@@ -66,7 +66,7 @@ def load(folder: Path, joined: bool | None = None, **options: Any) -> LLM:
     }
     with pytest.MonkeyPatch.context() as patch:
         if joined is not None:
-            patch.setattr(decode, "time_ratio", lambda *steps: 0.9 if joined else 1.1)
+            patch.setattr(steps, "time_ratio", lambda *steps: 0.9 if joined else 1.1)
         llm = LLM(folder, **{**common, **options})
     decoding: Any = runner_of(llm)._graphs
     if joined is not None:
@@ -163,7 +163,7 @@ def test_whether_it_is_faster_is_measured(folder: Path, monkeypatch: pytest.Monk
         found.append(time_ratio(*steps))
         return found[-1]
 
-    monkeypatch.setattr(decode, "time_ratio", spy)
+    monkeypatch.setattr(steps, "time_ratio", spy)
     decoding: Any = runner_of(load(folder))._graphs
     assert len(found) == 3
     assert all(0.5 < ratio < 1.5 for ratio in found)

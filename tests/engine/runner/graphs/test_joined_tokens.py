@@ -14,13 +14,13 @@ from engine.config import EngineConfig
 from engine.layers import joined_products, linear
 from engine.layers.joined_products import JoinedProducts
 from engine.runner import load_runner
-from engine.runner.graphs import decode
+from engine.runner.graphs import steps
 from engine.runner.graphs.joined_tokens import faster_tokens, measured_sizes
 from kernels.reference_products import ReferenceProducts
 from tests.engine.insides import runner_of
 from tests.engine.runner.conftest import BLOCK_SIZE
 from tests.engine.runner.emulated_graphs import emulate
-from tests.engine.runner.graphs.test_one_kernel_graphs import decode_graphs, run
+from tests.engine.runner.graphs.test_one_kernel_graphs import graphs_of, run
 from tests.engine.runner.test_runner import Greedy, generations
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
@@ -97,7 +97,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Decides what a joined step takes, in times of the layers'."""
 
     def decide(ratio: float) -> None:
-        monkeypatch.setattr(decode, "time_ratio", lambda *steps: ratio)
+        monkeypatch.setattr(steps, "time_ratio", lambda *steps: ratio)
 
     return decide
 
@@ -115,7 +115,7 @@ def test_sequences_decode_the_faster_way(
     measured(ratio)
     runner = load_runner(tiny_config)
     decoding, _, _ = emulate(runner, monkeypatch, 1)
-    assert decode_graphs(runner).joined_tokens == (set(range(2, 17)) if is_faster else set())
+    assert graphs_of(runner).joined_tokens == (set(range(2, 17)) if is_faster else set())
     joined.clear()
     shapes = [(length, 20) for length in (3, 5, 9, 4, 7)]
     expected = [greedy(done.prompt, done.max_tokens) for done in generations(*shapes)]
@@ -147,7 +147,7 @@ def test_both_ways_are_measured_on_the_same_step(
         assert device == runner.device
         return 1.0
 
-    monkeypatch.setattr(decode, "time_ratio", compare)
+    monkeypatch.setattr(steps, "time_ratio", compare)
     emulate(runner, monkeypatch, 1)
     assert seen == [16]
     assert not tables.any()

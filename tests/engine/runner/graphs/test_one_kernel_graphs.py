@@ -17,9 +17,8 @@ from engine.config import EngineConfig
 from engine.layers import linear, persistent_decoder
 from engine.runner import TorchRunner, load_runner
 from engine.runner.graphs import one_kernel
-from engine.runner.graphs.decode import DecodeGraphs
 from engine.runner.graphs.sized import SizedGraphs
-from engine.runner.graphs.verify import VerifyGraphs
+from engine.runner.graphs.steps import Kind, StepGraphs
 from engine.runner.inputs import ChunkFields
 from kernels.reference_decoder import ReferenceDecoder
 from tests.engine.insides import runner_of
@@ -63,15 +62,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measure:
     return decide
 
 
-def decode_graphs(runner: TorchRunner) -> DecodeGraphs:
+def graphs_of(runner: TorchRunner) -> StepGraphs:
     counted: Any = runner._graphs
-    assert isinstance(counted._graphs, DecodeGraphs)
-    return counted._graphs
-
-
-def verify_graphs(runner: TorchRunner) -> VerifyGraphs:
-    counted: Any = runner._verify_graphs
-    assert isinstance(counted._graphs, VerifyGraphs)
+    assert isinstance(counted._graphs, StepGraphs)
     return counted._graphs
 
 
@@ -93,7 +86,7 @@ def test_serves_a_lone_sequence_up_to_the_measured_length(
     measured(max_len)
     runner = load_runner(tiny_config)
     decoding, _, _ = emulate(runner, monkeypatch, 1)
-    assert bool(decode_graphs(runner)._as_one) == (max_len > 0)
+    assert bool(graphs_of(runner)._as_one) == (max_len > 0)
     calls.clear()
     (done,) = generations((28, 22))
     assert run(runner, (28, 22)) == [greedy(done.prompt, 22)]
@@ -178,8 +171,7 @@ def test_layers_that_are_not_one_kernel_are_not_measured(
     monkeypatch.delattr(one_kernel, "longest_faster")
     runner = load_runner(tiny_config)
     emulate(runner, monkeypatch, 1)
-    assert not decode_graphs(runner)._as_one
-    assert not verify_graphs(runner)._as_one
+    assert not graphs_of(runner)._as_one
 
 
 def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
@@ -192,8 +184,7 @@ def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
     runner = load_runner(tiny_config)
     assert runner._model.max_one_kernel_batch
     emulate(runner, monkeypatch, 1)
-    assert not decode_graphs(runner)._as_one
-    assert not verify_graphs(runner)._as_one
+    assert not graphs_of(runner)._as_one
 
 
 @pytest.mark.parametrize(("method", "taps"), [("eagle3", True), ("eagle", False)])
@@ -212,12 +203,13 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     runner = runner_of(llm)
     assert bool(runner._model.max_one_kernel_batch) == (not taps)
     emulate(runner, monkeypatch, 3)
-    verify_graphs(runner)._as_one.clear()
+    decoding = graphs_of(runner)
+    for kind in [kind for kind in decoding._as_one if kind.num_queries > 1]:
+        del decoding._as_one[kind]
     calls.clear()
     assert outputs(llm) == expected
     assert bool(calls) == (not taps)
     # Steps that keep no features have it in any case.
-    decoding = decode_graphs(runner)
     one = np.ones(1, np.int64)
     fields = ChunkFields(0 * one, 4 * one, one, one)
     calls.clear()
@@ -246,14 +238,15 @@ def test_drafts_are_checked_by_it(
     measured(1000)
     _, checking, _ = emulate(runner, monkeypatch, num_drafts)
     served: list[bool] = []
-    choose = VerifyGraphs._choose
+    choose = StepGraphs._choose
 
-    def spy(self: VerifyGraphs, *step: Any) -> SizedGraphs:
-        graphs = choose(self, *step)
-        served.append(graphs in self._as_one.values())
+    def spy(self: StepGraphs, fields: ChunkFields, kind: Kind) -> SizedGraphs:
+        graphs = choose(self, fields, kind)
+        if kind.num_queries > 1:
+            served.append(graphs in self._as_one.values())
         return graphs
 
-    monkeypatch.setattr(VerifyGraphs, "_choose", spy)
+    monkeypatch.setattr(StepGraphs, "_choose", spy)
     calls.clear()
     assert outputs(llm) == expected
     assert len(served) == checking.num_runs
@@ -268,9 +261,9 @@ def test_drafts_of_long_sequences_go_layer_by_layer(
     runner = load_runner(tiny_config)
     monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: 1)
     emulate(runner, monkeypatch, 3)
-    graphs = verify_graphs(runner)
+    graphs = graphs_of(runner)
     graphs._max_tokens[3, 2] = max_tokens
     lens = np.array([3, 2])
     fields = ChunkFields(np.arange(2), np.array([25, 10]), lens, lens)
-    layers, as_one = graphs._graphs[3, False], graphs._as_one[3]
-    assert graphs._choose(fields, 3, False) is (as_one if is_one else layers)
+    layers, as_one = graphs._families[Kind(3)], graphs._as_one[Kind(3)]
+    assert graphs._choose(fields, Kind(3)) is (as_one if is_one else layers)

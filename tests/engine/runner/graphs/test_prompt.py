@@ -14,7 +14,7 @@ from engine.attention.cuda import LEAST_CAPTURED_WINDOW
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
 from engine.runner import TorchRunner, load_runner
-from engine.runner.graphs.prompt import PromptGraphs, capture_sizes
+from engine.runner.graphs.prompt import PromptGraphs, prompt_sizes
 from engine.runner.graphs.sized import SizedGraphs
 from engine.runner.inputs import ChunkFields
 from engine.sampling_params import SamplingParams
@@ -32,7 +32,7 @@ SIZES = [4, 8, 32]
 @example(16)
 @example(384)
 def test_sizes_ascend_to_what_a_step_may_have(max_num_tokens: int) -> None:
-    sizes = capture_sizes(max_num_tokens)
+    sizes = prompt_sizes(max_num_tokens)
     assert sizes == sorted(set(sizes))
     assert all(size <= max_num_tokens for size in sizes)
     assert all(b - a <= LEAST_CAPTURED_WINDOW for a, b in pairwise([0, *sizes]))

@@ -14,15 +14,14 @@ CPU = torch.device("cpu")
 
 
 def test_what_is_sent_is_read_by_graphs_of_that_size() -> None:
-    sent = SentRows(8, CPU, num_others=2)
+    sent = SentRows(8, CPU)
     for size, rows in ((4, [5, 0, 3]), (2, [1, 2]), (4, [7])):
         values = np.array(rows)
-        sent.send(values, 10 * values, 100 * values, size=size)
+        sent.send(values, 10 * values, size=size)
         num_others = size - len(rows)
         found = [part.tolist() for part in sent.of(size)]
         assert found[0] == rows + [-1] * num_others
         assert found[1] == [10 * row for row in rows] + [0] * num_others
-        assert found[2] == [100 * row for row in rows] + [0] * num_others
 
 
 def test_parts_are_the_same_memory_whenever_they_are_asked_for() -> None:
@@ -42,10 +41,24 @@ def test_parts_are_the_same_memory_whenever_they_are_asked_for() -> None:
         batch = buffers.batch(size)
         assert batch.cu_queries.tolist() == [3 * i for i in range(size + 1)]
         assert len(batch.seq_lens) == len(batch.block_table) == size
-    slots.fill_(9)
-    buffers.skip_first(torch.tensor([1, 0], dtype=torch.int32))
-    assert buffers.slots(2).tolist() == [-1, 9, 9, 9, 9, 9]
-    assert buffers.slots(5)[:6].tolist() == [-1, 9, 9, 9, 9, 9]
+
+
+def test_tokens_that_fill_a_sequence_up_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    table = RowTable(6, 20, 4, CPU)
+    buffers = SequenceBuffers(table, 4, 6, 4, num_parts=2)
+    for rows, num_filled, written in (
+        ([5, 2], [1, 0], [0, 1, 1, 1, 1, 1, 1, 1]),
+        ([3], [2], [0, 0, 1, 1, 0, 0, 0, 0]),
+        ([3, 4], [0, 0], [1] * 8),
+    ):
+        buffers.send(np.array(rows), np.full(len(rows), 6), size=2)
+        buffers.send_filled(np.array(num_filled))
+        buffers.note_sampled(2)
+        assert (buffers.slots(2) >= 0).int().tolist() == written
+        of_rows, positions = buffers.sampled(len(rows)).tolist()
+        assert of_rows == [row for row in rows for _ in range(4)]
+        assert positions == [7, 8, 9, 10] * len(rows)
 
 
 def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
@@ -75,9 +88,8 @@ def test_parts_of_a_sequence_follow_each_other(monkeypatch: pytest.MonkeyPatch) 
     table.tokens.copy_(torch.arange(120).view(6, 20))
     table.block_table.copy_(torch.arange(30).view(6, 5))
     whole, cut = SequenceBuffers(table, 4, 3, 6), SequenceBuffers(table, 4, 3, 6, num_parts=2)
-    rows, computed = (torch.tensor(x, dtype=torch.int32) for x in ([5, 0, -1], [6, 14, 0]))
     for buffers in (whole, cut):
-        buffers.look_up(rows, computed)
+        buffers.send(np.array([5, 0]), np.array([6, 14]), size=3)
     for ours, expected in zip(cut.tokens(3), whole.tokens(3), strict=True):
         assert ours.tolist() == expected.tolist()
     assert cut.slots(3).tolist() == whole.slots(3).tolist()

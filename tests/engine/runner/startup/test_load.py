@@ -17,7 +17,7 @@ from engine.layers.parameter import Weight
 from engine.messages import LoadProgress
 from engine.models.base import ModelConfig
 from engine.runner import load_runner
-from engine.runner.graphs import decode
+from engine.runner.graphs.sized import capture_sizes
 from engine.runner.startup import load
 from engine.runner.startup.model import load_model
 from engine.runner.startup.target import resolve
@@ -182,7 +182,7 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
         assert [progress.message for progress in told] == ["Loading matrix products"]
         on_measuring()
         measured.extend(uses)
-        assert batches == decode.capture_sizes(target.config.num_seqs)
+        assert batches == capture_sizes(target.config.num_seqs)
         return fastest
 
     monkeypatch.setattr(tuning, "measure", measure)

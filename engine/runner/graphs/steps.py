@@ -1,0 +1,322 @@
+"""Steps as CUDA graphs: one launch in place of the hundreds that the layers make.
+
+In a graph every sequence computes equally many tokens, its *queries*: one to decode, or one known
+token and k drafts that are checked. A sequence that has fewer drafts is filled up with the tokens
+before its own, which are computed once more, write nothing and are looked at by nobody. (Tokens
+behind its own would read what others left in places that it has not written.)
+
+More tokens than attention decodes at once are so many sequences to it, one behind the other: all
+tokens' keys are stored before it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import add
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.attention.base import CapturableBackend, plain_batch
+from engine.layers.attention import KVCache, StepContext
+from engine.lora.slots import AdapterSlots, captured
+from engine.models.base import Model
+from engine.runner.graphs.joined_tokens import faster_tokens, measured_sizes
+from engine.runner.graphs.one_kernel import (
+    LEAD,
+    SHORT,
+    blocks_of_their_own,
+    log_faster,
+    measure_most_tokens,
+    time_ratio,
+)
+from engine.runner.graphs.shared_inputs import SharedInputs
+from engine.runner.graphs.sized import (
+    SizedGraphs,
+    adapted_sizes,
+    capture_all,
+    capture_lengths,
+    capture_sizes,
+    cut,
+    sharing_sizes,
+)
+from engine.runner.graphs.static_inputs import SequenceBuffers
+from engine.runner.inputs import ChunkFields, SampledTokens
+from engine.runner.rows import RowTable
+from engine.sampling.sampler import DeviceRows
+from kernels.transfer import to_device
+
+
+class Kind(NamedTuple):
+    """What steps have graphs of their own, so that a step pays only for what it needs."""
+
+    num_queries: int = 1
+    """Tokens of each sequence."""
+    shared: bool = False
+    """Sequences share prefixes, which are read once; decode steps only."""
+    adapted: bool = False
+    """Some tokens have a LoRA adapter."""
+    resting: bool = False
+    """The model keeps nothing for a draft network; decode steps without adapters only."""
+
+
+class StepGraphs:
+    """Graphs of the forward pass for steps in which each chunk samples after all of its tokens.
+
+    Few tokens have some with all layers as one kernel, if the model has that, up to the lengths for
+    which ``capture`` measured them to be faster; more of them have one kernel behind each
+    attention, likewise.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv_cache: KVCache,
+        table: RowTable,
+        attention: CapturableBackend,
+        adapters: AdapterSlots | None = None,
+        resting: Model | None = None,
+        *,
+        num_drafts: int = 0,
+    ) -> None:
+        """adapters: if any, they are capturable. resting: the same model, which keeps nothing for a
+        draft network. num_drafts: of a sequence, at most."""
+        self._model = model
+        self._resting = resting
+        self._kv_cache = kv_cache
+        self._table = table
+        self._attention = attention
+        self._adapters = adapters
+        self._shared: SharedInputs | None = None
+        if attention.sharing is not None and table.num_rows > 1:
+            self._shared = SharedInputs(table, attention.sharing)
+        self.lengths = capture_lengths(num_drafts)
+        """Numbers of drafts of each sequence, of which there are graphs; empty without drafts."""
+        self.joined_tokens: frozenset[int] = frozenset()
+        """Numbers of tokens of a step for which one kernel behind each attention is faster; known
+        once graphs are captured."""
+        self._buffers: dict[int, SequenceBuffers] = {}
+        """By the tokens of each sequence, ascending."""
+        self._families: dict[Kind, SizedGraphs] = {}
+        self._as_one: dict[Kind, SizedGraphs] = {}
+        """Those with the layers as one kernel."""
+        self._max_tokens: dict[tuple[int, int], int] = {}
+        """By the tokens of each sequence and the size: known tokens of all sequences together, for
+        which they are faster."""
+        self._even: dict[tuple[int, int], SampledTokens] = {}
+        """By the tokens of each sequence and the batch: what is the same in all steps in which
+        nothing is filled up."""
+        for length in (0, *self.lengths):
+            self._add(*cut(1 + length, attention.max_decode_queries))
+
+    def _add(self, num_parts: int, part_length: int) -> None:
+        """Add the graphs of steps with so many tokens of each sequence."""
+        num_queries = num_parts * part_length
+        table, sizes = self._table, capture_sizes(self._table.num_rows, num_queries)
+        block_size = self._kv_cache[0][0].shape[1]
+        buffers = SequenceBuffers(table, block_size, sizes[-1], num_queries, num_parts)
+        self._buffers[num_queries] = buffers
+        plain = Kind(num_queries)
+        families = {plain: sizes}
+        if self._adapters is not None:
+            families[plain._replace(adapted=True)] = adapted_sizes(sizes)
+        if num_queries == 1 and self._resting is not None:
+            families[Kind(resting=True)] = sizes
+        if num_queries == 1 and self._shared is not None:
+            for kind, of_kind in list(families.items()):
+                families[kind._replace(shared=True)] = sharing_sizes(of_kind)
+        for kind, of_kind in families.items():
+            forward = partial(self._forward, kind)
+            self._families[kind] = SizedGraphs(of_kind, forward, num_queries)
+        if num_queries > table.tokens.shape[1]:
+            return  # No sequence has room for so many.
+        if plain_batch(buffers.group_step(self._attention, 1).attend) is None:
+            return  # Only such attention can be left to another kernel.
+        for kind in (plain, Kind(resting=True)):
+            if kind not in families:
+                continue
+            model = self._model_of(kind)
+            one_each = num_queries == 1
+            most = model.max_one_kernel_batch if one_each else model.max_one_kernel_drafted
+            if few := [size for size in sizes if size * num_queries <= most]:
+                forward = partial(self._forward, kind, one_kernel=True)
+                self._as_one[kind] = SizedGraphs(few, forward, num_queries)
+
+    def _model_of(self, kind: Kind) -> Model:
+        return self._resting if kind.resting and self._resting is not None else self._model
+
+    @property
+    def num_fillers(self) -> int:
+        """Tokens before its own that a sequence is filled up with, at most."""
+        return max(self._buffers) - 1
+
+    # ---- recording ------------------------------------------------------------------------------
+
+    def capture(self, on_progress: Callable[[float], None]) -> None:
+        """Record all graphs; ``on_progress`` hears how much is done, in [0, 1].
+
+        Call it before any request has a row: measured steps write into blocks that nobody holds.
+        """
+        self._measure_joined()
+        capture_all([*self._families.values(), *self._as_one.values()], self._pad, on_progress)
+        if self._as_one:
+            self._measure_all_as_one()
+
+    def _pad(self, size: int) -> None:
+        nobody = np.zeros(0, np.int64)
+        for buffers in self._buffers.values():
+            if size <= buffers.max_batch:
+                buffers.send(nobody, nobody, size=size)
+
+    def _measure_joined(self) -> None:
+        """With graphs that are dropped again: those that stay are recorded the faster way."""
+        kind = Kind(resting=self._resting is not None)  # What a draft network reads is no layer's.
+        joinable, most = self._model_of(kind).joinable_tokens, self._table.num_rows
+        sizes = measured_sizes(joinable, most)
+        if not sizes:
+            return
+        ways = {
+            joined: SizedGraphs(sizes, partial(self._forward, kind, joined=joined))
+            for joined in (True, False)
+        }
+        capture_all([*ways.values()], self._pad)
+        device = self._table.block_table.device
+
+        def is_faster(size: int) -> bool:
+            with blocks_of_their_own(size, self._table, self._kv_cache) as max_len:
+                self._send_even(1, size, min(SHORT, max_len))
+                ours, theirs = (partial(ways[joined].replay, size) for joined in (True, False))
+                return time_ratio(ours, theirs, device) <= LEAD
+
+        self.joined_tokens = faster_tokens(joinable, most, is_faster)
+        ways.clear()
+        torch.cuda.empty_cache()
+
+    def _measure_all_as_one(self) -> None:
+        # What is kept for a draft network is no part of the layers: one model stands for both.
+        measured = {kind.num_queries: kind for kind in self._as_one}
+        for num_queries, kind in measured.items():
+            as_one, layers = self._as_one[kind], self._families[kind]
+            for size in as_one.sizes:
+                prepare = partial(self._send_even, num_queries, size)
+                step = as_one, layers, size, prepare, self._table, self._kv_cache
+                self._max_tokens[num_queries, size] = measure_most_tokens(*step)
+        names = {
+            str(size) if num_queries == 1 else f"{size} × {num_queries}": most
+            for (num_queries, size), most in self._max_tokens.items()
+        }
+        log_faster("steps", names)
+        useful = {num_queries for (num_queries, _), most in self._max_tokens.items() if most}
+        self._as_one = {k: graphs for k, graphs in self._as_one.items() if k.num_queries in useful}
+
+    def _send_even(self, num_queries: int, size: int, seq_len: int) -> None:
+        starts = np.full(size, max(0, seq_len - num_queries))
+        self._buffers[num_queries].send(np.arange(size), starts, size=size)
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
+        """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
+        lens = fields.query_lens.tolist()  # For few numbers lists are faster than arrays.
+        if fields.num_sampled.tolist() != lens:
+            return False
+        longest = max(lens)
+        if longest > 1 + max(self.lengths, default=0):
+            return False
+        num_queries = self._num_queries(longest)
+        graphs = self._families.get(Kind(num_queries, adapted=adapted))
+        if graphs is None or len(lens) > graphs.max_batch:
+            return False
+        # Sequences that are filled up need tokens for that.
+        return longest == 1 or bool(min(map(add, fields.computed.tolist(), lens)) >= num_queries)
+
+    def _num_queries(self, longest: int) -> int:
+        """Tokens of each sequence in the smallest graph that has so many."""
+        return next(number for number in self._buffers if number >= longest)
+
+    def run(
+        self, fields: ChunkFields, *, adapted: bool = False, keeps_features: bool = True
+    ) -> tuple[SampledTokens, torch.Tensor]:
+        """Execute a step that ``fits``: what is sampled, and its logits [num_sampled, vocab].
+
+        Both live in memory that the next ``run`` overwrites, in stream order. keeps_features: for a
+        draft network; steps that check drafts always do.
+        """
+        longest, batch = int(fields.query_lens.max()), len(fields.rows)
+        num_queries = self._num_queries(longest)
+        decodes = num_queries == 1
+        kind = Kind(
+            num_queries,
+            shared=decodes and self._shared is not None and self._shared.find(fields),
+            adapted=adapted,
+            resting=decodes and self._resting is not None and not (keeps_features or adapted),
+        )
+        graphs, buffers = self._choose(fields, kind), self._buffers[num_queries]
+        size = graphs.size_for(batch)
+        if self._shared is not None and kind.shared:
+            self._shared.send(size)
+        if self._adapters is not None and adapted:
+            self._adapters.send(fields.rows, size * num_queries, num_queries)
+        # Not in the graph: the host's integers are arguments of the kernel that looks up the rest.
+        if decodes:
+            buffers.send(fields.rows, fields.computed, size=size)
+        else:
+            num_filled = num_queries - fields.query_lens
+            buffers.send(fields.rows, fields.computed - num_filled, size=size)
+            buffers.send_filled(num_filled)
+        logits = graphs.replay(size)[: batch * num_queries]
+        if decodes:
+            on_device = DeviceRows(buffers.rows(batch), buffers.batch(batch).seq_lens)
+            return SampledTokens.of(fields, on_device), logits
+        if not num_filled.any():
+            return self._evenly_sampled(fields, num_queries), logits
+        own = np.flatnonzero((np.arange(num_queries) >= num_filled[:, None]).ravel())
+        index = to_device(own, logits.device)
+        rows, positions = buffers.sampled(batch).index_select(1, index)
+        sampled = replace(SampledTokens.of(fields), on_device=DeviceRows(rows, positions))
+        return sampled, logits.index_select(0, index)
+
+    def _evenly_sampled(self, fields: ChunkFields, num_queries: int) -> SampledTokens:
+        """As ``SampledTokens.of``, where nothing is filled up: most of it is the same each time."""
+        key = num_queries, len(fields.rows)
+        if key not in self._even:
+            rows, positions = self._buffers[num_queries].sampled(len(fields.rows))
+            sampled = SampledTokens.of(fields)
+            self._even[key] = replace(sampled, on_device=DeviceRows(rows, positions))
+        positions_on_host = (fields.computed[:, None] + np.arange(1, num_queries + 1)).ravel()
+        rows_on_host = fields.rows.repeat(num_queries)
+        return replace(self._even[key], rows=rows_on_host, positions=positions_on_host)
+
+    def _choose(self, fields: ChunkFields, kind: Kind) -> SizedGraphs:
+        layers, as_one = self._families[kind], self._as_one.get(kind)
+        if as_one is None or len(fields.rows) > as_one.max_batch:
+            return layers
+        size = as_one.size_for(len(fields.rows))
+        num_tokens = int(fields.computed.sum() + fields.query_lens.sum())
+        return as_one if num_tokens <= self._max_tokens[kind.num_queries, size] else layers
+
+    def _forward(
+        self, kind: Kind, size: int, *, one_kernel: bool = False, joined: bool | None = None
+    ) -> torch.Tensor:
+        """joined: whether with one kernel behind each attention; None: where that is faster."""
+        buffers, num_tokens = self._buffers[kind.num_queries], size * kind.num_queries
+        if kind.num_queries > 1:
+            buffers.note_sampled(size)
+        token_ids, positions = buffers.tokens(size)
+        shared = self._shared if kind.shared else None
+        prefixes = None if shared is None else shared.on_device(size)
+        model = self._model_of(kind)
+        step = StepContext(
+            positions,
+            buffers.group_steps(self._attention, size, prefixes),
+            self._kv_cache,
+            adapted=kind.adapted,
+            group_of=self._table.group_of,
+            one_kernel=one_kernel,
+            joins_products=num_tokens in self.joined_tokens if joined is None else joined,
+        )
+        with captured(self._adapters if kind.adapted else None, num_tokens):
+            return model.logits(model.hidden_states(token_ids, step))
