@@ -16,13 +16,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from kernels import build, cublas_lt
+from kernels import build
 from kernels.products import Kind, Product
 
 _PARTS = Path(__file__).parent
-_MEASURED = (
-    *("cublas_lt.py", "cuda.py", "cuda_wide.py", "kept_choices.py", "products.py", "tuning.py"),
-)
+_MEASURED = ("cuda.py", "cuda_wide.py", "kept_choices.py", "products.py", "tuning.py")
 """Beside the kernels' sources, what decides which product is the fastest."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -40,12 +38,9 @@ class KeptChoices:
         """Those of GPUs like this one, in the folder of the built kernels."""
         return cls(build.cache_dir() / "products" / _fingerprint(device))
 
-    def read(self, kind: Kind, *, biased: bool) -> dict[int, Product]:
-        """By numbers of rows; empty where nothing, or nothing legible, was kept.
-
-        biased: some weights of this kind have a bias, which not every product adds.
-        """
-        path = self._path(kind, biased=biased)
+    def read(self, kind: Kind) -> dict[int, Product]:
+        """By numbers of rows; empty where nothing, or nothing legible, was kept."""
+        path = self._path(kind)
         try:
             return _decoder.decode(path.read_bytes())
         except FileNotFoundError:
@@ -54,10 +49,10 @@ class KeptChoices:
             _logger.warning("%s cannot be read, so products are measured anew: %s", path, error)
             return {}
 
-    def write(self, kind: Kind, choices: Mapping[int, Product], *, biased: bool) -> None:
+    def write(self, kind: Kind, choices: Mapping[int, Product]) -> None:
         """In place of what was kept. Where that fails the log says so, once: nothing but time is
         lost."""
-        path = self._path(kind, biased=biased)
+        path = self._path(kind)
         try:
             with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
                 written = Path(scratch) / path.name
@@ -82,10 +77,10 @@ class KeptChoices:
                 stack.enter_context(build.locked(self._folder / "lock"))
             yield
 
-    def _path(self, kind: Kind, *, biased: bool) -> Path:
+    def _path(self, kind: Kind) -> Path:
         features, k = kind.shape
         words = [f"{features}x{k}", str(kind.dtype).removeprefix("torch.")]
-        words += ["gated"] * kind.gated + ["biased"] * biased
+        words += ["gated"] * kind.gated
         return self._folder / f"{'-'.join(words)}.json"
 
 
@@ -99,7 +94,7 @@ def _fingerprint(device: torch.device) -> str:
     driver = _DRIVER.read_text() if _DRIVER.exists() else ""
     for part in (
         *(gpu.name, gpu.multi_processor_count, gpu.total_memory, driver),
-        *(torch.__version__, torch.version.cuda, cublas_lt.version(device)),
+        *(torch.__version__, torch.version.cuda),
     ):
         digest.update(f"{part}\0".encode())
     return digest.hexdigest()[:24]

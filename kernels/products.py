@@ -1,9 +1,8 @@
 """Matrix products with weights: cuBLAS's, or another where that was measured to be faster.
 
-There are four ways to multiply:
+There are three ways to multiply:
 
 * *library*: ``torch.nn.functional.linear``, for which cuBLAS chooses an algorithm;
-* *listed*: another algorithm from cuBLASLt's list (``cublas_lt``);
 * *skinny*: our kernel for up to 16 rows, which is bound by reading the weight;
 * *wide*: our kernel for many rows on Hopper (``cuda_wide``).
 
@@ -20,7 +19,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from kernels import cublas_lt, cuda, cuda_wide, ops
+from kernels import cuda, cuda_wide, ops
 
 MAX_CHOSEN_ROWS = 1024
 """The most rows for which products are measured. With more rows the GPU's power limit decides, and
@@ -44,13 +43,11 @@ class Kind(NamedTuple):
 class Product:
     """One way to multiply, see above."""
 
-    name: Literal["library", "listed", "skinny", "wide"]
+    name: Literal["library", "skinny", "wide"]
     warps: int = 8
     """Warps of a CTA, of a skinny product."""
     width: int = 256
     """Features of a tile, of a wide product."""
-    algorithm: cublas_lt.Algorithm = b""
-    """The algorithm of a listed product."""
 
     @property
     def code(self) -> int:
@@ -65,8 +62,6 @@ class Product:
                 return cuda.skinny_linear(x, weight, bias, gated=gated, warps=self.warps)
             case "wide" if cuda_wide.takes(x):
                 return cuda_wide.wide_linear(x, weight, bias, gated=gated, width=self.width)
-            case "listed" if bias is None and cublas_lt.takes(x, weight, self.algorithm):
-                out = cublas_lt.linear(x, weight, self.algorithm)
             case _:
                 out = F.linear(x, weight, bias)
         return ops.silu_mul(out) if gated else out
@@ -113,7 +108,7 @@ class Products:
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
         """The product for this number of contiguous rows, encoded for ``bind_layer.cpp``: 0 is the
         library's, 1 to 16 a skinny product with so many warps, a larger number a wide product of
-        that width. (A listed product is encoded as the library's.)"""
+        that width."""
         if rows > MAX_CHOSEN_ROWS:
             return self._product(rows, weight, gated=gated).code
         asked = rows, weight.shape, weight.dtype, gated

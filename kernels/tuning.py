@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from kernels import cublas_lt, cuda, cuda_wide, ops
+from kernels import cuda, cuda_wide, ops
 from kernels.kept_choices import KeptChoices
 from kernels.products import (
     LIBRARY,
@@ -34,10 +34,6 @@ _LOADED = (
 """Numbers of rows for which the library's kernels are loaded at start-up. For a multiple of 8 it
 uses another kernel than for the numbers in between."""
 _REPEATS = 5
-_MOST_LISTED = 8
-"""The most algorithms of cuBLASLt to try for a product. It rarely lists more."""
-_NUM_LISTED = 2
-"""The fastest of these, which are compared with the other products."""
 _MAX_DISTINCT = 8
 _DISTINCT_BYTES = 1 << 30
 """A measurement multiplies with up to so many different weights of a shape, and bytes of them, so
@@ -115,28 +111,17 @@ def _chosen(
     sizes = _up_to(max_rows, batches)
     for use in {use.bias is None: use for use in uses}.values():
         _load_library(use.weight, use.bias, max_rows)
-    biased = any(use.bias is not None for use in uses)
     weights = [use.weight for use in uses]
-
-    def read() -> dict[int, Product]:
-        found = kept.read(kind, biased=biased)
-        return {rows: one for rows, one in found.items() if _is_served(one, rows, weights)}
-
-    found = read()
+    found = kept.read(kind)
     if not found.keys() >= set(sizes):
         on_measuring()
         with kept.locked():
-            found = read()  # another process may have measured while this one waited
-            found |= _measured(sorted({*sizes} - found.keys()), kind, weights, biased=biased)
-            kept.write(kind, found, biased=biased)
+            found = kept.read(kind)  # another process may have measured while this one waited
+            found |= _measured(sorted({*sizes} - found.keys()), kind, weights)
+            kept.write(kind, found)
     choice = Choice(sizes, [found[rows] for rows in sizes])
     _load_chosen(choice, kind, uses[0])
     return choice
-
-
-def _is_served(product: Product, rows: int, weights: Sequence[torch.Tensor]) -> bool:
-    """Whether a kept product can be used: cuBLASLt must support a listed algorithm."""
-    return product.name != "listed" or cublas_lt.knows(rows, weights[0], product.algorithm)
 
 
 def _load_chosen(choice: Choice, kind: Kind, use: Use) -> None:
@@ -149,16 +134,13 @@ def _load_chosen(choice: Choice, kind: Kind, use: Use) -> None:
 
 
 def _measured(
-    sizes: Iterable[int], kind: Kind, weights: Sequence[torch.Tensor], *, biased: bool
+    sizes: Iterable[int], kind: Kind, weights: Sequence[torch.Tensor]
 ) -> dict[int, Product]:
     device = weights[0].device
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
-    found = {}
-    for rows in sizes:
-        listed = [] if biased else _listed(rows, kind, weights, flushed)  # they add no bias
-        candidates = [*_candidates(rows, device), *listed]
-        found[rows] = _fastest(candidates, rows, kind, weights, flushed)
-    return found
+    return {
+        rows: _fastest([*_candidates(rows, device)], rows, kind, weights, flushed) for rows in sizes
+    }
 
 
 def _up_to(max_rows: int, batches: Iterable[int]) -> Sequence[int]:
@@ -187,22 +169,6 @@ def _candidates(rows: int, device: torch.device) -> Iterator[Product]:
     elif cuda_wide.has_wide(device):
         for width in cuda_wide.WIDTHS:
             yield Product("wide", width=width)
-
-
-def _listed(
-    rows: int, kind: Kind, weights: Sequence[torch.Tensor], flushed: torch.Tensor
-) -> list[Product]:
-    """The fastest of cuBLASLt's list. None for few rows, for which these are never the fastest."""
-    if rows <= cuda.MAX_SKINNY_TOKENS:
-        return []
-    halves, used = _operands(rows, kind, weights)
-    algorithms = cublas_lt.algorithms(rows, weights[0], _MOST_LISTED)
-    listed = [Product("listed", algorithm=algorithm) for algorithm in algorithms]
-    times = {}
-    for product in listed:
-        product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # its kernel is loaded
-        times[product] = _microseconds(product, halves, used, flushed, gated=kind.gated)
-    return sorted(listed, key=times.__getitem__)[:_NUM_LISTED]
 
 
 def _operands(

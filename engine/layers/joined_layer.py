@@ -3,9 +3,8 @@
 For steps that are not in a CUDA graph: there a slow host keeps the GPU waiting, and each operation
 of its own takes the host several microseconds.
 
-The results are bitwise those of the layer, with two exceptions: products for which the layer uses
-an algorithm from cuBLASLt's list (here the library chooses one), and few tokens with adapters
-(which the layer adds inside of its products)."""
+The results are bitwise those of the layer, except for few tokens with adapters, which the layer
+adds inside of its products."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import build, cublas_lt, kept_choices
+from kernels import build, kept_choices
 from kernels.kept_choices import KeptChoices
 from kernels.products import Kind, Product
 
@@ -18,7 +18,6 @@ KIND = Kind(torch.Size((6144, 4096)), torch.bfloat16, gated=False)
 GATED = KIND._replace(gated=True)
 CHOICES = {
     1: Product("skinny", warps=4),
-    64: Product("listed", algorithm=bytes(range(64))),
     256: Product("wide", width=224),
     1024: Product("library"),
 }
@@ -30,16 +29,15 @@ def kept(tmp_path: Path) -> KeptChoices:
 
 
 def test_what_was_written_is_read_by_everybody(kept: KeptChoices, tmp_path: Path) -> None:
-    assert kept.read(KIND, biased=False) == {}
+    assert kept.read(KIND) == {}
     with kept.locked():
-        kept.write(KIND, CHOICES, biased=False)
-    assert KeptChoices(tmp_path / "products").read(KIND, biased=False) == CHOICES
-    others = (GATED, False), (KIND, True), (KIND._replace(dtype=torch.float16), False)
-    for kind, biased in others:
-        assert kept.read(kind, biased=biased) == {}
+        kept.write(KIND, CHOICES)
+    assert KeptChoices(tmp_path / "products").read(KIND) == CHOICES
+    for kind in (GATED, KIND._replace(dtype=torch.float16)):
+        assert kept.read(kind) == {}
     with kept.locked():
-        kept.write(KIND, {2: CHOICES[1]}, biased=False)
-    assert kept.read(KIND, biased=False) == {2: CHOICES[1]}
+        kept.write(KIND, {2: CHOICES[1]})
+    assert kept.read(KIND) == {2: CHOICES[1]}
     files = sorted(path.name for path in (tmp_path / "products").iterdir())
     assert files == ["6144x4096-bfloat16.json", "lock"], "no half-written ones are left"
 
@@ -51,11 +49,11 @@ def test_what_is_damaged_counts_as_nothing_and_is_said(
     kept: KeptChoices, tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with kept.locked():
-        kept.write(KIND, CHOICES, biased=False)
+        kept.write(KIND, CHOICES)
     (path,) = (tmp_path / "products").glob("*.json")
     path.write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
-        assert kept.read(KIND, biased=False) == {}
+        assert kept.read(KIND) == {}
     assert f"{path} cannot be read, so products are measured anew: " in caplog.text
 
 
@@ -66,10 +64,10 @@ def test_where_nothing_can_be_kept_it_is_only_said(
     kept = KeptChoices(tmp_path / "products" / "more")
     with kept.locked(), caplog.at_level(logging.WARNING):
         for kind in (KIND, GATED):
-            kept.write(kind, CHOICES, biased=False)
+            kept.write(kind, CHOICES)
             assert caplog.text.count("The choice of products is not kept") == 1
     with caplog.at_level(logging.WARNING):
-        assert kept.read(KIND, biased=False) == {}
+        assert kept.read(KIND) == {}
 
 
 def test_who_measures_is_alone(tmp_path: Path) -> None:
@@ -94,8 +92,8 @@ def test_no_other_file_system_is_needed(
     """From another one a file could not be renamed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with kept.locked():
-        kept.write(KIND, CHOICES, biased=False)
-    assert kept.read(KIND, biased=False) == CHOICES
+        kept.write(KIND, CHOICES)
+    assert kept.read(KIND) == CHOICES
 
 
 def test_an_error_of_who_measures_is_not_hidden(kept: KeptChoices) -> None:
@@ -109,7 +107,6 @@ def test_whatever_times_depend_on_has_a_folder_of_its_own(
 ) -> None:
     gpu = SimpleNamespace(name="H200", multi_processor_count=132, total_memory=2**37)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
-    monkeypatch.setattr(cublas_lt, "version", lambda _: 130100)
     monkeypatch.setattr(kept_choices, "_DRIVER", tmp_path / "driver")
     monkeypatch.setenv("SLUICE_KERNEL_CACHE", str(tmp_path))
     shutil.copytree(build.SOURCES, tmp_path / "csrc")
@@ -126,7 +123,7 @@ def test_whatever_times_depend_on_has_a_folder_of_its_own(
     for name, value in {"name": "H100", "multi_processor_count": 114, "total_memory": 1}.items():
         setattr(gpu, name, value)
         seen.append(folder())
-    monkeypatch.setattr(cublas_lt, "version", lambda _: 130200)
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
     seen.append(folder())
     (tmp_path / "driver").write_text("580.65")
     seen.append(folder())

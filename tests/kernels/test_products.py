@@ -41,12 +41,12 @@ def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
 
 def test_of_many_rows_what_fills_its_tiles_is_gated_in_them() -> None:
     weight = torch.empty(28672, 4096, dtype=torch.bfloat16, device="meta")
-    choice = Choice([1024], [Product("listed")])
+    choice = Choice([1024], [WIDE])
     kinds = [Kind(weight.shape, weight.dtype, gated) for gated in (False, True)]
     measured = Products(dict.fromkeys(kinds, choice), num_wide_sms=132)
     square = Product("wide", width=192)
     chosen = {rows: measured._product(rows, weight, gated=True) for rows in (1024, 1280, 8192)}
-    assert chosen == {1024: Product("listed"), 1280: LIBRARY, 8192: LIBRARY}
+    assert chosen == {1024: WIDE, 1280: LIBRARY, 8192: LIBRARY}
     assert measured._product(8448, weight, gated=True) == square, "22 x 150 pairs of tiles"
     assert measured.code(8448, weight, gated=True) == 192
     assert measured._product(8448, weight, gated=False) == LIBRARY
@@ -61,15 +61,3 @@ def test_rows_the_copy_engine_cannot_read_are_left_to_the_library() -> None:
     x = x[:, 1:65]
     assert torch.equal(WIDE(x, weight, None, gated=False), F.linear(x, weight))
     assert torch.equal(WIDE(x, weight, None, gated=True), ops.silu_mul(F.linear(x, weight)))
-
-
-def test_what_a_listed_algorithm_does_not_take_is_left_to_the_library() -> None:
-    """As everything is where there is no cuBLASLt, and a bias is."""
-    gen = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(5, 64, generator=gen), torch.randn(32, 64, generator=gen)
-    bias = torch.randn(32, generator=gen)
-    product = Product("listed", algorithm=b"a")
-    for added in (None, bias):
-        assert torch.equal(product(x, weight, added, gated=False), F.linear(x, weight, added))
-    assert torch.equal(product(x, weight, None, gated=True), ops.silu_mul(F.linear(x, weight)))
-    assert product.code == 0

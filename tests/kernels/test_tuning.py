@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cublas_lt, cuda, cuda_wide, ops, tuning
+from kernels import cuda, cuda_wide, ops, tuning
 from kernels.kept_choices import KeptChoices
 from kernels.products import UNMEASURED, Kind, Product
 from kernels.tuning import Use
@@ -43,13 +43,6 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
     )
     monkeypatch.setattr(tuning, "_load_chosen", lambda *_: None)
     monkeypatch.setattr(tuning, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
-    asked: list[tuple[int, Kind]] = []
-
-    def listed(rows: int, kind: Kind, *_: object) -> list[Product]:
-        asked.append((rows, kind))
-        return []
-
-    monkeypatch.setattr(tuning, "_listed", listed)
     plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
     bias = torch.zeros(32)
     uses = [
@@ -60,8 +53,6 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
     ]
     measured = tuning.measure(uses, kept)
     assert loaded == [(32, 3, False), (32, 3, True), (32, 2, False), (48, 1, False)]
-    without_bias = [(rows, kind) for rows, kind, _ in seen if kind.gated or kind.shape[0] == 48]
-    assert asked == without_bias, "a bias is nothing for what cuBLASLt lists"
     assert [(rows, kind.shape[0], kind.gated, num) for rows, kind, num in seen] == [
         *((rows, 32, False, 2) for rows in (1, 2, 3)),
         *((rows, 32, True, 1) for rows in (1, 2)),
@@ -102,7 +93,6 @@ class Measurer:
         self.chosen = WIDE
         monkeypatch.setattr(tuning, "_load_library", lambda *_: None)
         monkeypatch.setattr(tuning, "_FLUSHED_BYTES", 1)
-        monkeypatch.setattr(tuning, "_listed", lambda *_: [])
         monkeypatch.setattr(tuning, "_fastest", self._fastest)
         monkeypatch.setattr(
             Product, "__call__", lambda _, x, *__, **___: self.loaded.append(len(x))
@@ -169,46 +159,13 @@ def test_another_process_may_measure_while_this_one_waits(
     @contextmanager
     def locked(self: KeptChoices) -> Iterator[None]:
         with held(self):
-            self.write(PLAIN, {1: SKINNY, 2: SKINNY}, biased=False)
+            self.write(PLAIN, {1: SKINNY, 2: SKINNY})
             yield
 
     monkeypatch.setattr(KeptChoices, "locked", locked)
     products = tuning.measure([Use(WEIGHT, False, 2)], kept)
     assert not measurer.measured
     assert list(products._chosen[PLAIN].products) == [SKINNY, SKINNY]
-
-
-def test_an_algorithm_that_the_library_lost_is_measured_anew(
-    measurer: Measurer, kept: KeptChoices
-) -> None:
-    """Here there is no library at all."""
-    lost = Product("listed", algorithm=bytes(64))
-    with kept.locked():
-        kept.write(PLAIN, {1: SKINNY, 2: lost}, biased=False)
-    found = tuning.measure([Use(WEIGHT, False, 2)], kept)
-    assert measurer.measured == [(32, 2)]
-    assert list(found._chosen[PLAIN].products) == [SKINNY, WIDE]
-    assert kept.read(PLAIN, biased=False) == {1: SKINNY, 2: WIDE}
-
-
-def test_an_algorithm_that_the_library_still_has_is_kept(
-    measurer: Measurer, kept: KeptChoices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, bytes]] = []
-
-    def knows(rows: int, weight: torch.Tensor, algorithm: bytes) -> bool:
-        asked.append((rows, algorithm))
-        return True
-
-    monkeypatch.setattr(cublas_lt, "knows", knows)
-    listed = Product("listed", algorithm=bytes(64))
-    with kept.locked():
-        kept.write(PLAIN, {1: LIBRARY, 2: listed}, biased=False)
-    found = tuning.measure([Use(WEIGHT, False, 2)], kept)
-    assert not measurer.measured
-    assert list(found._chosen[PLAIN].products) == [LIBRARY, listed]
-    assert asked == [(2, bytes(64))]
-    assert measurer.loaded == [2], "the library's own kernels are loaded by themselves"
 
 
 @pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.96] * 3, LIBRARY)])
@@ -305,22 +262,6 @@ def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(range(8, 1025, 8)) | set(range(1088, 8449, 64)) <= set(seen)
     assert {rows % 8 for rows in seen[512:]} == {0, 7}
     assert seen[-1] == 8448
-
-
-def test_of_what_the_library_lists_the_fastest_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def listed(rows: int, weight: torch.Tensor, most: int) -> list[bytes]:
-        asked.append((rows, most))
-        return [b"a", b"b", b"c"]
-
-    times = {b"a": 3.0, b"b": 1.0, b"c": 2.0}
-    monkeypatch.setattr(cublas_lt, "algorithms", listed)
-    monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product.algorithm])
-    found = tuning._listed(40, KIND, [torch.randn(KIND.shape)], torch.empty(1))
-    assert found == [Product("listed", algorithm=b"b"), Product("listed", algorithm=b"c")]
-    assert asked == [(40, tuning._MOST_LISTED)]
-    assert tuning._listed(16, KIND, [torch.randn(KIND.shape)], torch.empty(1)) == []
 
 
 def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
