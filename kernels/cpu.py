@@ -26,7 +26,7 @@ from kernels import ops
 from kernels.build import BuildError, built_before, cache_dir, version_hash
 
 SOURCE = Path(__file__).parent / "csrc" / "cpu.cpp"
-HEADERS = sorted(SOURCE.parent.glob("cpu_*.h"))
+HEADERS = [*sorted(SOURCE.parent.glob("cpu_*.h")), SOURCE.parent / "sampling_row.cuh"]
 MAX_HEAD_DIM = 256
 
 # Not -ffast-math: it would change how the whole process rounds. Compiling and linking are separate
@@ -55,7 +55,7 @@ def available() -> bool:
 
 def register() -> None:
     """Serve float32 tensors on CPUs with these kernels wherever ``ops`` is called."""
-    for op in (rms_norm, silu_mul, rope_and_cache, sample, apply_penalties):
+    for op in (rms_norm, silu_mul, rope_and_cache, sample_rows, apply_penalties):
         ops.register(op.__name__, "cpu", op, dtypes={torch.float32})
 
 
@@ -131,30 +131,27 @@ def rope_and_cache(
     )
 
 
-def sample(
+def sample_rows(
     logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-    seeds: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
     positions: torch.Tensor,
+    tokens: torch.Tensor | None = None,
+    host: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``reference.sample``: the same tokens."""
-    rows, vocab = logits.shape
-    arguments = (
-        logits,
-        temperature,
-        torch.full((rows,), vocab) if top_k is None else top_k,
-        torch.ones(rows) if top_p is None else top_p,
-        torch.zeros(rows) if min_p is None else min_p,
-        seeds,
-        positions,
-    )
-    held = [argument.contiguous() for argument in arguments]
-    out = torch.empty(rows, dtype=torch.int64)
-    library().sluice_sample(
-        out.data_ptr(), *(x.data_ptr() for x in held), rows, vocab, torch.get_num_threads()
+    """See ``reference.sample_rows``: the same tokens."""
+    num_rows, vocab = logits.shape
+    held = [x.contiguous() for x in (logits, table, rows, positions)]
+    out = torch.zeros(num_rows, dtype=torch.int64)
+    library().sluice_sample_rows(
+        out.data_ptr(),
+        None if tokens is None else tokens.data_ptr(),
+        None if host is None else host.data_ptr(),
+        *(x.data_ptr() for x in held),
+        0 if tokens is None else tokens.stride(0),
+        num_rows,
+        vocab,
+        torch.get_num_threads(),
     )
     return out
 
@@ -349,7 +346,7 @@ def library() -> ctypes.CDLL:
         + [_pointer] * 2
         + [_float, _int, _int],
         "sluice_paged_attention": [_pointer] * 4 + [_int] * 5 + [_float, _int, _float, _int],
-        "sluice_sample": [_pointer] * 8 + [_int] * 3,
+        "sluice_sample_rows": [_pointer] * 7 + [_int] * 4,
         "sluice_apply_penalties": [_pointer] * 4 + [_int] * 3,
         "sluice_pack": [_pointer] * 2 + [_int] * 2,
         "sluice_linear": [_pointer] * 3 + [_int] * 2,

@@ -77,7 +77,7 @@ def register() -> None:
         rope_and_cache,
         store_latents,
         cuda_sampling.apply_token_bitmask,
-        cuda_sampling.sample,
+        cuda_sampling.sample_rows,
         cuda_sampling.token_logprobs,
     ):
         ops.register(op.__name__, "cuda", op, dtypes=FLOATS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels import reference
@@ -14,19 +12,6 @@ MAX_TOP_LOGPROBS = 512
 """Most top tokens that the kernel of ``token_logprobs`` reports."""
 PENALTY_CTAS = 64
 """Rows that ``apply_penalties`` processes at the same time; each has counters of its own."""
-
-SAMPLING_ROW = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("top_k", np.int32),
-        ("seed", np.uint64),
-        ("unused", np.uint64),
-    ]
-)
-"""The sampling parameters of a request, see sampling.cuh: temperature 0 takes the best token; top_p
-1, min_p 0, and top_k of the vocabulary's size or more keep all tokens."""
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
@@ -77,40 +62,7 @@ def sample_rows(
     tokens: torch.Tensor | None = None,
     host: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draw a token for each row of logits as its entry of ``table`` says: int64 [num_rows].
-
-    logits: [num_rows, vocab], any float dtype; table: [max_rows, 32] uint8, ``SAMPLING_ROW`` each;
-    rows, positions: [num_rows] int32. With ``tokens`` [max_rows, max_len] the token is also stored
-    at ``tokens[row, position]``, and with ``host``, at least ``num_rows`` of pinned int64 memory,
-    in that; it must stay allocated until the stream has passed this point. Nothing is stored for
-    row -1.
-    """
+    """See ``reference.sample_rows``; logits of any float dtype."""
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     torch.ops.sluice_cuda.sample(out, logits, table, rows, positions, tokens, host)
     return out
-
-
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """See ``reference.sample``."""
-    how = np.zeros(logits.shape[0], SAMPLING_ROW)
-    how["temperature"] = temperature.cpu().numpy()
-    how["top_k"] = logits.shape[1] if top_k is None else top_k.cpu().numpy()
-    how["top_p"] = 1 if top_p is None else top_p.cpu().numpy()
-    how["min_p"] = 0 if min_p is None else min_p.cpu().numpy()
-    how["seed"] = seeds.cpu().numpy().view(np.uint64)
-    table = torch.from_numpy(sampling_bytes(how)).to(logits.device)
-    rows = torch.arange(len(how), dtype=torch.int32, device=logits.device)
-    return sample_rows(logits, table, rows, positions.to(logits.device, torch.int32))
-
-
-def sampling_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
-    """``SAMPLING_ROW`` entries as ``sample_rows`` takes them: [num_rows, 32]."""
-    return rows.view(np.uint8).reshape(len(rows), SAMPLING_ROW.itemsize)

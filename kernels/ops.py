@@ -102,6 +102,6 @@ apply_token_bitmask = _op(reference.apply_token_bitmask)
 apply_penalties = _op(reference.apply_penalties)
 token_logprobs = _op(reference.token_logprobs)
 process_logits = _op(reference.process_logits)
-sample = _op(reference.sample)
+sample_rows = _op(reference.sample_rows)
 
 OPS = tuple(name for name, _ in _registry)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from kernels import philox
 from kernels.low_rank import AdapterTiles, LowRankMatrices
+from kernels.sampling_row import sampling_rows
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 MIN_SCALE = 1e-12
@@ -510,19 +512,44 @@ def gumbel_argmax(
     return (philox.gumbel(words.view(num_rows, -1)[:, :vocab_size]) + scores).argmax(-1)
 
 
-def sample(
+def sample_rows(
     logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-    seeds: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
     positions: torch.Tensor,
+    tokens: torch.Tensor | None = None,
+    host: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``process_logits``, then ``gumbel_argmax``; the best token where the temperature is 0."""
-    greedy = temperature == 0
-    if greedy.all():
-        return logits.argmax(-1)
-    scores = process_logits(logits, temperature.masked_fill(greedy, 1.0), top_k, top_p, min_p)
-    drawn = gumbel_argmax(scores, seeds, positions)
-    return torch.where(greedy, logits.argmax(-1), drawn) if greedy.any() else drawn
+    """Draw a token for each row of logits as its entry of ``table`` says: int64 [num_rows].
+
+    ``process_logits``, then ``gumbel_argmax``; the best token where the temperature is 0. logits:
+    [num_rows, vocab]; table: [max_rows, 32] uint8, ``SAMPLING_ROW`` each; rows, positions:
+    [num_rows] int32. With ``tokens`` [max_rows, max_len] the token is also stored at ``tokens[row,
+    position]``, and with ``host``, at least ``num_rows`` of int64 memory, in that; for a GPU it is
+    pinned, and must stay allocated until the stream has passed this point. Nothing is stored for
+    row -1.
+    """
+    vocab_size, logits = logits.shape[1], logits.float()
+    entries = sampling_rows(table)[rows.clamp(min=0).cpu().numpy()]
+
+    def column(name: str) -> torch.Tensor:
+        return torch.from_numpy(entries[name].copy()).to(logits.device)
+
+    temperature, top_k, top_p, min_p = map(column, ("temperature", "top_k", "top_p", "min_p"))
+    out, greedy = logits.argmax(-1), temperature == 0
+    if not greedy.all():
+        scores = process_logits(
+            logits,
+            temperature.masked_fill(greedy, 1.0),
+            top_k.long().clamp(max=vocab_size) if (top_k < vocab_size).any() else None,
+            top_p if (top_p < 1).any() else None,
+            min_p if (min_p > 0).any() else None,
+        )
+        seeds = torch.from_numpy(entries["seed"].view(np.int64)).to(logits.device)
+        out = torch.where(greedy, out, gumbel_argmax(scores, seeds, positions.long()))
+    able = rows >= 0
+    if tokens is not None:
+        tokens[rows[able].long(), positions[able].long()] = out[able]
+    if host is not None:
+        host[: len(out)].copy_(out, non_blocking=True)
+    return out

@@ -27,6 +27,7 @@ from engine.sampling.processors import (
 from engine.sampling.seeds import request_seed
 from engine.sampling_params import SamplingParams
 from kernels import ops
+from kernels.sampling_row import SAMPLING_ROW, sampling_table
 from kernels.transfer import to_device
 
 
@@ -65,11 +66,10 @@ class Sampler:
         self._vocab_size = vocab_size
         self._engine_seed = seed
         self._device = device
-        self._temperature = np.zeros(max_num_rows, np.float32)
-        self._top_k = np.zeros(max_num_rows, np.int64)
-        self._top_p = np.zeros(max_num_rows, np.float32)
-        self._min_p = np.zeros(max_num_rows, np.float32)
-        self._seeds = np.zeros(max_num_rows, np.uint64)
+        self._rows = np.zeros(max_num_rows, SAMPLING_ROW)
+        self._table = sampling_table(self._rows).clone().to(device)
+        """``_rows`` on the device; valid if ``_is_current``."""
+        self._is_current = True
         self._arithmetic: tuple[LogitsProcessor, ...] = (
             LogitBias(device),
             Penalties(max_num_rows, device),
@@ -85,20 +85,34 @@ class Sampler:
     def admit(
         self, row: int, request_id: str, params: SamplingParams, num_prompt_tokens: int
     ) -> None:
-        self._temperature[row] = params.temperature
         unlimited = params.top_k <= 0
-        self._top_k[row] = self._vocab_size if unlimited else min(params.top_k, self._vocab_size)
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._seeds[row] = (
-            request_seed(self._engine_seed, request_id) if params.seed is None else params.seed
-        )
+        top_k = self._vocab_size if unlimited else min(params.top_k, self._vocab_size)
+        seed = request_seed(self._engine_seed, request_id) if params.seed is None else params.seed
+        self._rows[row] = params.temperature, params.top_p, params.min_p, top_k, seed, 0
+        self._is_current = False
         for processor in self._processors:
             processor.admit(row, params, num_prompt_tokens)
 
     def release(self, row: int) -> None:
         for processor in self._processors:
             processor.release(row)
+
+    def sample(
+        self,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+        mask: RowMask | None,
+    ) -> torch.Tensor:
+        """Sample the token at ``positions`` of each of ``rows``: [num_rows] int64, on the device.
+
+        tokens: [max_num_rows, max_len] int64, known before each position. logits: [num_rows,
+        vocab], any float dtype, overwritten.
+        """
+        logits = self._constrain(tokens, logits, rows, positions, mask)
+        at = self._on_device(rows, positions)
+        return ops.sample_rows(logits, self.table(), at.rows, at.positions)
 
     def sample_into(
         self,
@@ -116,14 +130,23 @@ class Sampler:
         pinned if the device is a GPU, which has the tokens once the device has got here, and must
         live until then.
         """
-        token_ids = self.sample(tokens, logits, rows, positions, mask)
-        where = self._tensor(np.stack((rows, positions)))
-        tokens[where[0], where[1]] = token_ids
-        if host is not None:
-            host.copy_(token_ids, non_blocking=True)
-        return token_ids
+        logits = self._constrain(tokens, logits, rows, positions, mask)
+        at = on_device or self._on_device(rows, positions)
+        return ops.sample_rows(logits, self.table(), at.rows, at.positions, tokens, host)
 
-    def sample(
+    def table(self) -> torch.Tensor:
+        """The rows' current sampling parameters, for ``ops.sample_rows``. Always the same
+        memory."""
+        if not self._is_current:
+            self._table.copy_(self._tensor(sampling_table(self._rows).numpy()))
+            self._is_current = True
+        return self._table
+
+    def _on_device(self, rows: Ints, positions: Ints) -> DeviceRows:
+        sent = self._tensor(np.stack((rows, positions)).astype(np.int32))
+        return DeviceRows(sent[0], sent[1])
+
+    def _constrain(
         self,
         tokens: torch.Tensor,
         logits: torch.Tensor,
@@ -131,25 +154,12 @@ class Sampler:
         positions: Ints,
         mask: RowMask | None,
     ) -> torch.Tensor:
-        """Sample the token at ``positions`` of each of ``rows``: [num_rows] int64, on the device.
-
-        tokens: [max_num_rows, max_len] int64, known before each position. logits: [num_rows,
-        vocab], any float dtype, overwritten.
-        """
-        logits = self.process(tokens, logits, rows, positions, mask)
-        temperature = self._temperature[rows]
-        if not temperature.any():
-            return logits.argmax(-1)
-        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
-        return ops.sample(
-            logits,
-            self._tensor(temperature),
-            self._tensor(top_k) if (top_k < self._vocab_size).any() else None,
-            self._tensor(top_p) if (top_p < 1).any() else None,
-            self._tensor(min_p) if (min_p > 0).any() else None,
-            self._tensor(self._seeds[rows].view(np.int64)),
-            self._tensor(positions),
-        )
+        """As ``process``, but on a GPU in the logits' own dtype where that loses nothing."""
+        # HELD_BACK exceeds float16's range.
+        is_narrow = not logits.is_cuda or logits.dtype == torch.float16
+        if is_narrow or any(processor.concerns(rows) for processor in self._arithmetic):
+            logits = logits.float()
+        return self._process(tokens, logits, rows, positions, mask)
 
     def process(
         self,

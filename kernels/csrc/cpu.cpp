@@ -72,18 +72,21 @@ void sluice_paged_attention(float* out, const float* q, const LayerCache* cache,
   }
 }
 
-// logits: [rows, vocab]; the others: [rows]; see SamplingRow.
-void sluice_sample(int64_t* out, const float* logits, const float* temperature,
-                   const int64_t* top_k, const float* top_p, const float* min_p,
-                   const uint64_t* seeds, const int64_t* positions, int64_t rows, int64_t vocab,
-                   int64_t num_threads) {
-#pragma omp parallel num_threads(num_threads) if (rows > 1 && rows * vocab > kParallelWork)
+// logits: [num, vocab]; rows (places in the table; -1 = padding), positions: [num]. The draw goes to
+// tokens[row, position] and host, too, where these are not null.
+void sluice_sample_rows(int64_t* out, int64_t* tokens, int64_t* host, const float* logits,
+                        const sluice::SamplingRow* table, const int* rows, const int* positions,
+                        int64_t tokens_stride, int64_t num, int64_t vocab, int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads) if (num > 1 && num * vocab > kParallelWork)
   {
     static thread_local SamplingScratch scratch;
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < rows; ++i) {
-      const SamplingRow how{temperature[i], top_k[i], top_p[i], min_p[i], seeds[i], positions[i]};
+    for (int64_t i = 0; i < num; ++i) {
+      if (rows[i] < 0) continue;
+      const Drawing how{table[rows[i]], positions[i]};
       out[i] = sample_row(logits + i * vocab, vocab, how, scratch);
+      if (tokens) tokens[rows[i] * tokens_stride + positions[i]] = out[i];
+      if (host) host[i] = out[i];
     }
   }
 }

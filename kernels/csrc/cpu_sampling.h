@@ -15,18 +15,16 @@
 #include <limits>
 #include <vector>
 
+#include "sampling_row.cuh"
+
 namespace {
 
 constexpr int kBinsPerNat = 32;
 constexpr int kBins = 26 * kBinsPerNat;  // noise lifts no further: GUMBEL_MAX - GUMBEL_MIN
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-struct SamplingRow {
-  float temperature;  // 0 = the best token
-  int64_t top_k;      // vocab or more = all
-  float top_p;        // 1 = all
-  float min_p;        // 0 = all
-  uint64_t seed;
+// How a token is drawn: the request's parameters, and the token's index in the request.
+struct Drawing : sluice::SamplingRow {
   int64_t position;
 };
 
@@ -138,7 +136,7 @@ struct Draw {
 };
 
 // best: a token that stays, and one of the likeliest.
-int64_t draw_from_all(const float* scores, int64_t vocab, const SamplingRow& how, int64_t best) {
+int64_t draw_from_all(const float* scores, int64_t vocab, const Drawing& how, int64_t best) {
   Draw draw;
   draw.see(0.0f, random_word(how.seed, how.position, best), best);  // a good one to begin with
   uint32_t words[kTile];
@@ -161,7 +159,7 @@ int64_t draw_from_all(const float* scores, int64_t vocab, const SamplingRow& how
 }
 
 // The candidates are sorted: the first one stays whatever the limits are.
-int64_t draw_from(const Candidate* candidates, int64_t num, float floor, const SamplingRow& how,
+int64_t draw_from(const Candidate* candidates, int64_t num, float floor, const Drawing& how,
                   SamplingScratch& scratch, int64_t vocab) {
   if (8 * num > vocab) {
     float* scores = scratch.scores.data();
@@ -251,7 +249,7 @@ int last_bin_for(int64_t count, double mass, const SamplingScratch& scratch) {
   return kBins - 1;
 }
 
-int64_t draw_limited(const float* scores, int64_t vocab, const SamplingRow& how, float floor,
+int64_t draw_limited(const float* scores, int64_t vocab, const Drawing& how, float floor,
                      SamplingScratch& scratch) {
   const bool limits_k = how.top_k < vocab, limits_p = how.top_p < 1.0f;
   double total = count_bins(scores, vocab, limits_p, scratch);
@@ -270,7 +268,7 @@ int64_t draw_limited(const float* scores, int64_t vocab, const SamplingRow& how,
   return draw_from(scratch.candidates.data(), num, floor, how, scratch, vocab);
 }
 
-int64_t sample_row(const float* logits, int64_t vocab, const SamplingRow& how,
+int64_t sample_row(const float* logits, int64_t vocab, const Drawing& how,
                    SamplingScratch& scratch) {
   float highest = kMinusInfinity;
 #pragma omp simd reduction(max : highest)

@@ -4,19 +4,10 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "sampling_row.cuh"
 #include "vector.cuh"
 
 namespace sluice {
-
-// How a request samples; kernels/cuda_sampling.py has the same layout as a numpy dtype.
-struct alignas(32) SamplingRow {
-  float temperature;  // 0 = the best token
-  float top_p;        // 1 = all
-  float min_p;        // 0 = all
-  int top_k;          // vocab or more = all
-  uint64_t seed;
-  uint64_t unused;
-};
 
 struct Sampling {
   const void* logits;        // [num_rows, vocab], rows logits_stride elements apart

@@ -6,14 +6,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from kernels import cuda_sampling, reference
+from kernels import reference
 from tests.kernels import emulated
+from tests.kernels.sampled import arguments
 
-SOURCES = ("sampling.cu", "sampling.cuh", "logits_row.cuh", "philox.cuh")
+SOURCES = ("sampling.cu", "sampling.cuh", "sampling_row.cuh", "logits_row.cuh", "philox.cuh")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 POINTERS = ("logits", "table", "rows", "positions", "out", "host_out", "tokens")
 VOCABS = [1, 7, 203, 9000, 70_001]
@@ -44,11 +44,8 @@ def sample(
 ) -> torch.Tensor:
     """What the kernel writes for the device, which must be what it writes for the host."""
     num_rows, vocab = logits.shape
-    how = np.zeros(int(rows.max()) + 1, cuda_sampling.SAMPLING_ROW)
-    how["top_k"], how["top_p"], how["seed"] = vocab, 1, np.arange(len(how)) * 7919 + 1
-    for name, limit in limits.items():
-        how[name] = limit
-    table = torch.from_numpy(cuda_sampling.sampling_bytes(how))
+    how: dict[str, Any] = {"temperature": 0.0, **limits}
+    table, _, _ = arguments(int(rows.max()) + 1, **how)
     out = torch.full((2, num_rows), UNTOUCHED)
     tensors = {
         **{"logits": logits, "table": table, "rows": rows, "positions": positions},
@@ -118,16 +115,8 @@ def test_tokens_are_those_of_the_reference(
     logits = (torch.randn(num_rows, vocab, generator=gen) * 3).to(dtype)
     rows = torch.arange(num_rows, dtype=torch.int32)
     positions = rows * 3 + 5
-    of_all = {name: torch.full((num_rows,), limit) for name, limit in limits.items()}
-    expected = reference.sample(
-        logits.float(),
-        of_all["temperature"],
-        of_all.get("top_k"),
-        of_all.get("top_p"),
-        of_all.get("min_p"),
-        rows.long() * 7919 + 1,
-        positions.long(),
-    )
+    table, _, _ = arguments(num_rows, **limits)
+    expected = reference.sample_rows(logits, table, rows, positions)
     assert torch.equal(sample(library, logits, rows, positions, **limits), expected)
 
 

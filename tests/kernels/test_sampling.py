@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels import reference
+from tests.kernels.sampled import INT32_MAX, arguments
 
 pytestmark = pytest.mark.gpu
 
@@ -32,29 +33,13 @@ def logits_of(rows: int, vocab: int, scale: float, seed: int = 0) -> torch.Tenso
     return torch.randn(rows, vocab, generator=gen) * scale
 
 
-def draw(
-    logits: torch.Tensor,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    seed: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits: torch.Tensor, **limits: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(ours on the GPU, the reference's on the CPU)"""
     from kernels import cuda_sampling
 
-    rows = logits.shape[0]
-    arguments = (
-        torch.full((rows,), temperature),
-        None if top_k is None else torch.full((rows,), top_k),
-        None if top_p is None else torch.full((rows,), top_p),
-        None if min_p is None else torch.full((rows,), min_p),
-        torch.arange(rows) * 7919 + seed,
-        torch.arange(rows) * 3 + 5,
-    )
-    ours = cuda_sampling.sample(logits.cuda(), *arguments).cpu()
-    return ours, reference.sample(logits.float(), *arguments)
+    how = arguments(len(logits), **limits)
+    ours = cuda_sampling.sample_rows(logits.cuda(), *(x.cuda() for x in how)).cpu()
+    return ours, reference.sample_rows(logits, *how)
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -66,14 +51,9 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1, 7, 203, 4096, 128256])
 def test_greedy_is_the_first_of_the_best(vocab: int, dtype: torch.dtype) -> None:
-    from kernels import cuda_sampling
-
     logits = logits_of(9, vocab, 3).to(dtype)
     logits[:, vocab // 2 :] = logits.amax(-1, keepdim=True)
-    rows = torch.zeros(9)
-    ours = cuda_sampling.sample(
-        logits.cuda(), rows, None, None, None, rows.long(), rows.long()
-    ).cpu()
+    ours, _ = draw(logits, temperature=0)
     assert torch.equal(ours, logits.float().argmax(-1))
 
 
@@ -101,12 +81,13 @@ def test_tokens_are_those_of_the_reference(
         assert_same(*draw(logits_of(100, vocab, scale).to(dtype), **limits))
 
 
-@pytest.mark.parametrize("top_k", [None, 5000, 100_000])
-@pytest.mark.parametrize("top_p", [None, 0.5, 0.9, 0.99999])
-def test_flat_distributions_have_many_candidates(top_k: int | None, top_p: float | None) -> None:
+@pytest.mark.parametrize("top_k", [INT32_MAX, 5000, 100_000])
+@pytest.mark.parametrize("top_p", [1.0, 0.5, 0.9, 0.99999])
+def test_flat_distributions_have_many_candidates(top_k: int, top_p: float) -> None:
+    limits = {"top_k": top_k, "top_p": top_p}
     for scale in (0.003, 0.3, 3.0):  # the first has them all in a few bins
-        assert_same(*draw(logits_of(16, 128256, scale), top_k=top_k, top_p=top_p))
-    assert_same(*draw(logits_of(16, 128256, 1.0).bfloat16(), top_k=top_k, top_p=top_p))
+        assert_same(*draw(logits_of(16, 128256, scale), **limits))
+    assert_same(*draw(logits_of(16, 128256, 1.0).bfloat16(), **limits))
 
 
 def test_equal_scores_are_cut_where_the_reference_cuts() -> None:
@@ -119,7 +100,7 @@ def test_equal_scores_are_cut_where_the_reference_cuts() -> None:
 def test_forbidden_tokens_are_never_drawn() -> None:
     logits = logits_of(64, 5000, 2)
     logits[:, ::2] = float("-inf")
-    for limits in ({}, {"top_k": 40}, {"top_p": 0.99}):
+    for limits in (dict[str, float](), {"top_k": 40}, {"top_p": 0.99}):
         ours, theirs = draw(logits, **limits)
         assert_same(ours, theirs)
         assert (ours % 2 == 1).all()
@@ -128,11 +109,10 @@ def test_forbidden_tokens_are_never_drawn() -> None:
 def test_a_row_of_nothing_but_minus_infinity_ends() -> None:
     ours, _ = draw(torch.full((2, 300), float("-inf")).index_fill_(0, torch.tensor([1]), 0.0))
     assert ours[0] == 0
-    both = torch.full((1, 300), float("nan"))
     from kernels import cuda_sampling
 
-    one = torch.ones(1)
-    token = cuda_sampling.sample(both.cuda(), one, None, one * 0.5, None, one.long(), one.long())
+    how = (x.cuda() for x in arguments(1, top_p=0.5))
+    token = cuda_sampling.sample_rows(torch.full((1, 300), float("nan")).cuda(), *how)
     assert 0 <= token.item() < 300
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import cpu, reference
+from tests.kernels.sampled import arguments
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="no compiler for CPU kernels")
 
@@ -38,24 +39,9 @@ def logits_of(rows: int, vocab: int, scale: float, seed: int = 0) -> torch.Tenso
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def arguments(rows: int, seed: int = 1, **limits: float) -> tuple[Any, ...]:
-    def column(name: str, default: float | None, dtype: torch.dtype) -> torch.Tensor | None:
-        value = limits.get(name, default)
-        return None if value is None else torch.full((rows,), value, dtype=dtype)
-
-    return (
-        column("temperature", 1.0, torch.float32),
-        column("top_k", None, torch.int64),
-        column("top_p", None, torch.float32),
-        column("min_p", None, torch.float32),
-        torch.arange(rows) * 7919 - seed,
-        torch.arange(rows) * 3 + 5,
-    )
-
-
 def assert_same(logits: torch.Tensor, how: tuple[Any, ...]) -> torch.Tensor:
-    ours = cpu.sample(logits, *how)
-    assert torch.equal(ours, reference.sample(logits, *how))
+    ours = cpu.sample_rows(logits, *how)
+    assert torch.equal(ours, reference.sample_rows(logits, *how))
     return ours
 
 
@@ -79,20 +65,20 @@ def test_any_rows_together(data: st.DataObject) -> None:
         for token in data.draw(st.lists(st.integers(0, vocab - 1), max_size=8)):
             logits[row, token] = data.draw(values)
 
-    def column(numbers: st.SearchStrategy[Any], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([data.draw(numbers) for _ in range(rows)], dtype=dtype)
+    def column(numbers: st.SearchStrategy[Any]) -> list[Any]:
+        return [data.draw(numbers) for _ in range(rows)]
 
-    how = (
-        column(st.sampled_from([0.0, 0.5, 1.0, 1.7]), torch.float32),
-        column(st.integers(1, vocab + 2).map(lambda k: min(k, vocab)), torch.int64),
-        column(st.floats(0.01, 1.0), torch.float32),
-        column(st.sampled_from([0.0, 0.01, 0.3]), torch.float32),
-        column(st.integers(-(2**63), 2**63 - 1), torch.int64),
-        column(st.integers(0, 2**31 - 1), torch.int64),
+    table, places, positions = arguments(
+        rows,
+        temperature=column(st.sampled_from([0.0, 0.5, 1.0, 1.7])),
+        top_k=column(st.integers(1, vocab + 2)),
+        top_p=column(st.floats(0.01, 1.0)),
+        min_p=column(st.sampled_from([0.0, 0.01, 0.3])),
     )
+    how = table, places.flip(0), positions
     together = assert_same(logits, how)
     for row in range(rows):
-        alone = cpu.sample(logits[row : row + 1], *(x[row : row + 1] for x in how))
+        alone = cpu.sample_rows(logits[row : row + 1], table, *(x[row : row + 1] for x in how[1:]))
         assert alone.tolist() == [together[row]]
 
 
@@ -104,14 +90,26 @@ def test_many_draws() -> None:
         assert_same(logits[:1000], arguments(1000, top_p=0.9, seed=9))
 
 
+def test_draws_are_stored_but_for_padding() -> None:
+    logits, tokens, host = logits_of(3, 100, 5.0), torch.full((5, 9), -7), torch.full((4,), -7)
+    table, _, _ = arguments(5)
+    rows, positions = torch.tensor([[4, -1, 2], [8, 3, 0]], dtype=torch.int32)
+    for sample_rows in (cpu.sample_rows, reference.sample_rows):
+        tokens.fill_(-7)
+        drawn = sample_rows(logits, table, rows, positions, tokens, host)
+        assert (tokens[4, 8], tokens[2, 0]) == (drawn[0], drawn[2])
+        assert (tokens == -7).sum() == 43
+        assert host[[0, 2, 3]].tolist() == [int(drawn[0]), int(drawn[2]), -7]
+
+
 def test_threads_change_nothing() -> None:
     threads = torch.get_num_threads()
     logits, how = logits_of(40, 4096, 3.0), arguments(40, top_p=0.9)
     try:
         torch.set_num_threads(2)
-        two = cpu.sample(logits, *how)
+        two = cpu.sample_rows(logits, *how)
         torch.set_num_threads(1)
-        assert torch.equal(cpu.sample(logits, *how), two)
+        assert torch.equal(cpu.sample_rows(logits, *how), two)
     finally:
         torch.set_num_threads(threads)
 
@@ -119,10 +117,10 @@ def test_threads_change_nothing() -> None:
 @pytest.mark.parametrize("limits", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
 def test_rows_without_a_distribution_end(limits: dict[str, Any]) -> None:
     for value in (math.nan, -math.inf, math.inf):
-        token = cpu.sample(torch.full((1, 300), value), *arguments(1, **limits))
+        token = cpu.sample_rows(torch.full((1, 300), value), *arguments(1, **limits))
         assert 0 <= int(token) < 300
     some = torch.tensor([[math.nan, 1.0, math.nan, 2.0]])
-    assert int(cpu.sample(some, *arguments(1, **limits))) in (1, 3)
+    assert int(cpu.sample_rows(some, *arguments(1, **limits))) in (1, 3)
 
 
 def test_penalties_are_the_same_bits() -> None:

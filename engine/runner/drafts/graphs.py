@@ -22,9 +22,9 @@ from engine.runner.graphs.sized import (
 )
 from engine.runner.graphs.static_inputs import SentRows, SequenceBuffers
 from engine.runner.rows import Ints, RowTable
-from engine.sampling.cuda import CudaSampler
+from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import ChainNetwork
-from kernels import cuda_sampling
+from kernels import ops
 
 
 class DraftGraphs:
@@ -37,7 +37,7 @@ class DraftGraphs:
         features: FeatureCache | None,
         kv_cache: KVCache,
         table: RowTable,
-        sampler: CudaSampler,
+        sampler: Sampler,
         attention: CapturableBackend,
         *,
         block_size: int,
@@ -126,6 +126,4 @@ class DraftGraphs:
         self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         logits = self._network.logits(hidden)
-        return cuda_sampling.sample_rows(
-            logits, self._sampler.table(), rows, positions, self._table.tokens
-        )
+        return ops.sample_rows(logits, self._sampler.table(), rows, positions, self._table.tokens)

@@ -42,7 +42,6 @@ from engine.runner.startup.model import OnProgress, load_model
 from engine.runner.startup.profile import measure_activation_bytes
 from engine.runner.startup.target import Target, resolve
 from engine.runner.swap import load_host_blocks
-from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
 from kernels import cpu, cuda, cuda_experts, cuda_low_rank, tuning
@@ -80,7 +79,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     )
     cache, max_model_len = _allocate_cache(target, model, attention, adapters, network, report)
     table = RowTable(config.num_seqs, max_model_len, config.block_size, device, cache.groups)
-    sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
+    sampler = Sampler(
+        config.num_seqs, facts.vocab_size, facts.eos_token_ids, seed=config.seed, device=device
+    )
     if device.type == "cuda" and has_kernels:
         _measure_products(target, model, network, report)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
@@ -169,19 +170,6 @@ def _adapter_slots(
     )
     adapters.warm_up()
     return adapters
-
-
-def _create_sampler(
-    config: EngineConfig, facts: ModelFacts, device: torch.device, *, has_kernels: bool
-) -> Sampler:
-    sampler = CudaSampler if has_kernels and device.type == "cuda" else Sampler
-    return sampler(
-        config.num_seqs,
-        facts.vocab_size,
-        facts.eos_token_ids,
-        seed=config.seed,
-        device=device,
-    )
 
 
 def _capture_graphs(

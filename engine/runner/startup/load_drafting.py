@@ -20,7 +20,6 @@ from engine.runner.drafts.features import FeatureCache, WatchedModel, kept_size
 from engine.runner.drafts.graphs import DraftGraphs
 from engine.runner.memory import PagedCache, block_bytes
 from engine.runner.rows import RowTable
-from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import Chunk
 from engine.spec.draft_model import load_draft_model
@@ -28,6 +27,7 @@ from engine.spec.draft_network import ChainNetwork, DraftNetwork, ParallelNetwor
 from engine.spec.eagle import load_eagle, load_eagle3
 from engine.spec.medusa import load_medusa
 from engine.spec.rejection import SyntheticAcceptance, accept
+from kernels import cuda
 
 
 def load_draft_network(
@@ -157,7 +157,8 @@ def create_drafting(
     num_drafts = config.speculative_config.num_tokens
     if (
         not config.enforce_eager
-        and isinstance(sampler, CudaSampler)
+        and device.type == "cuda"
+        and cuda.available()
         and isinstance(attention, CapturableBackend)
         and num_drafts < attention.max_decode_queries
     ):

@@ -21,7 +21,7 @@ from engine.runner.graphs.prompt import PromptGraphs
 from engine.runner.graphs.steps import StepGraphs
 from engine.runner.inputs import ChunkFields
 from engine.runner.runner import TorchRunner
-from kernels import cuda, cuda_sampling
+from kernels import cuda
 from tests.engine.runner.conftest import BLOCK_SIZE
 
 MAX_QUERIES = 8
@@ -145,31 +145,6 @@ class EmulatedPrompts(TorchAttention):
         return attend_and_poison
 
 
-class EmulatedSampler:
-    """``CudaSampler`` as far as the graphs know it."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-
-    def table(self) -> Any:
-        return self._sampler
-
-
-def sample_rows(
-    logits: torch.Tensor,
-    sampler: Any,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    tokens: torch.Tensor,
-) -> torch.Tensor:
-    drawn = torch.zeros(len(rows), dtype=torch.int64)
-    able = (rows >= 0).nonzero().view(-1)
-    if len(able):
-        where = (x[able].long().numpy() for x in (rows, positions))
-        drawn[able] = sampler.sample_into(tokens, logits[able].float(), *where, None)
-    return drawn
-
-
 @dataclass
 class Count:
     num_runs: int = 0
@@ -238,7 +213,6 @@ def emulate(
     """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU. Counts runs of plain
     decoding, of checking drafts, and of drafting where a network does that token by token."""
     _emulate_graphs(monkeypatch)
-    monkeypatch.setattr(cuda_sampling, "sample_rows", sample_rows)
     attention = EmulatedAttention(runner._cache.groups.windows)
     model, layers, table = runner._model, runner._cache.layers, runner._table
     resting = model.model if isinstance(model, WatchedModel) else None
@@ -255,7 +229,7 @@ def emulate(
         drafting._features,
         drafting._cache.layers,
         table,
-        EmulatedSampler(runner._sampler),  # type: ignore[arg-type]
+        runner._sampler,
         attention,
         block_size=runner._block_size,
         max_num_seqs=table.num_rows,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -290,16 +291,14 @@ def test_decoding_gives_the_same_logits_bit_for_bit_in_any_batch(
     def logits(others: int) -> list[bytes]:
         runner = load_runner(tiny_config)
         seen: dict[int, list[bytes]] = {}
-        draw = runner._sampler.sample
+        draw = runner._sampler.sample_into
 
-        def spy(
-            tokens: torch.Tensor, scores: torch.Tensor, rows: Ints, positions: Ints, mask: None
-        ) -> torch.Tensor:
+        def spy(tokens: torch.Tensor, scores: torch.Tensor, rows: Ints, *rest: Any) -> torch.Tensor:
             for row, values in zip(rows.tolist(), scores, strict=True):
                 seen.setdefault(row, []).append(values.numpy().tobytes())
-            return draw(tokens, scores, rows, positions, mask)
+            return draw(tokens, scores, rows, *rest)
 
-        monkeypatch.setattr(runner._sampler, "sample", spy)
+        monkeypatch.setattr(runner._sampler, "sample_into", spy)
         h = harness(runner)
         row = h.free_rows[-1]
         h.run(generations((40, 30), *[(7 + i, 30) for i in range(others)]), chunk_size=5)
