@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,19 +40,17 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 }
 """The other fields are checked by ``SamplingParams``."""
 
-_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "temperature": float,
+_READ_ELSEWHERE = {"stop", "logit_bias", "bad_words", "structured_outputs"}
+_SAME: Sequence[str] = [
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in SamplingFields.__struct_fields__ and name not in _READ_ELSEWHERE
+]
+"""Fields that the engine knows by the same name."""
+
+_CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "top_p": lambda top_p: max(float(top_p), LEAST_TOP_P),
-    "top_k": int,
-    "min_p": float,
-    "frequency_penalty": float,
-    "presence_penalty": float,
-    "repetition_penalty": float,
     "seed": lambda seed: seed % 2**64,  # OpenAI's is signed, Philox's is not
-    "min_tokens": int,
-    "ignore_eos": bool,
-    "include_stop_str_in_output": bool,
-    "skip_special_tokens": bool,
     "stop_token_ids": tuple,
     "allowed_token_ids": tuple,
 }
@@ -78,8 +76,8 @@ class Sampling:
         field."""
         _check_ranges(fields)
         given = {
-            name: convert(value)
-            for name, convert in _FIELDS.items()
+            name: _CONVERTED[name](value) if name in _CONVERTED else value
+            for name in _SAME
             if (value := getattr(fields, name)) is not None
         }
         self._check_token_ids(given)
