@@ -66,6 +66,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: int = 0
     """Keep the k likeliest tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
+    """Keep the tokens whose logits are at most so many standard deviations below the best one, at
+    any temperature (arXiv 2411.07641); 0 keeps all."""
     seed: int | None = None
     presence_penalty: float = 0.0
     """Taken off the logit of every token generated so far."""
@@ -139,6 +142,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check("top_p", 0 < self.top_p <= 1, "must be in (0, 1]")
         self._check("top_k", self.top_k >= -1, "must be -1, 0 or positive")
         self._check("min_p", 0 <= self.min_p <= 1, "must be in [0, 1]")
+        is_sigma = 0 <= self.top_n_sigma < math.inf
+        self._check("top_n_sigma", is_sigma, "must be a number of at least 0; 0 keeps all")
         # Philox takes a 64-bit seed.
         is_seed = self.seed is None or 0 <= self.seed < 2**64
         self._check("seed", is_seed, "must be in [0, 2**64)")

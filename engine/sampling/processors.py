@@ -317,3 +317,29 @@ class AllowedTokens(_Prepared[torch.Tensor, _Masks]):
         positions: Ints,
     ) -> None:
         ops.apply_token_bitmask(logits, prepared.bitmask, prepared.indices)
+
+
+class TopNSigma(_ByRow[float]):
+    """Removes what is too many standard deviations below the best logit (arXiv 2411.07641). It
+    comes behind the grammar's mask: removed tokens, and those held back, do not count."""
+
+    def _read(self, params: SamplingParams, num_prompt_tokens: int) -> float | None:
+        return params.top_n_sigma or None
+
+    def apply(
+        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
+    ) -> None:
+        concerned = self._concerned(rows)
+        if not concerned:
+            return
+        index = self._tensor(np.array([place for place, _ in concerned]))
+        num_sigma = self._tensor(np.array([asked for _, asked in concerned]))
+        # In float64, so that another order of summing does not change a decision.
+        found = logits[index].double()
+        counts = found > HELD_BACK / 2
+        num = counts.sum(-1)
+        mean = found.where(counts, 0.0).sum(-1) / num
+        squares = (found - mean.unsqueeze(-1)).square().where(counts, 0.0)
+        least = found.amax(-1) - num_sigma * (squares.sum(-1) / num).sqrt()
+        is_removed = found < least.unsqueeze(-1)
+        logits[index] = logits[index].masked_fill(is_removed, -torch.inf)

@@ -1,8 +1,8 @@
 """The order of sampling, and the sampling parameters of the running requests.
 
 raw logits → logit_bias → penalties → bad words and, until min_tokens, stop tokens held back →
-allowed_token_ids → grammar mask → temperature → top-k, top-p, min-p → Gumbel argmax with a
-counter-based generator keyed by (seed, position).
+allowed_token_ids → grammar mask → top-n-sigma → temperature → top-k, top-p, min-p → Gumbel argmax
+with a counter-based generator keyed by (seed, position).
 
 No step of it looks at another row, so a request's tokens do not depend on its batch.
 """
@@ -23,6 +23,7 @@ from engine.sampling.processors import (
     LogitBias,
     LogitsProcessor,
     MinTokens,
+    TopNSigma,
 )
 from engine.sampling.seeds import request_seed
 from engine.sampling_params import SamplingParams
@@ -81,6 +82,7 @@ class Sampler:
             MinTokens(device, vocab_size, eos_token_ids),
             AllowedTokens(device, vocab_size, eos_token_ids),
         )
+        self._behind_mask: tuple[LogitsProcessor, ...] = (TopNSigma(device),)
 
     def admit(
         self, row: int, request_id: str, params: SamplingParams, num_prompt_tokens: int
@@ -90,11 +92,11 @@ class Sampler:
         seed = request_seed(self._engine_seed, request_id) if params.seed is None else params.seed
         self._rows[row] = params.temperature, params.top_p, params.min_p, top_k, seed, 0
         self._is_current = False
-        for processor in self._processors:
+        for processor in (*self._processors, *self._behind_mask):
             processor.admit(row, params, num_prompt_tokens)
 
     def release(self, row: int) -> None:
-        for processor in self._processors:
+        for processor in (*self._processors, *self._behind_mask):
             processor.release(row)
 
     def sample(
@@ -189,6 +191,8 @@ class Sampler:
             processor.apply(tokens, logits, rows, positions)
         if mask is not None:
             ops.apply_token_bitmask(logits, self._tensor(mask.bitmask), self._tensor(mask.indices))
+        for processor in self._behind_mask:
+            processor.apply(tokens, logits, rows, positions)
         return logits
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:

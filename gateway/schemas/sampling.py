@@ -25,6 +25,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # Not OpenAI's; SDKs send them through ``extra_body``. Names and meanings as in vLLM.
     top_k: int | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
+    """Not vLLM's: as in llama.cpp and Aphrodite."""
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None

@@ -64,6 +64,7 @@ def requests(draw: st.DrawFn) -> tuple[TokensPrompt, SamplingParams]:
                 "top_k": st.integers(1, 60),
                 "top_p": st.floats(0.1, 1.0),
                 "min_p": st.floats(0.0, 0.3),
+                "top_n_sigma": st.floats(0.0, 3.0),
                 "presence_penalty": st.floats(-2, 2),
                 "frequency_penalty": st.floats(-2, 2),
                 "repetition_penalty": st.floats(0.5, 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from engine.sampling_params import SamplingParams
@@ -44,11 +45,16 @@ def _forbidden(
 
 
 def probabilities(logits: Sequence[float], params: SamplingParams) -> list[float]:
-    """The distribution that is drawn from: temperature, top-k, top-p, min-p, in this order.
+    """The distribution that is drawn from: top-n-sigma, temperature, top-k, top-p, min-p, in this
+    order.
 
     For logits without ties among those that are not forbidden.
     """
     best = max(logits)
+    if params.top_n_sigma > 0:
+        sigma = statistics.pstdev(logit for logit in logits if logit > -math.inf)
+        least = best - params.top_n_sigma * sigma
+        logits = [logit if logit >= least else -math.inf for logit in logits]
     weights = [math.exp((logit - best) / params.temperature) for logit in logits]
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
     if params.top_k > 0:

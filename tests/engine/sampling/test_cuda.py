@@ -35,6 +35,7 @@ OPTIONS: list[dict[str, Any]] = [
         "min_tokens": 150,
         "top_k": 40,
         "min_p": 0.01,
+        "top_n_sigma": 2.5,
         "temperature": 0.8,
     },
 ]

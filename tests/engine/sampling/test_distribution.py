@@ -26,6 +26,7 @@ CASES: list[dict[str, Any]] = [
     {"top_k": 4},
     {"top_p": 0.7},
     {"min_p": 0.3},
+    {"top_n_sigma": 0.8, "temperature": 1.5},
     {"presence_penalty": 1.5},
     {"presence_penalty": -1.0},
     {"frequency_penalty": 1.2},
@@ -45,6 +46,7 @@ CASES: list[dict[str, Any]] = [
         "bad_words_token_ids": [[5, 7]],
         "allowed_token_ids": [0, 1, 3, 4, 5, 7, 10, 11],
         "min_tokens": 6,
+        "top_n_sigma": 2.0,
         "top_k": 6,
         "min_p": 0.02,
     },
@@ -107,6 +109,6 @@ def test_without_any_parameter() -> None:
 def test_a_mask_cuts_the_distribution_and_changes_nothing_else() -> None:
     allowed = [0, 2, 3, 7, 9]
     bits = np.array([[sum(1 << i for i in allowed)]], np.int32).repeat(DRAWS, 0)
-    params = {"presence_penalty": 0.8, "top_p": 0.9}
+    params = {"presence_penalty": 0.8, "top_p": 0.9, "top_n_sigma": 1.5}
     found = counts(params, RowMask(np.arange(DRAWS), bits))
     assert deviation(found, exact({**params, "allowed_token_ids": allowed})) < 5

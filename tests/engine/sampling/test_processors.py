@@ -228,3 +228,17 @@ def test_half_precision_logits_are_processed_in_float32(dtype: torch.dtype) -> N
     ours = run(s, table([0, 3]), scores, [0], [2])
     assert ours.dtype == torch.float32
     assert ours[0, 3] == scores[0, 3].float() - 0.001
+
+
+def test_top_n_sigma_counts_only_what_may_be_generated() -> None:
+    """Neither forbidden tokens nor a stop token that is held back; where nothing else is left, they
+    stay."""
+    s = sampler()
+    s.admit(0, "", SamplingParams(top_n_sigma=1.0, min_tokens=5, stop_token_ids=(3,)), 1)
+    scores = torch.full((1, VOCAB), -torch.inf)
+    scores[0, :4] = torch.tensor([4.0, 2.0, 0.0, 9.0])  # of the first three sigma is 1.63
+    left = run(s, table([1]), scores, [0], [1])
+    assert left[0].isfinite().nonzero().view(-1).tolist() == [0]
+    scores[0, :3] = -torch.inf
+    left = run(s, table([1]), scores, [0], [1])
+    assert left[0].isfinite().nonzero().view(-1).tolist() == [3]

@@ -54,6 +54,7 @@ MIX = [
     SamplingParams(temperature=1.5, top_p=0.3, seed=4),
     SamplingParams(temperature=2.0, min_p=0.2, seed=2**64 - 1),
     SamplingParams(temperature=1.0),
+    SamplingParams(temperature=3.0, top_n_sigma=1.0, seed=9),
 ]
 
 

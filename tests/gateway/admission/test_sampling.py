@@ -35,6 +35,7 @@ FIELDS: dict[str, tuple[Any, Any]] = {
     "top_p": (0.5, 0.5),
     "top_k": (-1, -1),
     "min_p": (0.1, 0.1),
+    "top_n_sigma": (1, 1.0),
     "frequency_penalty": (-1, -1.0),
     "presence_penalty": (2, 2.0),
     "repetition_penalty": (1.5, 1.5),
