@@ -114,7 +114,7 @@ class EngineCore:
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to say."""
         reading = self._adapters is not None and self._adapters.is_reading
-        in_flight = self.scheduler.num_in_flight
+        in_flight = self.scheduler.in_flight
         return bool(self._num_active or self._outputs or in_flight or reading)
 
     @property
@@ -286,7 +286,7 @@ class EngineCore:
         self._queue_loaded()
         self._queue_compiled()
         self._prepare_drafts()
-        num_due = self.scheduler.num_in_flight
+        num_due = len(self.scheduler.in_flight)
         keeps_features = self._speculator.keeps_features
         self._lookahead.expect_drafts(expected=keeps_features)
         step = self.scheduler.schedule()
@@ -294,8 +294,8 @@ class EngineCore:
             step.plan.keeps_features = keeps_features
             self._runner.forward(step.plan)
             if not step.constrained:
-                self._runner.sample(None)
-            self._speculator.planned(
+                step.launched = self._runner.sample(None)
+            step.noted = self._speculator.planned(
                 step.plan,
                 step.num_tokens,
                 overlaps=num_due > 0,
@@ -345,18 +345,21 @@ class EngineCore:
         if self._speculator.rests(len(self.scheduler.running), goes_on=self._was_busy):
             return
         running = self.scheduler.running.values()
-        if self.scheduler.num_in_flight and (
+        if self.scheduler.in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):
             self._collect()
         # While a step is in flight the last tokens are unknown, so nothing can be drafted.
-        self._speculator.propose(() if self.scheduler.num_in_flight else running)
+        self._speculator.propose(() if self.scheduler.in_flight else running)
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, and process its results."""
-        result = self._runner.collect()
+        in_flight = self.scheduler.in_flight
+        step = in_flight[0]
+        assert step.launched is not None, "a step is due that was never sampled"
+        result = step.launched.collect()
         new_tokens = self.scheduler.update(result)
-        self._speculator.collected(result, new_tokens)
+        self._speculator.collected(step.noted, result, new_tokens, [s.noted for s in in_flight])
         for request, token_ids in new_tokens:
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)
@@ -371,7 +374,7 @@ class EngineCore:
             (index, step.requests[index], step.plan.chunks[index].draft_token_ids)
             for index in step.constrained
         )
-        self._runner.sample(mask)
+        step.launched = self._runner.sample(mask)
         for ending in endings:
             self._end(ending, [])
 

@@ -62,8 +62,9 @@ class ModelledRunner:
     ) -> list[list[int]]:
         raise AssertionError("no draft network was asked for")
 
-    def sample(self, mask: TokenMask | None) -> None:
+    def sample(self, mask: TokenMask | None) -> ModelledRunner:
         assert mask is None
+        return self
 
     def collect(self) -> StepResult:
         return self._results.popleft()

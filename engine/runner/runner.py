@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,12 +51,15 @@ class _Launched:
     """[num_sampled, vocab]; None when no chunk samples."""
     prompt_logprobs: Reading | None = None
     drafted: UnseenDrafts | None = None
+    copied_out: torch.cuda.Event | None = None
+    """At the end of the step's copies to host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
     """A step between ``sample`` and ``collect``."""
 
+    finish: Callable[[_Sampled], StepResult]
     plan: StepPlan
     tokens: SampledTokens | None
     token_ids: torch.Tensor | None
@@ -65,8 +67,12 @@ class _Sampled:
     logprobs: Reading | None
     prompt_logprobs: Reading | None
     drafted: UnseenDrafts | None
+    copied_out: torch.cuda.Event | None
     launched_at: float
     arrived: torch.cuda.Event | None
+
+    def collect(self) -> StepResult:
+        return self.finish(self)
 
 
 class TorchRunner:
@@ -120,11 +126,9 @@ class TorchRunner:
         """``time.perf_counter`` at the beginning of the last ``forward``."""
         self._waits = StepWaits()
         self._host_tokens = HostTokens(device)
-        self._sampled: deque[_Sampled] = deque()
+        self._num_in_flight = 0
         self._drafted: UnseenDrafts | None = None
         """Drafts on the device that the next plan will check, but the host has not seen."""
-        self._copies_out: dict[int, torch.cuda.Event] = {}
-        """The event at the end of a step's copies to host memory, by step id."""
 
     @property
     def num_blocks(self) -> int:
@@ -169,15 +173,16 @@ class TorchRunner:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
-        assert len(self._sampled) < 2, "forward with two steps not collected"
+        assert self._num_in_flight < 2, "forward with two steps not collected"
         self._launched_at = time.perf_counter()
-        self._apply(plan)
+        copied_out = self._apply(plan)
         drafted, self._drafted = self._drafted, None
-        if not plan.chunks:
-            self._launched = _Launched(plan, None, None)
-            return
-        launched = self._compute(plan, ChunkFields.read(plan.chunks))
-        self._launched = launched if drafted is None else replace(launched, drafted=drafted)
+        launched = _Launched(plan, None, None)
+        if plan.chunks:
+            launched = self._compute(plan, ChunkFields.read(plan.chunks))
+        if drafted is not None or copied_out is not None:
+            launched = replace(launched, drafted=drafted, copied_out=copied_out)
+        self._launched = launched
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         """Run the model: by the first kind of CUDA graphs that serves the step, else eagerly."""
@@ -268,7 +273,7 @@ class TorchRunner:
         return inputs.groups[group].prepared(self._attention, self._block_size).attend
 
     @torch.inference_mode()
-    def sample(self, mask: TokenMask | None) -> None:
+    def sample(self, mask: TokenMask | None) -> _Sampled:
         assert self._launched is not None, "sample before forward"
         launched, self._launched = self._launched, None
         tokens, logits = launched.sampled, launched.logits
@@ -288,26 +293,27 @@ class TorchRunner:
             )
             if kept is not None:
                 logprobs = kept.of(sampled, tokens.chunks)
-        self._sampled.append(
-            _Sampled(
-                launched.plan,
-                tokens,
-                token_ids,
-                logprobs,
-                launched.prompt_logprobs,
-                launched.drafted,
-                self._launched_at,
-                self._host_tokens.mark(),
-            )
+        self._num_in_flight += 1
+        return _Sampled(
+            self._finish,
+            launched.plan,
+            tokens,
+            token_ids,
+            logprobs,
+            launched.prompt_logprobs,
+            launched.drafted,
+            launched.copied_out,
+            self._launched_at,
+            self._host_tokens.mark(),
         )
 
-    def collect(self) -> StepResult:
-        step = self._sampled.popleft()
+    def _finish(self, step: _Sampled) -> StepResult:
+        """Wait for a step, and read what it sampled."""
+        self._num_in_flight -= 1
         if step.arrived is not None:
             self._waits.wait(step.arrived, step.plan, step.launched_at)
-        copied_out = self._copies_out.pop(step.plan.step_id, None)
-        if copied_out is not None:
-            copied_out.synchronize()
+        if step.copied_out is not None:
+            step.copied_out.synchronize()
         chunks = step.plan.chunks
         if step.drafted is not None:
             chunks = step.drafted.seen(chunks)
@@ -332,13 +338,17 @@ class TorchRunner:
             token_ids[chunk].append(token_id)
         return list(map(self._accept, chunks, token_ids))
 
-    def _apply(self, plan: StepPlan) -> None:
-        """Update rows and blocks, in the order of the plan's fields."""
+    def _apply(self, plan: StepPlan) -> torch.cuda.Event | None:
+        """Update rows and blocks, in the order of the plan's fields. Returns the end of the copies
+        to host memory, if there are any that take time."""
         for row in plan.released_rows:
             self._sampler.release(row)
             self._logprobs.release(row)
+        copied_out = None
         if self._host_blocks is not None:
-            self._swap(self._host_blocks, plan)
+            copied_out = self._host_blocks.copy_out(plan.swap_outs) if plan.swap_outs else None
+            if plan.swap_ins:
+                self._host_blocks.copy_in(plan.swap_ins)
         for admission in plan.admissions:
             self._logprobs.admit(admission)
             if self.adapters is not None:
@@ -355,14 +365,7 @@ class TorchRunner:
         self._table.write_drafts(plan.chunks)
         if self._drafting is not None:
             self._drafting.apply(plan)
-
-    def _swap(self, host_blocks: HostBlocks, plan: StepPlan) -> None:
-        if plan.swap_outs:
-            copied_out = host_blocks.copy_out(plan.swap_outs)
-            if copied_out is not None:
-                self._copies_out[plan.step_id] = copied_out
-        if plan.swap_ins:
-            host_blocks.copy_in(plan.swap_ins)
+        return copied_out
 
 
 def _keeps_features(plan: StepPlan) -> bool:

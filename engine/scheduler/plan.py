@@ -136,11 +136,18 @@ class StepResult:
     position ``num_computed_tokens + 1`` on."""
 
 
+class LaunchedStep(Protocol):
+    """A step that was sampled, as its runner knows it."""
+
+    def collect(self) -> StepResult:
+        """Wait for the step. Steps are collected in the order in which they were launched."""
+
+
 class Runner(Protocol):
     """Executes plans. One step is ``forward``, then ``sample``, then (any time later) ``collect``.
 
-    ``forward`` and ``sample`` only enqueue work on an asynchronous device; ``collect`` waits for
-    the oldest step not collected yet. At most two steps are in flight.
+    ``forward`` and ``sample`` only enqueue work on an asynchronous device. At most two steps are in
+    flight, which are launched and not collected.
     """
 
     @property
@@ -187,8 +194,5 @@ class Runner(Protocol):
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan's changes to rows and blocks, and compute the logits of its chunks."""
 
-    def sample(self, mask: TokenMask | None) -> None:
+    def sample(self, mask: TokenMask | None) -> LaunchedStep:
         """Sample the step that ``forward`` launched last. mask: for its constrained chunks."""
-
-    def collect(self) -> StepResult:
-        """Wait for the oldest step that was sampled and not collected."""

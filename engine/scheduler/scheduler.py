@@ -84,7 +84,8 @@ class Scheduler:
         self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
-        self._in_flight: deque[Step] = deque()
+        self.in_flight: deque[Step] = deque()
+        """Steps that are planned and not updated yet, the oldest first."""
         self._room = Room(config, cache)
         self._is_short = False
         """Whether the last step left a request waiting, or a prompt without the tokens it could
@@ -213,7 +214,7 @@ class Scheduler:
         step.num_tokens = self.stats.scheduled_tokens - num_before
         step.plan.released_rows, self._released_rows = self._released_rows, []
         self.stats.num_steps += 1
-        self._in_flight.append(step)
+        self.in_flight.append(step)
         return step
 
     def _admit_claimants(self, step: Step, before: list[Request], budget: int) -> int:
@@ -489,7 +490,7 @@ class Scheduler:
 
         Returns the new tokens of each request that got some; some of the requests have finished.
         """
-        step = self._in_flight.popleft()
+        step = self.in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
         self._observe_time(step)
         step.keep_logprobs(result)
@@ -559,14 +560,9 @@ class Scheduler:
     # ---- invariants -----------------------------------------------------------------------------
 
     @property
-    def num_in_flight(self) -> int:
-        """Steps that are planned and not updated yet."""
-        return len(self._in_flight)
-
-    @property
     def drafts_in_flight(self) -> bool:
         """Whether a step in flight checks drafts."""
-        return any(step.num_drafts for step in self._in_flight)
+        return any(step.num_drafts for step in self.in_flight)
 
     def check_integrity(self) -> None:
         """Rows, blocks and references are all accounted for. For tests and idle moments."""
@@ -578,7 +574,7 @@ class Scheduler:
             self.cache.check_table(request.block_table)
             for block_id in self.cache.held_blocks(request.block_table):
                 refs[block_id] += 1
-        for step in self._in_flight:
+        for step in self.in_flight:
             for source, _, _ in step.plan.block_copies:
                 refs[source] += 1
         assert all(refs[i] == self.cache.pool.ref_count(i) for i in range(len(refs))), (
@@ -589,7 +585,7 @@ class Scheduler:
         for request in self.running.values():
             assert request.state is RequestState.RUNNING
             assert request.num_settled_tokens <= request.num_planned_tokens
-            assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
-        self.waiting.check_integrity(idle=not self._in_flight)
+            assert request.num_pending <= request.num_in_flight <= len(self.in_flight)
+        self.waiting.check_integrity(idle=not self.in_flight)
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"

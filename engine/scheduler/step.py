@@ -1,4 +1,4 @@
-"""A step as the scheduler remembers it, from its plan to its result."""
+"""A step in flight: the one record of it, from its plan to its result."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.request import Request
-    from engine.scheduler.plan import StepPlan, StepResult
+    from engine.scheduler.plan import LaunchedStep, StepPlan, StepResult
+    from engine.spec.speculator import Noted
 
 
 @dataclass(slots=True)
 class Step:
-    """A plan, with what the host alone knows about it."""
+    """A plan, with what the host alone knows about it. The scheduler makes and keeps it; the core
+    adds what the runner and the speculator have of the step."""
 
     plan: StepPlan
     requests: list[Request] = field(default_factory=list)
@@ -27,6 +29,10 @@ class Step:
     num_drafts: int = 0
     planned_s: float = 0.0
     """When it was planned, by the scheduler's clock."""
+    launched: LaunchedStep | None = None
+    """The step as its runner knows it, once it was sampled."""
+    noted: Noted | None = None
+    """What the speculator learns from it when it is over, if anything."""
 
     def keep_logprobs(self, result: StepResult) -> None:
         """Hand the computed log-probabilities to the requests that asked for them."""

@@ -60,7 +60,7 @@ _MAX_PROMPTLESS = 64
 """Steps of a rest in which a probe that is due waits for a prompt."""
 
 
-class _LookedAt(NamedTuple):
+class LookedAt(NamedTuple):
     """A step in flight that is learned from by itself."""
 
     step: PlannedStep
@@ -69,17 +69,21 @@ class _LookedAt(NamedTuple):
     """Ids of the requests whose drafts a grammar forced: their acceptance says nothing."""
 
 
-class _OfRest(NamedTuple):
+class OfRest(NamedTuple):
     """A step in flight of a rest, which may be timed."""
 
     batch: int
     """As ``Rest.plan`` returned it."""
 
 
-class _OfTextStreak(NamedTuple):
+class OfTextStreak(NamedTuple):
     """A step in flight of a streak of texts: only which of its drafts are right is noted."""
 
     chunks: list[Chunk]
+
+
+Noted = LookedAt | OfRest | OfTextStreak
+"""What is noted of a step in flight, to learn from it when it is over."""
 
 
 class Speculator:
@@ -101,11 +105,9 @@ class Speculator:
         self._proposer = proposer
         self._clock = clock
         self._began_s = self._collected_s = 0.0
-        self._in_flight: deque[_LookedAt | _OfRest | _OfTextStreak | None] = deque()
-        """The steps in flight; None for one of which nothing is learned."""
         self._outcomes: list[tuple[str, int, int]] = []
         """Of the steps of streaks of texts, as for ``DraftLength.observe``: to be learned from."""
-        self._collected: deque[tuple[_LookedAt, float, StepResult]] = deque()
+        self._collected: deque[tuple[LookedAt, float, StepResult]] = deque()
         """Steps that are over, with the seconds of each, to be learned from."""
         self._drafting_s = 0.0
         """Seconds that it took to make the drafts of the step that is being planned."""
@@ -296,36 +298,36 @@ class Speculator:
 
     def planned(
         self, plan: StepPlan, num_tokens: int, *, overlaps: bool, constrained: bool = False
-    ) -> None:
-        """A step was planned; remember what to learn from when it is over. num_tokens: of the plan.
-        overlaps: another step is in flight. constrained: a grammar decides on some of its
-        tokens."""
+    ) -> Noted | None:
+        """A step was planned; returns what ``collected`` needs to know of it, if anything is to be
+        learned. num_tokens: of the plan. overlaps: another step is in flight. constrained: a
+        grammar decides on some of its tokens."""
         if self._proposer is None:
-            return
+            return None
         if constrained:
             self._rest.end()  # Forced tokens are nearly free: look for them in each step.
         if self._rest.passes(len(plan.chunks)):
-            self._in_flight.append(None)  # What most steps of a rest come to: no further calls.
             if plan.admissions:
                 self._admitted_in_rest(plan)
-            return
-        if self._rest.num_steps and self._planned_in_rest(plan, num_tokens, overlaps=overlaps):
-            return
+            return None  # What most steps of a rest come to: no further calls.
+        if self._rest.num_steps:
+            of_rest = self._planned_in_rest(plan, num_tokens, overlaps=overlaps)
+            if of_rest is not None:
+                return of_rest
         is_free, streak = self._proposer.is_free, self._streak
         may_pass = streak.num_steps > 0 or streak.follows_others
         if may_pass and self._passes_in_streak(plan, num_tokens, is_free=is_free):
-            self._in_flight.append(_OfTextStreak(plan.chunks) if is_free else None)
-            return
+            return OfTextStreak(plan.chunks) if is_free else None
         step = self._look_at(plan, num_tokens, overlaps=overlaps)
         if step.is_probe and not is_free:
             self._num_probes += 1
         self._adaptive.planned(step)
-        self._in_flight.append(_LookedAt(step, plan, self._forced))
         decided = self._all_paid or not is_free
         if streak.may_begin and step.num_drafts and step.only_decodes and decided:
             length = self._adaptive.steady_length(step.batch, self._max_tokens)
             if length:
                 streak.begin(length, step.batch)
+        return LookedAt(step, plan, self._forced)
 
     def _passes_in_streak(self, plan: StepPlan, num_tokens: int, *, is_free: bool) -> bool:
         """As ``Streak.passes``, for a step that was planned."""
@@ -364,17 +366,16 @@ class Speculator:
         step.num_like, step.like = streak.looks(has_drafts=num_drafts > 0)
         return step
 
-    def _planned_in_rest(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> bool:
-        """As ``planned``, in a rest of which the step may be timed; False if it ends the rest."""
+    def _planned_in_rest(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> OfRest | None:
+        """As ``planned``, in a rest of which the step may be timed; None if it ends the rest."""
         batch = len(plan.chunks)
         is_plain = batch == num_tokens and not plan.admissions
         usual_batch = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
         if usual_batch is None:
-            return False
-        self._in_flight.append(_OfRest(usual_batch))
+            return None
         if plan.admissions:
             self._admitted_in_rest(plan)
-        return True
+        return OfRest(usual_batch)
 
     def _admitted_in_rest(self, plan: StepPlan) -> None:
         """A step of a rest admits requests, which may be a reason to end the rest."""
@@ -387,21 +388,28 @@ class Speculator:
             else:
                 self._expect_probe(batch)
 
-    def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
-        """The oldest step in flight is over. moved: the new tokens of each request."""
+    def collected(
+        self,
+        noted: Noted | None,
+        result: StepResult,
+        moved: Sequence[tuple[Request, list[int]]],
+        following: Sequence[Noted | None],
+    ) -> None:
+        """A step is over. noted: by ``planned``. moved: the new tokens of each request. following:
+        what was noted of the steps that are still in flight."""
         if self._proposer is None:
             return
         now, before_s = self._clock(), self._collected_s
         self._collected_s = now
-        match self._in_flight.popleft():
-            case _OfRest(batch):
-                seconds, follower = now - before_s, self._batch_in_flight()
+        match noted:
+            case OfRest(batch):
+                seconds, follower = now - before_s, _batch_of_next(following)
                 self._rest.collect(batch, seconds, len(moved), follower=follower)
-            case _OfTextStreak(chunks):
+            case OfTextStreak(chunks):
                 self._note(chunks, result)
-            case _LookedAt(step) as looked_at:
+            case LookedAt(step) as looked_at:
                 self._observe_rest()
-                if step.overlaps and not self._in_flight:
+                if step.overlaps and not following:
                     step.is_last = True
                 step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
                 self._collected.append((looked_at, now - max(step.began_s, before_s), result))
@@ -415,18 +423,6 @@ class Speculator:
                 self._outcomes.append((chunk.request_id, num_drafts, len(token_ids) - 1))
                 gained |= len(token_ids) > 1
         self._streak.judge(gained=gained)
-
-    def _batch_in_flight(self) -> int | None:
-        """The batch of the oldest step in flight; 0 if it is not known to decode only; None if
-        there is no step."""
-        if not self._in_flight:
-            return None
-        match self._in_flight[0]:
-            case _OfRest(batch):
-                return batch
-            case _LookedAt(step):
-                return step.batch if step.only_decodes else 0
-        return 0
 
     def learn(self, unfinished: Container[str]) -> None:
         """Learn from the steps that are over; called while the device is busy. unfinished: ids of
@@ -514,6 +510,19 @@ class Speculator:
         if self._num_ended:
             self._adaptive.end(self._num_ended)
             self._num_ended = 0
+
+
+def _batch_of_next(following: Sequence[Noted | None]) -> int | None:
+    """The batch of the oldest step in flight; 0 if it is not known to decode only; None if there is
+    no step."""
+    if not following:
+        return None
+    match following[0]:
+        case OfRest(batch):
+            return batch
+        case LookedAt(step):
+            return step.batch if step.only_decodes else 0
+    return 0
 
 
 def _may_go_on(request: Request) -> bool:

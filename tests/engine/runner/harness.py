@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduler.plan import Admission, Chunk, StepPlan, TokenMask
+from engine.scheduler.plan import Admission, Chunk, LaunchedStep, StepPlan, TokenMask
 
 MaskFunction = Callable[[list[int]], npt.NDArray[np.bool_]]
 """From the generated tokens to the allowed ones: [vocab_size] bool."""
@@ -73,7 +73,7 @@ class Harness:
         """Run all to their max_tokens. ``preempt(step, running)`` names victims (no overlap)."""
         waiting = deque(generations)
         running: list[Generation] = []
-        in_flight: deque[tuple[StepPlan, list[Generation]]] = deque()
+        in_flight: deque[tuple[StepPlan, LaunchedStep, list[Generation]]] = deque()
         while waiting or running or in_flight:
             for victim in preempt(self.step_id, running) if preempt and not in_flight else []:
                 running.remove(victim)
@@ -82,8 +82,8 @@ class Harness:
             plan, members = self._plan(waiting, running, chunk_size, token_budget, max_running)
             if plan.chunks:
                 self.runner.forward(plan)
-                self.runner.sample(self._mask(plan, members))
-                in_flight.append((plan, members))
+                launched = self.runner.sample(self._mask(plan, members))
+                in_flight.append((plan, launched, members))
             if in_flight and (len(in_flight) > 1 or not overlap or not plan.chunks):
                 self._collect(*in_flight.popleft(), running)
 
@@ -193,9 +193,13 @@ class Harness:
         return TokenMask([chunk for chunk, _ in rows], bitmask.view(np.int32))
 
     def _collect(
-        self, plan: StepPlan, members: list[Generation], running: list[Generation]
+        self,
+        plan: StepPlan,
+        launched: LaunchedStep,
+        members: list[Generation],
+        running: list[Generation],
     ) -> None:
-        result = self.runner.collect()
+        result = launched.collect()
         assert result.step_id == plan.step_id
         for chunk, generation, tokens in zip(plan.chunks, members, result.token_ids, strict=True):
             assert len(tokens) == (1 if chunk.samples else 0)

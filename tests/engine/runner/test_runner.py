@@ -228,8 +228,7 @@ def test_a_step_that_samples_nothing_returns_empty_lists(runner: TorchRunner) ->
         7, admissions=[admission(3, prompt(0, 8), [5, 2])], chunks=[chunk(3, 0, 4, False)]
     )
     runner.forward(plan)
-    runner.sample(None)
-    result = runner.collect()
+    result = runner.sample(None).collect()
     assert (result.step_id, result.token_ids) == (7, [[]])
 
 
@@ -240,24 +239,25 @@ def test_results_come_in_the_order_of_the_chunks(runner: TorchRunner, greedy: Gr
         chunks=[chunk(2, 0, 6, True), chunk(0, 0, 5, False), chunk(1, 0, 6, True)],
     )
     runner.forward(plan)
-    runner.sample(None)
+    launched = runner.sample(None)
     expected = [greedy(prompt(2, 6), 1), [], greedy(prompt(1, 6), 1)]
-    assert runner.collect().token_ids == expected
+    assert launched.collect().token_ids == expected
 
 
 def test_two_steps_may_be_in_flight_and_no_more(runner: TorchRunner, greedy: Greedy) -> None:
     plan = StepPlan(
         0, admissions=[admission(0, prompt(0, 6), [0, 1, 2])], chunks=[chunk(0, 0, 6, True)]
     )
+    launched = []
     for step in range(2):
         runner.forward(plan)
         with pytest.raises(AssertionError, match="before the last step was sampled"):
             runner.forward(plan)
-        runner.sample(None)
+        launched.append(runner.sample(None))
         plan = StepPlan(step + 1, chunks=[chunk(0, 6 + step, 1, True)])
     with pytest.raises(AssertionError, match="two steps"):
         runner.forward(plan)
-    collected = [runner.collect().token_ids[0] for _ in range(2)]
+    collected = [step.collect().token_ids[0] for step in launched]
     assert collected == [[token] for token in greedy(prompt(0, 6), 2)]
 
 

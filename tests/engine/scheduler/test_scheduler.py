@@ -337,7 +337,7 @@ class TestPrefixHits:
         for i in range(100):
             harness.add(f"r{i}", list(range(10, 22)), max_tokens=2, ignore_eos=True)
         harness.step()
-        assert harness.scheduler.num_in_flight == 1, "who waits for it is not released yet"
+        assert len(harness.scheduler.in_flight) == 1, "who waits for it is not released yet"
         assert 30 <= len(harness.scheduler.waiting.followers) <= 33
         harness.run()
         harness.check_outputs()

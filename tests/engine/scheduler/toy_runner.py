@@ -297,7 +297,7 @@ class ToyRunner:
     ) -> list[list[int]]:
         raise AssertionError("no draft network was asked for")
 
-    def sample(self, mask: TokenMask | None) -> None:
+    def sample(self, mask: TokenMask | None) -> ToyRunner:
         step = self._in_flight[-1]
         self.calls.append(f"sample {step.plan.step_id}")
         assert step.token_ids is None, "a step samples twice"
@@ -322,6 +322,7 @@ class ToyRunner:
                     toy_logprobs(token_id, position)
                     for position, token_id in enumerate(step.token_ids[-1], known)
                 ]
+        return self
 
     def _draw(self, chunk: Chunk, masks: Sequence[npt.NDArray[np.int32]]) -> list[int]:
         """One token, and one more for each draft that is what would have been drawn anyway."""
