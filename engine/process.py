@@ -156,7 +156,7 @@ def _grammar_compiler(
     """None where grammars cannot work, because token ids have no text."""
     if tokenizer is None:
         return None
-    from grammar.compiler import SERVED_BACKENDS, GrammarCompiler
+    from grammar.compiler import GrammarCompiler
     from grammar.vocabulary import Vocabulary
 
     return GrammarCompiler(
@@ -167,7 +167,6 @@ def _grammar_compiler(
             logits_width,
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         ),
-        backends=SERVED_BACKENDS,
         num_workers=2,  # Each tenant has one turn at a time: a bomb holds up its sender alone.
     )
 

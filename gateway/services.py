@@ -42,7 +42,7 @@ from gateway.streams.archive import StreamArchive
 from gateway.streams.log import MemoryStreamLog
 from gateway.streams.streams import Streams
 from gateway.transport.cork import Cork
-from grammar.compiler import SERVED_BACKENDS, GrammarChecker
+from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
 from tenants.changes import ChangeListener
@@ -215,7 +215,7 @@ def _create_base(
 ) -> _Base:
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = _chat_template(config)
-    compiler = GrammarChecker(_vocabulary(tokenizer), backends=SERVED_BACKENDS, num_workers=2)
+    compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
     public_prefixes = PublicPrefixes(
         config.models.public_prefixes, template=template, tokenizer=tokenizer

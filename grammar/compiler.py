@@ -11,11 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from grammar.audit import BACKENDS
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.cache import ByteLRU
 from grammar.errors import CompileFailed, CompilerUnavailable, GrammarError, InvalidGrammar
-from grammar.jobs import Backends, Compiled, Compiler, allowed_tokens
+from grammar.jobs import Backends, Compiled, CompileJob, Compiler, Elsewhere, allowed_tokens
 from grammar.matcher import Matcher
 from grammar.plan import Candidate
 from grammar.pool import WorkerPool
@@ -29,20 +31,20 @@ logger = logging.getLogger(__name__)
 # How long a failure for lack of time or memory is cached. It is not forever, because the load of
 # the machine may be the cause.
 _FAILURE_TTL_S = 60.0
-SERVED_BACKENDS = ("llguidance",)
-"""What a server compiles with. To import another backend takes seconds and 260 MB: more than one
-client's schema may cost the others."""
 _ENTRY_BYTES = 1_000  # of the cache itself, for each entry
 
 Result = TypeVar("Result")
+_Job = Callable[[Callable[[], None]], None]
+"""What it is given is called once it is done."""
 
 
 class _Service(ABC, Generic[Result]):
     """Does slow work for a spec in the background, once for all callers, and caches the result.
 
     ``backends``: among those that enforce a grammar equally well, the first one is used.
-    ``num_workers`` processes compile, each job within ``timeout_s`` of processor time and
-    ``memory_bytes``.
+    Each of them has ``num_workers`` processes and threads, which start when it is first needed, so
+    that nobody waits for the import of a library that their grammar is not for. Each job is done
+    within ``timeout_s`` of processor time and ``memory_bytes``.
     ``cache_bytes``: the size of the cache, which contains refusals as well. Thread-safe.
     """
 
@@ -60,18 +62,29 @@ class _Service(ABC, Generic[Result]):
         self.vocabulary = vocabulary
         self.backends = list(backends)
         self._limits = limits or Limits()
-        self._pool = WorkerPool(
-            vocabulary,
-            backends=backends,
-            limits=self._limits,
-            num_workers=max(1, num_workers),
-            timeout_s=timeout_s,
-            memory_bytes=memory_bytes,
-        )
-        self._threads = ThreadPoolExecutor(max(1, num_workers), thread_name_prefix="grammar")
+        num_workers = max(1, num_workers)
+        self._pools = {
+            backend: WorkerPool(
+                vocabulary,
+                backends=self.backends,
+                backend=backend,
+                limits=self._limits,
+                num_workers=num_workers,
+                timeout_s=timeout_s,
+                memory_bytes=memory_bytes,
+            )
+            for backend in self.backends
+        }
+        self._pool = self._pools[self.backends[0]]
+        """Plans all grammars."""
+        self._threads = {
+            backend: ThreadPoolExecutor(num_workers, thread_name_prefix=f"grammar-{backend}")
+            for backend in self.backends
+        }
+        self._first = self._threads[self.backends[0]]
         self._cache: ByteLRU[GrammarSpec, Result | GrammarError] = ByteLRU(cache_bytes)
         self._pending: dict[GrammarSpec, Future[Result]] = {}
-        self._lanes: dict[str, deque[Callable[[], None]]] = {}
+        self._lanes: dict[str, deque[_Job]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -82,12 +95,12 @@ class _Service(ABC, Generic[Result]):
     @property
     def worker_pids(self) -> list[int]:
         """The process ids of the workers."""
-        return self._pool.pids
+        return [pid for pool in self._pools.values() for pid in pool.pids]
 
     def start(self) -> Future[None]:
         """Start a worker in the background, so that the first request need not wait for it, and an
         operator sees at once if none starts."""
-        future = self._threads.submit(self._start)
+        future = self._first.submit(self._start)
         future.add_done_callback(_warn)
         return future
 
@@ -109,7 +122,7 @@ class _Service(ABC, Generic[Result]):
             if known is None:
                 job = partial(self._finish, spec, future)
                 if lane is None:
-                    self._threads.submit(job)  # raises after ``close``
+                    self._first.submit(job, _nothing)  # raises after ``close``
                 else:
                     self._enqueue(lane, job)
                 self._pending[spec] = future
@@ -128,52 +141,74 @@ class _Service(ABC, Generic[Result]):
 
     def submit_validation(self, spec: GrammarSpec, text: str) -> Future[Report]:
         """A future of ``validate``."""
-        return self._threads.submit(self.validate, spec, text)
+        return self._first.submit(self.validate, spec, text)
 
     def close(self) -> None:
         """Stop the workers; jobs under way fail. Idempotent."""
-        self._pool.close()
-        self._threads.shutdown()
+        for pool in self._pools.values():
+            pool.close()
+        for threads in self._threads.values():
+            threads.shutdown()
 
     def _start(self) -> None:
         self._pool.start()
 
-    def _enqueue(self, lane: str, job: Callable[[], None]) -> None:
+    def _enqueue(self, lane: str, job: _Job) -> None:
         """Under the lock. Raises ``RuntimeError`` after ``close``."""
         if lane in self._lanes:
             self._lanes[lane].append(job)
             return
-        self._threads.submit(self._take_turn, lane)
+        self._first.submit(self._take_turn, lane)
         self._lanes[lane] = deque([job])
 
     def _take_turn(self, lane: str) -> None:
         """Do the first job of a lane, which then goes to the end of the queue."""
         with self._lock:
             job = self._lanes[lane].popleft()
-        job()
+        job(partial(self._end_turn, lane))
+
+    def _end_turn(self, lane: str) -> None:
         with self._lock:
             if not self._lanes[lane]:
                 del self._lanes[lane]
                 return
             try:
-                self._threads.submit(self._take_turn, lane)
+                self._first.submit(self._take_turn, lane)
                 return
             except RuntimeError:  # It is closed, so that all that is left fails at once.
                 left = self._lanes.pop(lane)
         for job in left:
-            job()
+            job(_nothing)
 
     @abstractmethod
-    def _run(self, spec: GrammarSpec) -> Result:
-        """Do the work for a spec. Raises ``GrammarError``."""
+    def _run(self, job: CompileJob, backend: str) -> Result | Elsewhere:
+        """Do a job with the workers of a backend, unless it is another one's. Raises
+        ``GrammarError``."""
+
+    _leaves_light = False
+    """Whether ``_run`` compiles light grammars in this process."""
 
     @abstractmethod
     def _size(self, result: Result) -> int:
         """The bytes of memory that a result takes in the cache."""
 
-    def _finish(self, spec: GrammarSpec, future: Future[Result]) -> None:
+    def _finish(self, spec: GrammarSpec, future: Future[Result], then: Callable[[], None]) -> None:
+        self._work(CompileJob(spec, self._leaves_light), self.backends[0], future, then)
+
+    def _work(
+        self, job: CompileJob, backend: str, future: Future[Result], then: Callable[[], None]
+    ) -> None:
+        """Do a job on a thread of a backend; if it is another one's, on a thread of that."""
+        spec = job.spec
         try:
-            result = self._run(spec)
+            result = self._run(job, backend)
+            if isinstance(result, Elsewhere):
+                threads = self._threads[result.backend]
+                try:
+                    threads.submit(self._work, result.job, result.backend, future, then)
+                    return
+                except RuntimeError:
+                    raise CompileFailed("the grammar compiler was closed") from None
         except GrammarError as error:
             is_final = not isinstance(error, CompileFailed | CompilerUnavailable)
             ttl_s = float("inf") if is_final else _FAILURE_TTL_S
@@ -186,6 +221,7 @@ class _Service(ABC, Generic[Result]):
         else:
             self._settle(spec, result, self._size(result), float("inf"))
             future.set_result(result)
+        then()
 
     def _settle(
         self, spec: GrammarSpec, value: Result | GrammarError, size: int, ttl_s: float
@@ -193,6 +229,10 @@ class _Service(ABC, Generic[Result]):
         with self._lock:
             self._cache.put(spec, value, size + len(spec.source) + _ENTRY_BYTES, ttl_s=ttl_s)
             del self._pending[spec]
+
+
+def _nothing() -> None:
+    """After a job of no lane."""
 
 
 def _warn(started: Future[None]) -> None:
@@ -217,8 +257,10 @@ class GrammarChecker(_Service[Verdict]):
         """Blocks. Raises ``GrammarError``."""
         return self.submit(spec).result()
 
-    def _run(self, spec: GrammarSpec) -> Verdict:
-        compiled = self._pool.compile(spec)
+    def _run(self, job: CompileJob, backend: str) -> Verdict | Elsewhere:
+        compiled = self._pools[backend].compile(job)
+        if isinstance(compiled, Elsewhere):
+            return compiled
         return Verdict(compiled.backend, compiled.unenforced)
 
     def _size(self, result: Verdict) -> int:
@@ -279,6 +321,7 @@ class GrammarCompiler(_Service[CompiledGrammar]):
             cache_bytes=cache_bytes,
         )
         self._in_process = num_workers == 0
+        self._leaves_light = True
         self._loaded = Backends(vocabulary)
         self._loading = threading.Lock()
 
@@ -292,27 +335,30 @@ class GrammarCompiler(_Service[CompiledGrammar]):
         if not self._in_process:
             super()._start()
 
-    def _run(self, spec: GrammarSpec) -> CompiledGrammar:
-        if self._in_process:
-            candidate, grammar = self._compiler().compile(spec)
-            assert grammar is not None
-            found: Candidate | Compiled = candidate
-        else:
-            found, grammar = self._run_in_worker(spec)
-        return CompiledGrammar(spec, found.backend, found.unenforced, grammar, self.vocabulary)
-
-    def _run_in_worker(self, spec: GrammarSpec) -> tuple[Compiled, BackendGrammar]:
+    def _run(self, job: CompileJob, backend: str) -> CompiledGrammar | Elsewhere:
         """Load what a worker has compiled. Grammars that it found to be light are compiled here, so
         that the work is not done twice."""
-        compiled = self._pool.compile(spec, leave_light=True)
+        if self._in_process:
+            candidate, grammar = self._compiler().compile(job.spec)
+            assert grammar is not None
+            return self._made(job.spec, candidate, grammar)
+        compiled = self._pools[backend].compile(job)
+        if isinstance(compiled, Elsewhere):
+            return compiled
         if compiled.data is None:
-            allowed = allowed_tokens(spec, self.vocabulary)
+            allowed = allowed_tokens(job.spec, self.vocabulary)
             try:
-                return compiled, self._compiler().build(compiled.backend, compiled.spec, allowed)
+                grammar = self._compiler().build(compiled.backend, compiled.spec, allowed)
             except InvalidGrammar:  # A worker says why, or finds another backend.
-                compiled = self._pool.compile(spec)
-        assert compiled.data is not None
-        return compiled, self._load(compiled.backend).load(compiled.spec, compiled.data)
+                return Elsewhere(compiled.backend, msgspec.structs.replace(job, leave_light=False))
+        else:
+            grammar = self._load(compiled.backend).load(compiled.spec, compiled.data)
+        return self._made(job.spec, compiled, grammar)
+
+    def _made(
+        self, spec: GrammarSpec, found: Candidate | Compiled, grammar: BackendGrammar
+    ) -> CompiledGrammar:
+        return CompiledGrammar(spec, found.backend, found.unenforced, grammar, self.vocabulary)
 
     def _size(self, result: CompiledGrammar) -> int:
         return result.memory_bytes

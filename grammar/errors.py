@@ -19,6 +19,10 @@ Paths are JSONPath-like and start at the root of the source: ``$.properties.name
 from __future__ import annotations
 
 
+def _at(path: str, problem: str) -> str:
+    return f"{problem}; simplify {'it' if path == '$' else path}"
+
+
 class GrammarError(Exception):
     """Base of all errors the package raises."""
 
@@ -62,25 +66,28 @@ class CompileFailed(GrammarError):
 
 
 class CompileTimeout(CompileFailed):
-    """Compiling took longer than the limit."""
+    """Compiling took longer than the limit. ``path``: the keyword that most likely did."""
 
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(limit_s)
+    def __init__(self, limit_s: float, path: str = "$") -> None:
+        super().__init__(limit_s, path)
         self.limit_s = limit_s
+        self.path = path
 
     def __str__(self) -> str:
-        return f"the grammar takes more than {self.limit_s:g} s to compile; simplify it"
+        return _at(self.path, f"the grammar takes more than {self.limit_s:g} s to compile")
 
 
 class CompileMemory(CompileFailed):
-    """Compiling needed more memory than the limit."""
+    """Compiling needed more memory than the limit. ``path``: the keyword that most likely did."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(limit_bytes)
+    def __init__(self, limit_bytes: int, path: str = "$") -> None:
+        super().__init__(limit_bytes, path)
         self.limit_bytes = limit_bytes
+        self.path = path
 
     def __str__(self) -> str:
-        return f"the grammar takes more than {self.limit_bytes >> 20} MiB to compile; simplify it"
+        size = f"{self.limit_bytes >> 20} MiB"
+        return _at(self.path, f"the grammar takes more than {size} to compile")
 
 
 class CompilerCrashed(CompileFailed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 
 from grammar import contradiction, errors, libraries, structural_tag
 from grammar.backends.base import Backend, BackendGrammar
+from grammar.costliest import costliest
 from grammar.errors import (
     CompileFailed,
     DeadEnd,
@@ -37,53 +38,16 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     special_ids: list[int]
     size: int
     backends: list[str]
+    """All that may compile a grammar, in order of preference."""
+    backend: str
+    """The one that this worker has, and the only one."""
     limits: Limits
     timeout_s: float
     memory_bytes: int
 
 
-class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
-    """Compile this spec, with the best backend."""
-
-    spec: GrammarSpec
-    leave_light: bool
-    """Whether light grammars are left to the process that asks."""
-
-
-class ValidateJob(msgspec.Struct, frozen=True, tag="validate"):
-    """Check whether a text satisfies the schema."""
-
-    spec: GrammarSpec
-    text: str
-
-
-class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """From a worker: it starts to load a backend; the time for that does not count as work."""
-
-
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """From a worker: the backend, or the worker itself, is loaded."""
-
-
-class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
-    """From a worker: what ``Backend.load`` needs."""
-
-    backend: str
-    spec: GrammarSpec
-    """The spec as the backend gets it."""
-    data: bytes | None
-    """None for a light grammar that is left to ``Compiler.build``."""
-    unenforced: tuple[Finding, ...]
-
-
-class Validated(msgspec.Struct, frozen=True, tag="validated"):
-    """From a worker: the result of a ``ValidateJob``."""
-
-    report: Report
-
-
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """From a worker: a ``GrammarError``, by name and arguments."""
+    """A ``GrammarError``, by name and arguments."""
 
     error: str
     arguments: list[str | int | float]
@@ -97,9 +61,68 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         return error
 
 
-Job = CompileJob | ValidateJob
-Result = Compiled | Validated
-Reply = Loading | Loaded | Result | Refused
+class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
+    """Compile this spec, with the best backend."""
+
+    spec: GrammarSpec
+    leave_light: bool
+    """Whether light grammars are left to the process that asks."""
+    tried: list[str] = []
+    """The backends that have refused it."""
+    refusal: Refused | None = None
+    """Of the first of those."""
+
+
+class BlameJob(msgspec.Struct, frozen=True, tag="blame"):
+    """Say which keyword of this spec most likely took too much."""
+
+    spec: GrammarSpec
+
+
+class ValidateJob(msgspec.Struct, frozen=True, tag="validate"):
+    """Check whether a text satisfies the schema."""
+
+    spec: GrammarSpec
+    text: str
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """From a worker: it is ready for jobs."""
+
+
+class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+    """From a worker: what ``Backend.load`` needs."""
+
+    backend: str
+    spec: GrammarSpec
+    """The spec as the backend gets it."""
+    data: bytes | None
+    """None for a light grammar that is left to ``Compiler.build``."""
+    unenforced: tuple[Finding, ...]
+
+
+class Elsewhere(msgspec.Struct, frozen=True, tag="elsewhere"):
+    """From a worker: the best backend is another one. Its workers can do the job as given here."""
+
+    backend: str
+    job: CompileJob
+
+
+class Blamed(msgspec.Struct, frozen=True, tag="blamed"):
+    """From a worker: the path of a keyword; the root's for none."""
+
+    path: str
+
+
+class Validated(msgspec.Struct, frozen=True, tag="validated"):
+    """From a worker: the result of a ``ValidateJob``."""
+
+    report: Report
+
+
+Job = CompileJob | ValidateJob | BlameJob
+Result = Compiled | Elsewhere | Validated | Blamed
+Reply = Loaded | Result | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Setup | Job] = msgspec.msgpack.Decoder(Setup | Job)
@@ -125,9 +148,6 @@ class Backends:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._loaded: dict[str, Backend] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._loaded
 
     def load(self, name: str) -> Backend:
         """A loaded backend. Raises ``CompilerUnavailable``."""
@@ -161,6 +181,14 @@ class Outcome(NamedTuple):
     """None for a light grammar that was not compiled."""
 
 
+class _NotHere(Exception):
+    """The best backend is another process's."""
+
+    def __init__(self, backend: str, tried: list[str], refusal: GrammarError | None) -> None:
+        super().__init__(backend)
+        self.backend, self.tried, self.refusal = backend, tried, refusal
+
+
 _TRIAL_STEPS = 4
 
 
@@ -173,22 +201,42 @@ class Compiler:
         backends: list[str],
         limits: Limits,
         load: Callable[[str], Backend],
+        here: Collection[str] | None = None,
     ) -> None:
+        """here: the backends that this process may load; by default all."""
         self._backends = backends
+        self._here = backends if here is None else here
         self._limits = limits
         self._load = load
         self._vocabulary = vocabulary
         self._row = np.zeros(vocabulary.mask_words, dtype=np.int32)
 
-    def compile(self, spec: GrammarSpec, *, leave_light: bool = False) -> Outcome:
-        """Compile a spec with the best backend that takes it; with ``leave_light``, light grammars
-        are returned as planned. Raises ``GrammarError``."""
+    def compile(self, spec: GrammarSpec) -> Outcome:
+        """Compile a spec with the best backend that takes it. Raises ``GrammarError``."""
+        return self._compile(CompileJob(spec, leave_light=False))
+
+    def do(self, job: CompileJob) -> Compiled | Elsewhere:
+        """As ``compile``, unless the best backend is not here. Raises ``GrammarError``."""
+        try:
+            candidate, grammar = self._compile(job)
+        except _NotHere as to:
+            refusal = None if to.refusal is None else Refused.of(to.refusal)
+            return Elsewhere(to.backend, CompileJob(job.spec, job.leave_light, to.tried, refusal))
+        data = None if grammar is None else grammar.dump()
+        return Compiled(candidate.backend, candidate.spec, data, candidate.unenforced)
+
+    def _compile(self, job: CompileJob) -> Outcome:
+        spec, tried = job.spec, list(job.tried)
         spec.validate(self._limits)
         allowed = allowed_tokens(spec, self._vocabulary)
-        refusal: GrammarError | None = None
+        refusal = None if job.refusal is None else job.refusal.exception()
         for candidate in plan(spec, self._backends):
-            if leave_light and candidate.is_light:
+            if candidate.backend in tried:
+                continue
+            if job.leave_light and candidate.is_light:
                 return Outcome(candidate, None)
+            if candidate.backend not in self._here:
+                raise _NotHere(candidate.backend, tried, refusal)
             try:
                 grammar = self.build(candidate.backend, candidate.spec, allowed)
             except Unsatisfiable as error:
@@ -197,6 +245,7 @@ class Compiler:
                 raise
             except InvalidGrammar as error:
                 refusal = refusal or error
+                tried.append(candidate.backend)
             else:
                 return Outcome(candidate, grammar)
         assert refusal is not None
@@ -204,8 +253,9 @@ class Compiler:
 
     def warm_up(self) -> None:
         """Do the one-time work that the first grammar would otherwise wait for."""
+        spec = GrammarSpec.from_schema({"type": "boolean"})
         with contextlib.suppress(InvalidGrammar):  # if the vocabulary cannot spell it
-            self.compile(GrammarSpec.from_schema({"type": "boolean"}))
+            self.build(next(iter(self._here)), spec, None)
 
     def build(self, backend: str, spec: GrammarSpec, allowed: Mask | None) -> BackendGrammar:
         """Compile what was planned, and try it out. Raises ``InvalidGrammar``."""
@@ -264,8 +314,8 @@ def run(job: Job, compiler: Compiler | None) -> Result:
     """Do a job. Raises ``GrammarError``."""
     if isinstance(job, ValidateJob):
         return Validated(validate(job.spec, job.text))
+    if isinstance(job, BlameJob):
+        return Blamed(costliest(job.spec))
     if compiler is None:
         raise CompileFailed("the model has no token that ends a text, on which an output could end")
-    candidate, grammar = compiler.compile(job.spec, leave_light=job.leave_light)
-    data = None if grammar is None else grammar.dump()
-    return Compiled(candidate.backend, candidate.spec, data, candidate.unenforced)
+    return compiler.do(job)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -30,11 +29,13 @@ from grammar.errors import (
     GrammarTooLarge,
 )
 from grammar.jobs import (
+    Blamed,
+    BlameJob,
     Compiled,
     CompileJob,
+    Elsewhere,
     Job,
     Loaded,
-    Loading,
     Refused,
     Reply,
     Result,
@@ -44,22 +45,25 @@ from grammar.jobs import (
     decode_reply,
     encode,
 )
+from grammar.schema.paths import ROOT
 from grammar.spec import GrammarSpec, Limits
 from grammar.validation import Report
 from grammar.vocabulary import Vocabulary
 
 _MAX_LAST_WORDS = 4_096
+_TOO_DEEP = "its rules or schemas lead through too many others"
 _WALL_PER_CPU = 5.0
 """The time that a job may take for each second of processor time: on a busy machine it waits."""
 _MAX_JOBS = 1_000  # of one worker, which is then replaced, because its memory becomes fragmented
 
 
 class WorkerPool:
-    """Runs jobs in at most ``num_workers`` processes, which are started when first needed.
+    """Runs jobs in at most ``num_workers`` processes, which are started when first needed and have
+    one backend: by default the first of ``backends``, which are all that a grammar may be for.
 
     ``timeout_s`` limits the processor time of each job, ``memory_bytes`` what it adds to the
-    memory of its process. ``load_timeout_s`` limits the start of a process and of each library in
-    it, which may take longer on a busy machine than any job. Without a vocabulary, or with one
+    memory of its process. ``load_timeout_s`` limits the start of a process with its library, which
+    may take longer on a busy machine than any job. Without a vocabulary, or with one
     without EOS, it can only validate. Thread-safe; its methods block.
     """
 
@@ -68,6 +72,7 @@ class WorkerPool:
         vocabulary: Vocabulary | None = None,
         *,
         backends: Sequence[str] = BACKENDS,
+        backend: str | None = None,
         limits: Limits | None = None,
         num_workers: int = 1,
         timeout_s: float = 1.0,
@@ -85,6 +90,7 @@ class WorkerPool:
                 sorted(vocabulary.special_ids) if vocabulary else [],
                 vocabulary.size if vocabulary else 0,
                 list(backends),
+                backend or backends[0],
                 limits or Limits(),
                 timeout_s,
                 memory_bytes,
@@ -112,12 +118,29 @@ class WorkerPool:
         """Start one worker now, so that the first job need not wait for it."""
         self._release(self._lease())
 
-    def compile(self, spec: GrammarSpec, *, leave_light: bool = False) -> Compiled:
-        """Compile a spec. With ``leave_light``, a light grammar is returned as planned, for this
-        process to compile. Raises ``GrammarError``."""
-        result = self._run(CompileJob(spec, leave_light))
-        assert isinstance(result, Compiled)
+    def compile(self, job: CompileJob) -> Compiled | Elsewhere:
+        """Raises ``GrammarError``; one of a limit on time, memory or stack names the keyword that
+        most likely is at fault."""
+        try:
+            result = self._run(job)
+        except CompileTimeout as error:
+            raise CompileTimeout(error.limit_s, self._culprit(job.spec)) from None
+        except CompileMemory as error:
+            raise CompileMemory(error.limit_bytes, self._culprit(job.spec)) from None
+        except GrammarTooLarge as error:
+            if error.message != _TOO_DEEP:
+                raise
+            raise GrammarTooLarge(self._culprit(job.spec), _TOO_DEEP) from None
+        assert isinstance(result, Compiled | Elsewhere)
         return result
+
+    def _culprit(self, spec: GrammarSpec) -> str:
+        try:
+            blamed = self._run(BlameJob(spec))
+        except GrammarError:
+            return ROOT
+        assert isinstance(blamed, Blamed)
+        return blamed.path
 
     def validate(self, spec: GrammarSpec, text: str) -> Report:
         """As ``grammar.validation.validate``. Raises ``CompileFailed`` where it cannot be done
@@ -178,7 +201,7 @@ class WorkerPool:
             case signal.SIGPROF | signal.SIGXCPU:
                 return CompileTimeout(self._timeout_s)
             case signal.SIGSEGV | signal.SIGBUS:  # The end of the stack, which it would hit again.
-                return GrammarTooLarge("$", "its rules or schemas lead through too many others")
+                return GrammarTooLarge(ROOT, _TOO_DEEP)
         return CompilerCrashed()
 
     def _lease(self) -> _Process:
@@ -297,36 +320,26 @@ class _Process:
         """Set the process up. Raises ``CompilerUnavailable``, or ``EOFError`` or ``OSError`` if it
         has died."""
         self._connection.send_bytes(setup)
-        reply = self._loaded()
+        try:
+            reply = self._receive(self._load_timeout_s)
+        except TimeoutError:
+            message = f"it did not start within {self._load_timeout_s:g} s"
+            raise CompilerUnavailable(message) from None
         if isinstance(reply, Refused):
             raise reply.exception()
         assert isinstance(reply, Loaded)
 
-    def _loaded(self) -> Reply:
-        try:
-            return self._receive(self._load_timeout_s)
-        except TimeoutError:
-            message = f"it did not start within {self._load_timeout_s:g} s"
-            raise CompilerUnavailable(message) from None
-
     def ask(self, job: Job, timeout_s: float) -> Result | Refused:
-        """Send a job, and return the result. Raises ``TimeoutError``, ``CompilerUnavailable`` if a
-        library does not load in time, or ``EOFError`` or ``OSError`` if the process has died."""
+        """Send a job, and return the result. Raises ``TimeoutError``, or ``EOFError`` or
+        ``OSError`` if the process has died."""
         self.num_jobs += 1
         self._connection.send_bytes(encode(job))
-        budget_s = timeout_s
-        while True:
-            started = time.monotonic()
-            reply = self._receive(budget_s)
-            budget_s -= time.monotonic() - started
-            if isinstance(reply, Loading):
-                reply = self._loaded()
-            if not isinstance(reply, Loaded):
-                assert not isinstance(reply, Loading)
-                return reply
+        reply = self._receive(timeout_s)
+        assert not isinstance(reply, Loaded)
+        return reply
 
     def _receive(self, timeout_s: float) -> Reply:
-        if not self._connection.poll(max(0.0, timeout_s)):
+        if not self._connection.poll(timeout_s):
             raise TimeoutError
         return decode_reply(self._connection.recv_bytes())
 

@@ -13,13 +13,11 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from grammar.backends.base import Backend
 from grammar.errors import CompileFailed, CompileMemory, CompilerUnavailable, GrammarError
 from grammar.jobs import (
     Backends,
     Compiler,
     Loaded,
-    Loading,
     Refused,
     Reply,
     Setup,
@@ -61,9 +59,11 @@ class _Worker:
             vocabulary = Vocabulary(
                 setup.tokens, setup.eos_token_ids, setup.special_ids, setup.size
             )
-            self._backends = Backends(vocabulary)
-            self._backends.load(setup.backends[0])
-            self._compiler = Compiler(vocabulary, setup.backends, setup.limits, self._load)
+            backends = Backends(vocabulary)
+            backends.load(setup.backend)
+            self._compiler = Compiler(
+                vocabulary, setup.backends, setup.limits, backends.load, here=[setup.backend]
+            )
             self._compiler.warm_up()
         gc.freeze()  # a hundred thousand objects that stay forever
         _silence()
@@ -90,18 +90,6 @@ class _Worker:
         if "bad_alloc" in str(error):
             return CompileMemory(self._setup.memory_bytes)
         return CompileFailed(f"the compiler failed: {type(error).__name__}: {error}")
-
-    def _load(self, name: str) -> Backend:
-        if name in self._backends:
-            return self._backends.load(name)
-        self._send(Loading())
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        for kind in (resource.RLIMIT_AS, resource.RLIMIT_STACK):
-            _set_limit(kind, resource.RLIM_INFINITY)
-        backend = self._backends.load(name)
-        self._limit()
-        self._send(Loaded())
-        return backend
 
     def _limit(self) -> None:
         """Limit memory to what is mapped now and a job's limit; the stack to well below that of an

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import psutil
 import pytest
@@ -18,12 +19,14 @@ from grammar.backends.base import BackendGrammar
 from grammar.bench import synthetic_vocabulary
 from grammar.compiler import CompiledGrammar, GrammarChecker, GrammarCompiler, Verdict
 from grammar.errors import (
+    CompileFailed,
     CompileTimeout,
     GrammarTooLarge,
     InvalidGrammar,
     Unsatisfiable,
     UnsupportedKeyword,
 )
+from grammar.jobs import CompileJob, Elsewhere
 from grammar.plan import plan
 from grammar.spec import GrammarSpec, Kind, Limits
 from grammar.vocabulary import Vocabulary
@@ -72,10 +75,13 @@ class Held(GrammarChecker):
         """For a regex, in the lane that its first letter names."""
         return self.submit(GrammarSpec("regex", name), lane=name[0])
 
-    def _run(self, spec: GrammarSpec) -> Verdict:
-        self.begun.put(spec.source)
-        assert self.gates[spec.source].wait(10)
-        return Verdict(spec.source, ())
+    def _run(self, job: CompileJob, backend: str) -> Verdict | Elsewhere:
+        name = job.spec.source
+        if name[1:] == "elsewhere" and backend == self.backends[0]:
+            return Elsewhere(self.backends[1], job)
+        self.begun.put(name)
+        assert self.gates[name].wait(10)
+        return Verdict(name, ())
 
 
 def test_lanes_take_turns(vocabulary: Vocabulary) -> None:
@@ -114,13 +120,65 @@ def test_without_lanes_all_workers_work(vocabulary: Vocabulary) -> None:
     held.close()
 
 
+def test_nobody_waits_for_work_of_another_backend(vocabulary: Vocabulary) -> None:
+    """Neither for the jobs of other lanes there, but only for those of their own."""
+    held = Held(vocabulary, num_workers=1)
+    stuck = [held.ask(f"{lane}elsewhere") for lane in "abc"]
+    behind = held.ask("a1")
+    held.gates["d1"].set()
+    assert held.begun.get(timeout=10) == "aelsewhere"
+    assert held.ask("d1").result(10).backend == "d1"
+    assert not behind.done()
+    for name in ("aelsewhere", "belsewhere", "celsewhere", "a1"):
+        held.gates[name].set()
+    assert [future.result(10).backend[1:] for future in stuck] == ["elsewhere"] * 3
+    assert behind.result(10).backend == "a1"
+    held.close()
+    assert not held._lanes
+
+
+def test_what_would_go_elsewhere_after_the_end_fails(vocabulary: Vocabulary) -> None:
+    held = Held(vocabulary, num_workers=1)
+    first = held.ask("a1")
+    assert held.begun.get(timeout=10) == "a1"
+    late = held.ask("aelsewhere")
+    held._threads[held.backends[1]].shutdown()
+    held.gates["a1"].set()
+    assert first.result(10).backend == "a1"
+    with pytest.raises(CompileFailed, match="closed"):
+        late.result(10)
+    held.close()
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    # Each has what the backends before it do not enforce.
+    "llguidance": {"enum": ["a"]},
+    "xgrammar": {"enum": [2**53 + 1]},
+    "outlines": {"anyOf": [{"enum": [2**53 + 1]}, {"type": "string", "pattern": "^[a-z]{3}$"}]},
+}
+
+
+@pytest.mark.parametrize("kind", [GrammarChecker, GrammarCompiler])
+def test_each_backend_has_a_process_of_its_own_which_starts_when_it_is_needed(
+    vocabulary: Vocabulary, kind: type[GrammarChecker] | type[GrammarCompiler]
+) -> None:
+    service = kind(vocabulary, num_workers=1)
+    for number, (backend, schema) in enumerate(SERVED.items(), 1):
+        found = service.submit(GrammarSpec.from_schema(schema)).result(120)
+        assert isinstance(found, Verdict | CompiledGrammar)
+        assert (found.backend, found.unenforced) == (backend, ())
+        assert len(service.worker_pids) == number
+    service.close()
+    assert not service.worker_pids
+
+
 def test_what_waits_when_it_is_closed_is_settled(vocabulary: Vocabulary) -> None:
     held = Held(vocabulary, num_workers=1)
     futures = [held.ask(name) for name in ("a1", "a2", "a3")]
     assert held.begun.get(timeout=10) == "a1"
     closing = threading.Thread(target=held.close)
     closing.start()
-    while not held._threads._shutdown:
+    while not held._first._shutdown:
         time.sleep(0.001)
     for name in ("a1", "a2", "a3"):
         held.gates[name].set()
@@ -189,7 +247,7 @@ def test_what_nothing_satisfies_is_refused_loosely_too(
     compiler = GrammarCompiler(vocabulary, num_workers=0)
     with pytest.raises(InvalidGrammar, match="nothing can satisfy"):
         compiler.compile(GrammarSpec.from_schema(schema, strict=False))
-    assert "xgrammar" not in compiler._loaded
+    assert "xgrammar" not in compiler._loaded._loaded
     compiler.close()
 
 
@@ -296,7 +354,7 @@ def test_an_error_that_nobody_foresaw_is_told_and_not_remembered(
 ) -> None:
     spec = GrammarSpec("regex", "unforeseen")
 
-    def fail(spec: GrammarSpec) -> None:
+    def fail(job: CompileJob, backend: str) -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:

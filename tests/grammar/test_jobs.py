@@ -15,11 +15,14 @@ from grammar.errors import (
 )
 from grammar.jobs import (
     Backends,
+    Blamed,
+    BlameJob,
     Compiled,
     CompileJob,
     Compiler,
+    Elsewhere,
+    Job,
     Loaded,
-    Loading,
     Refused,
     Reply,
     Setup,
@@ -41,22 +44,35 @@ SPEC = GrammarSpec("regex", "é", strict=False)
 @pytest.mark.parametrize(
     "request_",
     [
-        Setup([b"\xff", b""], [1], [1], 2, ["llguidance"], Limits(max_depth=3), 1.5, 1 << 40),
+        Setup(
+            [b"\xff", b""],
+            [1],
+            [1],
+            2,
+            ["llguidance"],
+            "llguidance",
+            Limits(max_depth=3),
+            1.5,
+            1 << 40,
+        ),
         CompileJob(SPEC, True),
+        CompileJob(SPEC, False, ["xgrammar"], Refused("InvalidGrammar", ["$", "m"])),
         ValidateJob(SPEC, "text"),
+        BlameJob(SPEC),
     ],
 )
-def test_requests_survive_the_wire(request_: Setup | CompileJob | ValidateJob) -> None:
+def test_requests_survive_the_wire(request_: Setup | Job) -> None:
     assert decode_request(encode(request_)) == request_
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        Loading(),
         Loaded(),
         Compiled("outlines", SPEC, b"\x00\xff", (Finding("not", "$.not", False, "why"),)),
         Compiled("llguidance", SPEC, None, ()),
+        Elsewhere("xgrammar", CompileJob(SPEC, True)),
+        Blamed("$.pattern"),
         Validated(Report((Violation("$", "bad"),))),
         Refused("InvalidGrammar", ["$", "m"]),
     ],
@@ -73,7 +89,7 @@ def test_replies_survive_the_wire(reply: Reply) -> None:
         GrammarTooLarge("$", "large"),
         UnsupportedKeyword("not", "$.not", "why"),
         CompileTimeout(1.5),
-        CompileMemory(1 << 30),
+        CompileMemory(1 << 30, "$.pattern"),
         errors.CompileFailed("crashed"),
         errors.DeadEnd("no token"),
     ],
@@ -89,9 +105,7 @@ def test_errors_survive_the_wire(error: GrammarError) -> None:
 
 def test_backends_are_loaded_once_and_when_needed(vocabulary: Vocabulary) -> None:
     backends = Backends(vocabulary)
-    assert "llguidance" not in backends
     assert backends.load("llguidance") is backends.load("llguidance")
-    assert "llguidance" in backends
 
 
 class Refusing:
@@ -113,6 +127,28 @@ def test_the_next_candidate_is_asked_when_one_refuses(vocabulary: Vocabulary) ->
     alone = Compiler(vocabulary, ["xgrammar"], Limits(), load)
     with pytest.raises(InvalidGrammar, match="not for me"):
         alone.compile(GrammarSpec.from_schema({"type": "integer"}))
+
+
+def test_a_job_of_another_backend_is_handed_on_with_what_was_tried(vocabulary: Vocabulary) -> None:
+    def load(name: str) -> Any:
+        assert name == "xgrammar"
+        return Refusing()
+
+    order = ["xgrammar", "llguidance"]
+    spec = GrammarSpec.from_schema({"type": "integer"})
+    handed_on = run(
+        CompileJob(spec, False), Compiler(vocabulary, order, Limits(), load, here=order[:1])
+    )
+    assert isinstance(handed_on, Elsewhere)
+    assert handed_on.backend == "llguidance"
+    assert handed_on.job.tried == ["xgrammar"]
+    there = Compiler(vocabulary, order, Limits(), Backends(vocabulary).load, here=order[1:])
+    done = run(handed_on.job, there)
+    assert isinstance(done, Compiled)
+    assert done.backend == "llguidance"
+    nobody = CompileJob(spec, False, ["llguidance", "outlines"], handed_on.job.refusal)
+    with pytest.raises(InvalidGrammar, match="not for me"):
+        run(nobody, Compiler(vocabulary, order[1:], Limits(), load))
 
 
 def test_what_is_light_can_be_left_as_it_was_planned(vocabulary: Vocabulary) -> None:

@@ -12,13 +12,14 @@ from grammar import libraries
 from grammar.audit import BACKENDS
 from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable
+from grammar.jobs import CompileJob, Elsewhere
 from grammar.libraries import LIBRARIES, Library
 from grammar.pool import WorkerPool
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
 
 Install = Callable[[str, str, str], None]
-INTEGER = GrammarSpec.from_schema({"type": "integer"})
+INTEGER = CompileJob(GrammarSpec.from_schema({"type": "integer"}), False)
 
 
 @pytest.fixture
@@ -115,14 +116,18 @@ def test_one_that_is_loaded_later_may_fail_later(
 ) -> None:
     """And its time is its own, not the grammar's."""
     install("llguidance", "9.0", source)
-    bounded = GrammarSpec.from_schema({"type": "integer", "minimum": 3})
-    with WorkerPool(
-        vocabulary, backends=["outlines", "llguidance"], timeout_s=1, load_timeout_s=3
-    ) as pool:
-        assert pool.compile(INTEGER).backend == "outlines"
+    bounded = CompileJob(GrammarSpec.from_schema({"type": "integer", "minimum": 3}), False)
+    order = ["outlines", "llguidance"]
+    with (
+        WorkerPool(vocabulary, backends=order, timeout_s=1) as first,
+        WorkerPool(vocabulary, backends=order, backend=order[1], load_timeout_s=3) as later,
+    ):
+        assert first.compile(INTEGER).backend == "outlines"
+        handed_on = first.compile(bounded)
+        assert isinstance(handed_on, Elsewhere)
         with pytest.raises(CompilerUnavailable, match=cause):
-            pool.compile(bounded)
-        assert pool.compile(INTEGER).backend == "outlines"
+            later.compile(handed_on.job)
+        assert first.compile(INTEGER).backend == "outlines"
 
 
 def test_whoever_runs_the_server_hears_of_it_at_the_start(
