@@ -77,7 +77,12 @@ void sluice_paged_attention(float* out, const float* q, const LayerCache* cache,
 void sluice_sample_rows(int64_t* out, int64_t* tokens, int64_t* host, const float* logits,
                         const sluice::SamplingRow* table, const int* rows, const int* positions,
                         int64_t tokens_stride, int64_t num, int64_t vocab, int64_t num_threads) {
-#pragma omp parallel num_threads(num_threads) if (num > 1 && num * vocab > kParallelWork)
+  bool is_greedy = true;
+  for (int64_t i = 0; i < num; ++i)
+    is_greedy &= rows[i] < 0 || !(table[rows[i]].temperature > 0.0f);
+  // Without noise a token takes so little time that to wake threads rarely pays.
+  const int64_t work = num * vocab / (is_greedy ? 16 : 1);
+#pragma omp parallel num_threads(num_threads) if (num > 1 && work > kParallelWork)
   {
     static thread_local SamplingScratch scratch;
 #pragma omp for schedule(dynamic)
