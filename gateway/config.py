@@ -178,7 +178,7 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Tokens that each worker serves of a tenant, project or key with limits while PostgreSQL is
     away, if it has not read before what these leave; 0: none, such requests get 503."""
     usage_retention_months: Positive | None = None
-    """Whole months for which the ledger keeps single requests; hourly sums stay. By default all."""
+    """Whole months for which the ledger keeps single requests; their sums stay. By default all."""
 
     def __post_init__(self) -> None:
         if self.transaction_pooling and self.direct_dsn is None:

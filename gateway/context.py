@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from starlette.types import Scope, Send
 
@@ -13,6 +13,7 @@ from gateway.transport import extensions
 from gateway.transport.extensions import Departure, Writer
 from tenants.attempts import Attempt, with_less
 from tenants.limits import QuotaAnswer
+from tenants.request_ids import new_request_id
 from tenants.types import Principal
 
 _KEY = "sluice"
@@ -31,7 +32,7 @@ class RequestContext:
     """To be called when a WebSocket's client has authenticated."""
     departure: Departure | None = None
     """Tells when the client leaves, where the server offers it."""
-    request_id: UUID = field(default_factory=uuid4)
+    request_id: UUID = field(default_factory=new_request_id)
     route: str | None = None
     """The route's path, where a layer answers in its place."""
     principal: Principal | None = None

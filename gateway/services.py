@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from starlette.websockets import WebSocket
@@ -16,7 +17,6 @@ from engine.text.chat_template import ChatTemplate, MissingChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway import context
 from gateway.admin.adapters import Adapters
-from gateway.admin.retention import Retention
 from gateway.admin.revocations import Revocations
 from gateway.admission.admission import Admission
 from gateway.admission.served_models import ServedModels
@@ -44,6 +44,7 @@ from gateway.streams.streams import Streams
 from gateway.transport.cork import Cork
 from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
+from tenants import upkeep
 from tenants.authenticator import Authenticator
 from tenants.changes import ChangeListener
 from tenants.journal import Journal
@@ -247,7 +248,6 @@ def _create_base(
                 keep_s=config.tenants.key_grace_s,
                 is_pending=ledger.is_pending,
             ),
-            usage_retention_months=config.tenants.usage_retention_months,
         ),
         last_used=last_used,
         authenticator=Authenticator(
@@ -271,7 +271,11 @@ def _create_background(
         "last uses of keys": base.last_used.run,
         "line to other workers": peers.run,
         "deleted adapters": adapters.run,
-        "retention": Retention(base.store.shared).run,
+        "upkeep": partial(
+            upkeep.run,
+            base.store,
+            usage_retention_months=base.config.tenants.usage_retention_months,
+        ),
         "revocations": revocations.run,
     }
     if metrics.board is not None:

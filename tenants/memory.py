@@ -545,6 +545,9 @@ class MemoryStore(Store):
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         """Memory has no partitions, and shows no request of its own."""
 
+    async def roll_up(self) -> None:
+        """Memory adds up the ledger whenever it is asked."""
+
     async def ping(self) -> None:
         """Memory always answers."""
 

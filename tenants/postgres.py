@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -53,6 +51,7 @@ from tenants.names import (
     normalize_name,
 )
 from tenants.postgres_shared import PostgresShared
+from tenants.postgres_upkeep import PostgresUpkeep
 from tenants.rows import (
     adapter_of,
     answer_of,
@@ -89,10 +88,8 @@ MAX_PATIENCE_S = 0.1
 """The most patience that is used. More would add few requests to a batch, and a caller whose
 estimate was wrong must not wait for long."""
 
-logger = logging.getLogger(__name__)
-
-_MAX_AHEAD_S = 86_400.0
-"""Of PostgreSQL's clock, before this host's."""
+UPKEEP_TIMEOUT_S = 60.0
+"""For statements that no request waits for."""
 
 _SQL = queries.load()
 
@@ -110,10 +107,16 @@ class _More(NamedTuple):
 class PostgresStore(Store):
     """A store over a pool of connections. Made by ``connect``."""
 
-    def __init__(self, connections: Connections, now: Callable[[], datetime | None]) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        upkeep: PostgresUpkeep,
+        now: Callable[[], datetime | None],
+    ) -> None:
         self._connections = connections
+        self._upkeep = upkeep
         self._now = now
-        self.shared = PostgresShared(connections)
+        self.shared = PostgresShared(connections, upkeep)
         # With two batches of each kind, connections are left for key lookups even if the ledger is
         # slow.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
@@ -149,7 +152,15 @@ class PostgresStore(Store):
             command_timeout_s=command_timeout_s,
             is_pooled=is_pooled,
         )
-        return cls(connections, now)
+        upkeep = await Connections.open(
+            dsn,
+            min_size=0,
+            max_size=1,
+            connect_timeout_s=connect_timeout_s,
+            command_timeout_s=UPKEEP_TIMEOUT_S,
+            is_pooled=is_pooled,
+        )
+        return cls(connections, PostgresUpkeep(upkeep), now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         name = normalize_name("name", name)
@@ -333,7 +344,7 @@ class PostgresStore(Store):
         return adapter_of(row)
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
-        await self._all("touch_keys", list(last_used), list(last_used.values()))
+        await self._upkeep.touch_keys(last_used)
 
     async def record_usage(self, event: UsageEvent) -> bool:
         model = normalize_name("model", event.model)
@@ -471,11 +482,13 @@ class PostgresStore(Store):
         limit: int = 10_000,
     ) -> Sequence[UsageSum]:
         check_range(start, end)
-        what = (start, end, check_groups(group_by), check_bucket(bucket), limit)
+        what = (start, end, check_groups(group_by), check_bucket(bucket))
+        after = (None, None, None, None, None, True)
         if tenant_id is None:
-            rows = await self._all("sum_all_usage", *what)
+            rows = await self._all("sum_all_usage", *what, None, *after, limit)
         else:
-            rows = await self._all("sum_usage", tenant_id, *what, tenant_id=tenant_id)
+            values = (tenant_id, *what, *after, limit)
+            rows = await self._all("sum_usage", *values, tenant_id=tenant_id)
         return [UsageSum(**row) for row in rows]
 
     async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
@@ -499,31 +512,17 @@ class PostgresStore(Store):
         return [audit_entry_of(row) for row in rows]
 
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
-        await self._one("add_partitions")
-        if usage_retention_months is not None and await self._knows_the_month():
-            await self._one("drop_partitions", usage_retention_months)
-            while (await self._one("drop_strays", usage_retention_months))["dropped"]:
-                pass
-            while await self._all("forget_requests", usage_retention_months):
-                pass
+        await self._upkeep.maintain(usage_retention_months=usage_retention_months)
 
-    async def _knows_the_month(self) -> bool:
-        """Whether the server's clock may decide which months are over: what it drops is gone."""
-        server_now: datetime = (await self._one("clock", None))["now"]
-        ahead_s = server_now.timestamp() - time.time()
-        if ahead_s > _MAX_AHEAD_S:
-            logger.error(
-                "The ledger keeps its old months: PostgreSQL's clock is %.0f hours ahead of this"
-                " host's. Set the one that is wrong",
-                ahead_s / 3600,
-            )
-        return ahead_s <= _MAX_AHEAD_S
+    async def roll_up(self) -> None:
+        await self._upkeep.roll_up()
 
     async def ping(self) -> None:
         await self._one("ping")
 
     async def close(self) -> None:
         """Wait for statements under way, then close all connections. Idempotent."""
+        await self._upkeep.close()
         await self._connections.close()
 
     async def _all(

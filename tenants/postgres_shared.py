@@ -11,6 +11,7 @@ from tenants import queries
 from tenants.batches import Batcher, send_each
 from tenants.connections import Connections, Row
 from tenants.errors import InvalidValue, TenantNotFound
+from tenants.postgres_upkeep import PostgresUpkeep
 from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse, WorkerAddress
 
 MAX_STREAMS = 16
@@ -39,8 +40,9 @@ class _Key(NamedTuple):
 class PostgresShared(SharedState):
     """Uses the connections of a ``PostgresStore``, which closes them."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, upkeep: PostgresUpkeep) -> None:
         self._connections = connections
+        self._upkeep = upkeep
         self._ended = Batcher(
             self._put_ended, identity=lambda ended: ended.identity, max_items=MAX_STREAMS
         )
@@ -153,9 +155,7 @@ class PostgresShared(SharedState):
         await self._connections.fetch(_SQL["forget_worker"], (worker_id,))
 
     async def delete_expired(self) -> int:
-        (row,) = await self._connections.fetch(_SQL["delete_expired"], ())
-        num_rows: int = row["num_rows"]
-        return num_rows
+        return await self._upkeep.delete_expired()
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
         query = _SQL[name]

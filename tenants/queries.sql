@@ -135,13 +135,14 @@ WHERE tenant_id = $1 AND id = $2
 RETURNING id, tenant_id, name, parent, path, base_model, rank, digest, created_at;
 
 -- name: touch_keys for operator
--- When keys were used last, many in one statement; rows are locked in one order by all callers.
+-- When keys were used last, many in one statement. Rows are locked in one order by all callers, and
+-- not against settlements, which refer to keys; keys that somebody else changes are passed over.
 WITH used AS (
     SELECT k.id, u.used_at
     FROM unnest($1::uuid[], $2::timestamptz[]) AS u (id, used_at)
     JOIN api_key AS k ON k.id = u.id AND (k.last_used_at IS NULL OR k.last_used_at < u.used_at)
     ORDER BY k.id
-    FOR UPDATE OF k
+    FOR NO KEY UPDATE OF k SKIP LOCKED
 )
 UPDATE api_key AS k
 SET last_used_at = greatest(k.last_used_at, used.used_at)
@@ -250,44 +251,12 @@ SELECT coalesce($1::timestamptz, clock_timestamp()) AS now;
 SELECT quota_follow_clock($1, $2);
 
 -- name: sum_usage for tenant
--- A tenant's sums by whatever is asked for.
-SELECT
-    CASE WHEN $5::text <> 'total' THEN date_trunc($5, u.hour, 'UTC') END AS start,
-    CASE WHEN 'tenant' = ANY ($4::text[]) THEN u.tenant_id END AS tenant_id,
-    CASE WHEN 'project' = ANY ($4::text[]) THEN k.project_id END AS project_id,
-    CASE WHEN 'key' = ANY ($4::text[]) THEN u.key_id END AS key_id,
-    CASE WHEN 'model' = ANY ($4::text[]) THEN u.model END COLLATE "C" AS model,
-    sum(u.requests)::bigint AS requests,
-    sum(u.prompt_tokens)::bigint AS prompt_tokens,
-    sum(u.cached_tokens)::bigint AS cached_tokens,
-    sum(u.completion_tokens)::bigint AS completion_tokens,
-    sum(u.cost_micro)::bigint AS cost_micro
-FROM usage_rollup AS u
-JOIN api_key AS k ON k.id = u.key_id
-WHERE u.tenant_id = $1 AND u.hour >= $2 AND u.hour < $3
-GROUP BY 1, 2, 3, 4, 5
-ORDER BY 1, 2, 3, 4, 5
-LIMIT $6;
+-- A tenant's sums by whatever is asked for, from one snapshot.
+SELECT * FROM usage_sums($1, $2, $3, $4, $5, NULL, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: sum_all_usage for operator
--- Everybody's sums by whatever is asked for.
-SELECT
-    CASE WHEN $4::text <> 'total' THEN date_trunc($4, u.hour, 'UTC') END AS start,
-    CASE WHEN 'tenant' = ANY ($3::text[]) THEN u.tenant_id END AS tenant_id,
-    CASE WHEN 'project' = ANY ($3::text[]) THEN k.project_id END AS project_id,
-    CASE WHEN 'key' = ANY ($3::text[]) THEN u.key_id END AS key_id,
-    CASE WHEN 'model' = ANY ($3::text[]) THEN u.model END COLLATE "C" AS model,
-    sum(u.requests)::bigint AS requests,
-    sum(u.prompt_tokens)::bigint AS prompt_tokens,
-    sum(u.cached_tokens)::bigint AS cached_tokens,
-    sum(u.completion_tokens)::bigint AS completion_tokens,
-    sum(u.cost_micro)::bigint AS cost_micro
-FROM usage_rollup AS u
-JOIN api_key AS k ON k.id = u.key_id
-WHERE u.hour >= $1 AND u.hour < $2
-GROUP BY 1, 2, 3, 4, 5
-ORDER BY 1, 2, 3, 4, 5
-LIMIT $5;
+-- Everybody's sums by whatever is asked for, from one snapshot.
+SELECT * FROM usage_sums(NULL, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: list_running for tenant
 -- A tenant's requests that hold a reservation.
@@ -324,28 +293,33 @@ WHERE id < $1
 ORDER BY id DESC
 LIMIT $2;
 
+-- name: roll_up for operator
+-- Moves a portion of the newest sums to where they are kept by hour and day.
+SELECT usage_roll_up($1) AS moved;
+
 -- name: add_partitions for operator
 -- The ledger's partitions of this month and the next two.
-SELECT usage_event_add_partitions(now()::date, 3) AS added;
+SELECT usage_add_partitions((now() AT TIME ZONE 'UTC')::date, 3) AS added;
 
--- name: drop_partitions for operator
--- The ledger's months that ended so many months ago.
-SELECT usage_event_drop_partitions(
-    (date_trunc('month', now(), 'UTC') - make_interval(months => $1))::date
+-- name: drop_partition for operator
+-- The oldest of a table's months that ended so many months ago.
+SELECT usage_drop_partition(
+    $1, (date_trunc('month', now(), 'UTC') - make_interval(months => $2))::date
 ) AS dropped;
 
 -- name: drop_strays for operator
 -- A portion of the requests of those months that are in the default partition.
-SELECT usage_event_drop_strays(
+SELECT usage_drop_strays(
     date_trunc('month', now(), 'UTC') - make_interval(months => $1)
 ) AS dropped;
 
 -- name: forget_requests for operator
--- A portion of what made the requests of dropped months unique.
+-- A portion of what made the requests of those months unique whose ids are not by time.
 DELETE FROM usage_seen
 WHERE request_id IN (
     SELECT request_id FROM usage_seen
-    WHERE created_at < date_trunc('month', now(), 'UTC') - make_interval(months => $1)
+    WHERE tableoid = 'usage_seen_default'::regclass
+        AND created_at < date_trunc('month', now(), 'UTC') - make_interval(months => $1)
     LIMIT 10000
 )
 RETURNING 1;

@@ -45,7 +45,6 @@ LIST_AFTER_S = 1.0
 but its settlement."""
 LIST_EVERY_S = 0.25
 """Requests that reach that age within this time are listed together."""
-_MAINTENANCE_S = 6 * 3600.0
 
 
 class Hold:
@@ -214,12 +213,10 @@ class Quota:
         patience_s: float = 120.0,
         queue_timeout_s: float = 30.0,
         standby: Standby | None = None,
-        usage_retention_months: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """patience_s: how long after the end of its lease a request is settled for its owner.
-        standby: decides while the store is away. usage_retention_months: as for
-        ``Store.maintain``."""
+        standby: decides while the store is away."""
         assert slice_tokens > 1
         self.slice_tokens = slice_tokens
         self.owner = uuid4()
@@ -228,7 +225,6 @@ class Quota:
         self._patience = timedelta(seconds=patience_s)
         self._queue_timeout_s = queue_timeout_s
         self._queue_is_closed = False
-        self._usage_retention_months = usage_retention_months
         self._clock = clock
         self._standby = standby or Standby(clock=clock)
         self._refusals = Refusals(clock)
@@ -477,17 +473,12 @@ class Quota:
             self._standby_outage.succeeded("Limits are the store's again")
 
     async def run(self) -> None:
-        """Renew leases, settle for dead processes and maintain the ledger, until cancelled."""
-        next_maintenance = self._clock()
+        """Renew leases and settle for dead processes, until cancelled."""
         self._spare_the_living()
         outage = OutageLog(logger, clock=self._clock)
         while True:
             try:
                 has_answered = await self.beat()
-                if self._clock() >= next_maintenance:
-                    await self._store.maintain(usage_retention_months=self._usage_retention_months)
-                    next_maintenance = self._clock() + _MAINTENANCE_S
-                    has_answered = True
             except StoreUnavailable as error:
                 outage.failed("Leases are not renewed: %s", error)
                 self._spare_the_living()

@@ -143,7 +143,7 @@ class Store(Protocol):
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         """Record when keys were last used, by key id. Unknown ids are ignored, and so are times
-        before the recorded ones."""
+        before the recorded ones, and keys that somebody changes at this moment."""
 
     async def record_usage(self, event: UsageEvent) -> bool:
         """Append an event to the ledger; False, with nothing changed, if its ``request_id`` is
@@ -249,9 +249,12 @@ class Store(Protocol):
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         """Daily maintenance: creates the ledger's partitions for the coming months.
 
-        Deletes requests of more than ``usage_retention_months`` whole months ago; their hourly sums
-        stay.
+        Deletes requests of more than ``usage_retention_months`` whole months ago; their sums stay.
         """
+
+    async def roll_up(self) -> None:
+        """Move the sums of the newest settlements to where they are quick to read. ``sum_usage`` is
+        exact without it, only slower."""
 
     async def ping(self) -> None:
         """Return if the store answers. Raises ``StoreUnavailable``."""

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from uuid import uuid4
 
 import msgspec
 from starlette.websockets import WebSocket
@@ -36,6 +35,7 @@ from gateway.streams.log import StreamReader
 from gateway.streams.streams import Streams
 from gateway.transport import bodies, body_shape
 from tenants.authenticator import Authenticator
+from tenants.request_ids import new_request_id
 from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class ChatSession(SocketSession):
         if isinstance(message, ws.Resume):
             return await self._relay(turn, await self._resume(message, principal))
         admitted = await self._admission.admit(
-            message, model=message.model, request_id=uuid4(), principal=principal
+            message, model=message.model, request_id=new_request_id(), principal=principal
         )
         if notes := client_notes(message):
             fields = {"request_id": str(admitted.id), **notes}

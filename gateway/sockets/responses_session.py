@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections import OrderedDict, deque
 from contextlib import aclosing
-from uuid import uuid4
 
 import msgspec
 import orjson
@@ -44,6 +43,7 @@ from gateway.sockets.outbox import Outbox
 from gateway.sockets.session import Close, SocketSession
 from gateway.transport import bodies, body_shape
 from tenants.authenticator import Authenticator
+from tenants.request_ids import new_request_id
 from tenants.types import Principal
 
 MAX_LANES = 32
@@ -213,7 +213,7 @@ class ResponsesSession(SocketSession):
         return await self._responses.begin(
             message,
             principal=principal,
-            request_id=uuid4(),
+            request_id=new_request_id(),
             earlier=None if previous is None else self._remembered.get(previous),
             generate=message.generate is not False,
         )

@@ -20,4 +20,4 @@ def upgrade() -> None:
     for name in ("triggers", "isolation"):
         source.execute(bind, source.schema(name))
     # From the last month on: requests that ended in it may still be settled.
-    op.execute("SELECT usage_event_add_partitions((now() - interval '1 month')::date, 4)")
+    op.execute("SELECT usage_add_partitions((now() - interval '1 month')::date, 4)")

@@ -339,7 +339,9 @@ async def check_the_books(here: Site) -> int:
             "SELECT t.name, s.num_running, s.num_queued, s.month_tokens, "
             "(SELECT coalesce(sum(prompt_tokens + completion_tokens), 0) FROM usage_event u "
             "WHERE u.tenant_id = t.id) AS ledger, (SELECT coalesce(sum(prompt_tokens "
-            "+ completion_tokens), 0) FROM usage_rollup r WHERE r.tenant_id = t.id) AS sums "
+            "+ completion_tokens), 0) FROM (SELECT tenant_id, prompt_tokens, completion_tokens "
+            "FROM usage_daily UNION ALL SELECT tenant_id, prompt_tokens, completion_tokens "
+            "FROM usage_delta) r WHERE r.tenant_id = t.id) AS sums "
             "FROM limit_state s JOIN tenant t ON t.id = s.scope_id"
         ):
             assert (row["num_running"], row["num_queued"]) == (0, 0), row

@@ -87,7 +87,8 @@ ALWAYS = {
     "last uses of keys",
     "line to other workers",
     "deleted adapters",
-    "retention",
+    "quota for outages",
+    "upkeep",
     "revocations",
 }
 

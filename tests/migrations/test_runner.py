@@ -34,7 +34,7 @@ ROWS_OF_0100 = (
     "'{stop}', '{10}', '{4}', '{6}', ARRAY[now()], '{NULL}', '{7}', NULL) FROM api_key",
 )
 TENANT, KEY = UUID(int=1), UUID(int=2)
-PARTITION = re.compile(r"usage_event_(\d{4}_\d\d|default)")
+PARTITION = re.compile(r"usage_(event|seen)_(\d{4}_\d\d|default)")
 
 
 async def schema(dsn: str) -> set[tuple[str, ...]]:
@@ -80,7 +80,7 @@ async def rows(dsn: str) -> list[asyncpg.Record]:
             "e.model, e.status, e.prompt_tokens, e.cached_tokens, e.completion_tokens, "
             "e.created_at, u.requests, l.max_concurrent FROM tenant t "
             "JOIN api_key k ON k.tenant_id = t.id JOIN project p ON p.id = k.project_id "
-            "JOIN usage_event e ON e.key_id = k.id JOIN usage_rollup u ON u.key_id = k.id "
+            "JOIN usage_event e ON e.key_id = k.id JOIN usage_delta u ON u.key_id = k.id "
             "JOIN limit_policy l ON l.scope_id = t.id ORDER BY 1"
         )
     finally:
@@ -114,7 +114,10 @@ class TestUpgrade:
             "api_key",
             "usage_event",
             "usage_seen",
+            "usage_delta",
             "usage_rollup",
+            "usage_daily",
+            "usage_daily_tenant",
             "limit_policy",
             "limit_state",
             "reservation",

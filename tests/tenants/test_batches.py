@@ -200,6 +200,7 @@ async def scopes(dsn: str) -> list[tuple[object, ...]]:
     """All counters of all scopes, and what is held."""
     connection = await asyncpg.connect(dsn)
     try:
+        await connection.fetch("SELECT usage_roll_up(1000000)")
         rows = await connection.fetch(
             "SELECT t.name, p.scope_kind, s.requests_used, s.tokens_used, s.num_running, "
             "s.num_queued, s.month, s.month_tokens, s.month_cost_micro FROM limit_state s "

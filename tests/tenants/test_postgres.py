@@ -210,7 +210,7 @@ class TestFailures:
         connection = await asyncpg.connect(pg_dsn)
         rows = await connection.fetch("SELECT tableoid::regclass::text FROM usage_event ORDER BY 1")
         assert [row[0] for row in rows] == [f"usage_event_{now:%Y_%m}", "usage_event_default"]
-        await connection.execute("SELECT usage_event_add_partitions('2040-12-31', 2)")
+        await connection.execute("SELECT usage_add_partitions('2040-12-31', 2)")
         for day in (datetime(2040, 12, 1, tzinfo=UTC), datetime(2041, 1, 31, 23, tzinfo=UTC)):
             await pg_store.record_usage(make_event(principal.key, created_at=day))
         assert await connection.fetchval("SELECT count(*) FROM usage_event_2040_12") == 1
@@ -225,8 +225,8 @@ class TestFailures:
         early, late = (datetime(2050, 3, day, tzinfo=UTC) for day in (1, 31))
         assert await pg_store.record_usage(make_event(principal.key, created_at=early))
         connection = await asyncpg.connect(pg_dsn)
-        added = await connection.fetchval("SELECT usage_event_add_partitions('2050-03-01', 2)")
-        assert added == 1
+        added = await connection.fetchval("SELECT usage_add_partitions('2050-03-01', 2)")
+        assert added == 3, "both months of ids, and one of the ledger"
         assert await pg_store.record_usage(make_event(principal.key, created_at=late))
         rows = await connection.fetch("SELECT tableoid::regclass::text FROM usage_event")
         assert [row[0] for row in rows] == ["usage_event_default"] * 2
@@ -240,7 +240,7 @@ class TestFailures:
         _, principal = await make_key(pg_store)
         now = datetime.now(UTC)
         connection = await asyncpg.connect(pg_dsn)
-        await connection.execute("SELECT usage_event_add_partitions('2020-01-01', 2)")
+        await connection.execute("SELECT usage_add_partitions('2020-01-01', 2)")
         old = make_event(principal.key, created_at=datetime(2020, 1, 31, tzinfo=UTC))
         older = make_event(principal.key, created_at=datetime(2019, 1, 31, tzinfo=UTC))
         events = [old, older, make_event(principal.key, created_at=now)]
@@ -287,10 +287,10 @@ class TestFailures:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         connection = await asyncpg.connect(pg_dsn)
-        await connection.execute("SELECT usage_event_add_partitions('2020-01-01', 1)")
+        await connection.execute("SELECT usage_add_partitions('2020-01-01', 1)")
         # This host lives before that month ended, so the server's clock is the one that is wrong.
         there = datetime(2020, 1, 20, tzinfo=UTC).timestamp()
-        monkeypatch.setattr("tenants.postgres.time.time", lambda: there)
+        monkeypatch.setattr("tenants.postgres_upkeep.time.time", lambda: there)
         await pg_store.maintain(usage_retention_months=1)
         monkeypatch.undo()
         assert await connection.fetchval("SELECT to_regclass('usage_event_2020_01') IS NOT NULL")
@@ -302,8 +302,8 @@ class TestFailures:
     async def test_requests_cannot_drop_anything(self, pg_store: PostgresStore) -> None:
         pool = pg_store._connections._pool
         for statement in (
-            "SELECT usage_event_drop_partitions('2040-01-01')",
-            "SELECT usage_event_add_partitions('2040-01-01', 1)",
+            "SELECT usage_drop_partition('usage_event', '2040-01-01')",
+            "SELECT usage_add_partitions('2040-01-01', 1)",
             "DELETE FROM usage_seen",
         ):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):

@@ -215,36 +215,6 @@ class TestLeases:
         running.cancel()
         await asyncio.wait([running])
 
-    async def test_run_has_the_ledger_looked_after_now_and_then(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store, now, kept, num_beats = WatchedStore(), 0.0, [], 0
-        quota = Quota(store, lease_s=0.003, usage_retention_months=7, clock=lambda: now)
-
-        async def maintain(*, usage_retention_months: int | None = None) -> None:
-            kept.append(usage_retention_months)
-
-        async def beat() -> None:
-            nonlocal num_beats
-            num_beats += 1
-
-        async def beats(count: int) -> None:
-            before = num_beats
-            async with asyncio.timeout(30):
-                while num_beats < before + count:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-
-        monkeypatch.setattr(store, "maintain", maintain)
-        monkeypatch.setattr(quota, "beat", beat)
-        running = asyncio.create_task(quota.run())
-        await beats(5)
-        assert kept == [7]
-        now += quota_module._MAINTENANCE_S
-        await beats(5)
-        assert kept == [7, 7]
-        running.cancel()
-        await asyncio.wait([running])
-
     async def test_what_cannot_be_taken_back_stays_until_its_lease_ends(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

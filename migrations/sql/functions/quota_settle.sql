@@ -42,7 +42,8 @@ BEGIN
             completion_tokens, created_at, end_user, cost_micro
         FROM written
     ), sums AS (
-        INSERT INTO usage_rollup AS r (
+        -- Added without looking at what is there, so that nobody waits; usage_roll_up moves them.
+        INSERT INTO usage_delta (
             tenant_id, key_id, model, hour, requests, prompt_tokens, cached_tokens,
             completion_tokens, cost_micro
         )
@@ -51,13 +52,6 @@ BEGIN
             sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost_micro)
         FROM written
         GROUP BY 1, 2, 3, 4
-        ORDER BY 1, 4, 2, 3
-        ON CONFLICT (tenant_id, hour, key_id, model) DO UPDATE SET
-            requests = r.requests + excluded.requests,
-            prompt_tokens = r.prompt_tokens + excluded.prompt_tokens,
-            cached_tokens = r.cached_tokens + excluded.cached_tokens,
-            completion_tokens = r.completion_tokens + excluded.completion_tokens,
-            cost_micro = r.cost_micro + excluded.cost_micro
     ), closed AS (
         DELETE FROM reservation AS r USING event AS e
         WHERE r.request_id = e.request_id AND r.tenant_id = e.tenant_id

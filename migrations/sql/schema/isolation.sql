@@ -13,19 +13,26 @@ SELECT sluice_protect('api_key');
 SELECT sluice_protect('limit_policy');
 SELECT sluice_protect('limit_state');
 SELECT sluice_protect('reservation');
-SELECT sluice_protect('usage_rollup');
+SELECT sluice_protect('usage_rollup', 'tenant_id', 'SELECT');
+SELECT sluice_protect('usage_daily', 'tenant_id', 'SELECT');
+SELECT sluice_protect('usage_daily_tenant', 'tenant_id', 'SELECT');
+SELECT sluice_protect('usage_delta', 'tenant_id', 'SELECT, INSERT');
 SELECT sluice_protect('response');
 SELECT sluice_protect('ended_stream');
 SELECT sluice_protect('idempotency_key');
 SELECT sluice_protect('adapter');
--- These are added to and never changed. Operators forget the requests of months that were dropped.
+-- These are added to and never changed.
 SELECT sluice_protect('usage_event', 'tenant_id', 'SELECT, INSERT');
 SELECT sluice_protect('usage_seen', 'tenant_id', 'SELECT, INSERT');
 SELECT sluice_protect('audit_log', 'tenant_id', 'SELECT, INSERT');
-GRANT DELETE ON usage_seen TO sluice_operator;
+-- Operators forget the requests of months that are over, and move what was added to the sums.
+GRANT DELETE ON usage_seen, usage_delta TO sluice_operator;
+GRANT INSERT, UPDATE ON usage_rollup, usage_daily, usage_daily_tenant TO sluice_operator;
 
--- Partitions get no grants, so they are reached through usage_event only.
+-- Partitions get no grants, so they are reached through their parents only.
 ALTER TABLE usage_event_default ENABLE ROW LEVEL SECURITY;
 ALTER TABLE usage_event_default FORCE ROW LEVEL SECURITY;
+ALTER TABLE usage_seen_default ENABLE ROW LEVEL SECURITY;
+ALTER TABLE usage_seen_default FORCE ROW LEVEL SECURITY;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON gateway_worker TO sluice_app, sluice_operator;

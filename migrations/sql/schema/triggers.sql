@@ -25,7 +25,12 @@ CREATE TRIGGER tenant_audit AFTER INSERT OR UPDATE OR DELETE ON tenant
     FOR EACH ROW EXECUTE FUNCTION audit_change('tenant');
 CREATE TRIGGER project_audit AFTER INSERT OR UPDATE OR DELETE ON project
     FOR EACH ROW EXECUTE FUNCTION audit_change('project');
-CREATE TRIGGER api_key_audit AFTER INSERT OR UPDATE OR DELETE ON api_key
+-- All columns but last_used_at: last uses are written for thousands of keys at once.
+CREATE TRIGGER api_key_audit
+    AFTER INSERT OR DELETE OR UPDATE OF
+        id, tenant_id, project_id, public_id, key_hash, name, scopes, allowed_models,
+        model_aliases, created_at, expires_at, revoked_at, revoke_at, replaces_key_id
+    ON api_key
     FOR EACH ROW EXECUTE FUNCTION audit_change('key');
 CREATE TRIGGER limit_policy_audit AFTER INSERT OR UPDATE OR DELETE ON limit_policy
     FOR EACH ROW EXECUTE FUNCTION audit_change('limits');

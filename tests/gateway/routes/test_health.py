@@ -57,7 +57,7 @@ async def test_alive_and_not_ready_before_the_engine_has_started(model_dir: Path
         assert (await get(gateway, "/readyz")).status == 200
 
 
-@pytest.mark.parametrize(("name", "status"), [("revocations", 503), ("retention", 200)])
+@pytest.mark.parametrize(("name", "status"), [("revocations", 503), ("upkeep", 200)])
 async def test_work_that_is_down_is_told_and_some_takes_the_worker_out(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, name: str, status: int
 ) -> None:

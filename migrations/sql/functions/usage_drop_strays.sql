@@ -1,7 +1,7 @@
--- Deletes up to 10,000 rows from before p_before in the default partition; returns how many. It
--- deletes through the parent, whose policy lets the owner see the rows. Others that write to this
+-- Deletes up to 10,000 rows from before p_before in the ledger's default partition; returns how many.
+-- It deletes through the parent, whose policy lets the owner see the rows. Others that write to this
 -- partition wait for the trigger, which is off for this portion only.
-CREATE OR REPLACE FUNCTION usage_event_drop_strays(p_before timestamptz) RETURNS integer
+CREATE OR REPLACE FUNCTION usage_drop_strays(p_before timestamptz) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = public, pg_temp
 SET lock_timeout = '2s'
@@ -28,5 +28,5 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION usage_event_drop_strays(timestamptz) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION usage_event_drop_strays(timestamptz) TO sluice_operator;
+REVOKE ALL ON FUNCTION usage_drop_strays(timestamptz) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION usage_drop_strays(timestamptz) TO sluice_operator;
