@@ -152,6 +152,7 @@ class PagedCache:
             *shape, layout.num_kv_heads, layout.head_dim, dtype=dtype, device=device
         )
         self.num_blocks = num_blocks
+        self.block_size = block_size
         self.stack = as_stack(memory.view(-1, *memory.shape[2:]))
         """The whole cache, as ``BlockCopies`` takes it."""
         self.tensors: KVCache = [

@@ -93,11 +93,8 @@ class TorchRunner:
         adapters: AdapterSlots | None = None,
         *,
         block_copies: BlockCopies,
-        block_size: int,
-        max_model_len: int,
         vocab_size: int,
         eos_token_ids: frozenset[int],
-        device: torch.device,
     ) -> None:
         self._model = model
         self._resting_model = model.model if isinstance(model, WatchedModel) else model
@@ -115,11 +112,11 @@ class TorchRunner:
         self._accept = accept
         self.adapters = adapters
         self.step_costs: StepCosts | None = None
-        self._block_size = block_size
-        self.max_model_len = max_model_len
+        self._block_size = cache.block_size
+        self.max_model_len = table.tokens.shape[1]
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
-        self.device = device
+        self.device = device = table.tokens.device
         self._logprobs = LogprobRows(len(table.tokens), vocab_size)
         self._launched: _Launched | None = None
         self._launched_at = 0.0

@@ -40,8 +40,6 @@ class DraftGraphs:
         sampler: Sampler,
         attention: CapturableBackend,
         *,
-        block_size: int,
-        max_num_seqs: int,
         num_drafts: int,
     ) -> None:
         assert num_drafts < attention.max_decode_queries
@@ -51,12 +49,12 @@ class DraftGraphs:
         self._table = table
         self._sampler = sampler
         self._attention = attention
-        self._block_size = block_size
+        self._block_size = block_size = kv_cache[0][0].shape[1]
         self.num_drafts = num_drafts
         """The most drafts of a sequence."""
         self.window = num_drafts + 1
         """Known tokens that a graph runs over: as many as a step can add."""
-        sizes = capture_sizes(min(max_num_seqs, MAX_CHECKED))
+        sizes = capture_sizes(min(table.num_rows, MAX_CHECKED))
         self.max_batch = sizes[-1]
         self._sent = SentRows(sizes[-1], table.tokens.device)
         self._over_window = SequenceBuffers(table, block_size, sizes[-1], self.window)

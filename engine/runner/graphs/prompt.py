@@ -51,7 +51,6 @@ class PromptGraphs:
         attention: PromptBackend,
         adapters: AdapterSlots | None = None,
         *,
-        block_size: int,
         sizes: Sequence[int],
     ) -> None:
         """adapters: if any, they are capturable. sizes: numbers of tokens, ascending, not empty, at
@@ -61,7 +60,7 @@ class PromptGraphs:
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
-        self._block_size = block_size
+        self._block_size = kv_cache[0][0].shape[1]
         self.max_num_tokens = sizes[-1]
         device = table.tokens.device
         self._sent = torch.zeros(3 * _NUM_SEQS + 1, dtype=torch.int32, device=device)

@@ -107,11 +107,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         prompt_graphs=prompt_graphs,
         accept=acceptance(config),
         adapters=adapters,
-        block_size=config.block_size,
-        max_model_len=max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
-        device=device,
     )
     report(LoadProgress("Warming up", 0.99))
     runner.warm_up()
@@ -210,9 +207,7 @@ def _capture_prompt_graphs(
     target = model.model if isinstance(model, WatchedModel) else model
     if not isinstance(target, ForCausalLM):
         return None  # Of transformers' models only decode steps are known to wait for nothing.
-    graphs = PromptGraphs(
-        model, cache.layers, table, attention, adapters, block_size=config.block_size, sizes=sizes
-    )
+    graphs = PromptGraphs(model, cache.layers, table, attention, adapters, sizes=sizes)
     graphs.capture()
     return graphs
 

@@ -169,8 +169,6 @@ def create_drafting(
             table,
             sampler,
             attention,
-            block_size=block_size,
-            max_num_seqs=config.num_seqs,
             num_drafts=num_drafts,
         )
         graphs.capture()

@@ -193,7 +193,6 @@ def emulate_prompts(
         runner._table,
         EmulatedPrompts(),
         runner.adapters,
-        block_size=runner._block_size,
         sizes=sizes,
     )
     graphs.capture()
@@ -231,8 +230,6 @@ def emulate(
         table,
         runner._sampler,
         attention,
-        block_size=runner._block_size,
-        max_num_seqs=table.num_rows,
         num_drafts=num_drafts,
     )
     graphs.capture()
