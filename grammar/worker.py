@@ -25,12 +25,14 @@ from grammar.jobs import (
     encode,
     run,
 )
+from grammar.schema.checker import give_up
 from grammar.vocabulary import Vocabulary
 
 
 def main(fd: int) -> None:
     # A signal may be sent to all processes of the server. Only the pool decides when workers stop.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGVTALRM, give_up)
     with Connection(fd) as connection:
         try:
             try:

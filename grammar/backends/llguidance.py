@@ -52,6 +52,7 @@ _JSON_OPTIONS = {
 _COMPACT_JSON_OPTIONS = _JSON_OPTIONS | {"whitespace_flexible": False, "whitespace_pattern": None}
 # A unit of fuel is an expression of the lexer, of 150 to 200 bytes; a symbol takes about as much as
 # four. Both are counted while a grammar is compiled: 200 KB of usual schemas take 60,000 units.
+# 1,000 items of a mask take about 4 ms, for which all others in the batch wait.
 _WORK: dict[str, Any] = {
     "initial_lexer_fuel": 300_000,
     "max_grammar_size": 50_000,
@@ -61,7 +62,7 @@ _WORK: dict[str, Any] = {
     "max_items_in_row": 5_000,
     "verbose_errors": False,
 }
-_LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=40_000)
+_LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=25_000)
 # A free grammar may be ambiguous, and its items for one mask may then cost 20 µs each: with the
 # default of 50,000 a second, for which all others in the batch wait. Few take more than hundreds.
 _EBNF_LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=5_000)
@@ -362,6 +363,15 @@ def _text_without(texts: tuple[str, ...]) -> str:
     return " & ".join([anything, *barred])
 
 
+_TOO_MUCH = {
+    r"row has \d+ items|Too many items": (
+        "anyOf, oneOf, properties: too many alternatives and optional properties could come next"
+    ),
+    "too many expressions": "pattern, format: too much could match next at once",
+}
+"""What is at fault, in a client's words."""
+
+
 def _refusal(message: str) -> InvalidGrammar:
     if "too deeply nested" in message:
         return GrammarTooLarge("$", "nested too deeply")
@@ -381,6 +391,9 @@ def _refusal(message: str) -> InvalidGrammar:
 def _plain(message: str) -> str:
     """A message without the position and the excerpt of the Lark text, which the client does not
     know."""
+    for technical, text in _TOO_MUCH.items():
+        if re.search(technical, message):
+            return text
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
     # Their names are ours as well, and a text could not tell them from what they look like.
     message = re.sub(r"; following special tokens are available: .*", _NO_TOKENS, message)

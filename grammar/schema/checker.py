@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,11 +17,22 @@ _DRAFT = jsonschema.Draft202012Validator
 _Errors = Iterator[jsonschema.ValidationError]
 
 
+_NAMES = "patternProperties"
+
+
+def _matches(keyword: str, source: str, text: str) -> bool:
+    try:
+        return ecma.matches(source, text)
+    except TooManySteps:
+        shown = source if len(source) <= 80 else f"{source[:77]}..."
+        raise TooManySteps(f" against {keyword} {shown!r}") from None
+
+
 def _pattern(validator: Any, source: str, value: Any, schema: Any) -> _Errors:
     if not validator.is_type(value, "string"):
         return
     try:
-        if not ecma.matches(source, value):
+        if not _matches("pattern", source, value):
             yield jsonschema.ValidationError(f"{value!r} does not match {source!r}")
     except ecma.Unreadable as error:
         yield jsonschema.ValidationError(f"pattern cannot be checked: {error}")
@@ -34,7 +46,7 @@ def _pattern_properties(
     try:
         for source, sub in patterns.items():
             for name, member in value.items():
-                if ecma.matches(source, name):
+                if _matches(_NAMES, source, name):
                     yield from validator.descend(member, sub, path=name, schema_path=source)
     except ecma.Unreadable as error:
         yield jsonschema.ValidationError(f"patternProperties cannot be checked: {error}")
@@ -46,7 +58,7 @@ def _additional_properties(validator: Any, rest: Any, value: Any, schema: Any) -
         yield from _DRAFT.VALIDATORS["additionalProperties"](validator, rest, value, schema)
         return
     try:
-        matched = {name for name in value if any(ecma.matches(s, name) for s in sources)}
+        matched = {name for name in value if any(_matches(_NAMES, s, name) for s in sources)}
     except ecma.Unreadable:  # said of patternProperties
         return
     for name, member in value.items():
@@ -69,14 +81,37 @@ def _unevaluated_properties(validator: Any, rest: Any, value: Any, schema: Any) 
 
 
 class TooManySteps(Exception):
-    """Checks have taken more steps than they may."""
+    """Checks have taken more steps, or more time, than they may. Its text ends the sentence that
+    they take too many."""
+
+
+def give_up(*_: object) -> None:
+    """The handler of SIGVTALRM where checks are to be limited in time: a pattern may take forever,
+    but looks after signals."""
+    raise TooManySteps
 
 
 class Steps:
-    """Counts the keywords that are checked, for a second of an old machine at most."""
+    """Counts the keywords that are checked, and the time that it takes."""
 
-    def __init__(self, most: int = 50_000) -> None:
+    def __init__(self, most: int = 50_000, most_s: float = 0.15) -> None:
         self._left = most
+        self._left_s = most_s
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Raises ``TooManySteps`` in the midst of things when the processor time is used up, if
+        ``give_up`` is installed."""
+        if signal.getsignal(signal.SIGVTALRM) is not give_up:
+            yield
+            return
+        if self._left_s <= 0:
+            raise TooManySteps
+        signal.setitimer(signal.ITIMER_VIRTUAL, self._left_s)
+        try:
+            yield
+        finally:
+            self._left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def take(self, number: int) -> None:
         self._left -= number
@@ -92,7 +127,8 @@ def counted(steps: Steps) -> Iterator[None]:
     """Count all checks inside; they raise ``TooManySteps``."""
     before = _steps.set(steps)
     try:
-        yield
+        with steps.timed():
+            yield
     finally:
         _steps.reset(before)
 

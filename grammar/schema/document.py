@@ -146,8 +146,9 @@ class Document:
         try:
             with counted(self._steps):
                 return bool(self._validator.evolve(schema=schema).is_valid(value))
-        except TooManySteps:
-            message = f"{place.rpartition('.')[2]}: its values take too many steps to check"
+        except TooManySteps as error:
+            keyword = place.rpartition(".")[2]
+            message = f"{keyword}: its values take too many steps to check{error}"
             raise GrammarTooLarge(place, message) from None
 
     def errors(self, value: Any) -> list[jsonschema.ValidationError]:

@@ -1,8 +1,9 @@
 """Translates schemas of older drafts into 2020-12.
 
 That concerns tuples (until 2019-09), dependencies and names of places (until draft 7), exclusive
-bounds (draft 4), and keywords that are null, which no draft allows. Generators of schemas write all
-of these: the AI SDK's, those of OpenAPI 3.0, and those of languages that write empty fields.
+bounds and ``id`` (draft 4), and keywords that are null, which no draft allows. Generators of
+schemas write all of these: the AI SDK's, those of OpenAPI 3.0, and those of languages that write
+empty fields.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA
 
 OLD_SPELLING = re.compile(
     r'"items"\s*:\s*\[|"exclusive(?:Min|Max)imum"\s*:\s*(?:true|false)|:\s*null'
-    r'|"dependencies"\s*:|"\$id"\s*:\s*"#'
+    r'|"dependencies"\s*:|"\$id"\s*:\s*"#|"\$schema"\s*:\s*"[^"]*draft-0[34]'
 )
 """One of these occurs in the text of every document that ``modern`` would change."""
 
@@ -44,12 +45,20 @@ def _modern(schema: Any, root: Any) -> Any:
         _respell_tuple(found)
     if isinstance(found.get("dependencies"), dict):
         _respell_dependencies(found)
+    if "$id" not in found and isinstance(found.get("id"), str) and _has_plain_id(root):
+        found["$id"] = found.pop("id")
     if _NAME.fullmatch(str(found.get("$id"))) is not None and "$anchor" not in found:
         found["$anchor"] = found.pop("$id")[1:]
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(found.get(exclusive), bool):
             _respell_bound(found, bound, exclusive)
     return found
+
+
+def _has_plain_id(root: Any) -> bool:
+    """Whether the document says that it is of a draft in which ``$id`` was ``id``."""
+    draft = root.get("$schema") if isinstance(root, dict) else None
+    return isinstance(draft, str) and re.search("draft-0[34]", draft) is not None
 
 
 def _modern_value(keyword: str, value: Any, root: Any) -> Any:

@@ -65,6 +65,8 @@ CONSTRAINTS = frozenset(
 
 MAX_PATTERN_PROPERTIES = 100
 MAX_PATTERN_ITEMS = 1_000_000
+MAX_ALTERNATIVES = 250
+"""Schemas that an engine follows side by side until the output tells which one it is."""
 
 # Keywords of older drafts that would constrain, and what to write now.
 _FORMER = {
@@ -114,6 +116,8 @@ def check(
     values of one enum, and ``max_count`` every length and number of items. Paths begin with
     ``root``."""
     properties = pattern_items = 0
+    refers = False
+    identified = ""
     stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
         node, path, depth = stack.pop()
@@ -124,6 +128,10 @@ def check(
         if not isinstance(node, dict):
             raise InvalidGrammar(path, f"a schema is an object or a boolean, got {_short(node)}")
         _check_forms(node, path)
+        _check_alternatives(node, path)
+        refers = refers or "$ref" in node
+        if depth and isinstance(node.get("id"), str) and "$id" not in node:
+            identified = child(path, "id")
         properties += len(node.get("properties", {}).keys() | node.get("required", ()))
         if properties > max_properties:
             raise GrammarTooLarge(path, f"more than {max_properties} properties in all")
@@ -145,6 +153,21 @@ def check(
             if node.get(keyword, 0) > max_count:
                 raise GrammarTooLarge(child(path, keyword), f"more than {max_count}")
         stack += ((sub, where, depth + 1) for sub, where in subschemas(node, path))
+    if refers and identified:
+        message = "id is of draft 4, and may move references: write $id, or name the draft"
+        raise InvalidGrammar(identified, f"{message} in $schema")
+
+
+def _check_alternatives(node: dict[str, Any], path: str) -> None:
+    for keyword in ("anyOf", "oneOf"):
+        options = node.get(keyword, ())
+        if len(options) <= MAX_ALTERNATIVES:
+            continue
+        listed = {"const", "enum"}
+        open_ = [o for o in options if not isinstance(o, dict) or listed.isdisjoint(o)]
+        if len(open_) > MAX_ALTERNATIVES:
+            message = f"{keyword}: more than {MAX_ALTERNATIVES} alternatives without const or enum"
+            raise GrammarTooLarge(child(path, keyword), message)
 
 
 def _check_forms(node: dict[str, Any], path: str) -> None:

@@ -158,18 +158,16 @@ SERVED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [GrammarChecker, GrammarCompiler])
 def test_each_backend_has_a_process_of_its_own_which_starts_when_it_is_needed(
-    vocabulary: Vocabulary, kind: type[GrammarChecker] | type[GrammarCompiler]
+    vocabulary: Vocabulary,
 ) -> None:
-    service = kind(vocabulary, num_workers=1)
+    compiler = GrammarCompiler(vocabulary, num_workers=1)
     for number, (backend, schema) in enumerate(SERVED.items(), 1):
-        found = service.submit(GrammarSpec.from_schema(schema)).result(120)
-        assert isinstance(found, Verdict | CompiledGrammar)
+        found = compiler.compile(GrammarSpec.from_schema(schema))
         assert (found.backend, found.unenforced) == (backend, ())
-        assert len(service.worker_pids) == number
-    service.close()
-    assert not service.worker_pids
+        assert len(compiler.worker_pids) == number
+    compiler.close()
+    assert not compiler.worker_pids
 
 
 def test_what_waits_when_it_is_closed_is_settled(vocabulary: Vocabulary) -> None:

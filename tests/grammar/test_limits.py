@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grammar.compiler import GrammarCompiler
-from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.errors import GrammarTooLarge, InvalidGrammar, UnsupportedKeyword
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
 
@@ -66,6 +66,10 @@ def nested(head: str, tail: str, depth: int) -> GrammarSpec:
 
 
 MEMBERS = {"type": "object", "properties": {"a": {"minimum": 1}, "b": {"minimum": 2}}}
+TRAP = {"pattern": "^(a|a)*$"}
+"""For a matcher that goes back, which takes longer than the universe for this:"""
+TRAPPED = [f"{'a' * 40}{i}" for i in range(900)]
+AGAINST = "its values take too many steps to check against pattern '^(a|a)*$'"
 LONG_LIST = [{"a": i} for i in range(3_000)]
 
 STOPPED: dict[str, tuple[GrammarSpec, type[Exception], str]] = {
@@ -162,6 +166,37 @@ STOPPED: dict[str, tuple[GrammarSpec, type[Exception], str]] = {
         GrammarTooLarge,
         "enum",
     ),
+    "a trap beside enum": (schema({"enum": TRAPPED} | TRAP), GrammarTooLarge, f"enum: {AGAINST}"),
+    "a trap beside const": (
+        schema({"const": TRAPPED[0], "not": TRAP}),
+        GrammarTooLarge,
+        f"const: {AGAINST}",
+    ),
+    "a trap for names": (
+        schema({"const": {TRAPPED[0]: 1}, "patternProperties": {"^(a|a)*$": {}}}),
+        GrammarTooLarge,
+        "against patternProperties '^(a|a)*$'",
+    ),
+    "a trap for the names of members": (
+        schema({"properties": {TRAPPED[0]: {}}, "propertyNames": TRAP}),
+        GrammarTooLarge,
+        "propertyNames: its values take too many steps",
+    ),
+    "a trap in oneOf": (
+        GrammarSpec.from_schema({"oneOf": [{"const": TRAPPED[0]}, {"type": "string"} | TRAP]}),
+        UnsupportedKeyword,
+        "'oneOf'",
+    ),
+    "300 alternatives": (
+        schema({"oneOf": [{"properties": {f"p{i}": {}}} for i in range(300)]}),
+        GrammarTooLarge,
+        "oneOf: more than 250 alternatives",
+    ),
+    "id beside references": (
+        schema({"properties": {"a": {"id": "http://a/b"}, "b": {"$ref": "#/properties/a"}}}),
+        InvalidGrammar,
+        "id is of draft 4",
+    ),
     "exclusiveMinimum alone": (
         schema({"type": "integer", "exclusiveMinimum": True}),
         InvalidGrammar,
@@ -185,6 +220,10 @@ STOPPED: dict[str, tuple[GrammarSpec, type[Exception], str]] = {
         ]
     },
 }
+
+
+def tagged(number: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {"k": {"const": number}}, "required": ["k"]}
 
 
 def levels(depth: int) -> dict[str, Any]:
@@ -241,6 +280,8 @@ TAKES: dict[str, GrammarSpec] = {
         {"type": "object", "properties": {"a": {"$ref": "#", "minProperties": 0}}}
     ),
     "exclusiveMinimum beside minimum": schema({"minimum": 1, "exclusiveMinimum": True}),
+    "250 alternatives": schema({"oneOf": [tagged(i) for i in range(250)]}),
+    "1,000 alternatives of one value": schema({"oneOf": [{"const": i} for i in range(1_000)]}),
     "two patterns": schema({"allOf": patterns(2)}),
     "left recursion": ebnf(['start: start "a" | "a"']),
     "300 rules in a chain": ebnf(

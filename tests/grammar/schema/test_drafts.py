@@ -197,6 +197,25 @@ def test_a_place_may_be_named_by_an_identifier() -> None:
     assert not validate(spec, "1").passed
 
 
+def test_in_draft_4_identifiers_had_another_name() -> None:
+    members = {"a": {"id": "#n", "type": "null"}, "id": {"id": "http://other/x", "type": "string"}}
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "id": "http://example/root",
+        "properties": {"a": {"$ref": "#n"}, "id": {"$ref": "http://other/x"}},
+        "definitions": members,
+    }
+    spec = GrammarSpec.from_schema(schema)
+    assert audit(spec.document()).unenforced("llguidance") == ()
+    assert validate(spec, '{"a": null, "id": "x"}').passed
+    assert not validate(spec, '{"a": 1}').passed
+    assert not validate(spec, '{"id": 1}').passed
+    undated = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
+    with pytest.raises(InvalidGrammar, match=r"write \$id"):
+        GrammarSpec.from_schema(undated).validate()
+    GrammarSpec.from_schema({"id": "x", "properties": {"id": {"id": "y"}}}).validate()
+
+
 def test_what_is_wrong_in_any_draft_is_still_refused() -> None:
     wrong: list[dict[str, Any]] = [{"items": [{}], "prefixItems": [{}]}, {"items": [3]}]
     for schema in wrong:
