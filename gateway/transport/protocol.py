@@ -205,8 +205,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_deadline.stop()
         self._body_left = self._body_overhead = self._refused_bytes = 0
         self._check_coding()
+        version = self.parser.get_http_version()
+        if version == "0.9":
+            raise ValueError("HTTP/0.9")  # Its answers have no head. Answered with a 400.
         num_hosts = [name for name, _ in self.headers].count(b"host")
-        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise ValueError("not one host")  # RFC 9112, section 3.2: answered with a 400
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # not an upgrade
@@ -515,9 +518,11 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
+        if self.close_sent:  # uvicorn has refused the handshake, and made no scope.
+            return
         extensions.offer_trust(self.scope, self._trust)
         self.conn.max_message_size = STRANGER_BYTES
-        if not self.close_sent and not self.conn.extensions:  # The handshake was accepted.
+        if not self.conn.extensions:
             self._writer = TextWriter(self)
             extensions.offer(self.scope, self._writer.write)
 

@@ -17,10 +17,8 @@ NUM_AT_ONCE = 16
 QUIET_S = 0.3
 """After the last answer that is expected: for one that must not come."""
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-NORMAL, PROTOCOL_ERROR, UNACCEPTABLE, BAD_DATA, TOO_BIG, UNAUTHENTICATED = (
-    *(1000, 1002, 1003),
-    *(1007, 1009, 4401),
-)
+NORMAL, PROTOCOL_ERROR, UNACCEPTABLE, BAD_DATA = 1000, 1002, 1003, 1007
+TOO_MANY, TOO_BIG, UNAUTHENTICATED = 1008, 1009, 4401
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,6 @@ class HttpShape:
     """Made from a good key."""
     statuses: tuple[int, ...]
     """Of all answers on the connection, in their order; none if it is closed without one."""
-    may_break: bool = False
-    """Whether the connection may be closed without an answer, too."""
     in_pieces: bool = False
     """Whether the bytes come one by one."""
 
@@ -136,7 +132,7 @@ HTTP: tuple[HttpShape, ...] = (
     _H("TLS", _plain(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), (400,)),
     _H("HTTP/2 without an upgrade", _plain(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), (400,)),
     _H("HTTP/1.0 without a host", _plain(b"GET /livez HTTP/1.0\r\n\r\n"), (200,)),
-    _H("HTTP/0.9", _plain(b"GET /livez\r\n\r\n"), (200,)),
+    _H("HTTP/0.9", _plain(b"GET /livez\r\n\r\n"), (400,)),
     _H("a method in small letters", _plain(b"get /livez HTTP/1.1\r\nhost: x\r\n\r\n"), (400,)),
     _H("a method of nobody", _plain(b"BREW /livez HTTP/1.1\r\nhost: x\r\n\r\n"), (400,)),
     _H("CONNECT", _plain(b"CONNECT a.example:443 HTTP/1.1\r\nhost: x\r\n\r\n"), (400,)),
@@ -176,6 +172,13 @@ HTTP: tuple[HttpShape, ...] = (
         _plain(_get(b"/v1/models", b"authorization: Bearer " + b"a" * 60_000)),
         (401,),
     ),
+    _H(
+        "two keys",
+        _post(b"authorization: Bearer x", body=CHAT % b"x"),
+        (400,),
+    ),
+    _H("an expectation", _post(b"expect: 100-continue", body=b"{}"), (100, 400)),
+    _H("an expectation of nobody", _post(b"expect: 200-maybe", body=b"{}"), (400,)),
     # lengths
     _H("a negative length", _bare_post(b"content-length: -5", body=b"hello"), (400,)),
     _H("a length with a sign", _bare_post(b"content-length: +5", body=b"hello"), (400,)),
@@ -199,15 +202,29 @@ HTTP: tuple[HttpShape, ...] = (
         (400,),
     ),
     _H(
-        "a chunk whose size is no number",
-        _chunked(b"zz\r\nhello\r\n0\r\n\r\n"),
-        (400,),
-        may_break=True,
+        "another coding, then chunks",
+        _bare_post(b"transfer-encoding: gzip, chunked", body=b"0\r\n\r\n"),
+        (501,),
     ),
-    _H("a chunk of negative size", _chunked(b"-5\r\nhello\r\n0\r\n\r\n"), (400,), may_break=True),
     _H(
-        "a chunk longer than its size", _chunked(b"3\r\nhello\r\n0\r\n\r\n"), (400,), may_break=True
+        "a coding that looks like chunks",
+        _bare_post(b"transfer-encoding: xchunked", body=b"0\r\n\r\n"),
+        (400,),
     ),
+    _H(
+        "chunks twice",
+        _bare_post(*[b"transfer-encoding: chunked"] * 2, body=b"0\r\n\r\n"),
+        (400,),
+    ),
+    _H("a chunk whose size is no number", _chunked(b"zz\r\nhello\r\n0\r\n\r\n"), (400,)),
+    _H("a chunk of negative size", _chunked(b"-5\r\nhello\r\n0\r\n\r\n"), (400,)),
+    _H("a chunk longer than its size", _chunked(b"3\r\nhello\r\n0\r\n\r\n"), (400,)),
+    _H("a chunk size above 2^64", _chunked(b"f" * 17 + b"\r\nhello\r\n0\r\n\r\n"), (400,)),
+    _H("a chunk size of 2^64 - 1", _chunked(b"f" * 16 + b"\r\nhello"), (408,)),
+    _H("a chunk's extension of 100 KB", _chunked(b"1;" + b"e" * 100_000 + b"\r\n"), (400,)),
+    _H("mostly chunk extensions", _chunked((b"1;" + b"e" * 1000 + b"\r\nx\r\n") * 100), (400,)),
+    _H("trailers of 100 KB", _chunked(b"0\r\nx-a: " + b"b" * 100_000 + b"\r\n\r\n"), (400,)),
+    _H("101 trailers", _chunked(b"0\r\n" + b"x-a: b\r\n" * 101 + b"\r\n"), (431,)),
     _H("chunks that never end", _chunked(b"3\r\nabc\r\n"), (408,)),
     _H("a body that never ends", _bare_post(b"content-length: 100", body=b"{"), (408,)),
     _H("a GET with a body", _plain(_get(b"/livez", b"content-length: 5") + b"hello"), (200,)),
@@ -336,7 +353,7 @@ SOCKETS: tuple[SocketShape, ...] = (
     _S("a beginning within a message", frame(1, b"x", fin=False) + frame(1, b"y"), PROTOCOL_ERROR),
     _S("a size above 2^63", frame(1, size=b"\x7f" + b"\xff" * 8), TOO_BIG),
     _S("a size above the limit", frame(1, size=b"\x7f" + (2**40).to_bytes(8, "big")), TOO_BIG),
-    _S("fragments without end", frame(1, fin=False) + frame(0, fin=False) * 5000, TOO_BIG),
+    _S("fragments without end", frame(1, fin=False) + frame(0, fin=False) * 5000, TOO_MANY),
     _S("bytes", frame(2, b"x"), UNACCEPTABLE),
     _S("broken UTF-8", text(b"\xff\xfe"), BAD_DATA),
     _S("broken UTF-8 in fragments", frame(1, b"\xe2\x82", fin=False) + frame(0, b"\x28"), BAD_DATA),
@@ -367,6 +384,21 @@ SOCKETS: tuple[SocketShape, ...] = (
     ),
     _survives("a turn of nobody is cancelled", b'{"type":"cancel","id":"x"}', _HERE),
     _survives(
+        "a turn is cancelled by its stream",
+        b'{"type":"cancel","stream_id":"stream_x"}',
+        b"Unknown parameter: stream_id; known are id.",
+    ),
+    _survives(
+        "a place above 2^63",
+        b'{"type":"resume","id":"x","stream_id":"stream_x","last_seq":9223372036854775808}',
+        b'"param":"last_seq"',
+    ),
+    _survives(
+        "a place that is a float",
+        b'{"type":"resume","id":"x","stream_id":"stream_x","last_seq":1e30}',
+        b'"param":"last_seq"',
+    ),
+    _survives(
         "a stream of nobody is resumed",
         b'{"type":"resume","id":"x","stream_id":"stream_x","last_seq":-1}',
         b'"status":404',
@@ -395,7 +427,7 @@ SOCKETS: tuple[SocketShape, ...] = (
     _S(
         "a megabyte in place of a key",
         frame(1, b"x" * 2**20, size=b"\x7f" + (2**20).to_bytes(8, "big")),
-        UNAUTHENTICATED,
+        TOO_BIG,
         has_key=False,
     ),
     _S("nothing in place of a key", b"", UNAUTHENTICATED, has_key=False),
