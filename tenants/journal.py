@@ -48,7 +48,11 @@ class Journal:
             self._file = _locked(self._path)
         self._progress: Progress | None = None
         while self._progress is None:
-            counted = Progress(folder)
+            try:
+                counted = Progress(folder)
+            except OSError:
+                self.close()
+                raise
             if _lock(counted.file, counted.path):
                 self._progress = counted
             else:

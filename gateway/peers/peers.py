@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
 import shutil
-import socket
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -171,10 +171,11 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[str]:
-        folder = None
+        folder, lock = None, -1
         if self._host is None:
-            await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # which only its owner can read
+            temporary = Path(tempfile.gettempdir())
+            await asyncio.to_thread(sweep, temporary)
+            folder, lock = own_folder(temporary)
             path = folder / _SOCKET
             server = await asyncio.start_unix_server(self._serve, path, start_serving=False)
             address = f"{_UNIX}{path}"
@@ -192,6 +193,7 @@ class Peers:
             await asyncio.gather(*self._connections, return_exceptions=True)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -262,20 +264,43 @@ class Peers:
                     raise WireError(f"{type(other).__name__} from a follower")
 
 
-def sweep(folder: Path, *, min_age_s: float = 60.0) -> int:
-    """Remove the sockets that killed workers left in ``folder``, and return how many there were.
-    Younger ones are kept, because their workers may be about to listen."""
+def own_folder(parent: Path) -> tuple[Path, int]:
+    """A new folder that only its owner can read, and a descriptor of it: ``sweep`` keeps the folder
+    until that is closed."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock = _locked(folder)
+        # ``sweep`` may have had it first, for which it was nobody's.
+        if lock is not None and folder.exists():
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep(parent: Path) -> int:
+    """Remove the folders that killed workers left in ``parent``, and return how many there were."""
     num_removed = 0
-    for left in folder.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            if time.time() - (left / _SOCKET).stat().st_mtime < min_age_s:
-                continue
-            try:
-                probe.connect(str(left / _SOCKET))
-            except ConnectionRefusedError:
-                shutil.rmtree(left)
-                num_removed += 1
+    for left in parent.glob(f"{_PREFIX}*"):
+        lock = _locked(left)
+        if lock is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+            num_removed += 1
     return num_removed
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor of the folder, which it locks; None if that is another's or gone."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
 
 
 class RemoteReader:

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -76,8 +75,6 @@ class Deployment(ServerProcess):
         without a model; None for the bundled model. settings: by section, laid over ``SETTINGS``.
         max_files: the hard limit on open files of each process."""
         self.dsn, self.num_workers = dsn, num_workers
-        self.may_leave = ""
-        """A pattern of files that may be left, after faults that are known to leave them."""
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-test-"))
         self._pepper = secrets.create(self._folder / "secrets.json").key_pepper
         self._temporary = self._folder / "tmp"
@@ -116,11 +113,7 @@ class Deployment(ServerProcess):
             if not failed:
                 assert self.stop() == 0, self.output()
                 assert self.survivors() == []
-                left = [
-                    each
-                    for each in self._temporary.iterdir()
-                    if not fnmatch(each.name, self.may_leave)
-                ]
+                left = [*self._temporary.iterdir()]
                 assert left == [], f"files are left: {left}"
         finally:
             super().__exit__()

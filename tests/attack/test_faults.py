@@ -184,7 +184,6 @@ async def test_a_worker_that_is_gone_takes_only_its_own_streams(how: signal.Sign
             victim.send_signal(how)
             await until(lambda: not victim.is_running(), within_s=60)
         assert other.is_running()
-        deployment.may_leave = "sluice-peer-*"  # the dead worker's socket for its peers
         num_cut = sum(not outcome.is_done for outcome in outcomes)
         assert 0 < num_cut < NUM_CLIENTS
         await serves_again(here)
@@ -248,3 +247,12 @@ async def test_a_full_disk_stops_no_stream_and_loses_no_token() -> None:
         filler.unlink()
         await serves_again(here)
         await check_the_books(here, outcomes)
+
+
+async def test_a_server_without_room_for_its_journal_says_so(database: str) -> None:
+    with small_disk(2**20) as folder:
+        filler = fill(folder)
+        deployment = Deployment(database, settings={"tenants": {"journal_dir": str(folder)}})
+        with pytest.raises(AssertionError, match="usage cannot be kept here"), deployment:
+            pytest.fail("it serves")
+        assert [*folder.iterdir()] == [filler]

@@ -61,6 +61,12 @@ def test_a_full_disk_takes_whole_events_or_none(tmp_path: Path) -> None:
     assert inherit(tmp_path) == [events[0], events[3]]
 
 
+def test_a_disk_without_room_for_the_counts_is_left_as_it_was(tmp_path: Path) -> None:
+    with no_file_above(4096), pytest.raises(OSError, match="File too large"):
+        Journal(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_files_of_living_processes_are_left_alone(tmp_path: Path) -> None:
     living = Journal(tmp_path)
     living.append([make_event()])

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
+import os
+import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from uuid import uuid4
@@ -10,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from gateway.errors import InvalidApiKey, RateLimited, StreamNotFound, Unavailable
-from gateway.peers.peers import PeerGone, sweep
+from gateway.peers.peers import PeerGone, own_folder, sweep
 from gateway.peers.wire import RedeemTicket, StopStream
 from gateway.streams.log import MemoryStreamLog, StreamReader
 from gateway.streams.streams import Streams
@@ -261,21 +262,33 @@ def _names(folder: Path) -> list[str]:
 
 
 def test_what_killed_workers_left_is_swept_away(tmp_path: Path) -> None:
-    def make(name: str) -> socket.socket:
+    for name in ("sluice-peer-dead", "another"):
         (tmp_path / name).mkdir()
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(tmp_path / name / "socket"))
-        listener.listen()
-        return listener
+        (tmp_path / name / "socket").touch()
+    (tmp_path / "sluice-peer-file").touch()
+    living, lock = own_folder(tmp_path)
+    names = {"another", "sluice-peer-file", living.name}
+    assert sweep(tmp_path) == 1
+    assert set(_names(tmp_path)) == names
+    os.close(lock)  # as the end of a process does
+    assert sweep(tmp_path) == 1
+    assert set(_names(tmp_path)) == names - {living.name}
 
-    with make("sluice-peer-alive"):
-        make("sluice-peer-dead").close()
-        make("another").close()
-        (tmp_path / "sluice-peer-empty").mkdir()
-        assert sweep(tmp_path) == 0  # they may have begun just now
-        assert sweep(tmp_path, min_age_s=0) == 1
-        assert sorted(path.name for path in tmp_path.iterdir()) == [
-            "another",
-            "sluice-peer-alive",
-            "sluice-peer-empty",
-        ]
+
+def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkdtemp
+    made: list[str] = []
+
+    def mkdtemp(prefix: str, dir: Path) -> str:
+        made.append(make(prefix=prefix, dir=dir))
+        if len(made) == 1:
+            assert sweep(dir) == 1
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    folder, lock = own_folder(tmp_path)
+    assert [str(folder)] == made[1:]
+    assert sweep(tmp_path) == 0
+    os.close(lock)
