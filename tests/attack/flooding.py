@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
-Kind = Literal["pongs", "pings", "texts", "fragments", "pipelined", "chunks", "extensions"]
+Kind = Literal[
+    "pongs", "pings", "texts", "fragments", "pipelined", "chunks", "extensions", "reconnects"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +37,10 @@ UNITS: dict[Kind, tuple[bytes, bytes]] = {
     "pipelined": (b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
     "chunks": (CHUNKED, b"1\r\nx\r\n"),
     "extensions": (CHUNKED, b"1;" + b"e" * 1000 + b"\r\nx\r\n"),
+    "reconnects": (b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET ", b""),
 }
-"""What each connection sends first, and then over and over."""
+"""What each connection sends first, and then over and over; if that is nothing, it is closed and
+the next one opened at once."""
 READ_BYTES = 65536
 PAUSE_S = 0.2
 """Before a connection is opened again."""
@@ -45,9 +49,12 @@ PAUSE_S = 0.2
 async def flood(host: str, port: int, kind: Kind) -> None:
     """Send for ever on one connection after the other."""
     head, unit = UNITS[kind]
-    block = unit * (READ_BYTES // len(unit))
+    block = unit * (READ_BYTES // len(unit)) if unit else b""
     while True:
         with contextlib.suppress(OSError):
+            if not unit:
+                await _knock(host, port, head)
+                continue
             reader, writer = await asyncio.open_connection(host, port)
             reading = asyncio.create_task(_drain(reader))
             try:
@@ -61,6 +68,16 @@ async def flood(host: str, port: int, kind: Kind) -> None:
                 reading.cancel()
                 writer.transport.abort()
         await asyncio.sleep(PAUSE_S)
+
+
+async def _knock(host: str, port: int, head: bytes) -> None:
+    """Connect, send a little, read what comes, and reset the connection."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(head)
+        await reader.read(READ_BYTES)
+    finally:
+        writer.transport.abort()
 
 
 async def _drain(reader: asyncio.StreamReader) -> None:
