@@ -33,6 +33,7 @@ def main(fd: int) -> None:
     # A signal may be sent to all processes of the server. Only the pool decides when workers stop.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGVTALRM, give_up)
+    os.nice(_NICENESS)
     with Connection(fd) as connection:
         try:
             try:
@@ -48,6 +49,10 @@ def main(fd: int) -> None:
 # Backends recurse as deeply as a grammar is nested, and a stack that ends takes the process with
 # it. The threads of an engine have 8 MiB: what a worker gets through is safe there.
 _STACK_BYTES = 2 << 20
+
+
+# What a client wants compiled must not slow the steps of an engine, nor the streams of a gateway.
+_NICENESS = 10
 
 
 class _Worker:

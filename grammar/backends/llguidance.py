@@ -64,8 +64,9 @@ _WORK: dict[str, Any] = {
 }
 _LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=25_000)
 # A free grammar may be ambiguous, and its items for one mask may then cost 20 µs each: with the
-# default of 50,000 a second, for which all others in the batch wait. Few take more than hundreds.
-_EBNF_LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=5_000)
+# default of 50,000 a second, for which all others in the batch wait. Few take more than hundreds;
+# this many take 30 ms.
+_EBNF_LIMITS = llguidance.LLParserLimits(**_WORK, step_max_items=1_500)
 # The library does not report its memory. Beside the source it has what it has computed; merges and
 # automata take 0.2 to 0.3 MB for every millisecond of compiling.
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -107,11 +108,13 @@ class Steps:
             return
         if self._left_s <= 0:
             raise TooManySteps
+        started = time.thread_time()
         signal.setitimer(signal.ITIMER_VIRTUAL, self._left_s)
         try:
             yield
         finally:
-            self._left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # What it has left is rounded up.
+            self._left_s -= time.thread_time() - started
 
     def take(self, number: int) -> None:
         self._left -= number
