@@ -174,6 +174,8 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long a key works while PostgreSQL is away, from when it was looked up last (every 30 s of
     use). More helps keys that are used rarely; but what is revoked meanwhile works as long, where
     only this gateway cannot reach the database."""
+    max_cached_keys: Positive = 10_000
+    """Most keys that each worker remembers; others are looked up in PostgreSQL at each request."""
     outage_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Tokens that each worker serves of a tenant, project or key with limits while PostgreSQL is
     away, if it has not read before what these leave; 0: none, such requests get 503."""

@@ -254,6 +254,7 @@ def _create_base(
             store,
             secrets.key_pepper,
             max_stale_s=config.tenants.key_grace_s,
+            max_entries=config.tenants.max_cached_keys,
             last_used=last_used,
         ),
     )

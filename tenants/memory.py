@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from tenants.limits import (
     ScopePolicy,
 )
 from tenants.memory_audit import MemoryAudit
+from tenants.memory_lists import contains, page_of, place_of, summed
 from tenants.memory_quota import MemoryQuota, Reservation
 from tenants.memory_shared import MemoryShared
 from tenants.names import (
@@ -61,6 +62,7 @@ from tenants.types import (
     Tenant,
     UsageBucket,
     UsageEvent,
+    UsageFilter,
     UsageGroup,
     UsageSum,
 )
@@ -68,9 +70,6 @@ from tenants.types import (
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
 
 
 class _StoredKey(NamedTuple):
@@ -118,8 +117,11 @@ class MemoryStore(Store):
                 return found
         raise TenantNotFound(tenant)
 
-    async def list_tenants(self) -> Sequence[Tenant]:
-        return sorted(self._tenants.values(), key=lambda tenant: tenant.name)
+    async def list_tenants(
+        self, *, search: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> Sequence[Tenant]:
+        found = [tenant for tenant in self._tenants.values() if contains(tenant.name, search)]
+        return page_of(found, lambda tenant: tenant.name, after, limit)
 
     async def update_tenant(
         self,
@@ -168,9 +170,17 @@ class MemoryStore(Store):
         self._audit.note("project", None, project)
         return project
 
-    async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
+    async def list_projects(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Project]:
         own = [project for project in self._projects.values() if project.tenant_id == tenant_id]
-        return sorted(own, key=lambda project: project.name)
+        found = [project for project in own if contains(project.name, search)]
+        return page_of(found, lambda project: project.name, after, limit)
 
     async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
         name = normalize_name("name", name)
@@ -287,9 +297,24 @@ class MemoryStore(Store):
         )
         return KeyRecord(principal, stored.key_hash)
 
-    async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
+    async def list_keys(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: tuple[datetime, str] | None = None,
+        limit: int | None = None,
+    ) -> Sequence[ApiKey]:
         own = [stored.key for stored in self._keys.values() if stored.key.tenant_id == tenant_id]
-        return sorted(own, key=lambda key: (key.created_at, key.public_id))
+        found = [key for key in own if contains(f"{key.name} {key.public_id}", search)]
+        return page_of(found, lambda key: (key.created_at, key.public_id), after, limit)
+
+    async def names(self, ids: Collection[UUID]) -> Mapping[UUID, str]:
+        names = {tenant.id: tenant.name for tenant in self._tenants.values()}
+        names |= {project.id: project.name for project in self._projects.values()}
+        for stored in self._keys.values():
+            names[stored.key.id] = f"{stored.key.name} ({stored.key.public_id})"
+        return {one: names[one] for one in ids if one in names}
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         stored = self._keys.get(public_id)
@@ -482,39 +507,46 @@ class MemoryStore(Store):
         *,
         group_by: Sequence[UsageGroup] = (),
         bucket: UsageBucket = "total",
+        search: str | None = None,
+        after: UsageSum | None = None,
         limit: int = 10_000,
     ) -> Sequence[UsageSum]:
         check_range(start, end)
         groups, bucket = check_groups(group_by), check_bucket(bucket)
+        events = [
+            event
+            for event in self._ledger.values()
+            if tenant_id in (None, event.tenant_id)
+            and (tenant_id or contains(self._tenants[event.tenant_id].name, search))
+        ]
         projects = {stored.key.id: stored.key.project_id for stored in self._keys.values()}
-        sums: dict[tuple[object, ...], UsageSum] = {}
-        for event in self._ledger.values():
-            hour = event.created_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-            if tenant_id not in (None, event.tenant_id) or not start <= hour < end:
-                continue
-            at = {"total": None, "day": hour.replace(hour=0), "hour": hour}[bucket]
-            named = {
-                "tenant_id": event.tenant_id if "tenant" in groups else None,
-                "project_id": projects[event.key_id] if "project" in groups else None,
-                "key_id": event.key_id if "key" in groups else None,
-                "model": event.model if "model" in groups else None,
-            }
-            group = (at, *named.values())
-            so_far = sums.get(group) or UsageSum(start=at, **named)  # type: ignore[arg-type]
-            sums[group] = msgspec.structs.replace(
-                so_far,
-                requests=so_far.requests + 1,
-                **{name: getattr(so_far, name) + getattr(event, name) for name in _COUNTS},
-            )
-        order = sorted(sums, key=lambda group: [(part is not None, part) for part in group])
-        return [sums[group] for group in order[:limit]]
+        sums = summed(events, projects, start, end, groups, bucket)
+        return page_of(sums, place_of, None if after is None else place_of(after), limit)
+
+    async def list_usage(
+        self, wanted: UsageFilter, *, after: tuple[datetime, UUID] | None = None, limit: int = 1000
+    ) -> Sequence[UsageEvent]:
+        check_range(wanted.start, wanted.end)
+        given = {name: getattr(wanted, name) for name in wanted.__struct_fields__[2:]}
+        found = [
+            event
+            for event in self._ledger.values()
+            if wanted.start <= event.created_at < wanted.end
+            and all(value in (None, getattr(event, name)) for name, value in given.items())
+            and (after is None or (event.created_at, event.request_id) < after)
+        ]
+        found.sort(key=lambda event: (event.created_at, event.request_id), reverse=True)
+        return found[:limit]
 
     async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
         running = [
             RunningRequest(
                 request_id=held.request.request_id,
                 tenant_id=held.request.tenant_id,
+                tenant_name=self._tenants[held.request.tenant_id].name,
                 key_id=held.request.key_id,
+                key_name=(key := self._key(held.request.tenant_id, held.request.key_id)).name,
+                public_id=key.public_id,
                 model=held.request.model,
                 state="running" if held.is_running else "queued",
                 owner=held.request.owner,
@@ -531,9 +563,14 @@ class MemoryStore(Store):
         self._audit.record("stream.kill", tenant_id, str(request_id))
 
     async def list_audit(
-        self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
+        self,
+        tenant_id: UUID | None = None,
+        *,
+        search: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
     ) -> Sequence[AuditEntry]:
-        return self._audit.list(tenant_id, before=before, limit=limit)
+        return self._audit.list(tenant_id, search=search, after=after, limit=limit)
 
     def _policy_state(self, tenant_id: UUID, scope_id: UUID) -> dict[str, Any] | None:
         for policy in self._quota.policies((scope_id,)):

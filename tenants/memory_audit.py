@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from tenants.audit import actor
+from tenants.memory_lists import contains
 from tenants.types import Adapter, ApiKey, AuditEntry, Project, Tenant
 
 Audited = Tenant | Project | ApiKey | Adapter
@@ -56,13 +57,15 @@ class MemoryAudit:
         self._entries.append(entry)
 
     def list(
-        self, tenant_id: UUID | None, *, before: int | None, limit: int
+        self, tenant_id: UUID | None, *, search: str | None, after: int | None, limit: int
     ) -> Sequence[AuditEntry]:
         """As ``Store.list_audit``."""
         entries = (
             entry
             for entry in reversed(self._entries)
-            if tenant_id in (None, entry.tenant_id) and (before is None or entry.id < before)
+            if tenant_id in (None, entry.tenant_id)
+            and (after is None or entry.id < after)
+            and contains(f"{entry.actor} {entry.action} {entry.object_id}", search)
         )
         return list(itertools.islice(entries, limit))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import NamedTuple
@@ -56,11 +56,13 @@ from tenants.rows import (
     adapter_of,
     answer_of,
     audit_entry_of,
+    event_values,
     key_of,
     month_left_of,
     policy_of,
     project_of,
     record_of,
+    request_values,
     tenant_of,
 )
 from tenants.store import NO_TIME, Store
@@ -75,6 +77,7 @@ from tenants.types import (
     Tenant,
     UsageBucket,
     UsageEvent,
+    UsageFilter,
     UsageGroup,
     UsageSum,
 )
@@ -180,8 +183,10 @@ class PostgresStore(Store):
         name = normalize_name("name", tenant)
         return tenant_of(await self._one("get_tenant", name, missing=missing))
 
-    async def list_tenants(self) -> Sequence[Tenant]:
-        return [tenant_of(row) for row in await self._all("list_tenants")]
+    async def list_tenants(
+        self, *, search: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> Sequence[Tenant]:
+        return [tenant_of(row) for row in await self._all("list_tenants", search, after, limit)]
 
     async def update_tenant(
         self,
@@ -217,8 +222,16 @@ class PostgresStore(Store):
         )
         return project_of(row)
 
-    async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
-        rows = await self._all("list_projects", tenant_id, tenant_id=tenant_id)
+    async def list_projects(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Project]:
+        values = (tenant_id, search, after, limit)
+        rows = await self._all("list_projects", *values, tenant_id=tenant_id)
         return [project_of(row) for row in rows]
 
     async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
@@ -296,9 +309,20 @@ class PostgresStore(Store):
         rows = await self._all("find_key", public_id)
         return record_of(rows[0]) if rows else None
 
-    async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
-        rows = await self._all("list_keys", tenant_id, tenant_id=tenant_id)
+    async def list_keys(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: tuple[datetime, str] | None = None,
+        limit: int | None = None,
+    ) -> Sequence[ApiKey]:
+        values = (tenant_id, search, *(after or (None, None)), limit)
+        rows = await self._all("list_keys", *values, tenant_id=tenant_id)
         return [key_of(row) for row in rows]
+
+    async def names(self, ids: Collection[UUID]) -> Mapping[UUID, str]:
+        return {row["id"]: row["name"] for row in await self._all("names", list(ids))}
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         missing = KeyNotFound(public_id)
@@ -367,7 +391,7 @@ class PostgresStore(Store):
         violations = {}
         if len(events) == 1:
             violations["usage_event_key_id_fkey"] = KeyNotFound(events[0].key_id)
-        columns = zip(*map(_event_values, events), strict=True)
+        columns = zip(*map(event_values, events), strict=True)
         row = await self._one("record_usage", *columns, self._now(), violations=violations)
         written = frozenset(row["written"])
         return [event.request_id in written for event in events]
@@ -394,7 +418,7 @@ class PostgresStore(Store):
     async def _reserve_one(self, request: QuotaRequest) -> QuotaAnswer:
         row = await self._one(
             "reserve",
-            *(*_request_values(request), self._now()),
+            *(*request_values(request), self._now()),
             violations={"reservation_key_id_fkey": KeyNotFound(request.key_id)},
         )
         return answer_of(row)
@@ -403,7 +427,7 @@ class PostgresStore(Store):
         self, requests: Sequence[QuotaRequest]
     ) -> Sequence[QuotaAnswer | Exception]:
         if len(requests) > 1:
-            columns = zip(*map(_request_values, requests), strict=True)
+            columns = zip(*map(request_values, requests), strict=True)
             try:
                 rows = await self._all("reserve_many", *columns, self._now())
             except InvalidValue:
@@ -479,17 +503,31 @@ class PostgresStore(Store):
         *,
         group_by: Sequence[UsageGroup] = (),
         bucket: UsageBucket = "total",
+        search: str | None = None,
+        after: UsageSum | None = None,
         limit: int = 10_000,
     ) -> Sequence[UsageSum]:
         check_range(start, end)
         what = (start, end, check_groups(group_by), check_bucket(bucket))
-        after = (None, None, None, None, None, True)
+        page = (*msgspec.structs.astuple(after or UsageSum())[:5], after is None, limit)
         if tenant_id is None:
-            rows = await self._all("sum_all_usage", *what, None, *after, limit)
+            rows = await self._all("sum_all_usage", *what, search, *page)
         else:
-            values = (tenant_id, *what, *after, limit)
-            rows = await self._all("sum_usage", *values, tenant_id=tenant_id)
+            rows = await self._all("sum_usage", tenant_id, *what, *page, tenant_id=tenant_id)
         return [UsageSum(**row) for row in rows]
+
+    async def list_usage(
+        self, wanted: UsageFilter, *, after: tuple[datetime, UUID] | None = None, limit: int = 1000
+    ) -> Sequence[UsageEvent]:
+        check_range(wanted.start, wanted.end)
+        span = (wanted.start, wanted.end, *(after or (wanted.end, UUID(int=0))))
+        filters = (wanted.key_id, wanted.model, wanted.status, wanted.end_user)
+        if (tenant_id := wanted.tenant_id) is None:
+            rows = await self._all("list_all_usage", *span, *filters, limit)
+        else:
+            values = (tenant_id, *span, *filters, limit)
+            rows = await self._all("list_usage", *values, tenant_id=tenant_id)
+        return [UsageEvent(**row) for row in rows]
 
     async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
         if tenant_id is None:
@@ -502,9 +540,15 @@ class PostgresStore(Store):
         await self._one("kill_request", tenant_id, request_id, tenant_id=tenant_id)
 
     async def list_audit(
-        self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
+        self,
+        tenant_id: UUID | None = None,
+        *,
+        search: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
     ) -> Sequence[AuditEntry]:
-        which = (MAX_AUDIT_ID if before is None else min(before, MAX_AUDIT_ID), limit)
+        newest = MAX_AUDIT_ID if after is None else max(0, min(after, MAX_AUDIT_ID))
+        which = (search, newest, limit)
         if tenant_id is None:
             rows = await self._all("list_all_audit", *which)
         else:
@@ -553,35 +597,3 @@ class PostgresStore(Store):
 
 def _request_id(item: QuotaRequest | UsageEvent) -> UUID:
     return item.request_id
-
-
-def _event_values(event: UsageEvent) -> tuple[object, ...]:
-    return (
-        event.request_id,
-        event.tenant_id,
-        event.key_id,
-        event.model,
-        event.status,
-        event.prompt_tokens,
-        event.cached_tokens,
-        event.completion_tokens,
-        event.created_at,
-        event.end_user,
-        event.cost_micro,
-    )
-
-
-def _request_values(request: QuotaRequest) -> tuple[object, ...]:
-    return (
-        request.request_id,
-        request.tenant_id,
-        request.project_id,
-        request.key_id,
-        request.model,
-        request.prompt_tokens,
-        request.completion_tokens,
-        request.price.prompt,
-        request.price.completion,
-        request.owner,
-        request.lease,
-    )

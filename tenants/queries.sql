@@ -20,10 +20,12 @@ FROM tenant
 WHERE id = $1;
 
 -- name: list_tenants for operator
--- All tenants, ordered by code point whatever the database's collation.
+-- Tenants by name, a page of them.
 SELECT id, name, weight, priority, created_at, disabled_at
 FROM tenant
-ORDER BY name COLLATE "C";
+WHERE name > coalesce($2::text, '') AND strpos(lower(name), lower(coalesce($1::text, ''))) > 0
+ORDER BY name
+LIMIT $3;
 
 -- name: update_tenant for tenant
 -- Values that are null stay as they are; disabling twice keeps the first time.
@@ -46,11 +48,14 @@ VALUES ($1, $2, $3)
 RETURNING id, tenant_id, name, is_default, created_at;
 
 -- name: list_projects for tenant
--- A tenant's projects.
+-- A tenant's projects by name, a page of them.
 SELECT id, tenant_id, name, is_default, created_at
 FROM project
-WHERE tenant_id = $1
-ORDER BY name COLLATE "C";
+WHERE
+    tenant_id = $1 AND name > coalesce($3::text, '')
+    AND strpos(lower(name), lower(coalesce($2::text, ''))) > 0
+ORDER BY name
+LIMIT $4;
 
 -- name: rename_project for tenant
 -- Another name for a tenant's project.
@@ -98,13 +103,25 @@ SELECT key_bootstrap($1, $2, $3, $4, $5, $6) AS made;
 SELECT k.*, adapters_of(k.tenant_id) AS adapters FROM key_lookup($1) AS k;
 
 -- name: list_keys for tenant
--- A tenant's keys, oldest first.
+-- A tenant's keys, oldest first, a page of them.
 SELECT
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
     expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id
 FROM api_key
-WHERE tenant_id = $1
-ORDER BY created_at, public_id COLLATE "C";
+WHERE
+    tenant_id = $1
+    AND (created_at, public_id) > (coalesce($3::timestamptz, '-infinity'), coalesce($4::text, ''))
+    AND strpos(lower(name || ' ' || public_id), lower(coalesce($2::text, ''))) > 0
+ORDER BY created_at, public_id
+LIMIT $5;
+
+-- name: names for operator
+-- What tenants, projects and keys are called.
+SELECT id, name FROM tenant WHERE id = ANY ($1::uuid[])
+UNION ALL
+SELECT id, name FROM project WHERE id = ANY ($1::uuid[])
+UNION ALL
+SELECT id, name || ' (' || public_id || ')' FROM api_key WHERE id = ANY ($1::uuid[]);
 
 -- name: revoke_key for operator
 -- Revoking twice keeps the first time.
@@ -261,37 +278,75 @@ SELECT * FROM usage_sums(NULL, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12
 -- name: list_running for tenant
 -- A tenant's requests that hold a reservation.
 SELECT
-    request_id, tenant_id, key_id, model, state, owner, prompt_tokens, generated_tokens, created_at
-FROM reservation
-WHERE tenant_id = $1
-ORDER BY created_at, request_id;
+    r.request_id, r.tenant_id, t.name AS tenant_name, r.key_id, k.name AS key_name, k.public_id,
+    r.model, r.state, r.owner, r.prompt_tokens, r.generated_tokens, r.created_at
+FROM reservation AS r
+JOIN tenant AS t ON t.id = r.tenant_id
+JOIN api_key AS k ON k.id = r.key_id
+WHERE r.tenant_id = $1
+ORDER BY r.created_at, r.request_id;
 
 -- name: list_all_running for operator
 -- Everybody's requests that hold a reservation.
 SELECT
-    request_id, tenant_id, key_id, model, state, owner, prompt_tokens, generated_tokens, created_at
-FROM reservation
-ORDER BY created_at, request_id;
+    r.request_id, r.tenant_id, t.name AS tenant_name, r.key_id, k.name AS key_name, k.public_id,
+    r.model, r.state, r.owner, r.prompt_tokens, r.generated_tokens, r.created_at
+FROM reservation AS r
+JOIN tenant AS t ON t.id = r.tenant_id
+JOIN api_key AS k ON k.id = r.key_id
+ORDER BY r.created_at, r.request_id;
+
+-- name: list_usage for tenant
+-- Single requests of a tenant, the newest first, a page of them.
+SELECT
+    request_id, tenant_id, key_id, model, status, prompt_tokens, cached_tokens, completion_tokens,
+    created_at, end_user, cost_micro
+FROM usage_event
+WHERE
+    tenant_id = $1 AND created_at >= $2 AND created_at < $3
+    AND (created_at, request_id) < ($4, $5)
+    AND ($6::uuid IS NULL OR key_id = $6) AND ($7::text IS NULL OR model = $7)
+    AND ($8::text IS NULL OR status = $8) AND ($9::text IS NULL OR end_user = $9)
+ORDER BY created_at DESC, request_id DESC
+LIMIT $10;
+
+-- name: list_all_usage for operator
+-- Single requests of everybody, the newest first, a page of them.
+SELECT
+    request_id, tenant_id, key_id, model, status, prompt_tokens, cached_tokens, completion_tokens,
+    created_at, end_user, cost_micro
+FROM usage_event
+WHERE
+    created_at >= $1 AND created_at < $2
+    AND (created_at, request_id) < ($3, $4)
+    AND ($5::uuid IS NULL OR key_id = $5) AND ($6::text IS NULL OR model = $6)
+    AND ($7::text IS NULL OR status = $7) AND ($8::text IS NULL OR end_user = $8)
+ORDER BY created_at DESC, request_id DESC
+LIMIT $9;
 
 -- name: kill_request for tenant
 -- Tells all workers; in the audit log whether or not one of them runs it.
 SELECT stream_kill($1, $2);
 
 -- name: list_audit for tenant
--- A tenant's changes, the newest first.
+-- A tenant's changes, the newest first, a page of them.
 SELECT id, tenant_id, at, actor, action, object_id, before, after
 FROM audit_log
-WHERE tenant_id = $1 AND id < $2
+WHERE
+    tenant_id = $1 AND id < $3
+    AND strpos(lower(concat_ws(' ', actor, action, object_id)), lower(coalesce($2::text, ''))) > 0
 ORDER BY id DESC
-LIMIT $3;
+LIMIT $4;
 
 -- name: list_all_audit for operator
--- All changes, the newest first.
+-- All changes, the newest first, a page of them.
 SELECT id, tenant_id, at, actor, action, object_id, before, after
 FROM audit_log
-WHERE id < $1
+WHERE
+    id < $2
+    AND strpos(lower(concat_ws(' ', actor, action, object_id)), lower(coalesce($1::text, ''))) > 0
 ORDER BY id DESC
-LIMIT $2;
+LIMIT $3;
 
 -- name: roll_up for operator
 -- Moves a portion of the newest sums to where they are kept by hour and day.

@@ -1,4 +1,5 @@
-"""Turns rows of the database into the records of ``tenants.types`` and ``tenants.limits``."""
+"""Turns rows of the database into the records of ``tenants.types`` and ``tenants.limits``, and
+records into the arguments of statements."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from uuid import UUID
 import msgspec
 
 from tenants.connections import Row
-from tenants.limits import Limits, MonthLeft, QuotaAnswer, ScopeKind, ScopePolicy, Window
+from tenants.limits import (
+    Limits,
+    MonthLeft,
+    QuotaAnswer,
+    QuotaRequest,
+    ScopeKind,
+    ScopePolicy,
+    Window,
+)
 from tenants.types import (
     Adapter,
     ApiKey,
@@ -18,6 +27,7 @@ from tenants.types import (
     Principal,
     Project,
     Tenant,
+    UsageEvent,
 )
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -121,4 +131,38 @@ def _window(row: Row, name: str) -> Window | None:
         limit=row[f"limit_{name}"],
         remaining=row[f"remaining_{name}"],
         reset_us=row[f"reset_{name}_us"],
+    )
+
+
+def event_values(event: UsageEvent) -> tuple[object, ...]:
+    """The arguments of ``quota_settle`` for one request."""
+    return (
+        event.request_id,
+        event.tenant_id,
+        event.key_id,
+        event.model,
+        event.status,
+        event.prompt_tokens,
+        event.cached_tokens,
+        event.completion_tokens,
+        event.created_at,
+        event.end_user,
+        event.cost_micro,
+    )
+
+
+def request_values(request: QuotaRequest) -> tuple[object, ...]:
+    """The arguments of ``quota_reserve``."""
+    return (
+        request.request_id,
+        request.tenant_id,
+        request.project_id,
+        request.key_id,
+        request.model,
+        request.prompt_tokens,
+        request.completion_tokens,
+        request.price.prompt,
+        request.price.completion,
+        request.owner,
+        request.lease,
     )

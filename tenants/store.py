@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Protocol
@@ -29,6 +29,7 @@ from tenants.types import (
     Tenant,
     UsageBucket,
     UsageEvent,
+    UsageFilter,
     UsageGroup,
     UsageSum,
 )
@@ -38,6 +39,10 @@ NO_TIME = timedelta()
 
 class Store(Protocol):
     """Tenants, projects, keys and the ledger.
+
+    Lists are read in pages: at most ``limit`` rows (None: all) that follow ``after``, which names
+    the last row of the page before by what the list is ordered by. ``search`` is a part of a text,
+    in any case.
 
     Every method may raise ``StoreUnavailable``; those that write raise ``InvalidValue`` for a field
     that breaks the rules of ``tenants.names``. Names are kept and found in Unicode NFC.
@@ -52,8 +57,10 @@ class Store(Protocol):
     async def get_tenant(self, tenant: str | UUID) -> Tenant:
         """The tenant with this name or id. Raises ``TenantNotFound``."""
 
-    async def list_tenants(self) -> Sequence[Tenant]:
-        """All tenants, by name."""
+    async def list_tenants(
+        self, *, search: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> Sequence[Tenant]:
+        """Tenants by name; ``search``: a part of it."""
 
     async def update_tenant(
         self,
@@ -72,8 +79,15 @@ class Store(Protocol):
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         """Create a project. Raises ``TenantNotFound``, ``ProjectExists``."""
 
-    async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
-        """A tenant's projects by name, including the default one."""
+    async def list_projects(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Project]:
+        """A tenant's projects by name, including the default one; ``search``: a part of it."""
 
     async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
         """Rename a project. Raises ``ProjectNotFound``, ``ProjectExists``."""
@@ -115,8 +129,20 @@ class Store(Protocol):
     async def find_key(self, public_id: str) -> KeyRecord | None:
         """The key, its tenant and its hash, even if it is revoked or expired; None if unknown."""
 
-    async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
-        """A tenant's keys, oldest first; none for a tenant that does not exist."""
+    async def list_keys(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: tuple[datetime, str] | None = None,
+        limit: int | None = None,
+    ) -> Sequence[ApiKey]:
+        """A tenant's keys by ``created_at`` and public id, the oldest first; none for a tenant that
+        does not exist. ``search``: a part of the name or the public id."""
+
+    async def names(self, ids: Collection[UUID]) -> Mapping[UUID, str]:
+        """What tenants, projects and keys are called, by their ids. Keys have their public id in
+        parentheses; unknown ids are left out."""
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         """Revoke a key. Revoking it again keeps the first time. Raises ``KeyNotFound``."""
@@ -225,12 +251,20 @@ class Store(Protocol):
         *,
         group_by: Sequence[UsageGroup] = (),
         bucket: UsageBucket = "total",
+        search: str | None = None,
+        after: UsageSum | None = None,
         limit: int = 10_000,
     ) -> Sequence[UsageSum]:
-        """Sums for ``start <= hour < end``, of one tenant or of all, ``limit`` rows at most.
+        """Sums for ``start <= hour < end``, of one tenant or of all, from one snapshot.
 
-        Ordered by time, then by the groups.
+        Ordered by time, then by the groups. ``search``: a part of the tenants' names, if it is of
+        all.
         """
+
+    async def list_usage(
+        self, wanted: UsageFilter, *, after: tuple[datetime, UUID] | None = None, limit: int = 1000
+    ) -> Sequence[UsageEvent]:
+        """Single requests by ``created_at`` and id, the newest first."""
 
     async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
         """Requests with a reservation, of one tenant or of all, the oldest first.
@@ -242,9 +276,15 @@ class Store(Protocol):
         """Tell all workers to end a request, whether or not one of them runs it."""
 
     async def list_audit(
-        self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
+        self,
+        tenant_id: UUID | None = None,
+        *,
+        search: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
     ) -> Sequence[AuditEntry]:
-        """Changes of one tenant or of all, the newest first; ``before``: older than this id."""
+        """Changes of one tenant or of all by id, the newest first; ``search``: a part of the actor,
+        the action or the object's id."""
 
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         """Daily maintenance: creates the ledger's partitions for the coming months.

@@ -182,12 +182,28 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
     cost_micro: int = 0
 
 
+class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rows of the ledger: those of ``start <= created_at < end``, and of what is not None."""
+
+    start: datetime
+    end: datetime
+    tenant_id: UUID | None = None
+    key_id: UUID | None = None
+    model: str | None = None
+    status: UsageStatus | None = None
+    end_user: str | None = None
+
+
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A reservation of any worker, as it is in the database."""
 
     request_id: UUID
     tenant_id: UUID
+    tenant_name: str
     key_id: UUID
+    key_name: str
+    public_id: str
+    """That of the key."""
     model: str
     state: Literal["queued", "running"]
     owner: UUID

@@ -37,7 +37,7 @@ async def ensure_tenant(store: Store, name: str) -> Tenant:
 async def ensure_project(store: Store, tenant: Tenant, name: str) -> Project:
     """The tenant's project of this name, created if there is none."""
     wanted = normalize_name("project", name)
-    for project in await store.list_projects(tenant.id):
+    for project in await store.list_projects(tenant.id, search=wanted):
         if project.name == wanted:
             return project
     return await store.create_project(tenant.id, wanted)

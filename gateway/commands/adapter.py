@@ -90,8 +90,13 @@ def _ask(server: Address, tenant: str, method: str, path: str = "", body: object
     from gateway.commands.http_client import ask
     from gateway.errors import ClientError
 
-    for row in ask(server, "GET", "/admin/v1/tenants")["data"]:
-        if row["name"] == tenant:
-            route = f"/admin/v1/tenants/{row['id']}/adapters{path}"
-            return ask(server, method, route, body, timeout_s=LOAD_TIMEOUT_S)
+    # Other tenants' names may contain this one, on many pages.
+    first = query = f"search={quote(tenant, safe='')}&limit=1000"
+    while query:
+        page = ask(server, "GET", f"/admin/v1/tenants?{query}")
+        for row in page["data"]:
+            if row["name"] == tenant:
+                route = f"/admin/v1/tenants/{row['id']}/adapters{path}"
+                return ask(server, method, route, body, timeout_s=LOAD_TIMEOUT_S)
+        query = f"{first}&after={page['next']}" if page["has_more"] else ""
     raise ClientError(f"there is no tenant {tenant!r}; `sluice tenant list` shows them all")

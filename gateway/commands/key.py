@@ -88,7 +88,12 @@ def _aliases(given: Iterable[str]) -> dict[str, str]:
 
 
 @app.command("list")
-def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+def list_(
+    tenant: TenantName,
+    search: Annotated[str | None, typer.Option(help="A part of the name or the public id.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
     """List a tenant's keys, without their secrets, which are not stored."""
     from rich.table import Table
 
@@ -98,7 +103,8 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
 
     async def work(store: Store) -> tuple[Sequence[ApiKey], Sequence[Project]]:
         tenant_id = (await store.get_tenant(tenant)).id
-        return await store.list_keys(tenant_id), await store.list_projects(tenant_id)
+        keys = await store.list_keys(tenant_id, search=search)
+        return keys, await store.list_projects(tenant_id)
 
     with opened(config, data_dir) as database:
         keys, projects = with_store(database, work)

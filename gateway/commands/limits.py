@@ -117,13 +117,15 @@ async def _change(
     scope_id = tenant.id
     if project is not None:
         kind = "project"
-        named = [one.id for one in await store.list_projects(tenant.id) if one.name == project]
+        projects = await store.list_projects(tenant.id, search=project)
+        named = [one.id for one in projects if one.name == project]
         if not named:
             raise ProjectNotFound(project)
         scope_id = named[0]
     elif key is not None:
         kind = "key"
-        named = [one.id for one in await store.list_keys(tenant.id) if one.public_id == key]
+        keys = await store.list_keys(tenant.id, search=key)
+        named = [one.id for one in keys if one.public_id == key]
         if not named:
             raise KeyNotFound(key)
         scope_id = named[0]

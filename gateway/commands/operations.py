@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 from uuid import UUID
 
@@ -11,14 +13,14 @@ import typer
 from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tenants.store import Store
     from tenants.types import (
         AuditEntry,
         RunningRequest,
-        Tenant,
         UsageBucket,
+        UsageEvent,
         UsageGroup,
         UsageSum,
     )
@@ -57,21 +59,30 @@ def usage(
         str, typer.Option(help="Group by: any of tenant, project, key and model.")
     ] = "tenant,model",
     per: Annotated[str, typer.Option(help="Period of each row: hour, day or total.")] = "total",
+    rows: Annotated[bool, typer.Option("--rows", help="Show the newest requests.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="Write all single requests as csv or jsonl."),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Requests that --rows shows.", min=1)] = 50,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Show usage, from the ledger's hourly sums."""
+    """Show usage: sums, or with --rows the single requests of the ledger."""
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
     from tenants.types import USAGE_BUCKETS, USAGE_GROUPS
 
+    if rows or form is not None:
+        _show_rows(tenant, days, form, limit, config, data_dir)
+        return
     groups = cast("list[UsageGroup]", [name for name in by.split(",") if name])
     _check("--by", groups, USAGE_GROUPS)
     _check("--per", [per], USAGE_BUCKETS)
     now = datetime.now(UTC)
 
-    async def work(store: Store) -> tuple[Sequence[UsageSum], dict[UUID, str]]:
+    async def work(store: Store) -> tuple[Sequence[UsageSum], Mapping[UUID, str]]:
         tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
         sums = await store.sum_usage(
             tenant_id,
@@ -80,7 +91,8 @@ def usage(
             group_by=groups,
             bucket=cast("UsageBucket", per),
         )
-        return sums, await _names(store, await _tenants(store, sums, tenant_id))
+        ids = {getattr(row, f"{name}_id") for row in sums for name in groups if name != "model"}
+        return sums, await store.names(ids)
 
     with opened(config, data_dir) as database:
         sums, names = with_store(database, work)
@@ -99,6 +111,9 @@ def usage(
 def audit(
     tenant: OptionalTenant = None,
     limit: Annotated[int, typer.Option(help="Rows to show, the newest first.", min=1)] = 50,
+    search: Annotated[
+        str | None, typer.Option(help="A part of who changed it, what was done or the object's id.")
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -107,11 +122,10 @@ def audit(
 
     from gateway.commands.tables import show
 
-    async def work(store: Store) -> tuple[Sequence[AuditEntry], dict[UUID, str]]:
-        tenants = await store.list_tenants()
+    async def work(store: Store) -> tuple[Sequence[AuditEntry], Mapping[UUID, str]]:
         tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
-        entries = await store.list_audit(tenant_id, limit=limit)
-        return entries, {one.id: one.name for one in tenants}
+        entries = await store.list_audit(tenant_id, search=search, limit=limit)
+        return entries, await store.names({entry.tenant_id for entry in entries})
 
     with opened(config, data_dir) as database:
         entries, names = with_store(database, work)
@@ -134,18 +148,16 @@ def list_streams(
 
     from gateway.commands.tables import show
 
-    async def work(store: Store) -> tuple[Sequence[RunningRequest], dict[UUID, str]]:
-        tenants = await store.list_tenants()
+    async def work(store: Store) -> Sequence[RunningRequest]:
         tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
-        running = await store.list_running(tenant_id)
-        return running, await _names(store, tenants)
+        return await store.list_running(tenant_id)
 
     with opened(config, data_dir) as database:
-        running, names = with_store(database, work)
+        running = with_store(database, work)
     table = Table("id", "tenant", "key", "model", "state", "prompt", "generated", "since")
     for row in running:
         table.add_row(
-            *(str(row.request_id), names[row.tenant_id], names.get(row.key_id, str(row.key_id))),
+            *(str(row.request_id), row.tenant_name, f"{row.key_name} ({row.public_id})"),
             *(row.model, row.state, f"{row.prompt_tokens:,}", f"{row.generated_tokens:,}"),
             f"{row.created_at:%H:%M:%S}",
         )
@@ -183,25 +195,56 @@ def _check(option: str, values: Sequence[str], known: Sequence[str]) -> None:
             raise SetupError(f"{option}: {value!r} is none of {', '.join(known)}")
 
 
-async def _tenants(
-    store: Store, sums: Iterable[UsageSum], tenant_id: UUID | None
-) -> Sequence[Tenant]:
-    """The ids of the tenants whose names a table needs."""
-    wanted = {row.tenant_id for row in sums} | {tenant_id}
-    everybody = {row.project_id or row.key_id for row in sums} != {None} and tenant_id is None
-    return [one for one in await store.list_tenants() if everybody or one.id in wanted]
+def _show_rows(
+    tenant: str | None,
+    days: float,
+    form: str | None,
+    limit: int,
+    config: Path | None,
+    data_dir: Path | None,
+) -> None:
+    """Print single requests: a table of the newest, or all in a format, as they are read."""
+    from rich.table import Table
+
+    from gateway.admin.exports import EXPORTS
+    from gateway.commands.tables import show
+    from tenants.types import UsageFilter
+
+    if form is not None:
+        _check("--format", [form], list(EXPORTS))
+    now = datetime.now(UTC)
+    start, end = now - timedelta(days=days), now + timedelta(seconds=1)
+
+    async def work(store: Store) -> tuple[Sequence[UsageEvent], Mapping[UUID, str]]:
+        tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
+        wanted = UsageFilter(start=start, end=end, tenant_id=tenant_id)
+        if form is None:
+            found = await store.list_usage(wanted, limit=limit)
+            return found, await store.names({one for row in found for one in _ids(row)})
+        async for lines in EXPORTS[form].lines(store, wanted):
+            sys.stdout.write(lines)
+        return (), {}
+
+    with opened(config, data_dir) as database:
+        rows, names = with_store(database, work)
+    if form is not None:
+        return
+    table = Table("time", "id", "tenant", "key", "model", "status", "end user")
+    for title in ("prompt tokens", "cached tokens", "completion tokens", "cost micro"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(
+            *(f"{row.created_at:%Y-%m-%d %H:%M:%S}", str(row.request_id)),
+            *(names.get(one, str(one)) for one in _ids(row)),
+            *(row.model, row.status, row.end_user or ""),
+            *(f"{row.prompt_tokens:,}", f"{row.cached_tokens:,}", f"{row.completion_tokens:,}"),
+            f"{row.cost_micro:,}",
+        )
+    show(table)
 
 
-async def _names(store: Store, tenants: Sequence[Tenant]) -> dict[UUID, str]:
-    """The names of tenants, projects and keys in a table."""
-    names: dict[UUID, str] = {}
-    for tenant in tenants:
-        names[tenant.id] = tenant.name
-        names |= {project.id: project.name for project in await store.list_projects(tenant.id)}
-        names |= {
-            key.id: f"{key.name} ({key.public_id})" for key in await store.list_keys(tenant.id)
-        }
-    return names
+def _ids(row: UsageEvent) -> tuple[UUID, UUID]:
+    return row.tenant_id, row.key_id
 
 
 def _difference(entry: AuditEntry) -> str:

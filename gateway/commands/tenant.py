@@ -36,14 +36,18 @@ def create(
 
 
 @app.command("list")
-def list_(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """List all tenants."""
+def list_(
+    search: Annotated[str | None, typer.Option(help="A part of the name.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """List tenants by name."""
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
 
     with opened(config, data_dir) as database:
-        tenants = with_store(database, lambda store: store.list_tenants())
+        tenants = with_store(database, lambda store: store.list_tenants(search=search))
     table = Table("name", "id", "weight", "priority", "created", "disabled")
     for tenant in tenants:
         table.add_row(

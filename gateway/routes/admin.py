@@ -21,7 +21,6 @@ from starlette.routing import Route
 from gateway import context
 from gateway.errors import InvalidRequestError, NotFound, quoted
 from gateway.routes.answers import check_media_type
-from gateway.schemas.admin import ListObject
 from gateway.transport.bodies import decode
 from tenants.access import require_scope
 from tenants.audit import acting_as
@@ -30,7 +29,6 @@ from tenants.store import Store
 from tenants.types import Scope
 
 PREFIX = "/admin/v1"
-MAX_LIST = 1000
 
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -81,14 +79,6 @@ def answer(value: Any, status: int = 200) -> Response:
         {"cache-control": "no-store"},
         media_type="application/json",
     )
-
-
-def listing(rows: list[Any], limit: int | None = None) -> Response:
-    """A page of ``rows``, which were fetched with one row more than ``limit`` to learn whether more
-    follow."""
-    if limit is None:
-        return answer(ListObject(data=rows))
-    return answer(ListObject(data=rows[:limit], has_more=len(rows) > limit))
 
 
 def id_of(request: Request, name: str) -> UUID:

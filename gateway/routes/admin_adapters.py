@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.admin.adapters import Adapters
-from gateway.routes.admin import admin_route, answer, body_of, id_of, listing
+from gateway.routes.admin import admin_route, answer, body_of, id_of
+from gateway.routes.paging import PAGE_QUERY, listing_of_all, page_of
 from gateway.schemas.admin import AdapterDeleted, AdapterObject, LoadAdapter
 from tenants.changes import Change
 from tenants.store import Store
@@ -31,8 +32,13 @@ def adapter_routes(
 
     async def list_all(request: Request) -> Response:
         tenant = await store.get_tenant(id_of(request, "tenant_id"))
-        rows = await store.list_adapters(tenant.id)
-        return listing([AdapterObject.of(adapter) for adapter in rows])
+        return listing_of_all(
+            await store.list_adapters(tenant.id),
+            page_of(request, str),
+            lambda adapter: adapter.name,
+            AdapterObject.of,
+            lambda adapter: adapter.name,
+        )
 
     async def unload(request: Request) -> Response:
         tenant_id = id_of(request, "tenant_id")
@@ -43,6 +49,6 @@ def adapter_routes(
     path = "/tenants/{tenant_id}/adapters"
     return [
         admin_route(path, "POST", load),
-        admin_route(path, "GET", list_all),
+        admin_route(path, "GET", list_all, query=PAGE_QUERY),
         admin_route(path + "/{adapter:path}", "DELETE", unload),
     ]

@@ -14,7 +14,8 @@ from engine.client.client import EngineClient
 from gateway.admin.revocations import killed
 from gateway.errors import NotFound
 from gateway.generation.generation import Generation, Generations
-from gateway.routes.admin import admin_route, answer, id_of, listing, query_tenant
+from gateway.routes.admin import admin_route, answer, id_of, query_tenant
+from gateway.routes.paging import MAX_LIMIT, PAGE_QUERY, listing_of_all, page_of
 from gateway.schemas.admin import EngineState, StreamObject, TenantLoad
 from tenants.store import Store
 from tenants.types import RunningRequest, Tenant
@@ -24,6 +25,7 @@ def live_routes(store: Store, generations: Generations, engine: EngineClient) ->
     async def list_streams(request: Request) -> Response:
         """All running requests: this worker's as they are now, and those of others as of their last
         heartbeat in the database."""
+        page = page_of(request, tuple[int, str], default=MAX_LIMIT)
         tenant_id = await query_tenant(request, store)
         here = {
             generation.admitted.id: _here(generation)
@@ -35,7 +37,13 @@ def live_routes(store: Store, generations: Generations, engine: EngineClient) ->
             for running in await store.list_running(tenant_id)
             if running.request_id not in here
         ]
-        return listing(sorted([*here.values(), *elsewhere], key=lambda row: row.created_at))
+        return listing_of_all(
+            [*here.values(), *elsewhere],
+            page,
+            lambda row: (row.created_at, row.id),
+            lambda row: row,
+            lambda row: f"{row.id} {row.tenant_name} {row.model}",
+        )
 
     async def kill_stream(request: Request) -> Response:
         request_id = id_of(request, "stream_id")
@@ -62,7 +70,7 @@ def live_routes(store: Store, generations: Generations, engine: EngineClient) ->
         )
 
     return [
-        admin_route("/streams", "GET", list_streams, query=("tenant_id",)),
+        admin_route("/streams", "GET", list_streams, query=("tenant_id", *PAGE_QUERY)),
         admin_route("/streams/{stream_id}", "DELETE", kill_stream),
         admin_route("/engine", "GET", state),
     ]
@@ -73,6 +81,7 @@ def _here(generation: Generation) -> StreamObject:
     return StreamObject(
         id=str(admitted.id),
         tenant_id=str(admitted.principal.tenant.id),
+        tenant_name=admitted.principal.tenant.name,
         key_id=str(admitted.principal.key.id),
         model=admitted.model,
         state="running",
@@ -87,6 +96,7 @@ def _elsewhere(running: RunningRequest) -> StreamObject:
     return StreamObject(
         id=str(running.request_id),
         tenant_id=str(running.tenant_id),
+        tenant_name=running.tenant_name,
         key_id=str(running.key_id),
         model=running.model,
         state=running.state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import msgspec
@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from gateway.admin import provisioning
 from gateway.errors import InvalidRequestError
-from gateway.routes.admin import admin_route, answer, body_of, id_of, listing, moment, parse_id
+from gateway.routes.admin import admin_route, answer, body_of, id_of, moment, parse_id
+from gateway.routes.paging import PAGE_QUERY, listing, listing_of_all, page_of
 from gateway.schemas.admin import (
     CreateKey,
     CreateTenant,
@@ -27,6 +28,7 @@ from gateway.schemas.admin import (
 )
 from tenants.changes import Change
 from tenants.errors import KeyNotFound, ProjectNotFound
+from tenants.keys import is_public_id
 from tenants.limits import Limits, ScopeKind
 from tenants.store import Store
 from tenants.types import ApiKey
@@ -37,6 +39,7 @@ _PROJECT = msgspec.json.Decoder(NamedProject)
 _CREATE_KEY = msgspec.json.Decoder(CreateKey)
 _ROTATE_KEY = msgspec.json.Decoder(RotateKey)
 _LIMITS = msgspec.json.Decoder(Limits)
+_BROADEST_FIRST: tuple[ScopeKind, ...] = ("tenant", "project", "key")
 
 
 class TenantRoutes:
@@ -54,17 +57,17 @@ class TenantRoutes:
         key = "/tenants/{tenant_id}/keys/{key_id}"
         return [
             admin_route("/tenants", "POST", self.create_tenant),
-            admin_route("/tenants", "GET", self.list_tenants),
+            admin_route("/tenants", "GET", self.list_tenants, query=PAGE_QUERY),
             admin_route(one, "GET", self.get_tenant),
             admin_route(one, "PATCH", self.update_tenant),
-            admin_route(f"{one}/limits", "GET", self.list_limits),
+            admin_route(f"{one}/limits", "GET", self.list_limits, query=PAGE_QUERY),
             admin_route(f"{one}/limits", "PUT", self.put_tenant_limits),
             admin_route(f"{one}/projects", "POST", self.create_project),
-            admin_route(f"{one}/projects", "GET", self.list_projects),
+            admin_route(f"{one}/projects", "GET", self.list_projects, query=PAGE_QUERY),
             admin_route(project, "PATCH", self.rename_project),
             admin_route(f"{project}/limits", "PUT", self.put_project_limits),
             admin_route(f"{one}/keys", "POST", self.create_key),
-            admin_route(f"{one}/keys", "GET", self.list_keys),
+            admin_route(f"{one}/keys", "GET", self.list_keys, query=PAGE_QUERY),
             admin_route(key, "GET", self.get_key),
             admin_route(key, "DELETE", self.revoke_key),
             admin_route(f"{key}/revoke", "POST", self.revoke_key),
@@ -80,8 +83,11 @@ class TenantRoutes:
         return answer(TenantObject.of(tenant), 201)
 
     async def list_tenants(self, request: Request) -> Response:
-        tenants = await self._store.list_tenants()
-        return listing([TenantObject.of(tenant) for tenant in tenants])
+        page = page_of(request, str)
+        tenants = await self._store.list_tenants(
+            search=page.search, after=page.after, limit=page.fetched
+        )
+        return listing(tenants, page, lambda tenant: tenant.name, TenantObject.of)
 
     async def get_tenant(self, request: Request) -> Response:
         return answer(TenantObject.of(await self._store.get_tenant(id_of(request, "tenant_id"))))
@@ -104,9 +110,12 @@ class TenantRoutes:
         return answer(ProjectObject.of(project), 201)
 
     async def list_projects(self, request: Request) -> Response:
+        page = page_of(request, str)
         tenant = await self._store.get_tenant(id_of(request, "tenant_id"))
-        projects = await self._store.list_projects(tenant.id)
-        return listing([ProjectObject.of(project) for project in projects])
+        projects = await self._store.list_projects(
+            tenant.id, search=page.search, after=page.after, limit=page.fetched
+        )
+        return listing(projects, page, lambda project: project.name, ProjectObject.of)
 
     async def rename_project(self, request: Request) -> Response:
         body = await body_of(request, _PROJECT)
@@ -134,8 +143,12 @@ class TenantRoutes:
         return answer(KeyObject.of(key, text), 201)
 
     async def list_keys(self, request: Request) -> Response:
+        page = page_of(request, tuple[datetime, str])
         tenant = await self._store.get_tenant(id_of(request, "tenant_id"))
-        return listing([KeyObject.of(key) for key in await self._store.list_keys(tenant.id)])
+        keys = await self._store.list_keys(
+            tenant.id, search=page.search, after=page.after, limit=page.fetched
+        )
+        return listing(keys, page, lambda key: (key.created_at, key.public_id), KeyObject.of)
 
     async def get_key(self, request: Request) -> Response:
         return answer(KeyObject.of(await self._key(request)))
@@ -159,16 +172,16 @@ class TenantRoutes:
     async def list_limits(self, request: Request) -> Response:
         """The limits of the tenant, and of all its projects and keys that have any."""
         tenant = await self._store.get_tenant(id_of(request, "tenant_id"))
-        policies = await self._store.list_limits(tenant.id)
-        return listing(
-            [
-                LimitsObject(
-                    scope_kind=policy.scope_kind,
-                    scope_id=str(policy.scope_id),
-                    limits=policy.limits,
-                )
-                for policy in policies
-            ]
+        return listing_of_all(
+            await self._store.list_limits(tenant.id),
+            page_of(request, tuple[int, UUID]),
+            lambda policy: (_BROADEST_FIRST.index(policy.scope_kind), policy.scope_id),
+            lambda policy: LimitsObject(
+                scope_kind=policy.scope_kind,
+                scope_id=str(policy.scope_id),
+                limits=policy.limits,
+            ),
+            lambda policy: f"{policy.scope_kind} {policy.scope_id}",
         )
 
     async def put_tenant_limits(self, request: Request) -> Response:
@@ -194,8 +207,9 @@ class TenantRoutes:
 
     async def _key(self, request: Request) -> ApiKey:
         """The tenant's key with this id or public id. Raises ``KeyNotFound``."""
-        named = request.path_params["key_id"]
-        for key in await self._store.list_keys(id_of(request, "tenant_id")):
+        named, tenant_id = request.path_params["key_id"], id_of(request, "tenant_id")
+        search = named if is_public_id(named) else None
+        for key in await self._store.list_keys(tenant_id, search=search):
             if named in (key.public_id, str(key.id)):
                 return key
         raise KeyNotFound(named)

@@ -9,7 +9,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenants.limits import Limits
-from tenants.types import Adapter, ApiKey, AuditEntry, Project, Scope, Tenant, UsageSum
+from tenants.types import (
+    Adapter,
+    ApiKey,
+    AuditEntry,
+    Project,
+    Scope,
+    Tenant,
+    UsageEvent,
+    UsageStatus,
+    UsageSum,
+)
 
 
 class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,12 +199,13 @@ class UsageObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cost_micro: int
     start_time: int | None = None
     tenant_id: str | None = None
+    tenant_name: str | None = None
     project_id: str | None = None
     key_id: str | None = None
     model: str | None = None
 
     @classmethod
-    def of(cls, usage: UsageSum) -> UsageObject:
+    def of(cls, usage: UsageSum, tenant_name: str | None) -> UsageObject:
         return cls(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -204,9 +215,44 @@ class UsageObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             cost_micro=usage.cost_micro,
             start_time=seconds(usage.start),
             tenant_id=_text(usage.tenant_id),
+            tenant_name=tenant_name,
             project_id=_text(usage.project_id),
             key_id=_text(usage.key_id),
             model=usage.model,
+        )
+
+
+class UsageRowObject(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in the ledger."""
+
+    id: str
+    tenant_id: str
+    key_id: str
+    model: str
+    status: UsageStatus
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_micro: int
+    created_at: float
+    """When it ended."""
+    end_user: str | None
+    object: Literal["usage.request"] = "usage.request"
+
+    @classmethod
+    def of(cls, event: UsageEvent) -> UsageRowObject:
+        return cls(
+            id=str(event.request_id),
+            tenant_id=str(event.tenant_id),
+            key_id=str(event.key_id),
+            model=event.model,
+            status=event.status,
+            prompt_tokens=event.prompt_tokens,
+            cached_tokens=event.cached_tokens,
+            completion_tokens=event.completion_tokens,
+            cost_micro=event.cost_micro,
+            created_at=event.created_at.timestamp(),
+            end_user=event.end_user,
         )
 
 
@@ -216,6 +262,7 @@ class StreamObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The request's id, by which it can be ended."""
     tenant_id: str
+    tenant_name: str
     key_id: str
     model: str
     state: Literal["queued", "running"]
@@ -231,6 +278,7 @@ class StreamObject(msgspec.Struct, frozen=True, kw_only=True):
 class AuditObject(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     tenant_id: str
+    tenant_name: str | None
     at: int
     actor: str
     action: str
@@ -240,10 +288,11 @@ class AuditObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["audit_entry"] = "audit_entry"
 
     @classmethod
-    def of(cls, entry: AuditEntry) -> AuditObject:
+    def of(cls, entry: AuditEntry, tenant_name: str | None) -> AuditObject:
         return cls(
             id=entry.id,
             tenant_id=str(entry.tenant_id),
+            tenant_name=tenant_name,
             at=int(entry.at.timestamp()),
             actor=entry.actor,
             action=entry.action,
@@ -275,6 +324,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 class ListObject(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Any]
     has_more: bool = False
+    next: str | None = None
+    """What to send as ``after`` for the rows that follow."""
     object: Literal["list"] = "list"
 
 

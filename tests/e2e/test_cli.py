@@ -236,6 +236,16 @@ def test_the_first_admin_key_is_made_once_and_changes_are_shown(
     assert used[3:] == ["1", "100", "64", "20", "0"]
     assert rows(fresh.ok("usage", "ops", "--by", "", "--per", "day"))[0][1:3] == ["1", "100"]
     assert "'week' is none of" in fresh.complaint("usage", "--per", "week")
+    (single,) = rows(fresh.ok("usage", "ops", "--rows"))
+    assert single[2:7] == ["ops", used[1], "demo", "stop", ""]
+    assert single[7:] == ["100", "64", "20", "0"]
+    header, line = fresh.ok("usage", "--format", "csv").splitlines()
+    assert dict(zip(header.split(","), line.split(","), strict=True))["id"] == single[1]
+    assert f'"id":"{single[1]}"' in fresh.ok("usage", "--format", "jsonl")
+    assert "'xml' is none of csv, jsonl" in fresh.complaint("usage", "--format", "xml")
+    assert rows(fresh.ok("tenant", "list", "--search", "OP"))[0][0] == "ops"
+    assert fresh.ok("tenant", "list", "--search", "nobody") == ""
+    assert len(rows(fresh.ok("audit", "--search", "project.update"))) == 1
     (running,) = rows(fresh.ok("stream", "list", "ops"))
     assert running[1:6] == ["ops", used[1], "demo", "running", "10"]
     assert "Told all workers" in fresh.ok("stream", "kill", running[0])

@@ -345,3 +345,31 @@ async def test_how_long_a_key_works_while_the_database_is_away(
         else:
             with pytest.raises(StoreUnavailable):
                 await authenticator.check(key.public_id)
+
+
+@pytest.mark.asyncio
+async def test_as_many_keys_are_remembered_as_is_said(model_dir: Path, tmp_path: Path) -> None:
+    config = config_of(model_dir, tmp_path, tenants={"max_cached_keys": 2})
+    async with made(config) as here:
+        store, authenticator = here.services.store, here.services.authenticator
+        keys = [
+            await store.create_key(
+                here.principal.tenant.id,
+                public_id=f"{number}" * 12,
+                key_hash=bytes(32),
+                name="x",
+                scopes=["chat"],
+            )
+            for number in range(3)
+        ]
+        asked: list[str] = []
+        find_key = store.find_key
+
+        async def counted(public_id: str) -> Any:
+            asked.append(public_id)
+            return await find_key(public_id)
+
+        store.find_key = counted  # type: ignore[method-assign]
+        for key in (*keys, keys[2], keys[1], keys[0]):
+            await authenticator.check(key.public_id)
+        assert asked == [key.public_id for key in (*keys, keys[0])]

@@ -119,7 +119,7 @@ class TestAuditLog:
         everything = await store.list_audit()
         assert {entry.tenant_id for entry in everything} == {one.tenant.id, two.tenant.id}
         first = await store.list_audit(limit=2)
-        rest = await store.list_audit(before=first[-1].id)
+        rest = await store.list_audit(after=first[-1].id)
         assert [*first, *rest] == everything
         assert {entry.tenant_id for entry in await store.list_audit(one.tenant.id)} == {
             one.tenant.id

@@ -59,7 +59,7 @@ export function adaptersCard(api, tenantId) {
   }
 
   async function load() {
-    const { data } = await api.get(`/tenants/${tenantId}/adapters`);
+    const { data } = await api.get(`/tenants/${tenantId}/adapters`, { limit: 1000 });
     const rows = data.map((adapter) => ({
       props: { "data-adapter": adapter.id },
       cells: [

@@ -5,10 +5,10 @@ import { card, count, element, redraw, rough, table } from "./elements.js";
 import { auditCard, streamsCard } from "./live.js";
 
 const DAYS = 30;
+const MOST_SHOWN = 50; // tenants, those with the most tokens
 
 export class EverybodyView {
   #api;
-  #names;
   #engine = card("Engine");
   #load = card("Running now");
   #usage = card(`Tokens of the last ${DAYS} days`);
@@ -16,12 +16,10 @@ export class EverybodyView {
   #streams;
   #audit;
 
-  /** @param {() => Map<string, string>} names of tenants, by id */
-  constructor(api, names) {
+  constructor(api) {
     this.#api = api;
-    this.#names = names;
-    this.#streams = streamsCard(api, names);
-    this.#audit = auditCard(api, names);
+    this.#streams = streamsCard(api);
+    this.#audit = auditCard(api);
     for (const wide of [this.#streams.node, this.#audit.node]) wide.classList.add("wide");
   }
 
@@ -31,7 +29,7 @@ export class EverybodyView {
   }
 
   async load() {
-    const start_time = Math.floor(Date.now() / 1000) - DAYS * 86_400;
+    const start_time = (Math.floor(Date.now() / 86_400_000) - DAYS) * 86_400; // whole days of UTC
     const [days, tenants] = await Promise.all([
       this.#api.get("/usage", { bucket_width: "1d", group_by: "", start_time }),
       this.#api.get("/usage", { bucket_width: "all", group_by: "tenant", start_time }),
@@ -39,14 +37,14 @@ export class EverybodyView {
       this.#audit.load(),
     ]);
     show(this.#usage, usageChart(days.data, DAYS));
-    const rows = tenants.data.sort((a, b) => b.total_tokens - a.total_tokens);
+    const rows = tenants.data.sort((a, b) => b.total_tokens - a.total_tokens).slice(0, MOST_SHOWN);
     show(
       this.#totals,
       table(
         ["Tenant", ...["Requests", "Prompt", "Cached", "Generated"].map(number)],
         rows.map((row) => ({
           cells: [
-            element("a", { href: `#tenant=${row.tenant_id}` }, this.#names().get(row.tenant_id) ?? row.tenant_id),
+            element("a", { href: `#tenant=${row.tenant_id}` }, row.tenant_name ?? row.tenant_id),
             ...[row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens].map(count),
           ],
         })),

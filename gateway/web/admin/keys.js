@@ -78,7 +78,7 @@ export function keysCard(api, tenantId, projects) {
   const path = (key) => `/tenants/${tenantId}/keys/${key.public_id}`;
 
   async function load() {
-    const { data } = await api.get(`/tenants/${tenantId}/keys`);
+    const { data } = await api.get(`/tenants/${tenantId}/keys`, { limit: 1000 });
     const names = new Map(projects.map((project) => [project.id, project.name]));
     const rows = data.reverse().map((key) => {
       const state = stateOf(key);

@@ -71,8 +71,8 @@ export function limitsCard(api, tenantId, projects) {
   /** @param {boolean} [keep] leave the form as it is */
   async function load(keep = false) {
     const [limits, keys] = await Promise.all([
-      api.get(`/tenants/${tenantId}/limits`),
-      api.get(`/tenants/${tenantId}/keys`),
+      api.get(`/tenants/${tenantId}/limits`, { limit: 1000 }),
+      api.get(`/tenants/${tenantId}/keys`, { limit: 1000 }),
     ]);
     policies = limits.data;
     const scopes = [

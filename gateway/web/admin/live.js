@@ -5,7 +5,7 @@ import { button, card, confirmed, count, element, redraw, table, time } from "./
 const number = (title) => ({ title, number: true });
 
 /** @param {string} [tenantId] all tenants' without it */
-export function streamsCard(api, names, tenantId) {
+export function streamsCard(api, tenantId) {
   const node = card("Running requests");
 
   async function kill(stream) {
@@ -21,7 +21,7 @@ export function streamsCard(api, names, tenantId) {
     const rows = data.map((stream) => ({
       props: { "data-stream": stream.id },
       cells: [
-        names().get(stream.tenant_id) ?? stream.tenant_id,
+        stream.tenant_name,
         stream.model,
         stream.state,
         count(stream.prompt_tokens),
@@ -37,25 +37,28 @@ export function streamsCard(api, names, tenantId) {
 }
 
 /** @param {string} [tenantId] all tenants' without it */
-export function auditCard(api, names, tenantId) {
+export function auditCard(api, tenantId) {
   const node = card("Changes");
   let entries = [];
+  let next = null;
 
   async function load() {
     const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20 });
     entries = page.data;
+    next = page.next;
     render(page.has_more);
   }
 
   async function more() {
-    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20, before: entries.at(-1).id });
+    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20, after: next });
+    next = page.next;
     entries.push(...page.data);
     render(page.has_more);
   }
 
   function render(hasMore) {
     const rows = entries.map((entry) => ({
-      cells: [time(entry.at), entry.actor, entry.action, names().get(entry.tenant_id) ?? "", difference(entry)],
+      cells: [time(entry.at), entry.actor, entry.action, entry.tenant_name ?? "", difference(entry)],
     }));
     redraw(
       node,

@@ -11,8 +11,8 @@ const TICK_MS = 2000;
 
 const byId = (id) => document.getElementById(id);
 const api = new Api();
-const names = new Map();
-let tenants = [];
+let tenants = []; // those that are listed
+let next = null; // what to ask for those that follow with
 let loads = []; // of the tenants whose requests run
 let view = null;
 let isAdmitted = false;
@@ -33,10 +33,24 @@ async function begin() {
 }
 
 async function loadTenants() {
-  tenants = (await api.get("/tenants")).data;
-  names.clear();
-  for (const tenant of tenants) names.set(tenant.id, tenant.name);
+  const search = wanted();
+  const page = await api.get("/tenants", { search });
+  if (search !== wanted()) return; // more was typed meanwhile
+  tenants = page.data;
+  next = page.next;
   showTenants();
+}
+
+async function moreTenants() {
+  const page = await api.get("/tenants", { search: wanted(), after: next });
+  tenants.push(...page.data);
+  next = page.next;
+  showTenants();
+}
+
+/** What is searched for; undefined: nothing. */
+function wanted() {
+  return byId("find-tenant").value.trim() || undefined;
 }
 
 function chosenId() {
@@ -67,6 +81,7 @@ function showTenants() {
         ),
       ),
     ),
+    ...(next ? [element("li", {}, element("button", { type: "button", class: "plain", onclick: () => guarded(moreTenants) }, "More tenants"))] : []),
   );
 }
 
@@ -90,10 +105,21 @@ async function choose() {
 }
 
 async function chosenView() {
-  const tenant = tenants.find(({ id }) => id === chosenId());
-  if (!tenant) return new EverybodyView(api, () => names);
-  const projects = (await api.get(`/tenants/${tenant.id}/projects`)).data;
-  return new TenantView(api, () => names, tenant, projects, (anew) => guarded(() => refresh(anew)));
+  const chosen = chosenId();
+  const tenant = tenants.find(({ id }) => id === chosen) ?? (chosen && (await unlisted(chosen)));
+  if (!tenant) return new EverybodyView(api);
+  const projects = (await api.get(`/tenants/${tenant.id}/projects`, { limit: 1000 })).data;
+  return new TenantView(api, tenant, projects, (anew) => guarded(() => refresh(anew)));
+}
+
+/** A tenant that is on another page of the list; null if there is none. */
+async function unlisted(id) {
+  try {
+    return await api.get(`/tenants/${encodeURIComponent(id)}`);
+  } catch (error) {
+    if (error.status === 404) return null;
+    throw error;
+  }
 }
 
 async function refresh(anew = false) {
@@ -164,6 +190,7 @@ byId("new-tenant").addEventListener("submit", (event) => {
     location.hash = `tenant=${tenant.id}`;
   });
 });
+byId("find-tenant").addEventListener("input", () => isAdmitted && guarded(loadTenants));
 addEventListener("hashchange", async () => {
   if (isAdmitted && (await guarded(choose))) byId("view").scrollTop = 0;
 });

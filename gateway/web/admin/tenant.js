@@ -25,15 +25,15 @@ export class TenantView {
    * @param {() => void} onChange the list of tenants is not true any more
    * @param {object[]} projects of the tenant
    */
-  constructor(api, names, tenant, projects, onChange) {
+  constructor(api, tenant, projects, onChange) {
     this.#api = api;
     this.#tenant = tenant;
     this.#onChange = onChange;
-    this.#streams = streamsCard(api, names, tenant.id);
+    this.#streams = streamsCard(api, tenant.id);
     const limits = limitsCard(api, tenant.id, projects);
     const keys = keysCard(api, tenant.id, projects);
     const adapters = adaptersCard(api, tenant.id);
-    const audit = auditCard(api, names, tenant.id);
+    const audit = auditCard(api, tenant.id);
     for (const wide of [limits, keys, adapters, this.#streams, audit]) wide.node.classList.add("wide");
     this.#cards = [limits, keys, adapters, this.#streams, audit];
     this.#showTitle();
@@ -45,7 +45,7 @@ export class TenantView {
   }
 
   async load() {
-    const start_time = Math.floor(Date.now() / 1000) - DAYS * 86_400;
+    const start_time = (Math.floor(Date.now() / 86_400_000) - DAYS) * 86_400; // whole days of UTC
     const query = { tenant_id: this.#tenant.id, start_time };
     const [days, models] = await Promise.all([
       this.#api.get("/usage", { ...query, bucket_width: "1d", group_by: "" }),

@@ -1,0 +1,89 @@
+"""Lists in pages, the same in all routes of ``/admin/v1``.
+
+``limit`` rows at most; ``has_more`` says whether others follow, and ``next`` is what to send as
+``after`` for them. ``search`` keeps what contains a text, in any case.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import InvalidRequestError
+from gateway.routes.admin import answer, query_number
+from gateway.schemas.admin import ListObject
+
+DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
+PAGE_QUERY = ("search", "after", "limit")
+MAX_SEARCH = 200
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+class Page(NamedTuple, Generic[K]):
+    """What a request asks for of a list whose rows are ordered by a ``K``."""
+
+    after: K | None
+    limit: int
+    search: str | None
+
+    @property
+    def fetched(self) -> int:
+        """Rows to fetch: one more than is shown, to learn whether others follow."""
+        return self.limit + 1
+
+
+def page_of(
+    request: Request, kind: type[K], *, default: int = DEFAULT_LIMIT, most: int = MAX_LIMIT
+) -> Page[K]:
+    """Raises ``InvalidRequestError`` that names the parameter."""
+    limit = query_number(request, "limit", default, most=most)
+    assert limit is not None
+    search = request.query_params.get("search") or None
+    if search is not None and (len(search) > MAX_SEARCH or "\0" in search):
+        raise InvalidRequestError(
+            f"Must be a text of at most {MAX_SEARCH} characters.", param="search"
+        )
+    text, after = request.query_params.get("after"), None
+    if text is not None:
+        try:
+            padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+            after = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=kind)
+        except (binascii.Error, UnicodeEncodeError, msgspec.DecodeError):
+            raise InvalidRequestError(
+                "Must be what an earlier answer of this list gave as `next`.", param="after"
+            ) from None
+    return Page(after, limit, search)
+
+
+def listing(
+    rows: Sequence[R], page: Page[Any], key: Callable[[R], Any], show: Callable[[R], Any]
+) -> Response:
+    """A page of ``rows``, of which ``page.fetched`` were fetched. key: what they are ordered by."""
+    shown, following = rows[: page.limit], None
+    if len(rows) > page.limit:
+        cursor = msgspec.json.encode(key(shown[-1]))
+        following = base64.urlsafe_b64encode(cursor).decode().rstrip("=")
+    found = [show(row) for row in shown]
+    return answer(ListObject(data=found, has_more=following is not None, next=following))
+
+
+def listing_of_all(
+    rows: Iterable[R],
+    page: Page[Any],
+    key: Callable[[R], Any],
+    show: Callable[[R], Any],
+    texts: Callable[[R], str],
+) -> Response:
+    """A page of rows that are all in memory. texts: what is searched."""
+    wanted = (page.search or "").lower()
+    found = [row for row in rows if wanted in texts(row).lower()]
+    found = [row for row in sorted(found, key=key) if page.after is None or key(row) > page.after]
+    return listing(found[: page.fetched], page, key, show)
