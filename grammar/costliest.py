@@ -7,6 +7,7 @@ items. Patterns count most, because only their automata can grow exponentially.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from grammar import structural_tag
@@ -17,16 +18,26 @@ from grammar.schema.paths import ROOT, child
 from grammar.spec import GrammarSpec
 
 _PATTERN = 1_000
+_RULE = re.compile(r"^[ \t]*([\w.-]+)[^\n:]*:", re.MULTILINE)
 
 
 def costliest(spec: GrammarSpec) -> str:
-    """The path of the costliest keyword; the root's if nothing in the grammar has a path."""
+    """The path of the costliest keyword, or the longest rule; the root's path for neither."""
+    if spec.kind == "ebnf":
+        return _longest_rule(spec.source)
     costs = [_most(part.schema, part.path) for part in schemas_of(spec)]
     if spec.kind == "structural_tag":
         tree = structural_tag.walk(structural_tag.parse(spec.document()))
         regexes = [part for part in tree if isinstance(part, structural_tag.Regex)]
         costs += [(_PATTERN * expanded_size(part.pattern), part.path) for part in regexes]
     return max(costs, default=(0, ROOT))[1]
+
+
+def _longest_rule(source: str) -> str:
+    starts = [*_RULE.finditer(source)]
+    ends = [*(rule.start() for rule in starts[1:]), len(source)]
+    sizes = [(end - rule.start(), rule[1]) for rule, end in zip(starts, ends, strict=True)]
+    return f"the rule '{max(sizes)[1][:40]}'" if sizes else ROOT
 
 
 def _most(schema: Any, path: str) -> tuple[int, str]:

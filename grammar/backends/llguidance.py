@@ -366,7 +366,7 @@ def _text_without(texts: tuple[str, ...]) -> str:
 
 _TOO_MUCH = {
     r"row has \d+ items|Too many items": (
-        "anyOf, oneOf, properties: too many alternatives and optional properties could come next"
+        "anyOf, oneOf, properties or rules: too many alternatives or options could come next"
     ),
     "too many expressions": "pattern, format: too much could match next at once",
 }

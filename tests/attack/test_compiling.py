@@ -19,7 +19,7 @@ from grammar.compiler import GrammarChecker
 from grammar.errors import CompileMemory, CompileTimeout, GrammarTooLarge
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
-from tests.attack.neighbour import Neighbour
+from tests.attack.neighbour import MAX_GAP_S, Neighbour
 from tests.attack.serving import MODEL, Deployment, assert_memory_is_back
 from tests.grammar.test_limits import STOPPED, TAKES
 from tests.grammar.vocabularies import byte_vocabulary
@@ -202,13 +202,19 @@ async def attack(deployment: Deployment, names: list[str]) -> dict[str, tuple[in
     return answers
 
 
+AMBIGUOUS = GrammarSpec(
+    "ebnf", "start: x\nx: " + " | ".join(f'x "{i}" x' for i in range(900)) + ' | "z"'
+)
 ATTACKS: dict[str, GrammarSpec] = {
+    "900 ambiguous alternatives": AMBIGUOUS,
     **{name: spec for name, (spec, _, _) in STOPPED.items()},
     **{f"outlines: {name}": GrammarSpec.from_schema(s) for name, (s, _) in BOMBS.items()},
     **{f"xgrammar: {name}": GrammarSpec.from_schema(s) for name, s in HEAVY.items()},
 }
-NAMED = {name: named for name, (_, _, named) in STOPPED.items()} | {
-    f"outlines: {name}": keyword for name, (_, keyword) in BOMBS.items()
+NAMED = {
+    "900 ambiguous alternatives": "the rule 'x'",
+    **{name: named for name, (_, _, named) in STOPPED.items()},
+    **{f"outlines: {name}": keyword for name, (_, keyword) in BOMBS.items()},
 }
 SLOW: dict[str, GrammarSpec] = {
     "250 alternatives": GrammarSpec.from_schema(
@@ -261,7 +267,8 @@ async def test_no_grammar_harms_a_neighbour(deployment: Deployment) -> None:
     }
     assert wrong == {}
     assert {status for status, _ in answers.values()} <= {200, 400}, answers
-    attacked.assert_unharmed(calm)
+    # Where the calm has long gaps itself, the machine is busy with other things.
+    attacked.assert_unharmed(calm, max_s=max(MAX_GAP_S, 3 * max(calm.gaps_s)))
     assert_memory_is_back(deployment, before, within_bytes=LIMIT_BYTES)
 
 
@@ -281,4 +288,4 @@ async def test_no_mask_stalls_the_others(deployment: Deployment, name: str) -> N
             answers = [await attacker.ask(SLOW[name], max_tokens=60) for _ in range(8)]
         print(name, answers[-1], f"calm {calm}, attacked {attacked}")
     assert {status for status, _ in answers} <= {200, 400}, answers
-    assert max(attacked.gaps_s) <= max(0.25, 2 * max(calm.gaps_s)), (calm, attacked)
+    assert max(attacked.gaps_s) <= max(MAX_GAP_S, 3 * max(calm.gaps_s)), (calm, attacked)

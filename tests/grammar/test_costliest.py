@@ -46,3 +46,10 @@ def test_in_a_structural_tag_the_place_is_in_the_tag() -> None:
 
 def test_elsewhere_it_is_the_whole() -> None:
     assert costliest(GrammarSpec("regex", "a{1,400}")) == "$"
+
+
+@pytest.mark.parametrize("sign", [":", "::="])
+def test_of_rules_the_longest_is_named(sign: str) -> None:
+    rules = ['start {} x "b"', "x {} " + " | ".join(f'"{i}"' for i in range(99)), 'y {} "c"']
+    source = "\n".join(rules).replace("{}", sign)
+    assert costliest(GrammarSpec("ebnf", source)) == "the rule 'x'"
