@@ -83,7 +83,8 @@ class Intake:
     )  # fmt: skip
 
     def __init__(self, parser: Parser, pace: Pace) -> None:
-        self._parser = parser
+        self._parser: Parser | None = parser
+        """None after the end: it refers to the intake, and a cycle would keep the last body."""
         self._pace = pace
         self._backlog = b""
         self._start = 0
@@ -111,13 +112,20 @@ class Intake:
         """The parser wants input again."""
         if self._backlog:
             self._go_on()
-        else:
+        elif self._parser is not None:
             self._is_paused = False
             self._parser.transport.resume_reading()
 
     def clear(self) -> None:
-        """The connection is lost."""
+        """Forget what waits."""
         self._backlog, self._start = b"", 0
+
+    def end(self) -> None:
+        """The connection is lost, or another protocol's from now on."""
+        self.clear()
+        parser, self._parser = self._parser, None
+        if parser is not None and self._is_paused and not parser.transport.is_closing():
+            parser.transport.resume_reading()
 
     def take_turn(self, now: float) -> None:
         """Parse a piece. ``Pace`` calls this."""
@@ -131,7 +139,7 @@ class Intake:
         began = now
         while True:
             parser = self._parser
-            if not parser.wants_input or not self._backlog:
+            if parser is None or not parser.wants_input or not self._backlog:
                 break
             data, start = self._backlog, self._start
             end = parser.piece_end(data, start)
@@ -147,15 +155,18 @@ class Intake:
 
     def _go_on(self) -> None:
         """Wait for a turn, for the parser, or for more bytes."""
-        transport = self._parser.transport
+        parser = self._parser
+        if parser is None:
+            return
+        transport = parser.transport
         if transport.is_closing():
             self.clear()
         elif self._backlog:
             transport.pause_reading()
             self._is_paused = True
-            if self._parser.wants_input and not self._has_turn:
+            if parser.wants_input and not self._has_turn:
                 self._has_turn = True
                 self._pace.enqueue(self)
-        elif self._is_paused and self._parser.wants_input:
+        elif self._is_paused and parser.wants_input:
             self._is_paused = False
             transport.resume_reading()

@@ -120,7 +120,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_deadline.start(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._intake.clear()
+        self._intake.end()
         self._header_deadline.stop()
         self._send_deadline.stop()
         self._close_writer()
@@ -141,7 +141,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return start + max(PIECE_BYTES, self._body_left)
 
     def handle_websocket_upgrade(self) -> None:
-        self._intake.clear()  # RFC 6455, section 4.1: frames come after the server's handshake.
+        self._intake.end()  # RFC 6455, section 4.1: frames come after the server's handshake.
         super().handle_websocket_upgrade()
 
     # -- headers
@@ -439,7 +439,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._intake.clear()
+        self._intake.end()
         self._send_deadline.stop()
         self._close_writer()
         super().connection_lost(exc)
