@@ -10,6 +10,11 @@ THRESHOLDS = (50_000, 20, 50)
 FULL_THRESHOLD = 1000
 """Collections of the two younger generations for each full one: several million objects."""
 
+LOOK_BYTES = 8 * 2**20
+"""After so many bytes of requests the youngest objects are looked through."""
+LOOKS = 16
+"""Looks at a generation for each look at the next older one."""
+
 
 def tune_collector() -> None:
     """Call once everything is loaded: objects that live now are never scanned again.
@@ -36,3 +41,31 @@ def full_collections_held_back() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+class Received:
+    """Bounds the memory that cycles keep, by the bytes that clients send.
+
+    The thresholds count objects, and a cycle of a few may hold a body of megabytes: at a thousand
+    such requests nothing would be looked through. Requests should leave no cycle; one that does
+    all the same keeps no more than a few times ``LOOK_BYTES``.
+    """
+
+    def __init__(self) -> None:
+        self._num_bytes = self._num_looks = 0
+
+    def add(self, num_bytes: int) -> None:
+        """So many bytes have come. May look through young objects, which takes a millisecond."""
+        self._num_bytes += num_bytes
+        if self._num_bytes < LOOK_BYTES:
+            return
+        self._num_bytes = 0
+        self._num_looks += 1
+        if gc.isenabled():
+            is_older = self._num_looks % LOOKS == 0
+            is_oldest = self._num_looks % LOOKS**2 == 0
+            gc.collect(is_older + is_oldest)
+
+
+received = Received()
+"""What all clients of this process have sent."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from engine.garbage import received
 from gateway.errors import PayloadTooLarge
 
 FREE_BYTES = 32_768
@@ -39,6 +40,7 @@ class JsonCounts:
     def feed(self, piece: bytes) -> None:
         """Count a piece. Raises ``PayloadTooLarge``."""
         self._size += len(piece)
+        received.add(len(piece))
         if self._size <= FREE_BYTES:
             self._early.append(piece)
             return

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections import deque
 
 import pytest
 
@@ -50,3 +52,51 @@ def test_what_requests_pile_up_brings_about_no_full_collection() -> None:
     assert full_collections_by(num_objects) > 0
     with garbage.full_collections_held_back():
         assert full_collections_by(num_objects) == 0
+
+
+class Kept:
+    """A cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("lives", [0, 1, 2], ids=lambda lives: f"survives {lives}")
+def test_cycles_keep_no_more_than_a_few_looks_let_by(lives: int) -> None:
+    """``lives``: the looks that each object sees before it becomes garbage: none of the three
+    generations is forgotten."""
+    garbage.tune_collector()
+    received, living = garbage.Received(), deque[Kept]()
+    refs: list[weakref.ref[Kept]] = []
+    most = 0
+    for _ in range(3 * garbage.LOOKS**2):
+        kept = Kept()
+        refs.append(weakref.ref(kept))
+        living.append(kept)
+        del kept
+        if len(living) > lives:
+            living.popleft()
+        received.add(garbage.LOOK_BYTES)
+        most = max(most, sum(ref() is not None for ref in refs))
+    # Some looks are at two generations: what lives through one of these is old at once.
+    assert most <= [2, 2 * garbage.LOOKS, garbage.LOOKS**2 + garbage.LOOKS][lives]
+
+
+def test_small_requests_are_no_reason_to_look() -> None:
+    ref = weakref.ref(Kept())
+    received = garbage.Received()
+    for _ in range(100):
+        received.add(1000)
+    assert ref() is not None
+    received.add(garbage.LOOK_BYTES)
+    assert ref() is None
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    ref = weakref.ref(Kept())
+    gc.disable()
+    try:
+        garbage.Received().add(garbage.LOOK_BYTES)
+        assert ref() is not None
+    finally:
+        gc.enable()
