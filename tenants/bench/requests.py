@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import uuid4
+from typing import TypeVar
 
 import uvloop
 from rich.console import Console
@@ -33,8 +33,11 @@ from tenants.embedded import EmbeddedPostgres
 from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.quota import Hold, Quota
+from tenants.request_ids import new_request_id
 from tenants.types import Principal, UsageEvent
 from tenants.usage import Ledger
+
+T = TypeVar("T")
 
 PEPPER = b"a pepper for the benchmark, as long as any"
 NUM_PROMPT_TOKENS = 500
@@ -73,7 +76,7 @@ class Bench:
         self._texts = []
         people = []
         for _ in range(num_tenants):
-            tenant = await self._store.create_tenant(str(uuid4()))
+            tenant = await self._store.create_tenant(str(new_request_id()))
             minted = keys.mint(PEPPER)
             key = await self._store.create_key(
                 tenant.id,
@@ -123,7 +126,7 @@ class Bench:
     async def _reserve(self, who: Principal) -> Hold:
         return await self._quota.reserve(
             who,
-            request_id=uuid4(),
+            request_id=new_request_id(),
             model="bench",
             prompt_tokens=NUM_PROMPT_TOKENS,
             max_tokens=NUM_COMPLETION_TOKENS,
@@ -151,7 +154,8 @@ class Bench:
                 at = time.perf_counter()
                 hold = await self._reserve(who) if reserves else None
                 waited = time.perf_counter() - at
-                await self._ledger.settle(_event(who, hold.request_id if hold else uuid4()))
+                request_id = hold.request_id if hold else new_request_id()
+                await self._ledger.settle(_event(who, request_id))
                 if hold is not None:
                     await hold.close()
                 latencies.append(waited if reserves else time.perf_counter() - at)
@@ -249,7 +253,7 @@ async def run(
         await store.close()
 
 
-async def on_own_server(work: Callable[[str], Awaitable[list[Measured]]]) -> list[Measured]:
+async def on_own_server(work: Callable[[str], Awaitable[T]]) -> T:
     """Run ``work`` on an embedded server that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     server = EmbeddedPostgres(folder)
@@ -288,7 +292,3 @@ def main() -> None:
     for one in results:
         table.add_row(one.what, f"{one.per_s:,.0f}", f"{one.p50_ms:.3f}", f"{one.p99_ms:.3f}")
     Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

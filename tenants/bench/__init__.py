@@ -1,0 +1,1 @@
+"""What tenancy costs: ``requests`` (``python -m tenants.bench``), and at size ``scale``."""
