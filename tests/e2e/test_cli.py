@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from engine.demo import MODEL_DIR
@@ -100,6 +101,47 @@ def migrated(folder: Folder) -> Folder:
     second = folder.ok("migrate")
     assert re.fullmatch(r"The schema is at \w+ already\.\n", second)
     return folder
+
+
+def test_a_migration_that_cannot_be_done_says_so_in_a_line_and_leaves_nothing(
+    migrated: Folder, tmp_path: Path
+) -> None:
+    asyncio.run(
+        execute(
+            migrated.dsn,
+            "CREATE DATABASE ahead",
+            "CREATE DATABASE twice",
+            "CREATE ROLE poor LOGIN",
+            "CREATE DATABASE poors OWNER poor",
+        )
+    )
+    folders = []
+    for name, login in (("ahead", "postgres"), ("twice", "postgres"), ("poors", "poor")):
+        (tmp_path / name).mkdir()
+        dsn = migrated.dsn.replace("/cli?", f"/{name}?").replace("//postgres@", f"//{login}@")
+        folders.append(Folder(tmp_path / name, dsn))
+    ahead, twice, poor = folders
+    ahead.ok("migrate")
+    asyncio.run(execute(ahead.dsn, "UPDATE alembic_version SET version_num = '9999'"))
+    for command in (("migrate",), ("tenant", "list")):
+        assert re.search(r"has its schema at 9999, .*: update Sluice", ahead.complaint(*command))
+
+    # A login that owns its database and is a member of neither role.
+    assert "GRANT sluice_app, sluice_operator TO <owner>" in poor.complaint("migrate")
+    assert asyncio.run(_num_tables(poor.dsn)) == 0
+
+    both = [twice.start("migrate") for _ in range(2)]
+    assert [(one.communicate()[1], one.returncode) for one in both] == [("", 0)] * 2
+    twice.ok("tenant", "list")
+
+
+async def _num_tables(dsn: str) -> int:
+    connection = await asyncpg.connect(dsn)
+    found: int = await connection.fetchval(
+        "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+    )
+    await connection.close()
+    return found
 
 
 def test_tenants_are_created_and_listed(migrated: Folder) -> None:
