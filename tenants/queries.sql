@@ -370,13 +370,12 @@ SELECT usage_drop_strays(
 
 -- name: forget_requests for operator
 -- A portion of what made the requests of those months unique whose ids are not by time.
-DELETE FROM usage_seen
-WHERE request_id IN (
-    SELECT request_id FROM usage_seen
-    WHERE tableoid = 'usage_seen_default'::regclass
-        AND created_at < date_trunc('month', now(), 'UTC') - make_interval(months => $1)
+DELETE FROM usage_seen_default
+WHERE ctid = ANY (ARRAY (
+    SELECT ctid FROM usage_seen_default
+    WHERE created_at < date_trunc('month', now(), 'UTC') - make_interval(months => $1)
     LIMIT 10000
-)
+))
 RETURNING 1;
 
 -- name: ping

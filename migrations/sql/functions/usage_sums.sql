@@ -58,22 +58,38 @@ BEGIN
         v_to := (v_day_end AT TIME ZONE 'UTC')::date;
     END IF;
     RETURN QUERY
-    WITH part AS (
+    WITH by_day AS (
+        -- Added up here already, because there are hundreds of thousands of rows.
         SELECT
-            d.day::timestamp AT TIME ZONE 'UTC' AS at, d.tenant_id, d.key_id, d.model, d.requests,
-            d.prompt_tokens, d.cached_tokens, d.completion_tokens, d.cost_micro
+            CASE WHEN p_bucket = 'day' THEN d.day END AS day,
+            CASE WHEN v_by_tenant THEN d.tenant_id END AS tenant_id, d.key_id,
+            CASE WHEN v_by_model THEN d.model END AS model, sum(d.requests)::bigint AS requests,
+            sum(d.prompt_tokens)::bigint AS prompt_tokens,
+            sum(d.cached_tokens)::bigint AS cached_tokens,
+            sum(d.completion_tokens)::bigint AS completion_tokens,
+            sum(d.cost_micro)::bigint AS cost_micro
         FROM usage_daily AS d
         WHERE v_is_fine AND d.day >= v_from AND d.day < v_to
             AND (p_tenant_id IS NULL OR d.tenant_id = p_tenant_id)
             AND (v_tenants IS NULL OR d.tenant_id = ANY (v_tenants))
+        GROUP BY 1, 2, 3, 4
         UNION ALL
         SELECT
-            d.day::timestamp AT TIME ZONE 'UTC', d.tenant_id, NULL, d.model, d.requests,
-            d.prompt_tokens, d.cached_tokens, d.completion_tokens, d.cost_micro
+            CASE WHEN p_bucket = 'day' THEN d.day END,
+            CASE WHEN v_by_tenant THEN d.tenant_id END, NULL,
+            CASE WHEN v_by_model THEN d.model END, sum(d.requests)::bigint,
+            sum(d.prompt_tokens)::bigint, sum(d.cached_tokens)::bigint,
+            sum(d.completion_tokens)::bigint, sum(d.cost_micro)::bigint
         FROM usage_daily_tenant AS d
         WHERE NOT v_is_fine AND d.day >= v_from AND d.day < v_to
             AND (p_tenant_id IS NULL OR d.tenant_id = p_tenant_id)
             AND (v_tenants IS NULL OR d.tenant_id = ANY (v_tenants))
+        GROUP BY 1, 2, 4
+    ), part AS (
+        SELECT
+            d.day::timestamp AT TIME ZONE 'UTC' AS at, d.tenant_id, d.key_id, d.model, d.requests,
+            d.prompt_tokens, d.cached_tokens, d.completion_tokens, d.cost_micro
+        FROM by_day AS d
         UNION ALL
         SELECT
             u.hour, u.tenant_id, u.key_id, u.model, e.sign * u.requests, e.sign * u.prompt_tokens,

@@ -25,8 +25,8 @@ SELECT sluice_protect('adapter');
 SELECT sluice_protect('usage_event', 'tenant_id', 'SELECT, INSERT');
 SELECT sluice_protect('usage_seen', 'tenant_id', 'SELECT, INSERT');
 SELECT sluice_protect('audit_log', 'tenant_id', 'SELECT, INSERT');
--- Operators forget the requests of months that are over, and move what was added to the sums.
-GRANT DELETE ON usage_seen, usage_delta TO sluice_operator;
+-- Operators move what was added to the sums.
+GRANT DELETE ON usage_delta TO sluice_operator;
 GRANT INSERT, UPDATE ON usage_rollup, usage_daily, usage_daily_tenant TO sluice_operator;
 
 -- Partitions get no grants, so they are reached through their parents only.
@@ -34,5 +34,8 @@ ALTER TABLE usage_event_default ENABLE ROW LEVEL SECURITY;
 ALTER TABLE usage_event_default FORCE ROW LEVEL SECURITY;
 ALTER TABLE usage_seen_default ENABLE ROW LEVEL SECURITY;
 ALTER TABLE usage_seen_default FORCE ROW LEVEL SECURITY;
+-- Except for the retention: through the parent it would have to look at all partitions.
+CREATE POLICY usage_seen_default_all ON usage_seen_default TO sluice_operator USING (true);
+GRANT SELECT, DELETE ON usage_seen_default TO sluice_operator;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON gateway_worker TO sluice_app, sluice_operator;
