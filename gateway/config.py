@@ -77,8 +77,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time without progress after which an engine with work is considered dead and restarted; must
     exceed the longest step."""
     worker_hang_timeout_s: Seconds = 30.0
-    """Time for which the event loop of one of several ``workers`` may stand still, or most of which
-    it stands still in pieces, before that worker is killed and replaced."""
+    """Time after which one of several ``workers`` is killed and replaced if its event loop ran
+    nothing, or stood still for most of it."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 14.0

@@ -51,6 +51,9 @@ def _become(
         signal.alarm(TIMEOUT_S)
         os.chdir(cwd)
         os.environ.update(env)
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == "huggingface_hub":
+                del sys.modules[name]  # it reads the environment when it is imported
         for file, number in ((out, 1), (err, 2)):
             os.dup2(file.fileno(), number)
         sys.stdin = open(os.devnull)  # noqa: SIM115 - the process ends with it

@@ -368,7 +368,9 @@ _TOO_MUCH = {
     r"row has \d+ items|Too many items": (
         "anyOf, oneOf, properties or rules: too many alternatives or options could come next"
     ),
-    "too many expressions": "pattern, format: too much could match next at once",
+    "too many expressions": (
+        "pattern, format, multipleOf or rules: too much could match next at once"
+    ),
 }
 """What is at fault, in a client's words."""
 

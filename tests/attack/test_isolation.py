@@ -36,7 +36,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 def scopes_of(path: str) -> set[Scope]:
     """Those of which a key needs one at a route."""
-    if path == "/admin/v1/usage":
+    if path.startswith("/admin/v1/usage"):
         return {"usage", "admin"}
     if path.startswith("/admin/v1/") or path == "/metrics":
         return {"admin"}

@@ -88,7 +88,7 @@ async def test_a_key_for_usage_sees_usage_and_nothing_else(gateway: Gateway) -> 
         for method, path in doors(gateway)
         if (await knock(gateway, method, path, key)).status != 403
     }
-    assert allowed == {"/admin/v1/usage"}
+    assert allowed == {"/admin/v1/usage", "/admin/v1/usage/requests"}
 
 
 @pytest.mark.asyncio

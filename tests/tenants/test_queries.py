@@ -8,6 +8,7 @@ import pytest
 
 import tenants.postgres
 import tenants.postgres_shared
+import tenants.postgres_upkeep
 from tenants.queries import Query, load, parse
 
 GOOD = """\
@@ -65,6 +66,8 @@ def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
     source = Path(tenants.postgres_shared.__file__).read_text()
     used |= set(re.findall(r'self\._fetch\(\s*[\w.]+,\s*"(\w+)"', source))
     used |= set(re.findall(r'_SQL\["(\w+)"\]', source))
+    source = Path(tenants.postgres_upkeep.__file__).read_text()
+    used |= set(re.findall(r'self\._(?:one|all|when_free)\(\s*"(\w+)"', source))
     assert used == set(load())
 
 
