@@ -1,4 +1,4 @@
-"""The messages to and from compile workers, and their work itself."""
+"""The messages to and from fork servers and their workers, and the work itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from grammar.vocabulary import Mask, Vocabulary
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """The first message to a worker. Without tokens it can only validate."""
+    """The first message to a fork server. Without tokens its workers can only validate."""
 
     tokens: list[bytes]
     eos_token_ids: list[int]
@@ -40,10 +40,20 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     backends: list[str]
     """All that may compile a grammar, in order of preference."""
     backend: str
-    """The one that this worker has, and the only one."""
+    """The one that its workers have, and the only one."""
     limits: Limits
     timeout_s: float
     memory_bytes: int
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    """To a fork server: fork a worker for the socket that follows."""
+
+
+class Reap(msgspec.Struct, frozen=True, tag="reap"):
+    """To a fork server: end one of its workers."""
+
+    pid: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -87,7 +97,20 @@ class ValidateJob(msgspec.Struct, frozen=True, tag="validate"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """From a worker: it is ready for jobs."""
+    """From a fork server: it is ready to fork workers."""
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    """From a fork server: a worker, which is ready for jobs."""
+
+    pid: int
+
+
+class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
+    """From a fork server: what had ended the worker before."""
+
+    signal: int
+    """0 if nothing had."""
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
@@ -122,18 +145,19 @@ class Validated(msgspec.Struct, frozen=True, tag="validated"):
 
 Job = CompileJob | ValidateJob | BlameJob
 Result = Compiled | Elsewhere | Validated | Blamed
-Reply = Loaded | Result | Refused
+Request = Setup | Fork | Reap | Job
+Reply = Loaded | Forked | Reaped | Result | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[Setup | Job] = msgspec.msgpack.Decoder(Setup | Job)
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def encode(message: Setup | Job | Reply) -> bytes:
+def encode(message: Request | Reply) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_request(data: bytes) -> Setup | Job:
+def decode_request(data: bytes) -> Request:
     return _request_decoder.decode(data)
 
 

@@ -21,10 +21,14 @@ from grammar.jobs import (
     CompileJob,
     Compiler,
     Elsewhere,
-    Job,
+    Fork,
+    Forked,
     Loaded,
+    Reap,
+    Reaped,
     Refused,
     Reply,
+    Request,
     Setup,
     Validated,
     ValidateJob,
@@ -59,9 +63,11 @@ SPEC = GrammarSpec("regex", "é", strict=False)
         CompileJob(SPEC, False, ["xgrammar"], Refused("InvalidGrammar", ["$", "m"])),
         ValidateJob(SPEC, "text"),
         BlameJob(SPEC),
+        Fork(),
+        Reap(7),
     ],
 )
-def test_requests_survive_the_wire(request_: Setup | Job) -> None:
+def test_requests_survive_the_wire(request_: Request) -> None:
     assert decode_request(encode(request_)) == request_
 
 
@@ -69,6 +75,8 @@ def test_requests_survive_the_wire(request_: Setup | Job) -> None:
     "reply",
     [
         Loaded(),
+        Forked(7),
+        Reaped(11),
         Compiled("outlines", SPEC, b"\x00\xff", (Finding("not", "$.not", False, "why"),)),
         Compiled("llguidance", SPEC, None, ()),
         Elsewhere("xgrammar", CompileJob(SPEC, True)),

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import io
 import os
 import signal
 import subprocess
@@ -78,24 +77,30 @@ def test_too_long_a_job_is_killed_in_time_and_the_next_is_served(small_pool: Wor
     assert small_pool.compile(job(INTEGER)).backend == "outlines"
 
 
-def test_who_ends_a_worker_waits_for_the_next(vocabulary: Vocabulary) -> None:
-    """And whoever comes then does not."""
+def test_a_second_worker_needs_no_second_library(vocabulary: Vocabulary) -> None:
+    """And neither does one in the place of one that a job has ended."""
     with WorkerPool(
         vocabulary, backends=["outlines"], num_workers=2, timeout_s=1.0, memory_bytes=1 << 30
     ) as pool:
         pool.compile(job(INTEGER))
         (first,) = pool.pids
+        server = psutil.Process(first).parent()
+        assert server is not None
         with pytest.raises(CompileTimeout):
             pool.compile(job(BOMB))
+        pool.compile(job(INTEGER))
         (second,) = pool.pids
         assert second != first
         pool.compile(job(INTEGER))
-        assert pool.pids == [second], "one that runs comes before one that is to be started"
+        assert pool.pids == [second], "one that runs comes before one that is to be forked"
         with ThreadPoolExecutor() as threads:
             bombs = [threads.submit(pool.compile, job(BOMB)) for _ in range(2)]
             assert all(isinstance(bomb.exception(60), CompileTimeout) for bomb in bombs)
-        assert len(pool.pids) == 2
+        pool.compile(job(INTEGER))
+        assert {psutil.Process(pid).parent() for pid in pool.pids} == {server}
+        assert server.num_threads() == 1, "a fork has only one"
     assert pool.pids == []
+    assert not server.is_running()
 
 
 def test_too_large_a_job_fails_and_the_next_is_served(vocabulary: Vocabulary) -> None:
@@ -131,11 +136,22 @@ def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
     pool.compile(job(INTEGER))
     (before,) = pool.pids
     os.kill(before, signal.SIGKILL)
-    while pool.pids:
-        time.sleep(0.01)
     pool.compile(job(INTEGER))
-    assert pool.pids != [before]
-    assert len(pool._alive) == 1
+    (after,) = pool.pids
+    assert after != before
+    assert not psutil.pid_exists(before)
+
+
+def test_a_process_that_forks_workers_is_replaced_with_its_workers(pool: WorkerPool) -> None:
+    pool.compile(job(INTEGER))
+    (before,) = pool.pids
+    server = psutil.Process(before).parent()
+    assert server is not None
+    server.kill()
+    psutil.wait_procs([psutil.Process(before)], timeout=10)
+    pool.compile(job(INTEGER))
+    (after,) = pool.pids
+    assert psutil.Process(after).parent() not in (None, server)
 
 
 def test_a_worn_out_worker_is_replaced(
@@ -246,11 +262,13 @@ def test_what_a_job_dies_of_is_said_at_once_and_to_its_sender_only(
     ):
         pool.compile(job(INTEGER))
         (worker,) = pool.pids
+        server = psutil.Process(worker).parent()
         bomb = thread.submit(pool.compile, job(BOMB))
         until_it_works(worker)
         os.kill(worker, by)
         assert isinstance(bomb.exception(30), error)
         assert pool.compile(job(INTEGER)).backend == "outlines"
+        assert server == psutil.Process(pool.pids[0]).parent(), "no library was loaded again"
 
 
 def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None:
@@ -283,7 +301,7 @@ def test_an_interrupt_ends_a_job_and_its_worker_only(started: bool) -> None:
     with WorkerPool(timeout_s=60) as pool, ThreadPoolExecutor(1) as thread:
         if started:
             pool.start()
-        interrupt = thread.submit(interrupt_at_work, pool)
+        interrupt = thread.submit(interrupt_at_work, pool, pool.pids)
         with pytest.raises(KeyboardInterrupt):
             pool.validate(spec, f'"{"a" * 40}b"')
         interrupt.result()
@@ -291,31 +309,29 @@ def test_an_interrupt_ends_a_job_and_its_worker_only(started: bool) -> None:
         assert pool.validate(spec, '"a"').passed
 
 
-def interrupt_at_work(pool: WorkerPool) -> None:
-    while not pool.pids:
+def interrupt_at_work(pool: WorkerPool, workers: list[int]) -> None:
+    """As soon as a worker computes; without one, as a process loads what workers need."""
+    while pool._server is None:
         time.sleep(0.005)
-    until_it_works(pool.pids[0])
+    until_it_works(workers[0] if workers else pool._server.pid)
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
 
 
-class SlowFile(io.BufferedRandom):
-    """Gives other threads time to get in between."""
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        time.sleep(0.1)
-        return super().seek(offset, whence)
-
-
-def test_whoever_waits_hears_that_the_pool_was_closed() -> None:
+def test_whoever_waits_hears_that_the_pool_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else, whichever of the two threads is first to find the worker dead."""
     spec = GrammarSpec.from_schema({"type": "string", "pattern": "^(a|a)*$"}, strict=False)
     pool = WorkerPool(timeout_s=60)
     pool.start()
     (process,) = pool._alive
-    with process._stderr as file:
-        process._stderr = SlowFile(io.FileIO(os.dup(file.fileno()), "r+"))
+    end = process.close
+
+    def end_slowly() -> int:
+        time.sleep(0.1)  # gives other threads time to get in between
+        return end()
+
+    monkeypatch.setattr(process, "close", end_slowly)
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(pool.validate, spec, f'"{"a" * 40}b"') for _ in range(3)]
         until_it_works(process.pid)
