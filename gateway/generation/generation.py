@@ -89,6 +89,9 @@ class Generation:
         self._has_tokens = False
         self._cancelled = False
         self._failure: ApiError | None = None
+        """Given to ``fail``, and not raised yet. What was raised is not kept: its traceback refers
+        to this object."""
+        self._failed_as: UsageStatus | None = None
         self._closed = False
         self._settlement: asyncio.Task[None] | None = None
         self._reader: OutputReader | None = None
@@ -115,11 +118,11 @@ class Generation:
         except TimeoutError:
             return
         except EngineDead as exc:
-            self._failure = to_api_error(exc)
-            raise self._failure from exc
+            self._failed_as = "error"
+            raise to_api_error(exc) from exc
         if output.finish_reason == "error":
-            self._failure = engine_error(output)
-            raise self._failure
+            self._failed_as = "error"
+            raise engine_error(output)
         self._first_output = output
 
     async def deltas(self, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
@@ -138,11 +141,11 @@ class Generation:
                     if not delta.is_empty:
                         yield delta
         except ApiError as exc:
-            self._failure = self._failure or exc
+            self._failed_as = self._failed_as or _failed_as(exc)
             raise
         except Exception as exc:
-            self._failure = to_api_error(exc)
-            raise self._failure from exc
+            self._failed_as = "error"
+            raise to_api_error(exc) from exc
 
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         first_output, self._first_output = self._first_output, None
@@ -168,6 +171,7 @@ class Generation:
     def fail(self, error: ApiError) -> None:
         """Stop because the server cannot continue: ``deltas`` raises ``error`` soon."""
         self._failure = self._failure or error
+        self._failed_as = self._failed_as or _failed_as(error)
         self._abort()
 
     async def _compliance(self, choice: Choice) -> Compliance | None:
@@ -284,8 +288,8 @@ class Generation:
         return sum([min(stream.num_cached_tokens, length) for stream, length in self._prompts])
 
     def _status(self) -> UsageStatus:
-        if self._failure is not None:
-            return "disconnected" if isinstance(self._failure, Gone) else "error"
+        if self._failed_as is not None:
+            return self._failed_as
         reasons = {choice.finish_reason for choice in self._choices}
         if None in reasons or "abort" in reasons:
             return "cancelled" if self._cancelled else "disconnected"
@@ -294,7 +298,7 @@ class Generation:
     def _advance(self, choice: Choice, output: RequestOutput) -> Delta:
         if output.finish_reason == "abort" and choice.finish_reason is None:
             if self._failure is not None:
-                raise self._failure
+                raise self._take_failure(self._failure)
             if choice.stream.abandoned or (self._closed and not self._cancelled):
                 raise Gone("Nobody read this stream any more.", code="stream_abandoned")
             elif not self._cancelled:
@@ -304,6 +308,10 @@ class Generation:
             delta.finish_reason = "cancelled"
         return delta
 
+    def _take_failure(self, failure: ApiError) -> ApiError:
+        self._failure = None
+        return failure
+
     def _abort(self) -> None:
         for choice in self._choices:
             choice.stream.close()
@@ -311,6 +319,10 @@ class Generation:
     async def _finished(self) -> None:
         for choice in self._choices:
             await choice.stream.aclose()
+
+
+def _failed_as(error: ApiError) -> UsageStatus:
+    return "disconnected" if isinstance(error, Gone) else "error"
 
 
 class Generations:

@@ -81,6 +81,7 @@ class Meter:
 
     def end(self) -> None:
         """Stop counting: the usage is now in the ledger or in its journal."""
+        self._count_cached = None  # It refers to what owns this object.
         if self._grants is not None:
             self._grants.on_slack = None
         if self._running is not None:

@@ -208,6 +208,7 @@ class OutputReader:
                         reading.detach()
                     yield delta
         finally:
+            self._error = None  # Once raised, it refers to this object by its traceback.
             for reading in self._readings:
                 reading.detach()
 

@@ -58,8 +58,9 @@ class ResponseRun:
         self.generation = generation
         self.tenant_id = tenant_id
         self.is_stored = is_stored
-        self.failure: ApiError | None = None
-        """Set if the response has failed."""
+        self.has_failed = False
+        self._failure: ApiError | None = None
+        """For ``result``."""
         self._events = ResponseEvents(response, is_obfuscated=is_obfuscated)
         self._earlier = earlier
         self._own = own
@@ -145,7 +146,7 @@ class ResponseRun:
         except Gone:  # nobody read it any more
             last = self._events.closing("cancelled", await self._usage())
         except ApiError as exc:
-            self.failure = exc
+            self.has_failed, self._failure = True, exc
             last = self._events.failure(exc)
         await self._end()
         yield [*last, self._events.last()]
@@ -158,8 +159,8 @@ class ResponseRun:
         async with aclosing(self.events()) as events:
             async for _ in events:
                 pass
-        if self.failure is not None:
-            raise self.failure
+        if self._failure is not None:
+            raise self._failure
         return self.body()
 
     def cancel(self) -> None:
@@ -187,6 +188,7 @@ class ResponseRun:
 
     def close(self) -> None:
         """Stop it if it still runs. Idempotent."""
+        self._failure = None  # Its traceback refers to this object.
         if self.generation is not None:
             self.generation.close()
         if not self._has_ended and not self._is_read and not self._is_ending:

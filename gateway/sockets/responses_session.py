@@ -205,7 +205,7 @@ class ResponsesSession(SocketSession):
         finally:
             run.close()
             del self._running[run.id]
-        if run.failure is None:
+        if not run.has_failed:
             self._remembered.add(run)
 
     async def _start(self, message: Create, principal: Principal) -> ResponseRun:

@@ -66,6 +66,7 @@ class KeyedReader:
     def close(self) -> None:
         """Stop reading. Idempotent. The stream continues."""
         self._readers.discard(self)
+        self._refusal = None  # Once raised, it refers to this object by its traceback.
         self._reader.close()
 
 

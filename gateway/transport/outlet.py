@@ -97,6 +97,7 @@ class Outlet(Generic[T]):
 
     def close(self) -> None:
         """Give up a message that still waits for the client. Idempotent."""
+        self._error = None  # Once raised, it refers to this object by its traceback.
         if self._rest is not None:
             self._rest.cancel()
 

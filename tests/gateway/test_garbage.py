@@ -18,7 +18,10 @@ import pytest
 
 from gateway.bench.load import Load, Manner
 from gateway.commands.database import Address
-from tests.gateway.engine_double import EngineDouble, Play
+from gateway.errors import InvalidApiKey
+from gateway.schemas.openapi import Operation
+from tests.gateway import shapes
+from tests.gateway.engine_double import EngineDouble, Play, says
 from tests.gateway.raw_http import RawClient, post
 from tests.gateway.serving import MODEL, Gateway, chat_body, encode, until
 
@@ -117,4 +120,88 @@ async def test_refused_requests_are_gone_when_they_are_answered(
     await refused()  # what is made once
     with garbage() as found:
         await refused()
+    assert not found
+
+
+MAX_BODIES = 60
+"""Of each route."""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("operation", shapes.WITH_BODY, ids=lambda operation: operation.path)
+async def test_no_body_of_any_route_leaves_a_cycle(
+    gateway: Gateway, double: EngineDouble, operation: Operation
+) -> None:
+    double.script = says("x")
+    gateway.api_key = await gateway.key("chat", "responses")
+    every = [*shapes.bodies(operation, 600, values={"text", "digits", "names", "depth"})]
+    # Others of a kind, or of a place nearby, lead to the same answer.
+    tried = every[:: -(-len(every) // MAX_BODIES)]
+
+    async def refused() -> int:
+        client = await RawClient.connect(gateway)
+        num_refused = 0
+        for body in tried:
+            client.send(post(gateway, body.text, path=operation.path))
+            num_refused += (await client.answer()).status in (400, 404)
+        await client.close()
+        await until(lambda: not gateway.server.server_state.connections)
+        await asyncio.sleep(0.1)  # settlements
+        return num_refused
+
+    await refused()  # what is made once
+    with garbage() as found:
+        assert await refused() > len(tried) // 3
+    assert not found
+
+
+GENERATING: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat_body(),
+    "/v1/completions": {"model": MODEL, "prompt": "hi"},
+    "/v1/responses": {"model": MODEL, "input": "hi"},
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ending", ["crash", "error", "revoked"])
+@pytest.mark.parametrize("begins", [True, False], ids=["begun", "waiting"])
+async def test_failed_requests_are_gone_when_they_are_answered(
+    gateway: Gateway, double: EngineDouble, begins: bool, ending: str
+) -> None:
+    """The error knows where it was raised, and so all that was at work there."""
+    if ending == "error":
+        play = Play(queued_s=0.2 if begins else 0.0, error="no")
+    else:
+        play = Play(text="x" * 500, queued_s=0.0 if begins else 600.0, interval_s=0.02)
+    double.script = lambda prompt: play
+
+    async def failed() -> None:
+        double.generated.clear()
+        key = await gateway.key("chat", "responses")
+        clients = []
+        for path, body in GENERATING.items():
+            for fields in ({}, {"stream": True}, {"stream": True, "resumable": True}):
+                clients.append(client := await RawClient.connect(gateway))
+                client.send(post(gateway, encode(body | fields), path=path, key=key))
+        if ending != "error":
+            num = len(clients)
+            await until(lambda: len(double.running) == num)
+            if begins:
+                await until(lambda: sum(each > 2 for each in double.generated.values()) == num)
+        if ending == "crash":
+            double.crash()
+        elif ending == "revoked":
+            public_id = key.split("-")[2]
+            gateway.app.state.services.generations.fail_key(public_id, InvalidApiKey("Revoked."))
+        for client in clients:
+            answer = await client.answer()
+            assert answer.status >= 400 or b"error" in answer.body, answer
+            await client.close()
+        await until(lambda: not gateway.server.server_state.connections)
+        await until(lambda: not double.running)
+        await asyncio.sleep(0.1)  # settlements
+
+    await failed()
+    with garbage() as found:
+        await failed()
     assert not found
