@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
@@ -43,6 +44,7 @@ from grammar.vocabulary import Vocabulary
 _STACK_BYTES = 2 << 20
 # What a client wants compiled must not slow the steps of an engine, nor the streams of a gateway.
 _NICENESS = 10
+_ATTEMPTS = 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -50,7 +52,7 @@ def main(fd: int) -> None:
     # A signal may be sent to all processes of the server. Only the pool decides when workers stop.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGVTALRM, give_up)
-    os.nice(_NICENESS)
+    _give_way()
     with Connection(fd) as connection:
         try:
             try:
@@ -176,6 +178,22 @@ def _set_limit(kind: int, value: int) -> None:
     if most != resource.RLIM_INFINITY and (value == resource.RLIM_INFINITY or value > most):
         value = most
     resource.setrlimit(kind, (value, most))
+
+
+def _give_way() -> None:
+    """Take a low priority. Where the kernel shares time among sessions (autogroup), that of our
+    session counts, and not that of its processes."""
+    os.nice(_NICENESS)
+    for _ in range(_ATTEMPTS):
+        try:
+            with open("/proc/self/autogroup", "w") as file:
+                file.write(str(_NICENESS))
+        except BlockingIOError:  # Without privileges, all of a machine may do so every 0.1 s.
+            time.sleep(0.1)
+        except OSError:  # The kernel has no such groups.
+            return
+        else:
+            return
 
 
 def _silence() -> None:

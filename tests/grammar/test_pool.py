@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -75,6 +76,17 @@ def test_too_long_a_job_is_killed_in_time_and_the_next_is_served(small_pool: Wor
     with pytest.raises(CompileTimeout, match=r"\b1 s.* \$\.pattern"):
         small_pool.compile(job(BOMB))
     assert small_pool.compile(job(INTEGER)).backend == "outlines"
+
+
+def test_workers_have_a_low_priority_among_sessions(pool: WorkerPool) -> None:
+    """Each session has an equal share where the kernel groups by sessions."""
+    pool.compile(job(INTEGER))
+    (worker,) = pool.pids
+    assert psutil.Process(worker).nice() >= 10
+    group = Path(f"/proc/{worker}/autogroup")
+    if not group.exists():
+        pytest.skip("the kernel does not group by sessions")
+    assert int(group.read_text().split()[-1]) >= 10
 
 
 def test_a_second_worker_needs_no_second_library(vocabulary: Vocabulary) -> None:
