@@ -27,11 +27,20 @@ MOST_KEPT = 4
 """Builds of a unit in the cache, for as many states of its sources."""
 
 
-def library(unit: str, sources: Sequence[str], *, threads: int = 128, ctas: int = 1) -> ctypes.CDLL:
+def library(
+    unit: str,
+    sources: Sequence[str],
+    *,
+    threads: int = 128,
+    ctas: int = 1,
+    together: bool = True,
+) -> ctypes.CDLL:
     """Compile ``emulation/<unit>.cpp`` with files of ``kernels/csrc``, once for all runs.
 
-    threads: the most of a CTA that is launched; ctas: the most of a cluster. Headers of
-    ``emulation`` take the place of the kernels' own. Skips the test where there is no compiler.
+    threads: the most of a CTA that is launched; ctas: the most of a cluster. together:
+    all files as one, which reads CUDA's headers once; not where two have a function of one name.
+    Headers of ``emulation`` take the place of the kernels' own. Skips the test where there is no
+    compiler.
     """
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not installed")
@@ -43,7 +52,7 @@ def library(unit: str, sources: Sequence[str], *, threads: int = 128, ctas: int 
     built = folder / f"{unit}.so"
     with build.locked(units / "lock"):
         if not built.exists():
-            _compile(texts, flags, built)
+            _compile(texts, flags, built, together=together)
         folder.touch()
         by_use = sorted(units.glob("*/"), key=lambda path: path.stat().st_mtime)
         for old in by_use[:-MOST_KEPT]:
@@ -70,14 +79,18 @@ def _fingerprint(texts: dict[str, str], flags: Sequence[str]) -> str:
     return hashlib.sha256("\0".join([*parts, *compilers]).encode()).hexdigest()[:24]
 
 
-def _compile(texts: dict[str, str], flags: Sequence[str], built: Path) -> None:
+def _compile(texts: dict[str, str], flags: Sequence[str], built: Path, *, together: bool) -> None:
     with tempfile.TemporaryDirectory(dir=built.parent) as name:
         folder = Path(name)
         for file, text in texts.items():
             (folder / file).write_text(text)
-        files = [str(folder / file) for file in texts if file.endswith((".cu", ".cpp"))]
-        command = [build.find_nvcc(), *flags, "-include", str(folder / "cuda.h"), *files]
-        command += ["-o", str(folder / built.name)]
+        files = [file for file in texts if file.endswith((".cu", ".cpp"))]
+        if together:
+            whole = "".join(f'#include "{file}"\n' for file in files)
+            files = ["whole.cpp"]
+            (folder / files[0]).write_text(whole)
+        command = [build.find_nvcc(), *flags, "-include", str(folder / "cuda.h")]
+        command += [*(str(folder / file) for file in files), "-o", str(folder / built.name)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         (folder / built.name).rename(built)  # it appears whole or not at all

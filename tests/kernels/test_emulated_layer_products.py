@@ -13,6 +13,7 @@ from kernels.persistent_decoder import LayerWeights
 from kernels.reference_products import ReferenceProducts
 from tests.kernels import emulated
 from tests.kernels.test_layer_products import EPS, assert_close, make_layers, make_rows
+from tests.pairs import each_value
 
 KERNEL = (
     "layer_products.cuh",
@@ -132,17 +133,11 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "dtype"),
-    [
-        (17, torch.bfloat16),
-        (64, torch.float16),
-        pytest.param(64, torch.bfloat16, marks=pytest.mark.nightly),
-        pytest.param(17, torch.float16, marks=pytest.mark.nightly),
-    ],
+    ("steps", "dtype"), each_value([(17, 1), (64,)], [torch.bfloat16, torch.float16])
 )
-def test_layers(library: ctypes.CDLL, tokens: int, dtype: torch.dtype) -> None:
+def test_layers(library: ctypes.CDLL, steps: tuple[int, ...], dtype: torch.dtype) -> None:
     """One that the next follows, and the last."""
-    check(library, SMALL, tokens, dtype=dtype)
+    check(library, SMALL, *steps, dtype=dtype)
 
 
 @pytest.mark.nightly
@@ -151,16 +146,11 @@ def test_larger_sizes(library: ctypes.CDLL) -> None:
     check(library, LARGER, 40)
 
 
-@pytest.mark.parametrize(
-    ("steps", "num_layers"),
-    [((33, 1), 2), pytest.param((64, 1, 33), 3, marks=pytest.mark.nightly)],
-)
-def test_launches_of_other_sizes_follow_each_other(
-    library: ctypes.CDLL, steps: tuple[int, ...], num_layers: int
-) -> None:
+@pytest.mark.nightly
+def test_launches_of_other_sizes_follow_each_other(library: ctypes.CDLL) -> None:
     """What one has handed over is gone when the next needs the place."""
-    check(library, SMALL, *steps, num_layers=num_layers)
+    check(library, SMALL, 64, 1, 33, num_layers=3)
 
 
 def test_a_lone_layer(library: ctypes.CDLL) -> None:
-    check(library, SMALL, 24, 64, num_layers=1)
+    check(library, SMALL, 24, num_layers=1)

@@ -41,7 +41,7 @@ class Call(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
-    return emulated.library("products", KERNELS, threads=512)
+    return emulated.library("products", KERNELS, threads=512, together=False)
 
 
 def multiply(

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from kernels import cuda_wide
 from tests.kernels import emulated
+from tests.pairs import each_value
 
 KERNEL = ("wide_linear.cu", "wide_linear.cuh")
 BF16 = torch.bfloat16
@@ -71,23 +72,28 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
     assert error < limit, f"relative error {error:.2e}"
 
 
-@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
 @pytest.mark.parametrize(
-    ("tokens", "features"),
-    [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288), (2200, 272)],
+    ("shape", "width"),
+    each_value(
+        [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288), (2200, 272)],
+        cuda_wide.WIDTHS,
+    ),
 )
-def test_linear(library: ctypes.CDLL, tokens: int, features: int, width: int) -> None:
+def test_linear(library: ctypes.CDLL, shape: tuple[int, int], width: int) -> None:
     """Pairs that share the weight and pairs that share the tokens; more tiles than pairs; tiles of
     192 tokens."""
+    tokens, features = shape
     x, weight = randn(tokens, 192, seed=1), randn(features, 192, seed=2)
     bias = randn(features, seed=3)
     out = wide(library, x, weight, bias, width=width)
     assert_close(out, x.double() @ weight.double().T + bias.double(), 4e-3)
 
 
-@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
-@pytest.mark.parametrize(("tokens", "features"), [(70, 176), (256, 608), (1100, 240)])
-def test_gated(library: ctypes.CDLL, tokens: int, features: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "width"), each_value([(70, 176), (256, 608), (1100, 240)], cuda_wide.WIDTHS)
+)
+def test_gated(library: ctypes.CDLL, shape: tuple[int, int], width: int) -> None:
+    tokens, features = shape
     x, weight = randn(tokens, 128, seed=1), randn(features, 128, seed=2) * 0.1
     gate, up = (x.double() @ weight.double().T).chunk(2, -1)
     out = wide(library, x, weight, gated=True, width=width)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kernels import cpu, reference
 from tests.kernels.sampled import arguments
+from tests.pairs import each_value
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="no compiler for CPU kernels")
 
@@ -45,8 +46,7 @@ def assert_same(logits: torch.Tensor, how: tuple[Any, ...]) -> torch.Tensor:
     return ours
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 12.0])
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize(("limits", "scale"), each_value(LIMITS, [0.0, 0.3, 3.0, 12.0]))
 def test_tokens_are_those_of_the_reference(limits: dict[str, Any], scale: float) -> None:
     for vocab in (1, 7, 203, 4096):
         assert_same(logits_of(60, vocab, scale), arguments(60, **limits))

@@ -39,11 +39,6 @@ void run_tokens(int ctas) {
   emulation::run_cluster(ctas, params.tokens <= 8 ? run_thread<T, D, 1> : run_thread<T, D, 2>);
 }
 
-template <typename T>
-void run(int ctas) {
-  params.head_dim == 64 ? run_tokens<T, 64>(ctas) : run_tokens<T, 128>(ctas);
-}
-
 }  // namespace
 
 extern "C" int64_t exchange_bytes(int hidden, int intermediate, int q_heads, int kv_heads, int dim,
@@ -61,5 +56,7 @@ extern "C" void persistent(const PersistentDecoder& decoder, bool bf16, int ctas
   for (int i = 0; i < ctas; ++i) {
     emulation::ctas[i] = {{i, 0, 0}, reinterpret_cast<uint8_t*>(begin + i * kBytes), {}, {}};
   }
-  bf16 ? run<__nv_bfloat16>(ctas) : run<__half>(ctas);
+  if (bf16 && params.head_dim == 64) return run_tokens<__nv_bfloat16, 64>(ctas);
+  if (!bf16 && params.head_dim == 128) return run_tokens<__half, 128>(ctas);
+  std::abort();  // not compiled
 }
