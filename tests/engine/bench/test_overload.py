@@ -8,14 +8,14 @@ import pytest
 
 from engine.bench import overload
 from engine.config import Policy
+from tests.pairs import each_value
 
 POLICIES = pytest.mark.parametrize("policy", get_args(Policy))
-SWAP = pytest.mark.parametrize("swap", [False, True], ids=["recompute", "swap"])
 
 
-@POLICIES
-@SWAP
-@pytest.mark.parametrize("caching", [True, False], ids=["prefix-cache", "no-cache"])
+@pytest.mark.parametrize(
+    ("policy", "swap", "caching"), each_value(get_args(Policy), [False, True], [True, False])
+)
 def test_less_than_five_percent_is_computed_again(
     policy: Policy, swap: bool, caching: bool
 ) -> None:

@@ -20,6 +20,7 @@ from tests.engine.lora.test_generation import (
     model_dir,
 )
 from tests.engine.runner.emulated_graphs import emulate, emulate_prompts
+from tests.pairs import each_value
 
 __all__ = ["adapters", "merged", "model_dir"]  # its fixtures serve here, too
 
@@ -31,7 +32,7 @@ def make(model_dir: Path, **options: Any) -> LLM:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_loras": 1}, {"max_num_seqs": 3}, {"num_gpu_blocks_override": 20}],
+    each_value([{"max_loras": 1, "max_num_seqs": 3}, {}, {"num_gpu_blocks_override": 20}], most=1),
     ids=str,
 )
 def test_graphs_with_adapters_equal_the_merged_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -28,6 +29,7 @@ from kernels import cpu
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import TOLERANCE, watch_logits
 from tests.engine.runner.emulated_graphs import emulate
+from tests.pairs import each_value
 
 WINDOW, BLOCK_SIZE, FP8_NAN = 9, 4, 0x7F
 GROUPS: dict[str, tuple[int | None, ...]] = {
@@ -124,6 +126,16 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
 
 
+def each_subject(names: str, options: list[Any]) -> pytest.MarkDecorator:
+    """By day each subject with one of the options, in turn."""
+    rows = each_value(cases(), options)
+    return pytest.mark.parametrize(("subject", names), rows, indirect=["subject"], ids=_name)
+
+
+def _name(value: object) -> str | None:
+    return getattr(value, "name", None)
+
+
 def windows_of(runner: TorchRunner) -> tuple[int | None, ...]:
     return tuple(kind.window for kind in runner.layer_groups)
 
@@ -191,12 +203,10 @@ class Poisoned:
             self._poison()
 
 
-@pytest.mark.parametrize("chunk", [64, 7])
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_logits(
-    subject: Subject, backend: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@each_subject("how", [("cpu", 64), ("torch", 7), ("cpu", 7), ("torch", 64)])
+def test_logits(subject: Subject, how: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prompts at once and in chunks, then of each token by itself."""
+    backend, chunk = how
     if backend == "cpu" and not cpu.available():
         pytest.skip("no compiler for CPU kernels")
     engine = Poisoned(
@@ -227,7 +237,7 @@ def test_logits_after_a_prefix_hit(subject: Subject, monkeypatch: pytest.MonkeyP
     assert (ours - theirs[len(prompt) - 1 :]).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize(
+@each_subject(
     "options",
     [
         {},
@@ -236,7 +246,6 @@ def test_logits_after_a_prefix_hit(subject: Subject, monkeypatch: pytest.MonkeyP
         {"swap_space": 0.01, "watermark": 0.0},
         {"speculative_config": DRAFTS},
     ],
-    ids=["plain", "overlap", "full", "swapped", "drafts"],
 )
 def test_batches_generate_what_transformers_does(
     subject: Subject, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -261,16 +270,17 @@ def test_batches_generate_what_transformers_does(
         assert (engine.core.stats().num_preemptions > 0) == scarce
 
 
-@pytest.mark.parametrize("method", NETWORKS)
-@pytest.mark.parametrize("scarce", [{}, {"swap_space": 0.01, "watermark": 0.0}])
+@each_subject(
+    "how", list(itertools.product(NETWORKS, [{}, {"swap_space": 0.01, "watermark": 0.0}]))
+)
 def test_a_draft_network_keeps_its_keys_beside_what_sees_everything(
     subject: Subject,
-    method: str,
-    scarce: dict[str, Any],
+    how: tuple[str, dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same tokens, by the same drafts, as with blocks for all layers."""
+    method, scarce = how
     if method == "eagle" and subject.case in FALLBACK_CASES:
         pytest.skip("EAGLE heads need a native model")
     speculative = save_network(method, subject, tmp_path / method)
@@ -313,7 +323,7 @@ def test_keys_in_fp8_are_the_same_in_groups(
     assert outputs() == outputs(disable_hybrid_kv_cache_manager=True)
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3])
+@each_subject("num_drafts", [0, 3])
 def test_graphs_look_up_the_blocks_of_every_group(
     subject: Subject, num_drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

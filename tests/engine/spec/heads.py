@@ -1,4 +1,4 @@
-"""Draft networks for the demo model: random ones in the published layouts, and what they say."""
+"""Random draft networks for a tiny model, in the published layouts, and what they say."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ from typing import Any
 
 import torch
 
-from engine.demo import MODEL_DIR
 from engine.demo.heads.answers import Batch
 from engine.demo.heads.networks import Eagle3
 from engine.demo.heads.train import Heads, Target, save
+from tests.engine.runner.tiny_llama import save_tiny_llama
+
+VOCAB, DRAFT_VOCAB = 512, 200
 
 
 def options(out: Path) -> Any:
     return SimpleNamespace(
-        out=out, model=MODEL_DIR, device="cpu", num_passes=4, medusa_heads=3, draft_vocab_size=900
+        out=out,
+        model=out / "target",
+        device="cpu",
+        num_passes=4,
+        medusa_heads=3,
+        draft_vocab_size=DRAFT_VOCAB,
     )
 
 
 def random_heads(out: Path) -> Heads:
-    """Written to ``out``; float32 values that bfloat16 holds, so that files lose nothing."""
+    """Written to ``out`` beside their ``target``; float32 values that bfloat16 holds, so that files
+    lose nothing."""
+    save_tiny_llama(out / "target", vocab_size=VOCAB, max_position_embeddings=256)
     torch.manual_seed(3)
     chosen = options(out)
     target = Target(chosen)
-    draft_ids = torch.randperm(4096)[:900].sort().values
+    draft_ids = torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values
     heads = Heads(target, draft_ids, chosen)
     with torch.no_grad():
         for name, parameter in heads.named_parameters():

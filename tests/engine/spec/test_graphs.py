@@ -36,8 +36,8 @@ def heads(folder: Path) -> Heads:
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[list[int]]:
-    return outputs(engine(None, "plain"))
+def plain(folder: Path, heads: Heads) -> list[list[int]]:
+    return outputs(engine(folder, "plain"))
 
 
 def test_lengths_worth_a_graph() -> None:
@@ -78,9 +78,9 @@ def test_no_step_has_more_tokens_than_are_provided_for(max_num_seqs: int, num_dr
 
 
 def test_plain_decoding_is_the_same(
-    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = engine(None, "plain")
+    llm = engine(folder, "plain")
     decoding, checking, drafting = emulate(runner_of(llm), monkeypatch, 1)
     assert outputs(llm) == plain
     assert decoding.num_runs > 10
@@ -141,7 +141,7 @@ def test_any_number_of_drafts_up_to_the_most(
     ),
 )
 def test_requests_with_different_numbers_of_drafts_share_a_graph(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_drafts: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_drafts: int
 ) -> None:
     """Prompt lookup finds many tokens to follow for some, few or none for others. More than 7 and
     the token before them are two sequences for attention."""
@@ -155,7 +155,8 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
     def said(llm: LLM) -> list[list[int]]:
         return [result.outputs[0].token_ids for result in llm.generate(prompts, params)]
 
-    expected = said(engine(None, "plain", **options))
+    options = {**options, "model": MODEL_DIR}  # which repeats itself
+    expected = said(engine(folder, "plain", **options))
     config = {
         "method": "ngram",
         "prompt_lookup_min": 1,
@@ -163,7 +164,7 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
         "num_speculative_tokens": num_drafts,
         "adaptive": False,
     }
-    llm = engine(None, "plain", speculative_config=config, **options)
+    llm = engine(folder, "plain", speculative_config=config, **options)
     _, checking, _ = emulate(runner_of(llm), monkeypatch, num_drafts)
     lengths: set[frozenset[int]] = set()
     graphs: Any = runner_of(llm)._graphs
@@ -232,7 +233,7 @@ def test_at_rest_nothing_is_kept_for_drafts(
     assert len(kept) > num_kept + checking.num_runs
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa"])
+@pytest.mark.parametrize("method", each_value(["eagle3", "eagle", "medusa"], most=1))
 def test_prompts_run_as_graphs_beside_a_head(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """And leave what drafts are made of: as many of these are right."""
     drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, 6)
@@ -240,7 +241,7 @@ def test_prompts_run_as_graphs_beside_a_head(monkeypatch: pytest.MonkeyPatch, me
     params = SamplingParams(temperature=0.0, max_tokens=16)
     said, found = [], []
     for with_graphs in (False, True):
-        llm = engine(HEADS_DIR, method, 3, block_size=BLOCK_SIZE, max_num_seqs=1)
+        llm = engine(HEADS_DIR, method, 3, model=MODEL_DIR, block_size=BLOCK_SIZE, max_num_seqs=1)
         if with_graphs:
             counted = emulate_prompts(runner_of(llm), monkeypatch, (64, 128, 192))
         said.append([result.outputs[0].token_ids for result in llm.generate(prompts, params)])

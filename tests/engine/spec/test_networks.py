@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.demo import MODEL_DIR
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.runner.drafts.drafting import ChainDrafting, Drafting, ParallelDrafting
 from tests.engine.insides import core_of, runner_of
-from tests.engine.spec.heads import chain, parallel, random_heads
+from tests.engine.spec.heads import VOCAB, chain, parallel, random_heads
 from tests.pairs import each_value
 
 METHODS = ("eagle3", "eagle", "medusa")
@@ -30,30 +29,33 @@ def heads(folder: Path) -> Heads:
 
 
 def engine(
-    folder: Path | None,
+    folder: Path,
     method: str,
     num_tokens: int = 3,
     *,
     adaptive: bool = False,
     **options: Any,
 ) -> LLM:
-    if folder is not None:
+    """With drafts of a network in ``folder``, or plain: of its target, unless a model is given."""
+    model = options.pop("model", folder / "target")
+    if method != "plain":
         options["speculative_config"] = {
             "method": method,
-            "model": str(MODEL_DIR if method == "draft_model" else folder / method),
+            "model": str(model if method == "draft_model" else folder / method),
             "num_speculative_tokens": num_tokens,
             "adaptive": adaptive,
         }
     defaults = {"device": "cpu", "num_threads": 1, "max_num_seqs": 6, "block_size": 4}
-    return LLM(MODEL_DIR, skip_tokenizer_init=True, **{**defaults, **options})
+    defaults["num_gpu_blocks_override"] = 400
+    return LLM(model, skip_tokenizer_init=True, **{**defaults, **options})
 
 
 def workload() -> tuple[list[TokensPrompt], list[SamplingParams]]:
     rng = random.Random(4)
-    shared = [rng.randrange(4096) for _ in range(13)]
+    shared = [rng.randrange(VOCAB) for _ in range(13)]
     lengths = (3, 30, 12, 1, 8, 17, 40, 6)
     prompts = [
-        shared[: 5 * (i % 3) + 2 * (i % 2)] + [rng.randrange(4096) for _ in range(n)]
+        shared[: 5 * (i % 3) + 2 * (i % 2)] + [rng.randrange(VOCAB) for _ in range(n)]
         for i, n in enumerate(lengths)
     ]
     params = [
@@ -73,8 +75,8 @@ def outputs(llm: LLM) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[list[int]]:
-    return outputs(engine(None, "plain"))
+def plain(folder: Path, heads: Heads) -> list[list[int]]:
+    return outputs(engine(folder, "plain"))
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -176,8 +178,8 @@ def test_drafts_are_those_of_the_trained_network(
 
     monkeypatch.setattr(speculator, "propose", spy)
     rng = random.Random(0)
-    first = [rng.randrange(4096) for _ in range(21)]
-    prompts = [first, [rng.randrange(4096) for _ in range(6)]]
+    first = [rng.randrange(VOCAB) for _ in range(21)]
+    prompts = [first, [rng.randrange(VOCAB) for _ in range(6)]]
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
     llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params)
     # A second request goes on from the first one's blocks.

@@ -163,7 +163,7 @@ def test_drafts_are_checked_and_features_kept_by_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random_heads(tmp_path)
-    expected = outputs(engine(None, "plain"))
+    expected = outputs(engine(tmp_path, "plain"))
     llm = engine(tmp_path, method, num_drafts)
     measured(0.9)
     _, checking, _ = emulate(runner_of(llm), monkeypatch, num_drafts)

@@ -198,7 +198,7 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
 ) -> None:
     measured(1000)
     random_heads(tmp_path)
-    expected = outputs(engine(None, "plain"))
+    expected = outputs(engine(tmp_path, "plain"))
     llm = engine(tmp_path, method, 3)
     runner = runner_of(llm)
     assert bool(runner._model.max_one_kernel_batch) == (not taps)
@@ -232,7 +232,7 @@ def test_drafts_are_checked_by_it(
 ) -> None:
     """Features that are taken within the layers, too, and sequences that are filled up."""
     random_heads(tmp_path)
-    expected = outputs(engine(None, "plain"))
+    expected = outputs(engine(tmp_path, "plain"))
     llm = engine(tmp_path, method, num_drafts)
     runner = runner_of(llm)
     measured(1000)
