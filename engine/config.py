@@ -136,9 +136,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     longer cached prefix to go first; 0: the cache never changes the order."""
     max_num_queued_reqs: int | None = None
     """Most requests that may wait for their first admission; further ones are refused
-    (``QueueFull``)."""
+    (``QueueFull``) to tenants that have their part of these, which is the same for all who wait."""
     max_num_queued_tokens: int | None = None
-    """Most prompt tokens, in sum, of the requests that wait for their first admission."""
+    """Most prompt tokens, in sum, of the requests that wait for their first admission; refused as
+    with ``max_num_queued_reqs``."""
     max_num_queued_reqs_per_tenant: int | None = None
     """As ``max_num_queued_reqs``, for each tenant."""
     max_num_queued_tokens_per_tenant: int | None = None

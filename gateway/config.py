@@ -151,7 +151,7 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
     ``max_num_batched_tokens`` limits them, which suits offline use."""
     max_num_queued_reqs: int | None = 1024
     """Most requests that may wait for their first admission; further ones are refused
-    (``QueueFull``)."""
+    (``QueueFull``) to tenants that have their part of these, which is the same for all who wait."""
 
 
 class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

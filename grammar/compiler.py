@@ -84,6 +84,8 @@ class _Service(ABC, Generic[Result]):
         self._first = self._threads[self.backends[0]]
         self._cache: ByteLRU[GrammarSpec, Result | GrammarError] = ByteLRU(cache_bytes)
         self._pending: dict[GrammarSpec, Future[Result]] = {}
+        self._not_begun: set[GrammarSpec] = set()
+        """Of those pending, the ones whose job waits in one lane or more."""
         self._lanes: dict[str, deque[_Job]] = {}
         self._lock = threading.Lock()
 
@@ -110,11 +112,14 @@ class _Service(ABC, Generic[Result]):
 
         Of each ``lane`` one spec is worked on at a time, and lanes take turns: what one asks for,
         however much it is, delays another by one piece at most, and with two workers not at all.
-        None waits for none but free workers.
+        What waits in one lane and is asked for in another waits in both, for the sooner turn. None
+        waits for none but free workers.
         """
         with self._lock:
             future = self._pending.get(spec)
             if future is not None:
+                if lane is not None and spec in self._not_begun:
+                    self._enqueue(lane, partial(self._finish, spec, future))
                 return future
             future = Future()
             future.set_running_or_notify_cancel()
@@ -126,6 +131,7 @@ class _Service(ABC, Generic[Result]):
                 else:
                     self._enqueue(lane, job)
                 self._pending[spec] = future
+                self._not_begun.add(spec)
         if isinstance(known, GrammarError):
             future.set_exception(type(known)(*known.args))
         elif known is not None:
@@ -193,6 +199,12 @@ class _Service(ABC, Generic[Result]):
         """The bytes of memory that a result takes in the cache."""
 
     def _finish(self, spec: GrammarSpec, future: Future[Result], then: Callable[[], None]) -> None:
+        with self._lock:
+            is_mine = self._pending.get(spec) is future and spec in self._not_begun
+            self._not_begun.discard(spec)
+        if not is_mine:  # Its turn in another lane came before.
+            then()
+            return
         self._work(CompileJob(spec, self._leaves_light), self.backends[0], future, then)
 
     def _work(

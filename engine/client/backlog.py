@@ -26,6 +26,7 @@ class Backlog:
         self._config = config
         self._stats = Stats()
         self._tenants: dict[str, Queued] = {}
+        """What the engine reported of each tenant that has anything queued."""
         self._sent: deque[tuple[int, str, int]] = deque()
         """(number, fair key, tokens) of each request that no report of the engine covers yet."""
         self._unreported: defaultdict[str, Queued] = defaultdict(Queued)
@@ -53,7 +54,11 @@ class Backlog:
         """Take in a report of the engine. ``mark``: from when the question for it was sent."""
         self._reported_at = time.monotonic()
         self._stats = stats
-        self._tenants = {t.fair_key: Queued(t.num_queued, t.queued_tokens) for t in stats.tenants}
+        self._tenants = {
+            tenant.fair_key: Queued(tenant.num_queued, tenant.queued_tokens)
+            for tenant in stats.tenants
+            if tenant.num_queued or tenant.queued_tokens
+        }
         while self._sent and self._sent[0][0] <= mark:
             _, fair_key, num_tokens = self._sent.popleft()
             self._count(fair_key, -1, -num_tokens)
@@ -70,7 +75,9 @@ class Backlog:
             for part in parts:
                 if part is not None:
                     queued.add(part.num_reqs, part.num_tokens)
-        return refusal(self._config, in_all, tenant)
+        others = self._unreported.keys() - self._tenants.keys() - {fair_key}
+        num_tenants = len(self._tenants) + (fair_key not in self._tenants) + len(others)
+        return refusal(self._config, in_all, tenant, num_tenants)
 
     def _count(self, fair_key: str, num_reqs: int, num_tokens: int) -> None:
         self._unreported_in_all.add(num_reqs, num_tokens)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -79,7 +79,8 @@ class EngineClient:
         shutdown_timeout_s: float = 5.0,
         transport: MakeTransport = EngineProcess,
     ) -> None:
-        """``max_num_queued_reqs``: the most requests without an output; None for no limit.
+        """``max_num_queued_reqs``: the most requests without an output, beyond which a tenant
+        with less than its part of them is still served; None for no limit.
 
         ``hang_timeout_s`` must exceed the longest step, because the engine sends nothing during
         one. A request with more than ``max_unread_tokens`` that its reader has not taken is parked,
@@ -112,9 +113,9 @@ class EngineClient:
         self._updates = RequestUpdates(self._send_now)
         self._parked: dict[RequestStream, float] = {}
         """When each stream was parked, the longest ago first."""
-        # Live requests; those without an output yet are also in _queued.
+        # Live requests; those without an output yet are also in _queued, with their fair keys.
         self._streams: dict[str, RequestStream] = {}
-        self._queued: set[str] = set()
+        self._queued: dict[str, str] = {}
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
         self.on_tokens: Callable[[float, Sequence[float]], None] = _ignore_tokens
@@ -183,19 +184,28 @@ class EngineClient:
         queued."""
         _ = self.info
         assert request.request_id not in self._streams, "request ids are unique while in flight"
-        limit = self._max_num_queued_reqs
-        if limit is not None and len(self._queued) >= limit:
-            raise QueueFull(
-                f"{len(self._queued)} requests wait for the engine already "
-                f"(max_num_queued_reqs = {limit}): try again later"
-            )
+        self._refuse_too_many(request.fair_key)
         assert self._transport is not None
         self._transport.send(request)
         self._backlog.send(request)
         stream = RequestStream(self, request.request_id)
         self._streams[request.request_id] = stream
-        self._queued.add(request.request_id)
+        self._queued[request.request_id] = request.fair_key
         return stream
+
+    def _refuse_too_many(self, fair_key: str) -> None:
+        """Raise ``QueueFull`` at the limit, as ``queue_limits.refusal`` does: to those only that
+        have their part of it."""
+        limit = self._max_num_queued_reqs
+        if limit is None or len(self._queued) < limit:
+            return
+        counts = Counter(self._queued.values())
+        counts[fair_key] += 1
+        if counts[fair_key] * len(counts) > limit:
+            raise QueueFull(
+                f"{len(self._queued)} requests wait for the engine already "
+                f"(max_num_queued_reqs = {limit}): try again later"
+            )
 
     def abort_nowait(self, request_id: str) -> None:
         """Ask the engine to end a request; its last output still comes. Ignores unknown ids."""
@@ -263,7 +273,7 @@ class EngineClient:
             if stream is None:
                 continue
             if queued:
-                queued.discard(output.request_id)
+                queued.pop(output.request_id, None)
             if output.finish_reason is not None:
                 del streams[output.request_id]
                 self._parked.pop(stream, None)

@@ -29,13 +29,20 @@ class AdapterSlotQueue:
     def __contains__(self, request: Request) -> bool:
         return request in self._held
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def must_wait(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether a request must wait for a slot. running: the requests that occupy the slots."""
+        if self._held and request.adapter_digest:
+            return True
+        return self.lacks_slot(request, running)
+
+    def lacks_slot(self, request: Request, running: Iterable[Request]) -> bool:
+        """Whether the requests that run occupy all slots, with other adapters than this one's."""
         digest = request.adapter_digest
         if not digest:
             return False
-        if self._held:
-            return True
         in_use = {other.adapter_digest for other in running} - {"", digest}
         return len(in_use) >= self._max_loras
 
@@ -48,6 +55,17 @@ class AdapterSlotQueue:
 
     def discard(self, request: Request) -> None:
         del self._held[request]
+
+    def take_oldest(self) -> list[Request]:
+        """The oldest request of each tenant, which waits here no more."""
+        oldest: dict[str, Request] = {}
+        for request in self._held:
+            other = oldest.get(request.fair_key)
+            if other is None or request.arrival < other.arrival:
+                oldest[request.fair_key] = request
+        for request in oldest.values():
+            del self._held[request]
+        return list(oldest.values())
 
     def release(self, running: Iterable[Request]) -> list[Request]:
         """All requests set aside, once a slot is free; the policy decides which goes first."""

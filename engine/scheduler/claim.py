@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from engine.request import Request
 
@@ -18,3 +18,5 @@ class Claim(NamedTuple):
     """The running requests that give way if room is short, the first to go in front."""
     at_once: bool
     """Whether it need not leave room for what the running requests may need later."""
+    slot_users: Sequence[Request] = ()
+    """The running requests whose adapter slot it takes: all of them give way in any case."""

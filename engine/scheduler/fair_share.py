@@ -16,6 +16,7 @@ filled it like. Here ``holdings.py`` says which tenant gives way to which.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 # How far the search for a cached prefix looks: tenants, and requests of each.
 _MAX_TENANTS_COMPARED = 4
 _MAX_REQUESTS_COMPARED = 4
-# The least served tenants whose requests may displace others in one step.
+# Tenants whose requests may displace others in one step: so many of the least served, and so many
+# of all in turn. Those served least may wait for long because their requests are large.
 _MAX_CLAIMANTS = 16
 # Oldest requests of a tenant that are looked up at once: the next few searches find them there.
 _NUM_LOOKED_UP = 16
@@ -98,7 +100,7 @@ class AccountHeap:
     def __init__(self, belongs: Callable[[Account], bool]) -> None:
         self._belongs = belongs
         self._heap: list[tuple[float, int, Account]] = []
-        self._members: set[Account] = set()
+        self._members: OrderedDict[Account, None] = OrderedDict()
         self._num_pushed = 0
 
     def __contains__(self, account: Account) -> bool:
@@ -106,7 +108,7 @@ class AccountHeap:
 
     def push(self, account: Account) -> None:
         if account not in self._members:
-            self._members.add(account)
+            self._members[account] = None
             self._num_pushed += 1
             heapq.heappush(self._heap, (account.counter, self._num_pushed, account))
 
@@ -116,7 +118,7 @@ class AccountHeap:
             counter, order, account = self._heap[0]
             if not self._belongs(account):
                 heapq.heappop(self._heap)
-                self._members.remove(account)
+                del self._members[account]
             elif counter < account.counter:
                 heapq.heapreplace(self._heap, (account.counter, order, account))
             else:
@@ -135,6 +137,16 @@ class AccountHeap:
             taken.append(heapq.heappop(self._heap))
         for entry in taken:
             heapq.heappush(self._heap, entry)
+        return found
+
+    def in_turn(self, count: int) -> list[Account]:
+        """Up to ``count`` accounts, others with each call until all had their turn."""
+        found = []
+        for _ in range(min(count, len(self._members))):
+            account = next(iter(self._members))
+            self._members.move_to_end(account)
+            if self._belongs(account):
+                found.append(account)
         return found
 
     def spread(self) -> float:
@@ -240,6 +252,7 @@ class FairSharePolicy:
         self._aging_s = config.priority_aging_s
         self._block_size = config.block_size
         self._num_rows = config.num_seqs
+        self._max_loras = config.max_loras
         self._num_blocks = num_blocks
         self._num_groups = num_groups
         self._prefix_match = prefix_match
@@ -320,17 +333,27 @@ class FairSharePolicy:
         if not is_mixed and not self.is_contended:
             return iter(())
         holdings = self._holdings(running)
+        digests = {request.adapter_digest for request in running}
         claims = []
-        for account in top.waiting.first(_MAX_CLAIMANTS):
+        accounts = [*top.waiting.first(_MAX_CLAIMANTS), *top.waiting.in_turn(_MAX_CLAIMANTS)]
+        for account in dict.fromkeys(accounts):
             request = account.candidates()[0]
-            num_blocks = self._num_groups * -(-request.num_tokens // self._block_size)
             lower = outranked(request, running, self._aging_s) if is_mixed else []
-            at_once = holdings.is_below_share(request, num_blocks)
-            if lower or at_once:
-                others = holdings.displaceable(request) if at_once else ()
-                victims = chain(lower, (victim for victim in others if victim not in lower))
-                key = (holdings.of(request), account.counter, request.arrival)
-                claims.append((key, Claim(request, victims, at_once)))
+            num_blocks = self._num_groups * -(-request.num_tokens // self._block_size)
+            cost = self._cost_to_come(request)
+            margin = holdings.margin(request, num_blocks, cost)
+            if not lower and margin is None:
+                continue
+            others: Iterable[Request] = ()
+            slot_users: list[Request] = []
+            if margin is not None:
+                others = holdings.displaceable(request, margin)
+                digest = request.adapter_digest
+                if digest and len(digests - {"", digest}) >= self._max_loras:
+                    slot_users = holdings.users_of_a_slot(request, cost)
+            victims = chain(lower, (victim for victim in others if victim not in lower))
+            key = (holdings.of(request), account.counter, request.arrival)
+            claims.append((key, Claim(request, victims, margin is not None, slot_users)))
         claims.sort(key=itemgetter(0))
         return (claim for _, claim in claims)
 
@@ -352,6 +375,12 @@ class FairSharePolicy:
 
     def by_service(self, running: Iterable[Request]) -> list[Request]:
         return sorted(running, key=lambda r: (r.priority, self._account(r).counter, r.arrival))
+
+    def _cost_to_come(self, request: Request) -> float:
+        """The most that a waiting request may still be charged."""
+        num_new = 0 if request.was_admitted else request.num_prompt_tokens
+        num_left = request.max_total_tokens - request.num_tokens
+        return (self._input_cost * num_new + self._output_cost * num_left) / request.weight
 
     def _holdings(self, running: list[Request]) -> Holdings:
         return Holdings(

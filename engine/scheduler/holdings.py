@@ -1,16 +1,22 @@
-"""Who gives way to whom when rows or blocks are short.
+"""Who gives way to whom when rows, blocks or adapter slots are short.
 
 A tenant's *holding* is the share of the rows or of the blocks that its running requests have,
 whichever is larger, divided by its weight. Its fair share is one part of the weights of all tenants
-that wait or run. A waiting request is admitted at once if
+that wait or run. A tenant that holds at most an eighth of its share claims room for a request:
 
-* its tenant holds at most an eighth of its share, and with it no more than its share, and
-* a tenant that holds more was not served less (its counter is at most a quantum below).
+* If it then holds no more than its share, the request is admitted at once, unless all who run were
+  served less (their counters are more than a quantum below). The forecast of what others may need
+  later does not keep it waiting.
+* Otherwise (there may be fewer rows than tenants, or the request is large) it is admitted as soon
+  as somebody was served so much more that this stays so until the request has ended.
 
-For it, running requests of such tenants give way that hold their share or more. The eighth and the
-quantum keep tenants from taking turns: between those that hold about as much, the order of
-admission decides, and room comes with the ends of requests. And a request that gave way does so
-again only after it got further than it was, so each turn is progress.
+For it, running requests of tenants give way that hold their share or more. The eighth, the quantum
+and the cost of the request keep tenants from taking turns: between those that hold about as much,
+the order of admission decides, and room comes with the ends of requests. And a request that gave
+way does so again only after it got further than it was, so each turn is progress.
+
+Adapter slots are few, and all requests of an adapter share one. So a tenant without a slot is
+treated like one whose request is large.
 """
 
 from __future__ import annotations
@@ -66,21 +72,48 @@ class Holdings:
         """Of all tenants, by class and fair key."""
         return {key: self.of(request) for key, request in self._tenants.items()}
 
-    def is_below_share(self, request: Request, num_blocks: int) -> bool:
-        """Whether a waiting request that takes so many blocks is to be admitted at once."""
+    def margin(self, request: Request, num_blocks: int, cost: float) -> float | None:
+        """By how much the counter of a waiting request's tenant may be above those of others that
+        give way to it, or has to be below them; None if it claims nothing. It takes so many blocks,
+        and until it ends at most so much service."""
         if self.of(request) > _HOLDS_LITTLE * self._share:
-            return False
-        holding = self.of(request, more_blocks=num_blocks, more_rows=1)
-        return holding <= self._share and any(
-            self._gives_way(other, request, holding) for other in self._tenants.values()
-        )
+            return None
+        fits = self.of(request, more_blocks=num_blocks, more_rows=1) <= self._share
+        margin = self._quantum if fits else -cost
+        least = 0.0 if fits else self._share
+        others = self._tenants.values()
+        return margin if any(self._gives_way(o, request, margin, least) for o in others) else None
 
-    def displaceable(self, request: Request) -> Iterator[Request]:
+    def users_of_a_slot(self, request: Request, cost: float) -> list[Request]:
+        """The running requests of an adapter that all give way to a waiting request which lacks a
+        slot for its own; none if there is no such adapter."""
+        by_digest: dict[str, list[Request]] = {}
+        num_used: dict[str, set[str]] = {}
+        for other in self._running:
+            if other.adapter_digest:
+                by_digest.setdefault(other.adapter_digest, []).append(other)
+                num_used.setdefault(other.fair_key, set()).add(other.adapter_digest)
+        if request.fair_key in num_used:
+            return []
+        for users in sorted(
+            by_digest.values(), key=lambda users: -min(len(num_used[r.fair_key]) for r in users)
+        ):
+            if all(
+                self._may_give_way(r)
+                and len(num_used[r.fair_key]) / len(by_digest) >= self._share * r.weight
+                and self._gives_way(r, request, -cost, 0.0)
+                for r in users
+            ):
+                return users
+        return []
+
+    def displaceable(self, request: Request, margin: float) -> Iterator[Request]:
         """The running requests that give way to a waiting one, as far as it needs them: always one
-        of the tenant that then holds most, and of its requests the one that loses least."""
+        of the tenant that then holds most, and of its requests the one that loses least. margin: of
+        the waiting one."""
         by_tenant: dict[str, list[Request]] = {}
         for other in self._running:
-            if other.num_settled_tokens <= other.num_once_computed:
+            if not self._may_give_way(other):
                 continue
             if other.fair_key != request.fair_key and other.priority >= request.priority:
                 by_tenant.setdefault(other.fair_key, []).append(other)
@@ -90,7 +123,7 @@ class Holdings:
         while by_tenant:
             requests = max(by_tenant.values(), key=lambda rs: self.of(rs[-1]))
             victim = requests.pop()
-            if self._gives_way(victim, request, self._share):
+            if self._gives_way(victim, request, margin, self._share):
                 yield victim
                 num_blocks, num_rows = self._held[victim.fair_key]
                 num_blocks -= victim.block_table.num_held
@@ -101,12 +134,18 @@ class Holdings:
                 del by_tenant[victim.fair_key]
         self._held = held
 
-    def _gives_way(self, other: Request, request: Request, holding: float) -> bool:
-        """Whether the tenant of a running request holds so much, and gives way to a waiting one."""
-        if other.fair_key == request.fair_key or self.of(other) < holding:
+    @staticmethod
+    def _may_give_way(request: Request) -> bool:
+        """Whether it got further than it was when it last gave way, or cannot before a grant."""
+        return request.awaits_grant or request.num_settled_tokens > request.num_once_computed
+
+    def _gives_way(self, other: Request, request: Request, margin: float, least: float) -> bool:
+        """Whether the tenant of a running request holds at least so much, and gives way to a
+        waiting one."""
+        if other.fair_key == request.fair_key or self.of(other) < least:
             return False
         if other.priority != request.priority:  # Counters of different classes do not compare.
             return other.priority > request.priority
         if other.awaits_grant:  # It is not served meanwhile, so its counter does not grow.
             return True
-        return self._counter(request) <= self._counter(other) + self._quantum
+        return self._counter(request) <= self._counter(other) + margin

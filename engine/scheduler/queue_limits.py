@@ -25,11 +25,28 @@ class Queued:
         self.num_tokens += num_tokens
 
 
-def refusal(config: EngineConfig, in_all: Queued, tenant: Queued) -> QueueFull | None:
-    """Names the first limit that this much queued work exceeds; None if it exceeds none."""
+def refusal(
+    config: EngineConfig, in_all: Queued, tenant: Queued, num_tenants: int
+) -> QueueFull | None:
+    """Names the first limit that this much queued work exceeds; None if it exceeds none.
+
+    A limit on all refuses only tenants that have their part of it, or more: so the flood of one
+    does not get another's requests refused. Since the parts shrink as tenants come, who came
+    earlier may have more than now is theirs: n tenants at most ``limit * (1 + ln(n))`` together.
+    num_tenants: those who have anything queued, this one included.
+    """
+    for name, limit, count, part in (
+        ("max_num_queued_reqs", config.max_num_queued_reqs, in_all.num_reqs, tenant.num_reqs),
+        (
+            "max_num_queued_tokens",
+            config.max_num_queued_tokens,
+            in_all.num_tokens,
+            tenant.num_tokens,
+        ),
+    ):
+        if limit is not None and count > limit and part * num_tenants > limit:
+            return _queue_full(name, limit, count)
     for name, limit, count in (
-        ("max_num_queued_reqs", config.max_num_queued_reqs, in_all.num_reqs),
-        ("max_num_queued_tokens", config.max_num_queued_tokens, in_all.num_tokens),
         (
             "max_num_queued_reqs_per_tenant",
             config.max_num_queued_reqs_per_tenant,
@@ -42,8 +59,12 @@ def refusal(config: EngineConfig, in_all: Queued, tenant: Queued) -> QueueFull |
         ),
     ):
         if limit is not None and count > limit:
-            return QueueFull(f"too much is queued: {count} would exceed {name} = {limit}")
+            return _queue_full(name, limit, count)
     return None
+
+
+def _queue_full(name: str, limit: int, count: int) -> QueueFull:
+    return QueueFull(f"too much is queued: {count} would exceed {name} = {limit}: try again later")
 
 
 class QueueLimits:
@@ -80,6 +101,7 @@ class QueueLimits:
             self._config,
             Queued(self._all.num_reqs + 1, self._all.num_tokens + num_tokens),
             Queued(tenant.num_reqs + 1, tenant.num_tokens + num_tokens),
+            len(self._tenants.keys() | {fair_key}),
         )
         if error is not None:
             raise error

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
@@ -202,6 +203,7 @@ class Scheduler:
         num_before = self.stats.scheduled_tokens
         order = list(self.running.values())
         budget = self._step_budget.num_tokens(order, self.queue.num_tokens)
+        self._is_short |= self.waiting.free_claimants()
         if len(self.policy) and (self._is_short or not self._free_rows):
             budget = self._admit_claimants(step, order, budget)
             order = list(self.running.values())[: len(self.running) - len(step.requests)]
@@ -231,7 +233,7 @@ class Scheduler:
                 if request.awaits_grant:
                     self.waiting.set_aside(request)
                     break
-                if self.waiting.adapter_slots.must_wait(request, self.running.values()):
+                if self.waiting.lacks_slot(claim, self.running.values()):
                     continue
                 hit = self.cache.lookup(request.block_table, request.token_ids)
                 if self.waiting.hold_as_follower(request, hit):
@@ -253,17 +255,19 @@ class Scheduler:
 
         None if it is not to be admitted in this step: there are too few, or what they free comes
         with the end of the step in flight."""
+        if not all(self._can_give_way(step, user) for user in claim.slot_users):
+            return None
         fit = self._fit_claim(claim, budget)
         num_blocks, has_row = fit.num_lacking, len(self.running) < self._max_num_running
-        if num_blocks > 0 or not has_row:
+        if num_blocks > 0 or not has_row or claim.slot_users:
             num_blocks -= self._num_blocks_coming
-            taken: list[Request] = []
-            for victim in claim.victims:
-                if num_blocks <= 0 and has_row:
+            taken: dict[Request, None] = {}
+            for victim in chain(claim.slot_users, claim.victims):
+                if num_blocks <= 0 and has_row and len(taken) >= len(claim.slot_users):
                     break
-                if victim.state is not RequestState.RUNNING or victim in step.requests:
-                    continue  # It gave way to another, or was admitted just now.
-                taken.append(victim)
+                if victim in taken or not self._can_give_way(step, victim):
+                    continue
+                taken[victim] = None
                 num_blocks -= self.cache.num_sole_blocks(victim.block_table)
                 has_row = True
             if num_blocks > 0 or not has_row:
@@ -272,6 +276,11 @@ class Scheduler:
                 self._preempt(step, victim, cause=claim.request)
             fit = self._fit_claim(claim, budget)
         return fit if fit.num_lacking <= 0 and self._free_rows else None
+
+    @staticmethod
+    def _can_give_way(step: Step, victim: Request) -> bool:
+        """It did not give way to another just now, and was not admitted just now."""
+        return victim.state is RequestState.RUNNING and victim not in step.requests
 
     def _fit_claim(self, claim: Claim, budget: int) -> Fit:
         request = claim.request

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from engine.cache.table import PrefixHit
     from engine.request import Request
+    from engine.scheduler.claim import Claim
     from engine.scheduler.policy import SchedulingPolicy
 
 QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
@@ -85,6 +86,23 @@ class WaitingQueue:
         """Take back those that waited for a slot, if the running requests leave one."""
         for request in self.adapter_slots.release(running):
             self._policy.enqueue(request)
+
+    def free_claimants(self) -> bool:
+        """Take the oldest of each tenant back that waits for a slot, as it may claim one; whether
+        there are any."""
+        taken = self.adapter_slots.take_oldest()
+        for request in taken:
+            self._policy.enqueue(request)
+        return bool(taken)
+
+    def lacks_slot(self, claim: Claim, running: Iterable[Request]) -> bool:
+        """Whether a claim must wait for an adapter slot. One for room at once takes the place of
+        those who wait here, too."""
+        if claim.slot_users:
+            return False
+        if claim.at_once:
+            return self.adapter_slots.lacks_slot(claim.request, running)
+        return self.adapter_slots.must_wait(claim.request, running)
 
     def hold_as_follower(self, request: Request, hit: PrefixHit) -> bool:
         """Set the head aside if a step in flight computes the block that it needs next: then it

@@ -10,7 +10,7 @@ import enum
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 from engine.adapters import OnLoaded
@@ -30,6 +30,7 @@ from engine.messages import (
     TokenLogprobs,
 )
 from engine.process import Engine, OnProgress, main
+from engine.scheduler.queue_limits import Queued
 
 STEP_S = 0.001
 
@@ -143,14 +144,20 @@ class StandInCore:
             num_queued_reqs=len(self.waiting),
             num_queued_tokens=sum(len(request.prompt_token_ids) for request in self.waiting),
             tenants=[
-                TenantStats(name, num_queued=count)
-                for name, count in Counter(request.fair_key for request in self.waiting).items()
+                TenantStats(name, num_queued=queued.num_reqs, queued_tokens=queued.num_tokens)
+                for name, queued in self._queued_by_tenant().items()
             ],
             num_total_blocks=self.num_blocks,
             num_free_blocks=self.num_blocks - 4 * len(self.running),
             num_steps=self.num_steps,
             generation_tokens=self.generation_tokens,
         )
+
+    def _queued_by_tenant(self) -> dict[str, Queued]:
+        tenants: defaultdict[str, Queued] = defaultdict(Queued)
+        for request in self.waiting:
+            tenants[request.fair_key].add(1, len(request.prompt_token_ids))
+        return tenants
 
     def _advance(self, request_id: str) -> RequestOutput:
         request, done = self.running[request_id]

@@ -96,6 +96,21 @@ def test_lanes_take_turns(vocabulary: Vocabulary) -> None:
     assert not held._lanes
 
 
+def test_nobody_waits_in_the_lane_of_another_for_the_same(vocabulary: Vocabulary) -> None:
+    """Whoever asks for much first, and then for what another is about to ask for, delays it by no
+    more than one piece."""
+    held = Held(vocabulary, num_workers=1)
+    futures = [held.ask(name) for name in ("a1", "a2", "a3", "a4")]
+    futures += [held.submit(GrammarSpec("regex", "a4"), lane="b") for _ in range(2)]
+    for expected in ("a1", "a4", "a2", "a3"):
+        assert held.begun.get(timeout=10) == expected
+        held.gates[expected].set()
+    assert [future.result(10).backend for future in futures] == ["a1", "a2", "a3", *["a4"] * 3]
+    held.close()
+    assert not held._lanes
+    assert not held._not_begun
+
+
 def test_a_lane_has_one_worker_however_many_there_are(vocabulary: Vocabulary) -> None:
     held = Held(vocabulary, num_workers=2)
     futures = [held.ask(name) for name in ("a1", "a2")]

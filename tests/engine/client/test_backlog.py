@@ -27,14 +27,27 @@ def test_what_was_sent_counts_until_the_engine_speaks_of_it() -> None:
     assert known.refusal("b") is None
     mark = known.mark()
     known.send(request())
-    assert "3 would exceed max_num_queued_reqs = 2" in str(known.refusal("b"))
+    assert "3 would exceed max_num_queued_reqs = 2" in str(known.refusal("a"))
     # The answer to a question asked between the two: the first was admitted already.
     known.report(Stats(num_queued_reqs=0), mark)
-    assert known.refusal("b") is None
+    assert known.refusal("a") is None
     known.send(request())
-    assert "3 would exceed" in str(known.refusal("b"))  # the second still counts
-    known.report(Stats(num_queued_reqs=2), known.mark())
+    assert "3 would exceed" in str(known.refusal("a"))  # the second still counts
+    known.report(Stats(num_queued_reqs=2, tenants=[TenantStats("a", num_queued=2)]), known.mark())
+    assert known.refusal("a") is not None
+
+
+def test_only_who_has_its_part_is_refused() -> None:
+    known = backlog(max_num_queued_reqs=4)
+    known.report(Stats(num_queued_reqs=4, tenants=[TenantStats("a", num_queued=4)]), known.mark())
+    assert known.refusal("a") is not None
+    for _ in range(2):
+        assert known.refusal("b") is None
+        known.send(request("b"))
     assert known.refusal("b") is not None
+    assert known.refusal("c") is None
+    known.send(request("c"))
+    assert known.refusal("c") is not None
 
 
 def test_tenants_have_limits_of_their_own() -> None:
@@ -55,11 +68,12 @@ def test_tenants_have_limits_of_their_own() -> None:
 
 def test_one_more_token_counts_towards_all_that_may_be_queued() -> None:
     known = backlog(max_num_queued_tokens=100)
-    known.report(Stats(num_queued_tokens=90), known.mark())
+    stats = Stats(num_queued_tokens=90, tenants=[TenantStats("a", queued_tokens=90)])
+    known.report(stats, known.mark())
     known.send(request(num_tokens=9))
-    assert known.refusal("b") is None
+    assert known.refusal("a") is None
     known.send(request(num_tokens=1))
-    assert "101 would exceed max_num_queued_tokens = 100" in str(known.refusal("b"))
+    assert "101 would exceed max_num_queued_tokens = 100" in str(known.refusal("a"))
 
 
 def test_without_limits_nothing_is_refused() -> None:

@@ -198,40 +198,46 @@ class TestQueue:
         return msgspec.structs.replace(request(request_id), fair_key=fair_key)
 
     @pytest.mark.parametrize(
-        ("limit", "others_wait"),
+        "limit",
         [
-            ({"max_num_queued_reqs": 2}, True),
-            ({"max_num_queued_tokens": 6}, True),
-            ({"max_num_queued_reqs_per_tenant": 2}, False),
+            {"max_num_queued_reqs": 2},
+            {"max_num_queued_tokens": 6},
+            {"max_num_queued_reqs_per_tenant": 2},
         ],
     )
-    async def test_one_more_is_refused_before_it_is_sent(
-        self, limit: dict[str, int], others_wait: bool
-    ) -> None:
+    async def test_one_more_is_refused_before_it_is_sent(self, limit: dict[str, int]) -> None:
         async with self.full(**limit) as client:
             with pytest.raises(QueueFull, match=next(iter(limit))):
                 await client.check_queue("loud")
-            if others_wait:
-                with pytest.raises(QueueFull):
-                    await client.check_queue("quiet")
-            else:
-                await client.check_queue("quiet")
+            await client.check_queue("quiet")
+
+    async def test_the_own_limit_too_refuses_only_who_has_its_part(self) -> None:
+        async with running(max_num_seqs=1, max_num_queued_reqs=4) as client:
+            await anext(client.submit(self.of("loud", "running")))
+            for i in range(4):
+                client.submit(self.of("loud", f"loud{i}"))
+            with pytest.raises(QueueFull):
+                client.submit(self.of("loud", "one too many"))
+            for i in range(2):
+                client.submit(self.of("quiet", f"quiet{i}"))
+            with pytest.raises(QueueFull):
+                client.submit(self.of("quiet", "one too many"))
 
     async def test_room_is_seen_at_once(self) -> None:
         """Not when the client asks next for its own purposes."""
         async with self.full(max_num_queued_reqs=2) as client:
             with pytest.raises(QueueFull):
-                await client.check_queue("")
+                await client.check_queue("loud")
             await client.abort("loud0")
             await asyncio.sleep(FRESH_S)
             async with asyncio.timeout(10):
-                await client.check_queue("")
+                await client.check_queue("loud")
 
     async def test_a_thousand_callers_ask_once(self) -> None:
         async with self.full(max_num_queued_reqs=2) as client:
             await asyncio.sleep(FRESH_S)
             pings = len(client._pings)
-            checks = [asyncio.create_task(client.check_queue("")) for _ in range(1000)]
+            checks = [asyncio.create_task(client.check_queue("loud")) for _ in range(1000)]
             await asyncio.sleep(0)
             assert len(client._pings) <= pings + 1
             results = await asyncio.gather(*checks, return_exceptions=True)
@@ -240,7 +246,7 @@ class TestQueue:
     async def test_while_there_is_room_nobody_is_asked(self) -> None:
         async with self.full(max_num_queued_reqs=3) as client:
             pings = len(client._pings)
-            await client.check_queue("")
+            await client.check_queue("loud")
             assert len(client._pings) <= pings
 
 

@@ -72,3 +72,54 @@ def test_so_many_stand_aside_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     assert running(harness) == ["0"]
     harness.run()
     harness.check_outputs()
+
+
+class TestFairShare:
+    """One tenant has all slots, and more requests that wait for one."""
+
+    @staticmethod
+    def flooded(**options: Any) -> Harness:
+        harness = Harness(policy="fair_share", num_blocks=200, max_loras=2, **options)
+        for index in range(12):
+            adapter = f"loud {index % 3}"
+            harness.add(f"loud{index}", 3, adapter=adapter, fair_key="loud", max_tokens=150)
+        harness.step(6)
+        assert any(request.adapter for request in harness.scheduler.running.values())
+        return harness
+
+    @staticmethod
+    def num_steps_to(harness: Harness, name: str) -> int:
+        for count in range(400):
+            if name in harness.finished:
+                return count
+            harness.step()
+        raise AssertionError(f"{name} still waits")
+
+    @pytest.mark.parametrize("overlap", [False, True])
+    def test_a_slot_is_taken_from_who_was_served_more(self, overlap: bool) -> None:
+        harness = self.flooded(async_scheduling=overlap)
+        harness.add("quiet", 3, adapter="mine", fair_key="quiet", max_tokens=4)
+        assert self.num_steps_to(harness, "quiet") < 20
+        harness.run()
+        harness.check_outputs()
+
+    def test_without_an_adapter_nobody_waits_for_those_aside(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(adapter_slots, "MAX_HELD", 2)
+        harness = self.flooded()
+        harness.add("quiet", 3, fair_key="quiet", max_tokens=4)
+        assert self.num_steps_to(harness, "quiet") < 10
+        harness.run()
+        harness.check_outputs()
+
+    def test_nobody_takes_a_slot_from_its_equal(self) -> None:
+        """Two tenants with a slot each go on to their ends, and a third waits for its turn."""
+        harness = Harness(policy="fair_share", num_blocks=200, max_loras=2)
+        for tenant in "abc":
+            harness.add(tenant, 3, adapter=tenant, fair_key=tenant, max_tokens=30, ignore_eos=True)
+        harness.step(20)
+        assert len(harness.scheduler.running) == 2
+        assert harness.core.stats().num_preemptions == 0
+        harness.run()
+        harness.check_outputs()

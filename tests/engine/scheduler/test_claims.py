@@ -44,11 +44,56 @@ class TestClaims:
         policy.enqueue(make_request(4, fair_key="c"))
         assert claims(policy, running) == [("r4", ["r2", "r3"])]
 
-    def test_who_would_hold_more_than_its_share_waits(self) -> None:
+    def test_who_would_hold_more_than_its_share_waits_for_service(self) -> None:
+        """Until others were served more even if its request runs to its end."""
         running = [held(0, "a", 64)]
         policy = contended(*running)
         policy.enqueue(make_request(1, fair_key="b", num_prompt_tokens=21 * 16))
-        policy.enqueue(make_request(2, fair_key="c", num_prompt_tokens=22 * 16))
+        policy.enqueue(make_request(2, fair_key="c", num_prompt_tokens=22 * 16, max_tokens=20))
+        assert claims(policy, running) == [("r1", ["r0"])]
+        policy.charge_output(running[0], 22 * 16 // 2 + 20 - 1)
+        assert claims(policy, running) == [("r1", ["r0"])]
+        policy.charge_output(running[0], 1)
+        assert claims(policy, running) == [("r1", ["r0"]), ("r2", ["r0"])]
+
+    def test_where_rows_are_fewer_than_tenants_they_take_turns_by_service(self) -> None:
+        running = [held(0, "a", 1), held(1, "b", 1)]
+        policy = contended(*running, max_num_seqs=2)
+        new = make_request(2, fair_key="c", num_prompt_tokens=16, max_tokens=8)
+        policy.enqueue(new)
+        assert claims(policy, running) == []
+        policy.charge_output(running[1], 16)
+        assert claims(policy, running) == [("r2", ["r1"])]
+
+    def test_the_forecast_holds_back_only_who_was_served_more(self) -> None:
+        """Others hold little now: nobody gives way, but what they may need later is no reason to
+        wait."""
+        running = [held(0, "a", 1)]
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="b", num_prompt_tokens=16 * 16))
+        (claim,) = policy.claims(running)
+        assert claim.at_once
+        assert list(claim.victims) == []
+
+    def test_everybody_gets_a_look_however_many_wait(self) -> None:
+        """Those before it by service cannot claim anything, because their requests are large."""
+        running = [held(0, "a", 64)]
+        policy = contended(*running)
+        for i in range(40):
+            large = make_request(1 + i, fair_key=f"large {i}", num_prompt_tokens=60 * 16)
+            policy.enqueue(large)
+        small = make_request(99, fair_key="b")
+        policy.enqueue(small)
+        policy.charge_output(small, 10)
+        policy.charge_output(running[0], 10)
+        seen = [claims(policy, running) for _ in range(3)]
+        assert [("r99", ["r0"])] in seen
+
+    def test_who_waits_for_a_grant_gives_way_again_without_progress(self) -> None:
+        running = [held(0, "a", 60, num_granted_tokens=0)]
+        running[0].num_once_computed = running[0].num_computed_tokens
+        policy = contended(*running)
+        policy.enqueue(make_request(1, fair_key="b"))
         assert claims(policy, running) == [("r1", ["r0"])]
 
     def test_who_holds_an_eighth_of_its_share_waits_for_its_turn(self) -> None:

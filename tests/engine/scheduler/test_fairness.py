@@ -225,5 +225,16 @@ class TestFullCache:
         assert len(ttfts.ttfts("probe")) == 15
         assert ttfts.ttfts("probe")[-1] < 0.5
 
+    @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+    def test_among_fifty_floods_it_has_the_latency_of_its_share(self, overlap: bool) -> None:
+        """A share is five blocks, and each stream of the floods grows to forty."""
+        calm = self.ttfts(1, num_streams=1, async_scheduling=overlap)
+        flooded = self.ttfts(50, num_streams=3, async_scheduling=overlap)
+        assert len(flooded) == 20
+        assert flooded[-1] <= 51 * calm[-1]
+
+    def test_with_fewer_rows_than_tenants_it_is_served_in_turn(self) -> None:
+        assert len(self.ttfts(50, num_streams=3, max_num_seqs=16)) == 20
+
     def test_under_fcfs_it_waits_for_the_flood(self) -> None:
         assert len(self.ttfts(1, num_streams=150, policy="fcfs")) == 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import suppress
+from math import log
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ def limits(**options: Any) -> QueueLimits:
     ("options", "accepted", "refused"),
     [
         ({"max_num_queued_reqs": 2}, [("a", 9), ("b", 9)], ("c", 1)),
-        ({"max_num_queued_tokens": 20}, [("a", 10), ("b", 10)], ("c", 1)),
+        ({"max_num_queued_tokens": 20}, [("a", 10), ("b", 10)], ("c", 7)),
         ({"max_num_queued_reqs_per_tenant": 1}, [("a", 9), ("b", 9)], ("a", 1)),
         ({"max_num_queued_tokens_per_tenant": 10}, [("a", 6), ("b", 10)], ("a", 5)),
     ],
@@ -48,7 +50,7 @@ def test_what_entered_and_left_is_forgotten(entries: list[tuple[str, int]]) -> N
         except QueueFull:
             continue
         entered.append(entry)
-    assert queue.num_reqs == len(entered) <= 12
+    assert queue.num_reqs == len(entered)
     assert queue.num_tokens == sum(num_tokens for _, num_tokens in entered)
     for entry in entered:
         queue.leave(*entry)
@@ -72,6 +74,36 @@ def test_one_tenant_does_not_use_up_the_queue_of_another() -> None:
     harness.add("quiet", 3, max_tokens=2, fair_key="quiet")
     harness.run()
     harness.check_outputs(errors={"loud2", "loud3", "loud4"})
+
+
+def test_a_flood_does_not_get_the_requests_of_others_refused() -> None:
+    queue = limits(max_num_queued_reqs=6, max_num_queued_tokens=600)
+    for _ in range(6):
+        queue.enter("loud", 100)
+    with pytest.raises(QueueFull, match="max_num_queued_reqs"):
+        queue.enter("loud", 1)
+    with pytest.raises(QueueFull, match="max_num_queued_tokens"):
+        queue.enter("quiet", 301)
+    for _ in range(3):
+        queue.enter("quiet", 100)
+    with pytest.raises(QueueFull):
+        queue.enter("quiet", 1)
+    for _ in range(2):
+        queue.enter("third", 100)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=300), st.integers(1, 24))
+def test_parts_are_bounded_together(moves: list[tuple[int, bool]], limit: int) -> None:
+    queue = limits(max_num_queued_reqs=limit)
+    for tenant, leaves in moves:
+        if leaves and str(tenant) in queue.by_tenant:
+            queue.leave(str(tenant), 1)
+            continue
+        with suppress(QueueFull):
+            queue.enter(str(tenant), 1)
+    most = limit * (1 + log(max(1, len(queue.by_tenant))))
+    assert queue.num_reqs <= most
+    assert len(queue.by_tenant) <= limit
 
 
 def test_admission_makes_room_and_a_preemption_takes_none() -> None:
