@@ -41,13 +41,13 @@ from tests.engine.scheduler.harness import config
 HONEST = ("b", "c")
 FLOODS = ("x", "y", "z")
 BLOCK_SIZE = 4
-MAX_TOTAL = 48
+MAX_TOTAL = 150
 MAX_FLOOD = 40
 """Requests that the adversary has at a time, so that an example takes no longer than it must."""
 ENGINES = st.fixed_dictionaries(
     {
         "max_num_seqs": st.sampled_from([5, 8, 20]),
-        "max_num_batched_tokens": st.sampled_from([24, 64]),
+        "max_num_batched_tokens": st.sampled_from([40, 64]),
         "max_num_prefill_tokens": st.sampled_from([None, 8]),
         "fair_share_quantum": st.sampled_from([0.0, 20.0]),
         "forecast_admission": st.booleans(),
@@ -70,6 +70,9 @@ class FairShareMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         weight=st.sampled_from([1.0, 2.0]),
         adapters=st.booleans(),
+        num_floods=st.sampled_from([3, 1]),
+        flood_adapter=st.sampled_from(["", "p"]),
+        flood_length=st.sampled_from([140, 60]),
     )
     def start(
         self,
@@ -79,6 +82,9 @@ class FairShareMachine(RuleBasedStateMachine):
         overlap: bool,
         weight: float,
         adapters: bool,
+        num_floods: int,
+        flood_adapter: str,
+        flood_length: int,
     ) -> None:
         self.now = 0.0
         self.config = config(
@@ -109,6 +115,12 @@ class FairShareMachine(RuleBasedStateMachine):
         self.lows: dict[str, dict[str, float]] = {name: {} for name in HONEST}
         """For each honest tenant, since when it waits without a break: the least lead of others."""
         self.num_waited = dict.fromkeys(HONEST, 0)
+        for tenant in FLOODS[:num_floods]:
+            for _ in range(MAX_FLOOD // 2):
+                prompt = self.prompt(tenant, 9, shared=False)
+                adapter = flood_adapter and f"{tenant} {flood_adapter}"
+                self.add(tenant, prompt, flood_length, adapter=adapter)
+        self.step(20)
 
     # ---- what tenants do ------------------------------------------------------------------------
 
@@ -148,7 +160,9 @@ class FairShareMachine(RuleBasedStateMachine):
         try:
             self.scheduler.register(request)
         except QueueFull:
-            assert tenant not in HONEST, "an honest tenant was refused for the flood of another"
+            limit, num_own = self.config.max_num_queued_reqs, len(self.requests[tenant]) + 1
+            assert limit is not None
+            assert num_own * len(self.weights) > limit, "refused for the flood of another"
             self.seen["flood refused"] += 1
             return
         self.requests[tenant].append(request)
@@ -165,7 +179,7 @@ class FairShareMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(FLOODS),
         count=st.sampled_from([40, 12, 3]),
         num_prompt_tokens=st.sampled_from([9, 30, 1]),
-        max_tokens=st.sampled_from([40, 40, 18, 1]),
+        max_tokens=st.sampled_from([140, 140, 40, 1]),
         shared=st.booleans(),
         in_group=st.booleans(),
         priority=st.sampled_from([0, 0, 1, 3]),
@@ -201,11 +215,11 @@ class FairShareMachine(RuleBasedStateMachine):
 
     @rule(
         tenant=st.sampled_from(HONEST),
-        count=st.sampled_from([1, 1, 3]),
+        count=st.sampled_from([1, 1, 12]),
         num_prompt_tokens=st.integers(1, 9),
-        max_tokens=st.sampled_from([4, 1, 20]),
+        max_tokens=st.sampled_from([4, 1, 60]),
         shared=st.booleans(),
-        num_steps=st.sampled_from([10, 1, 60]),
+        num_steps=st.sampled_from([80, 10, 1]),
     )
     def ask(
         self,
@@ -230,7 +244,7 @@ class FairShareMachine(RuleBasedStateMachine):
             self.seen[f"cancelled while {request.state.value}"] += 1
             self.finish(request)
         for request in cancelled if retry else ():
-            self.add(tenant, request.token_ids[: request.num_prompt_tokens], 40)
+            self.add(tenant, request.token_ids[: request.num_prompt_tokens], 140)
 
     def finish(self, request: Request) -> None:
         self.scheduler.finish(request, "abort")
@@ -248,7 +262,7 @@ class FairShareMachine(RuleBasedStateMachine):
             self.scheduler.add(request)
         del self.unready[:count]
 
-    @rule(tenant=st.sampled_from(FLOODS), more=st.integers(1, 30))
+    @rule(tenant=st.sampled_from(FLOODS), more=st.integers(1, 90))
     def grant(self, tenant: str, more: int) -> None:
         for request in self.requests[tenant]:
             if request.awaits_grant:
@@ -298,9 +312,9 @@ class FairShareMachine(RuleBasedStateMachine):
 
     @property
     def _max_lead(self) -> float:
-        """What all tokens in the cache cost, and a request, and the quantum."""
+        """What all tokens in the cache cost, and a request of each of the two, and the quantum."""
         cost = self.config.fair_share_output_cost
-        tokens = self.num_blocks * BLOCK_SIZE + MAX_TOTAL
+        tokens = self.num_blocks * BLOCK_SIZE + 2 * MAX_TOTAL
         return cost * tokens + self.config.fair_share_quantum
 
     def check_service(self, name: str) -> None:
@@ -320,7 +334,8 @@ class FairShareMachine(RuleBasedStateMachine):
     def _max_steps(self) -> int:
         """Requests that gave way once must first compute again what they had; a tenant that holds
         as little may go before; what is freed comes with the end of a step."""
-        return MAX_TOTAL + 2 * len(self.weights) + self.depth
+        again = self.num_blocks * BLOCK_SIZE // 8
+        return again + 2 * len(self.weights) + self.depth
 
     def check_waiting(self, name: str) -> None:
         requests = self.requests[name]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,18 @@ async def test_metrics(gateway: Gateway, double: EngineDouble) -> None:
     assert "sluice_num_requests_running" in text
     for secret in (key, gateway.api_key, gateway.tenant.id.hex, str(gateway.tenant.id)):
         assert secret not in text
+
+
+async def test_the_first_chunk_is_not_the_first_token(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    """A stream begins with a chunk that has a role and no text, however long its request waits."""
+    double.script = lambda prompt: Play(text="abc", queued_s=0.3)
+    answer = await chat(gateway, chat_body(stream=True))
+    assert "role" in answer.body.decode().split("data: ")[1]
+    await gateway.usage()
+    key = await gateway.key("admin")
+    text = (await get(gateway, "/metrics", authorization=f"Bearer {key}")).body.decode()
+    (seconds,) = re.findall(r"^sluice_time_to_first_token_seconds_sum (\S+)$", text, re.MULTILINE)
+    assert float(seconds) >= 0.3
+    assert "sluice_time_to_first_token_seconds_count 1.0" in text
