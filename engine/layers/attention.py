@@ -65,8 +65,6 @@ class StepContext:
     one_kernel: bool = False
     """Run all layers as one kernel, if the model has one. The runner measures where that is
     faster."""
-    joins_products: bool = False
-    """Run all that a layer computes behind its attention as one kernel, likewise."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of ``x`` ([num_tokens, ...]) that belong to wanted tokens: [num_wanted, ...]."""
@@ -156,13 +154,7 @@ class SelfAttention(Module):
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Returns [num_wanted,
         hidden]."""
-        return self.o_proj(self.rotate_and_attend(self.qkv_proj(x), cos_sin, step))
-
-    def rotate_and_attend(
-        self, qkv: torch.Tensor, cos_sin: torch.Tensor, step: StepContext
-    ) -> torch.Tensor:
-        """All between the projections. qkv: [num_tokens, (num_heads + 2 * num_kv_heads) *
-        head_dim]. Returns [num_wanted, num_heads * head_dim]."""
+        qkv = self.qkv_proj(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
@@ -172,7 +164,7 @@ class SelfAttention(Module):
             attended = fused.store_and_attend(
                 *(q, k, v, cos_sin, k_cache, v_cache, self.scale), window=self.window
             )
-            return step.kept(attended.view(len(q), -1))
+            return self.o_proj(step.kept(attended.view(len(q), -1)))
         scales = self.kv_scales
         k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
         store = partial(
@@ -186,7 +178,7 @@ class SelfAttention(Module):
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
             store(q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
-        return self.attend(attend, q, step)
+        return self.o_proj(self.attend(attend, q, step))
 
     def attend(self, attend: StepAttention, q: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Attend with the rotated queries ``q`` of all tokens; their keys are in the cache already.

@@ -169,12 +169,6 @@ class Model(Module, ABC):
         """Likewise, tokens of a step that checks drafts."""
         return 0
 
-    @property
-    def joinable_tokens(self) -> range:
-        """Numbers of tokens of a step for which it has one kernel behind each attention. A step
-        asks for that by ``StepContext.joins_products``."""
-        return range(0)
-
     def place_of(self, name: str) -> str | None:
         """The name of the parameter that the checkpoint's tensor ``name`` belongs to; None if it is
         not needed."""

@@ -16,7 +16,6 @@ from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.fused_decoder import FusedDecoder
 from engine.layers.joined_layer import JoinedLayer
-from engine.layers.joined_products import JoinedProducts
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import GatedMLP
@@ -141,8 +140,6 @@ class LlamaModel(Module):
             self._tables = [self.cos_sin if window is None else table for window in config.windows]
         self._whole: FusedDecoder | PersistentLayers | None = None
         """All layers as one kernel, for the steps that it ``serves``; set by ``pack``."""
-        self._products: JoinedProducts | None = None
-        """One kernel behind each attention, likewise."""
         self._joined: list[JoinedLayer] | None = None
         """All layers as two calls each, for eager steps; set by ``pack``."""
 
@@ -151,7 +148,6 @@ class LlamaModel(Module):
         if all(type(layer).__call__ is LlamaDecoderLayer.__call__ for layer in self.layers):
             self._joined = JoinedLayer.of_all(self.layers)
             self._whole = PersistentLayers.of(self.layers, self.norm, self.cos_sin)
-            self._products = JoinedProducts.of(self.layers, self.norm)
         if type(self.layers[0]) is LlamaDecoderLayer:
             self._whole = self._whole or FusedDecoder.of(self.layers, self.norm, self.cos_sin)
 
@@ -165,18 +161,11 @@ class LlamaModel(Module):
         """See ``Model.max_one_kernel_drafted``."""
         return self._whole.max_drafted if isinstance(self._whole, PersistentLayers) else 0
 
-    @property
-    def joinable_tokens(self) -> range:
-        """See ``Model.joinable_tokens``."""
-        return range(0) if self._products is None else self._products.num_tokens
-
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """As ``Model.hidden_states``."""
         x = self.embed_tokens(token_ids)
         if self._whole is not None and self._whole.serves(step):
             return step.kept(self._whole(x, step))
-        if self._products is not None and self._products.serves(step):
-            return self._products(x, self._tables, step)
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
         layers: Sequence[LlamaDecoderLayer | JoinedLayer] = self._joined_in(step) or self.layers
@@ -228,10 +217,6 @@ class ForCausalLM(Model):
     @property
     def max_one_kernel_drafted(self) -> int:
         return self.model.max_one_kernel_drafted
-
-    @property
-    def joinable_tokens(self) -> range:
-        return self.model.joinable_tokens
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self.model(token_ids, step)

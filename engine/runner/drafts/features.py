@@ -111,10 +111,6 @@ class WatchedModel(Model):
     def max_one_kernel_drafted(self) -> int:
         return self.model.max_one_kernel_drafted
 
-    @property
-    def joinable_tokens(self) -> range:
-        return self.model.joinable_tokens
-
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         layers = self._network.tapped_layers
         if not layers:

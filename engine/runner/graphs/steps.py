@@ -24,15 +24,7 @@ from engine.attention.base import CapturableBackend, plain_batch
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
-from engine.runner.graphs.joined_tokens import faster_tokens, measured_sizes
-from engine.runner.graphs.one_kernel import (
-    LEAD,
-    SHORT,
-    blocks_of_their_own,
-    log_faster,
-    measure_most_tokens,
-    time_ratio,
-)
+from engine.runner.graphs.one_kernel import log_faster, measure_most_tokens
 from engine.runner.graphs.shared_inputs import SharedInputs
 from engine.runner.graphs.sized import (
     SizedGraphs,
@@ -67,8 +59,7 @@ class StepGraphs:
     """Graphs of the forward pass for steps in which each chunk samples after all of its tokens.
 
     Few tokens have some with all layers as one kernel, if the model has that, up to the lengths for
-    which ``capture`` measured them to be faster; more of them have one kernel behind each
-    attention, likewise.
+    which ``capture`` measured them to be faster.
     """
 
     def __init__(
@@ -95,9 +86,6 @@ class StepGraphs:
             self._shared = SharedInputs(table, attention.sharing)
         self.lengths = capture_lengths(num_drafts)
         """Numbers of drafts of each sequence, of which there are graphs; empty without drafts."""
-        self.joined_tokens: frozenset[int] = frozenset()
-        """Numbers of tokens of a step for which one kernel behind each attention is faster; known
-        once graphs are captured."""
         self._buffers: dict[int, SequenceBuffers] = {}
         """By the tokens of each sequence, ascending."""
         self._families: dict[Kind, SizedGraphs] = {}
@@ -160,7 +148,6 @@ class StepGraphs:
 
         Call it before any request has a row: measured steps write into blocks that nobody holds.
         """
-        self._measure_joined()
         capture_all([*self._families.values(), *self._as_one.values()], self._pad, on_progress)
         if self._as_one:
             self._measure_all_as_one()
@@ -170,30 +157,6 @@ class StepGraphs:
         for buffers in self._buffers.values():
             if size <= buffers.max_batch:
                 buffers.send(nobody, nobody, size=size)
-
-    def _measure_joined(self) -> None:
-        """With graphs that are dropped again: those that stay are recorded the faster way."""
-        kind = Kind(resting=self._resting is not None)  # What a draft network reads is no layer's.
-        joinable, most = self._model_of(kind).joinable_tokens, self._table.num_rows
-        sizes = measured_sizes(joinable, most)
-        if not sizes:
-            return
-        ways = {
-            joined: SizedGraphs(sizes, partial(self._forward, kind, joined=joined))
-            for joined in (True, False)
-        }
-        capture_all([*ways.values()], self._pad)
-        device = self._table.block_table.device
-
-        def is_faster(size: int) -> bool:
-            with blocks_of_their_own(size, self._table, self._kv_cache) as max_len:
-                self._send_even(1, size, min(SHORT, max_len))
-                ours, theirs = (partial(ways[joined].replay, size) for joined in (True, False))
-                return time_ratio(ours, theirs, device) <= LEAD
-
-        self.joined_tokens = faster_tokens(joinable, most, is_faster)
-        ways.clear()
-        torch.cuda.empty_cache()
 
     def _measure_all_as_one(self) -> None:
         # What is kept for a draft network is no part of the layers: one model stands for both.
@@ -298,10 +261,7 @@ class StepGraphs:
         num_tokens = int(fields.computed.sum() + fields.query_lens.sum())
         return as_one if num_tokens <= self._max_tokens[kind.num_queries, size] else layers
 
-    def _forward(
-        self, kind: Kind, size: int, *, one_kernel: bool = False, joined: bool | None = None
-    ) -> torch.Tensor:
-        """joined: whether with one kernel behind each attention; None: where that is faster."""
+    def _forward(self, kind: Kind, size: int, *, one_kernel: bool = False) -> torch.Tensor:
         buffers, num_tokens = self._buffers[kind.num_queries], size * kind.num_queries
         if kind.num_queries > 1:
             buffers.note_sampled(size)
@@ -316,7 +276,6 @@ class StepGraphs:
             adapted=kind.adapted,
             group_of=self._table.group_of,
             one_kernel=one_kernel,
-            joins_products=num_tokens in self.joined_tokens if joined is None else joined,
         )
         with captured(self._adapters if kind.adapted else None, num_tokens):
             return model.logits(model.hidden_states(token_ids, step))
