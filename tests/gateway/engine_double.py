@@ -48,6 +48,10 @@ class Play:
     """Before the first token."""
     interval_s: float = 0.0
     """Between tokens."""
+    num_turns: int = 0
+    """How many more turns of the event loop pass between tokens."""
+    gate: asyncio.Event | None = None
+    """Waited for before the first token."""
     at_once: bool = False
     """All tokens in one output."""
     error: str | None = None
@@ -182,6 +186,8 @@ class Life:
         prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
         play = self._double.script(prompt)
         await asyncio.sleep(play.queued_s)
+        if play.gate is not None:
+            await play.gate.wait()
         if play.error is not None and not play.text:
             self._end(request.request_id, [], play)
             return
@@ -212,6 +218,8 @@ class Life:
             )
             self._on_message(StepOutputs([output]))
             await asyncio.sleep(play.interval_s)
+            for _ in range(play.num_turns):
+                await asyncio.sleep(0)
         if len(tokens) >= limit:
             play = Play(finish_reason="length")
         self._end(request.request_id, [], play)
