@@ -2,10 +2,10 @@
 
 One read of 64 KiB can hold ten thousand WebSocket frames or two thousand pipelined requests, and
 parsing them at once would take a tenth of a second, for each connection that sends them. So a
-connection parses one piece after the other while the client's recent input has cost little time.
-What is left over, and all input of a client whose bytes were costly, waits with reading paused, and
-the ``Pace`` of the worker gives such connections turns: all of them together get at most a quarter
-of the event loop.
+connection parses one piece after the other while the recent input of its client, and of all clients
+together, has cost little time. What is left over, and all input of a client whose bytes were
+costly, waits with reading paused, and the ``Pace`` of the worker gives such connections turns: all
+of them together get at most a quarter of the event loop.
 
     bytes ──► Intake.receive ──► parsed now, in pieces          (almost always)
                      └──► backlog ──► Pace ──► parsed in turns
@@ -25,6 +25,9 @@ BURST_S = 0.002
 """Time that a connection's input may take at once."""
 CONNECTION_SHARE = 0.02
 """Of the event loop, for a connection's input that is parsed as it comes."""
+WORKER_BURST_S, WORKER_SHARE = 0.008, 0.25
+"""The same for all connections together: a stranger may open a thousand of them, and send on all at
+once."""
 TURN_S = 0.002
 """Time of a turn of the backlogs."""
 REST = 3.0
@@ -47,17 +50,42 @@ class Parser(Protocol):
         """Whether the next bytes can be handled now, or something received before must be first."""
 
 
+class Credit:
+    """Time that may be spent at once. A share of all time is added to it, up to the most."""
+
+    __slots__ = ("_filled_at", "_left_s", "_most_s", "_share")
+
+    def __init__(self, most_s: float, share: float) -> None:
+        self._most_s, self._share = most_s, share
+        self._left_s = most_s
+        self._filled_at = time.perf_counter()
+
+    def left_s(self, now: float) -> float:
+        """Negative if more was spent than there was."""
+        self._left_s = min(self._most_s, self._left_s + self._share * (now - self._filled_at))
+        self._filled_at = now
+        return self._left_s
+
+    def spend(self, seconds: float) -> None:
+        self._left_s -= seconds
+
+
 class Pace:
     """Gives the backlogs of one worker their turns."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Intake] = deque()
+        self.credit = Credit(WORKER_BURST_S, WORKER_SHARE)
+        """Of all connections together, for input that is parsed as it comes."""
+        self._fresh: deque[Intake] = deque()
+        """Those whose own input has cost little: they wait for what all others cost."""
+        self._costly: deque[Intake] = deque()
+        self._queues = deque((self._fresh, self._costly))
         self._is_running = False
         """Whether turns are being taken, or will be."""
 
     def enqueue(self, intake: Intake) -> None:
         """Let ``intake`` have a turn. It must not be waiting for one."""
-        self._waiting.append(intake)
+        (self._fresh if intake.is_fresh else self._costly).append(intake)
         if not self._is_running:
             self._is_running = True
             asyncio.get_running_loop().call_soon(self._take_turns)
@@ -65,11 +93,12 @@ class Pace:
     def _take_turns(self) -> None:
         began = time.perf_counter()
         now = began
-        while self._waiting and now < began + TURN_S:
-            self._waiting.popleft().take_turn(now)
+        while any(self._queues) and now < began + TURN_S:
+            self._queues.rotate()
+            (self._queues[0] or self._queues[1]).popleft().take_turn(now)
             now = time.perf_counter()
         # They rest also after the last of them: it may come back at once.
-        self._is_running = bool(self._waiting) or now > began
+        self._is_running = any(self._queues) or now > began
         if self._is_running:
             asyncio.get_running_loop().call_later(REST * (now - began), self._take_turns)
 
@@ -78,8 +107,7 @@ class Intake:
     """The bytes that a connection has received and not parsed yet."""
 
     __slots__ = (
-        "_backlog", "_credit_s", "_filled_at", "_has_turn", "_is_paused", "_pace", "_parser",
-        "_start",
+        "_backlog", "_credit", "_has_turn", "_is_paused", "_pace", "_parser", "_start",
     )  # fmt: skip
 
     def __init__(self, parser: Parser, pace: Pace) -> None:
@@ -93,19 +121,22 @@ class Intake:
         """Whether the connection waits for a turn."""
         self._is_paused = False
         """Whether reading is paused because bytes wait here."""
-        self._credit_s = BURST_S
-        self._filled_at = time.perf_counter()
+        self._credit = Credit(BURST_S, CONNECTION_SHARE)
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._credit.left_s(time.perf_counter()) > 0
 
     def receive(self, data: bytes) -> None:
         """Take what the transport has received, and parse it if it may be parsed now."""
         if self._backlog:  # Somebody has resumed reading; that is bounded by one read each time.
             data = self._backlog[self._start :] + data
         self._backlog, self._start = data, 0
-        now = time.perf_counter()
-        self._credit_s = min(BURST_S, self._credit_s + CONNECTION_SHARE * (now - self._filled_at))
-        self._filled_at = now
-        if not self._has_turn and self._credit_s > 0:
-            self._parse(now, self._credit_s)
+        if not self._has_turn:
+            now = time.perf_counter()
+            credit_s = min(self._credit.left_s(now), self._pace.credit.left_s(now))
+            if credit_s > 0:
+                self._pace.credit.spend(self._parse(now, credit_s))
         self._go_on()
 
     def resume(self) -> None:
@@ -134,8 +165,8 @@ class Intake:
             self._parse(now, 0.0)
             self._go_on()
 
-    def _parse(self, now: float, credit_s: float) -> None:
-        """Parse one piece, and more of them for ``credit_s``."""
+    def _parse(self, now: float, credit_s: float) -> float:
+        """Parse one piece, and more of them for ``credit_s``. Returns the time that it took."""
         began = now
         while True:
             parser = self._parser
@@ -151,7 +182,8 @@ class Intake:
             now = time.perf_counter()
             if now - began >= credit_s:
                 break
-        self._credit_s -= now - began
+        self._credit.spend(now - began)
+        return now - began
 
     def _go_on(self) -> None:
         """Wait for a turn, for the parser, or for more bytes."""

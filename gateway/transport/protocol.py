@@ -138,7 +138,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return not self.flow.read_paused and not self.pipeline
 
     def piece_end(self, data: bytes, start: int) -> int:
-        return start + max(PIECE_BYTES, self._body_left)
+        if self._body_left > PIECE_BYTES:
+            return start + self._body_left
+        # The application's work on a request takes longer than parsing it: one at a time.
+        end = data.find(b"\r\n\r\n", start + self._body_left, start + PIECE_BYTES)
+        return start + PIECE_BYTES if end < 0 else end + 4
 
     def handle_websocket_upgrade(self) -> None:
         self._intake.end()  # RFC 6455, section 4.1: frames come after the server's handshake.

@@ -9,13 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
 Kind = Literal[
-    "pongs", "pings", "texts", "fragments", "pipelined", "chunks", "extensions", "reconnects"
+    "pongs",
+    "pings",
+    "texts",
+    "fragments",
+    "pipelined",
+    "chunks",
+    "extensions",
+    "reconnects",
+    "handshakes",
+    "bursts",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -38,9 +48,15 @@ UNITS: dict[Kind, tuple[bytes, bytes]] = {
     "chunks": (CHUNKED, b"1\r\nx\r\n"),
     "extensions": (CHUNKED, b"1;" + b"e" * 1000 + b"\r\nx\r\n"),
     "reconnects": (b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET ", b""),
+    "handshakes": (UPGRADE, b""),
+    "bursts": (b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
 }
 """What each connection sends first, and then over and over; if that is nothing, it is closed and
-the next one opened at once."""
+the next one opened at once. Those of ``bursts`` send at the same moments."""
+NUM_SOCKETS: dict[Kind, int] = {"bursts": 500}
+FEW_SOCKETS = 24
+BURST_S = 2.0
+"""From one burst to the next."""
 READ_BYTES = 65536
 PAUSE_S = 0.2
 """Before a connection is opened again."""
@@ -62,6 +78,8 @@ async def flood(host: str, port: int, kind: Kind) -> None:
                 if head.startswith(UPGRADE):  # The server reads no frames before its answer.
                     await asyncio.sleep(PAUSE_S)
                 while not reading.done():
+                    if kind == "bursts":
+                        await asyncio.sleep(BURST_S - time.monotonic() % BURST_S)
                     writer.write(block)
                     await writer.drain()
             finally:
@@ -87,8 +105,9 @@ async def _drain(reader: asyncio.StreamReader) -> None:
 
 
 @asynccontextmanager
-async def flooding(host: str, port: int, kind: Kind, num: int) -> AsyncIterator[None]:
-    """Flood with ``num`` connections while the block runs."""
+async def flooding(host: str, port: int, kind: Kind) -> AsyncIterator[None]:
+    """Flood while the block runs."""
+    num = NUM_SOCKETS.get(kind, FEW_SOCKETS)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.attack.flooding", host, str(port), kind, str(num)),
         stdout=asyncio.subprocess.PIPE,

@@ -12,7 +12,6 @@ from tests.attack.flooding import KINDS, Kind, flooding
 from tests.attack.neighbour import Neighbour
 from tests.attack.serving import Deployment
 
-NUM_SOCKETS = 24
 WATCH_S = 6.0
 
 
@@ -34,7 +33,7 @@ async def test_a_neighbour_hardly_feels_a_flood(deployment: Deployment, kind: Ki
     pids = {worker.pid for worker in deployment.workers()}
     async with Neighbour(deployment, member.key) as neighbour:
         calm = await neighbour.watch_for(WATCH_S)
-        async with flooding(url.hostname, url.port, kind, NUM_SOCKETS):
+        async with flooding(url.hostname, url.port, kind):
             await asyncio.sleep(1)
             attacked = await neighbour.watch_for(WATCH_S)
         print(kind, "calm", calm, "attacked", attacked)

@@ -14,7 +14,8 @@ from gateway.errors import RateLimited
 from gateway.sockets.strangers import Strangers
 from gateway.transport import pacing
 from gateway.transport.frame_cuts import MAX_FRAMES, FrameCuts
-from gateway.transport.pacing import BURST_S, Intake, Pace
+from gateway.transport.pacing import BURST_S, WORKER_BURST_S, Intake, Pace
+from gateway.transport.protocol import BoundedHttpProtocol
 from tests.gateway.raw_http import RawClient, exchange
 from tests.gateway.serving import Gateway, served_double, until
 from tests.gateway.sockets.test_broken_frames import BINARY, PING, TEXT, frame
@@ -92,12 +93,29 @@ async def test_backlogs_get_a_quarter_of_the_time_in_turns(clock: Clock) -> None
         assert not parser.reads
     began, parsed = loop.time(), clock.now
     async with asyncio.timeout(60):
-        while not all(parser.reads for parser in parsers):
-            sizes = [len(parser.parsed) for parser in parsers]
-            assert max(sizes) - min(sizes) <= PIECE
-            await asyncio.sleep(0)
+        await until(lambda: all(parser.reads for parser in parsers))
     assert all(parser.parsed == data for parser in parsers)
     assert clock.now - parsed <= (loop.time() - began) / 3 + 2 * BURST_S
+
+
+@pytest.mark.asyncio
+async def test_many_connections_at_once_share_a_moment_and_a_newcomer_goes_before_them(
+    clock: Clock,
+) -> None:
+    pace = Pace()
+    parsers = [Parser(clock) for _ in range(500)]
+    began = clock.now
+    for parser in parsers:
+        Intake(parser, pace).receive(bytes(20 * PIECE))
+    assert clock.now - began <= WORKER_BURST_S + BURST_S + COST_S
+    async with asyncio.timeout(60):
+        await until(lambda: all(parser.parsed for parser in parsers))
+    newcomer, before = Parser(clock), sum(len(parser.parsed) for parser in parsers)
+    Intake(newcomer, pace).receive(b"hello")
+    async with asyncio.timeout(60):
+        await until(lambda: newcomer.parsed == b"hello")
+    assert sum(len(parser.parsed) for parser in parsers) - before < len(parsers) // 10 * PIECE
+    assert sum(len(parser.parsed) for parser in parsers) < len(parsers) * 20 * PIECE
 
 
 @pytest.mark.asyncio
@@ -217,6 +235,30 @@ async def test_text_before_authentication_is_refused_with_its_first_message(
     received = await client.reader.read()
     assert struct.pack(">H", 4401) in received or struct.pack(">H", 1008) in received
     await client.close()
+
+
+@pytest.mark.asyncio
+async def test_pipelined_requests_are_parsed_one_at_a_time(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would all be started one after the other, whatever else there is to do."""
+    pieces: list[bytes] = []
+    parse = BoundedHttpProtocol.parse
+
+    def noted(self: BoundedHttpProtocol, data: bytes) -> None:
+        pieces.append(data)
+        parse(self, data)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "parse", noted)
+    client = await RawClient.connect(gateway)
+    body = b"\r\n\r\n" * 600
+    post = b"POST /livez HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 20 + post + post)
+    statuses = [(await client.answer()).status for _ in range(22)]
+    await client.close()
+    assert statuses == [200] * 20 + [405] * 2
+    assert max(piece.count(b"HTTP/1.1") for piece in pieces) == 1
+    assert len(pieces) <= 26
 
 
 @pytest.mark.asyncio
