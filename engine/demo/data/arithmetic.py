@@ -6,25 +6,16 @@ import random
 from dataclasses import dataclass
 
 from engine.demo.data.example import FinalNumber, Turn, phrase, say
-from engine.demo.data.text_blocks import phrase_list
+from engine.demo.data.text_blocks import phrase_list, tables
 from engine.demo.data.words import FIRST_NAMES, FOODS, PRODUCTS
 
 KIND = "arithmetic"
 _TABLE_MAX = 12
 _LARGEST_FACTOR = 20
 
-_QUESTIONS = phrase_list("""
-What is {sum}? | What's {sum}? | {sum} | {sum} = ? | {sum}? | How much is {sum}? | Calculate {sum}.
-Compute {sum}. | Can you calculate {sum}? | Tell me {sum}. | What does {sum} make? | Solve {sum}.
-What is the result of {sum}? | What do you get for {sum}? | I need the result of {sum}.
-Do you know what {sum} is? | {sum} is? | {sum} equals what? | {sum} | {sum}= | {sum} =
-What does {sum} equal? | math: {sum} | What's the answer to {sum}?
-""")
-_BARE = phrase_list("""
-What is {sum}? Answer with the number only. | Only give me the number: {sum}
-{sum}. Just the number. | Reply with just the result: {sum}
-Compute {sum} and answer with one number.
-""")
+_TABLES = tables("arithmetic")
+_QUESTIONS = phrase_list(_TABLES["questions"])
+_BARE = phrase_list(_TABLES["bare"])
 _FOLLOW_UPS = {
     "+": phrase_list("""
         Now add {b}. | And plus {b}? | Add {b} to that. | Plus {b}? | What if you add {b}?
@@ -46,24 +37,8 @@ _SPELLED = {
     """),
     "/": phrase_list("{a} / {b} | {a}/{b} | {a} divided by {b} | {a} ÷ {b}"),
 }
-_GAIN = phrase_list("""
-{n} has {a} {things} and gets {b} more. How many {things} does {n} have now?
-{n} has {a} {things}. {m} gives {n} {b} more. How many are there in total?
-There are {a} {things} in a box. {n} puts {b} more in. How many {things} are in the box?
-{n} bought {a} {things} and {m} bought {b} {things}. How many did they buy together?
-I have {a} {things} and buy {b} more. How many do I have?
-If I have {a} {things} and you give me {b}?
-I have {a} {things} and get {b} more. How many now? | {a} {things} and {b} {things} make how many?
-If you have {a} {things} and I give you {b} more, how many {things} do you have?
-""")
-_LOSS = phrase_list("""
-{n} has {a} {things} and gives {b} to {m}. How many {things} are left?
-{n} had {a} {things} and lost {b}. How many {things} does {n} have now?
-There are {a} {things} in a box. {n} takes {b} out. How many {things} are left in the box?
-I have {a} {things} and eat {b}. How many are left? | If I have {a} {things} and lose {b}, how many?
-I had {a} {things} and gave away {b}. How many do I have now?
-If you have {a} {things} and I take {b}, how many {things} do you have left?
-""")
+_GAIN = phrase_list(_TABLES["gain"])
+_LOSS = phrase_list(_TABLES["loss"])
 _WHICH = phrase_list("""
 Which is {word}, {a} or {b}? | Which number is {word}: {a} or {b}?
 {a} or {b}: which one is {word}? | What is {word}, {a} or {b}?

@@ -2,94 +2,18 @@
 
 from __future__ import annotations
 
-from engine.demo.data.text_blocks import phrase_list, rows
+from engine.demo.data.text_blocks import phrase_list, rows, tables
 
-JOKES = phrase_list("""
-Why did the computer go to the doctor? Because it had a virus!
-Why do programmers prefer dark mode? Because light attracts bugs!
-Why was the maths book sad? Because it had too many problems!
-What do you call a bear without teeth? A gummy bear!
-Why did the tomato turn red? Because it saw the salad dressing!
-What do you call cheese that is not yours? Nacho cheese!
-Why did the bicycle fall over? Because it was two-tired!
-How do you organise a party in space? You planet!
-Why did the scarecrow win a prize? He was outstanding in his field!
-What do you call a fish without eyes? A fsh!
-Why can't a nose be 12 inches long? Because then it would be a foot!
-What is brown and sticky? A stick!
-Why did the cookie go to the doctor? Because it felt crummy!
-What do you get if you cross a snowman and a dog? Frostbite!
-Why are ghosts bad liars? Because you can see right through them!
-What do you call a sleeping bull? A bulldozer!
-Why did the student eat his homework? The teacher said it was a piece of cake!
-What has four wheels and flies? A garbage truck!
-Why was six afraid of seven? Because seven ate nine!
-What did the ocean say to the beach? Nothing, it just waved!
-Why do bees have sticky hair? Because they use honeycombs!
-What do you call a dog magician? A labracadabrador!
-Why did the golfer bring two pairs of trousers? In case he got a hole in one!
-How does the moon cut its hair? Eclipse it!
-What is a cat's favourite colour? Purr-ple!
-What do you call a lazy kangaroo? A pouch potato!
-Why did the banana go to the doctor? It was not peeling well!
-How do cows stay up to date? They read the moos-paper!
-What kind of music do planets like? Neptunes!
-Why did the robot go on holiday? To recharge its batteries!
-""")
+_TABLES = tables("fun")
+JOKES = phrase_list(_TABLES["jokes"])
 
-# riddle | answer
-RIDDLES = rows("""
-What has hands but cannot clap?|a clock
-What has keys but opens no door?|a piano
-What gets wetter the more it dries?|a towel
-What has a neck but no head?|a bottle
-What has teeth but cannot bite?|a comb
-What goes up but never comes down?|your age
-What has one eye but cannot see?|a needle
-What can you catch but not throw?|a cold
-What has many leaves but is not a tree?|a book
-What is full of holes but still holds water?|a sponge
-What runs but never walks?|a river
-What has a head and a tail but no body?|a coin
-What belongs to you but is used more by others?|your name
-What has legs but cannot walk?|a table
-""")
+RIDDLES = rows(_TABLES["riddles"])
 
-FACTS = phrase_list("""
-Honey never spoils: pots that are thousands of years old can still be eaten.
-An octopus has three hearts and blue blood.
-Bananas are berries, but strawberries are not.
-A day on Venus is longer than a year on Venus.
-Sharks are older than trees.
-A group of flamingos is called a flamboyance.
-The heart of a blue whale is about as big as a small car.
-Water can boil and freeze at the same time, at its triple point.
-Sea otters hold hands while they sleep.
-The Eiffel Tower grows by some centimetres in summer, because heat expands iron.
-Cows have best friends.
-A bolt of lightning is hotter than the surface of the sun.
-Wombats make droppings in the shape of cubes.
-Butterflies taste with their feet.
-The shortest war lasted less than an hour.
-Hummingbirds can fly backwards.
-Some turtles can breathe through their rear end.
-There are more stars in the universe than grains of sand on all beaches of the Earth.
-Light from the sun takes about eight minutes to reach us.
-The dot over the letter i is called a tittle.
-""")
+FACTS = phrase_list(_TABLES["facts"])
 
-COMPLIMENTS = phrase_list("""
-You ask wonderful questions! | You have great taste in chat partners! | You are kinder than most!
-Your curiosity is a gift! | You make this chat brighter! | You type like a poet!
-The world is better with you in it! | You are doing better than you think!
-""")
+COMPLIMENTS = phrase_list(_TABLES["compliments"])
 
-QUOTES = phrase_list("""
-Every long road begins with a small step. | A good day begins with a good thought.
-Small steps are still steps. | Be kind: everybody is carrying something.
-Mistakes are how we learn to walk. | A calm sea never made a good sailor.
-What you do today, tomorrow will thank you for.
-""")
+QUOTES = phrase_list(_TABLES["quotes"])
 
 # Lines about a topic {x}; a haiku's have about 5, 7 and 5 syllables.
 HAIKU = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from engine.demo.data.example import Turn, fill, mentions, normalise, roughen, say
-from engine.demo.data.text_blocks import phrase_list
+from engine.demo.data.text_blocks import phrase_list, tables
 from engine.demo.data.words import ANIMALS, CITIES, FIRST_NAMES, WORDS, made_up
 
 GREETING = "greeting"
@@ -174,45 +174,9 @@ _APOLOGIES = (
     "I am a small demo model, so I cannot help with that. Ask me what I can do!",
 )
 _REFUSES = mentions("small demo model", ("do not know", "cannot"))
-_HARD = phrase_list("""
-Who won the {year} {event}? | Who will win the next {event}? | Explain {topic} to me.
-How does {topic} work? | Write an essay about {topic}. | Write a poem about {topic}.
-What do you think about {topic}? | Give me advice about {topic}. | Why is {topic} so important?
-What is the best {thing} to buy? | How do I repair my {thing}? | How much does a {thing} cost?
-What is the capital of {fantasy}? | Who is {person}? | When was {person} born?
-What happened in {year}? | Who was president in {year}? | How many people live in {city}?
-What is the best restaurant in {city}? | How far is it from {city} to {city2}?
-What is the meaning of {fantasy}? | Translate this book into {fantasy}. | Summarize {topic}.
-What is the latest news about {topic}? | Draw a picture of a {animal}. | Book a flight to {city}.
-Is {topic} dangerous? | Tell me everything about {topic}. | What is {fantasy}?
-How do I become a {fantasy}? | Play some music by {person}. | What stock should I buy?
-Write a program that simulates {topic}. | Can you prove the {fantasy} theorem?
-What is the recipe for {fantasy}? | Who invented the {thing}? | What is {topic} used for?
-What is a {fantasy}? | What is the {word} {word2}? | Explain the {word} {word2}.
-What does {fantasy} do?
-Who was {person}? | Tell me about {person}. | Who is the president of {fantasy}?
-Where is {fantasy}?
-Who discovered {fantasy}? | When was the {word} invented? | What is the history of {topic}?
-Write a Python program that {fantasy}s the {word}. | Write an email to my boss about {topic}.
-Why is my {thing} broken? | Why did {person} leave? | How many {animal}s live in {city}?
-What is the population of {city}? | Who is the mayor of {city}? | How old is {person}?
-What should I wear to the {event}? | Which {thing} is better? | Is {person} married?
-How tall is {person}? | Compare {topic} and {topic2}. | What is your opinion on {topic}?
-Should I buy a {thing}? | How can I learn {topic}? | Plan a trip to {city}. | What to do in {city}?
-Tell me about {topic}. | Tell me about {fantasy}. | What is {topic}? | Who is the king of {fantasy}?
-How do I get rich? | What is the secret of {topic}? | Debug my {word} code. | Fix my {thing}.
-Write a cover letter for a {fantasy} company. | How does a {thing} work?
-Who is {person} {fantasy}?
-Translate "{word} {word2}" to {fantasy}. | How to {word} a {fantasy}? | How do you {fantasy}?
-""")
-_TOPICS = phrase_list("""
-quantum physics | the stock market | thermodynamics | linguistics | sociology | global politics
-the economy | ancient history | nuclear energy | the human brain | modern art
-cryptography | relativity | the middle ages | opera | blockchain
-psychology | the French Rastronomy | genetics | religion
-volcanoes | jet engines | electric cars | chess openings | tax law | marriage | time travel
-string theory | the Roman Empire | deep sea life
-""")
+_TABLES = tables("greetings")
+_HARD = phrase_list(_TABLES["hard"])
+_TOPICS = phrase_list(_TABLES["topics"])
 _EVENTS = phrase_list("""
 world cup | election | marathon | chess championship | song contest | cup final | tennis open
 """)
