@@ -59,6 +59,7 @@ def nvcc_command(source: Path, output: Path, arch: str, nvcc: str) -> list[str]:
     """The command that compiles one .cu file for one compute capability, e.g. "90a"."""
     target = f"arch=compute_{arch},code=sm_{arch}"
     flags = ["-O3", "-std=c++17", "-gencode", target, "-Xcompiler", "-fPIC", "-lineinfo"]
+    flags.append(f"-I{SOURCES}")
     if source.name not in PRECISE:
         flags.append("--use_fast_math")
     return [nvcc, *flags, "-c", str(source), "-o", str(output)]
@@ -113,13 +114,19 @@ def _device_architecture() -> str:
 
 def _fingerprint(arch: str, torch_version: str) -> str:
     digest = hashlib.sha256()
-    for path in [*sorted(SOURCES.glob("*.cu*")), *sorted(SOURCES.glob("bind*"))]:
-        digest.update(f"{path.name}\0".encode())
-        digest.update(path.read_bytes())
+    add_sources(digest)
     for part in (arch, torch_version, f"{sys.version_info[:2]}"):
         digest.update(f"{part}\0".encode())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()[:24]
+
+
+def add_sources(digest: hashlib._Hash) -> None:
+    """Add all that the library is built from."""
+    for path in sorted(SOURCES.rglob("*")):
+        if path.is_file() and path.parent.name != "cpu":
+            digest.update(f"{path.relative_to(SOURCES)}\0".encode())
+            digest.update(path.read_bytes())
 
 
 @contextmanager
@@ -135,11 +142,11 @@ def _build(target: Path, arch: str, nvcc: str) -> None:
         scratch = Path(tmp)
         commands = [
             (source, nvcc_command(source, scratch / f"{source.stem}.o", arch, nvcc))
-            for source in sorted(SOURCES.glob("*.cu"))
+            for source in sorted(SOURCES.rglob("*.cu"))
         ]
         commands += [
             (binding, _binding_command(binding, scratch / f"{binding.stem}.o", nvcc))
-            for binding in sorted(SOURCES.glob("bind*.cpp"))
+            for binding in sorted(SOURCES.glob("binding/*.cpp"))
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: _compile(*job), commands))
@@ -154,7 +161,7 @@ def _binding_command(source: Path, output: Path, nvcc: str) -> list[str]:
     import torch
     from torch.utils.cpp_extension import include_paths
 
-    includes = [f"-I{path}" for path in include_paths()]
+    includes = [f"-I{path}" for path in [SOURCES, *include_paths()]]
     abi = int(torch.compiled_with_cxx11_abi())
     flags = ["-O2", "-std=c++20", "-Xcompiler", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     return [nvcc, *flags, *includes, "-c", str(source), "-o", str(output)]

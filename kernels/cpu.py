@@ -23,10 +23,10 @@ import numpy.typing as npt
 import torch
 
 from kernels import ops
-from kernels.build import BuildError, built_before, cache_dir, version_hash
+from kernels.build import SOURCES, BuildError, built_before, cache_dir, version_hash
 
-SOURCE = Path(__file__).parent / "csrc" / "cpu.cpp"
-HEADERS = [*sorted(SOURCE.parent.glob("cpu_*.h")), SOURCE.parent / "sampling_row.cuh"]
+SOURCE = SOURCES / "cpu" / "ops.cpp"
+HEADERS = [*sorted(SOURCE.parent.glob("*.h")), SOURCES / "sampling" / "sampling_row.cuh"]
 MAX_HEAD_DIM = 256
 
 # Not -ffast-math: it would change how the whole process rounds. Compiling and linking are separate
@@ -180,7 +180,7 @@ def apply_penalties(
 
 
 class LayerCacheStruct(ctypes.Structure):
-    """``LayerCache`` of cpu_cache.h."""
+    """``LayerCache`` of cpu/cache.h."""
 
     _fields_ = (
         ("keys", _pointer),
@@ -210,7 +210,7 @@ class LayerCacheStruct(ctypes.Structure):
 
 
 class LinearStruct(ctypes.Structure):
-    """``Linear`` of cpu_linear.h."""
+    """``Linear`` of cpu/linear.h."""
 
     _fields_ = (
         ("packed", _pointer),
@@ -252,7 +252,7 @@ class PackedLinear:
 
 
 class _AttentionStep(ctypes.Structure):
-    """``AttentionStep`` of cpu.cpp."""
+    """``AttentionStep`` of cpu/ops.cpp."""
 
     _fields_ = (
         ("block_table", _pointer),
@@ -375,7 +375,7 @@ def build() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             unit, linked = Path(scratch) / "cpu.o", Path(scratch) / "cpu.so"
-            _run([compiler, *_COMPILE, "-c", str(SOURCE), "-o", str(unit)])
+            _run([compiler, *_COMPILE, f"-I{SOURCES}", "-c", str(SOURCE), "-o", str(unit)])
             _run([compiler, "-shared", str(unit), "-o", str(linked)])
             linked.rename(built)
     except OSError as error:

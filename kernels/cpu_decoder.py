@@ -14,7 +14,7 @@ from kernels import cpu
 
 
 class _DecoderLayer(ctypes.Structure):
-    """``DecoderLayer`` of cpu_decoder.h."""
+    """``DecoderLayer`` of cpu/decoder.h."""
 
     _fields_ = (
         ("input_norm", ctypes.c_void_p),
@@ -27,7 +27,7 @@ class _DecoderLayer(ctypes.Structure):
 
 
 class _Decoder(ctypes.Structure):
-    """``Decoder`` of cpu_decoder.h."""
+    """``Decoder`` of cpu/decoder.h."""
 
     _fields_ = (
         ("layers", ctypes.c_void_p),

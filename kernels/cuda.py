@@ -55,7 +55,7 @@ def max_decode_rows(head_dim: int) -> int:
 
 
 def decode_ctas_per_sm(head_dim: int, rows: int, *, fp8: bool) -> int:
-    """Resident CTAs of the decode kernel, as its launcher has them (``decode_launch.cuh``).
+    """Resident CTAs of the decode kernel, as ``decode_launch.cuh`` has them.
 
     rows: query tokens times query heads per KV head in one pass. fp8: of the cache; tiles take half
     the memory then, and widening them wants more warps.
@@ -124,7 +124,7 @@ class DecodeWorkspace:
 
 
 def _nothing_yet(*shape: int, device: torch.device) -> torch.Tensor:
-    """float32 that no kernel computes, as ``csrc/exchange.cuh`` says."""
+    """float32 that no kernel computes, as ``csrc/common/exchange.cuh`` says."""
     return torch.full(shape, -1, dtype=torch.int32, device=device).view(torch.float32)
 
 

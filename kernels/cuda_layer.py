@@ -21,7 +21,7 @@ class Matrix(NamedTuple):
     code: int
     """See ``products.Products.code``; with adapters, of a product without gating."""
     adapters: tuple[torch.Tensor, ...] = ()
-    """``cuda_low_rank.described`` of what adapters add to the product; empty for none."""
+    """``cuda_lora.described`` of what adapters add to the product; empty for none."""
 
 
 class Norm(NamedTuple):

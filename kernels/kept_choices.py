@@ -86,8 +86,8 @@ class KeptChoices:
 
 def _fingerprint(device: torch.device) -> str:
     digest = hashlib.sha256()
-    sources = [*sorted(build.SOURCES.glob("*.cu*")), *sorted(build.SOURCES.glob("bind*"))]
-    for path in [*sources, *(_PARTS / name for name in _MEASURED)]:
+    build.add_sources(digest)
+    for path in [_PARTS / name for name in _MEASURED]:
         digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes())
     gpu = torch.cuda.get_device_properties(device)

@@ -1,7 +1,7 @@
 """What decoder layers compute between one's attention and the next one's, for 17 to 64 tokens, as
 one launch a layer.
 
-These are Python bindings of ``csrc/layer_products.cu``. ``cuda.load`` must run before.
+These are Python bindings of ``csrc/gemm/layer_products.cu``. ``cuda.load`` must run before.
 """
 
 from __future__ import annotations

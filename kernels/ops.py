@@ -91,8 +91,8 @@ group_pairs = _op(reference_experts.group_pairs)
 apply_experts = _op(reference_experts.apply_experts)
 combine_experts = _op(reference_experts.combine_experts)
 
-shrink_low_rank = _op(reference.shrink_low_rank)
-expand_low_rank = _op(reference.expand_low_rank)
+shrink_lora = _op(reference.shrink_lora)
+expand_lora = _op(reference.expand_lora)
 
 quantize_rows = _op(reference.quantize_rows)
 linear_int4 = _op(reference.linear_int4)

@@ -1,6 +1,6 @@
 """All layers of a decoder for a few tokens of a few sequences, in one launch.
 
-These are Python bindings of ``csrc/persistent_decoder.cu``. ``cuda.load`` must run before.
+These are Python bindings of ``csrc/decoder/persistent_decoder.cu``. ``cuda.load`` must run before.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class PersistentDecoder:
                     block_table=lens[:, None],
                     seq_lens=lens,
                 )
-        except NotImplementedError as error:  # by ``check_launch`` in csrc/bind_persistent.cpp
+        except NotImplementedError as error:  # by ``check_launch`` of its binding
             return str(error).partition("\n")[0]
         finally:
             self._caches.clear()

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import philox
-from kernels.low_rank import AdapterTiles, LowRankMatrices
+from kernels.lora import AdapterTiles, LoraMatrices
 from kernels.sampling_row import sampling_rows
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -160,11 +160,9 @@ def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return stored.float() * scale.unsqueeze(-1)
 
 
-def shrink_low_rank(
-    x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
-) -> torch.Tensor:
+def shrink_lora(x: torch.Tensor, matrices: LoraMatrices, tiles: AdapterTiles) -> torch.Tensor:
     """``down @ x`` of each token's adapter, for each part (arXiv:2106.09685): [num_tokens,
-    num_parts * max_rank], or another layout that the same backend's ``expand_low_rank`` reads. The
+    num_parts * max_rank], or another layout that the same backend's ``expand_lora`` reads. The
     result has no meaning beyond an adapter's rank, and for tokens without an adapter.
 
     x: [num_tokens, in_features]
@@ -180,12 +178,12 @@ def shrink_low_rank(
     return low
 
 
-def expand_low_rank(
-    out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+def expand_lora(
+    out: torch.Tensor, low: torch.Tensor, matrices: LoraMatrices, tiles: AdapterTiles
 ) -> None:
     """Add ``up @ low`` of each token's adapter to its output, in place.
 
-    out: [num_tokens, out_features], contiguous; low: of ``shrink_low_rank``.
+    out: [num_tokens, out_features], contiguous; low: of ``shrink_lora``.
     """
     max_rank, ends = matrices.up.shape[2], matrices.ends.tolist()
     for slot, tokens in _by_slot(tiles):

@@ -26,7 +26,7 @@ _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weig
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankPair:
+class LoraPair:
     """What an adapter adds to one weight: ``up @ down``."""
 
     down: torch.Tensor
@@ -39,7 +39,7 @@ class LowRankPair:
 class Adapter:
     """An adapter in host memory, checked against the model."""
 
-    pairs: dict[str, LowRankPair]
+    pairs: dict[str, LoraPair]
     """By the name of the target module they belong to."""
     rank: int
     digest: str
@@ -85,7 +85,7 @@ def load_adapter(
     pairs = {}
     for module, down in sides["A"].items():
         pair = down.to(dtype), (sides["B"][module].float() * config.scaling).to(dtype)
-        pairs[module] = LowRankPair(*(one.pin_memory() if pin else one for one in pair))
+        pairs[module] = LoraPair(*(one.pin_memory() if pin else one for one in pair))
     digest = sha256((folder / FILE_NAME).read_bytes() + data).hexdigest()
     return Adapter(pairs, config.r, digest, config.base_model_name_or_path)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.lora.adapter import LowRankPair
-from kernels import cuda_low_rank, ops
-from kernels.low_rank import AdapterTiles, LowRankMatrices, padded_rank
+from engine.lora.adapter import LoraPair
+from kernels import cuda_lora, ops
+from kernels.lora import AdapterTiles, LoraMatrices, padded_rank
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """The product of a linear layer itself: [num_tokens, in_features] to [num_tokens, out_features]."""
@@ -35,11 +35,11 @@ class StepAdapters:
         return self.wanted
 
 
-class LowRankAddition:
+class LoraAddition:
     """The matrices of all adapter slots for one linear layer; the layer's ``Addition``."""
 
     def __init__(
-        self, matrices: LowRankMatrices, names: Mapping[str, slice], step: StepAdapters
+        self, matrices: LoraMatrices, names: Mapping[str, slice], step: StepAdapters
     ) -> None:
         """names: the target modules that are fused in the layer, in order, with their
         output features. step: shared by all layers."""
@@ -69,10 +69,10 @@ class LowRankAddition:
         tiles = self._step.of(num_tokens)
         if tiles is None:
             return ()
-        floats = self._matrices.down.dtype in cuda_low_rank.HALVES
-        if not (floats and cuda_low_rank.takes(self._matrices, num_tokens)):
+        floats = self._matrices.down.dtype in cuda_lora.HALVES
+        if not (floats and cuda_lora.takes(self._matrices, num_tokens)):
             return None
-        return cuda_low_rank.described(self._matrices, tiles)
+        return cuda_lora.described(self._matrices, tiles)
 
     def __call__(
         self,
@@ -87,8 +87,8 @@ class LowRankAddition:
         tiles = self._step.of(len(x))
         if tiles is None:
             out = product(x)
-        elif weight is not None and cuda_low_rank.serves(x, weight):
-            return cuda_low_rank.linear(x, weight, bias, self._matrices, tiles, gated=gated)
+        elif weight is not None and cuda_lora.serves(x, weight):
+            return cuda_lora.linear(x, weight, bias, self._matrices, tiles, gated=gated)
         else:
             out = self._around(x, product, tiles)
         return ops.silu_mul(out) if gated else out
@@ -98,12 +98,12 @@ class LowRankAddition:
 
         The shrinking runs first: a product whose kernel may start early loads its weights
         meanwhile."""
-        low = ops.shrink_low_rank(x, self._matrices, tiles)
+        low = ops.shrink_lora(x, self._matrices, tiles)
         out = product(x)
-        ops.expand_low_rank(out, low, self._matrices, tiles)
+        ops.expand_lora(out, low, self._matrices, tiles)
         return out
 
-    def fill(self, slot: int, pairs: Mapping[str, LowRankPair]) -> list[int]:
+    def fill(self, slot: int, pairs: Mapping[str, LoraPair]) -> list[int]:
         """Copy an adapter's matrices, by the name of their target module, into a slot.
 
         Returns the rank of each part, 0 where the adapter has no matrices; the caller puts them

@@ -16,12 +16,12 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.lora.adapter import Adapter, load_adapter
-from engine.lora.product import LowRankAddition, Product, StepAdapters
+from engine.lora.product import LoraAddition, Product, StepAdapters
 from engine.lora.static_tiles import StaticTiles
 from engine.lora.target_modules import find_target_modules
 from engine.models.base import Model
-from kernels import cuda_low_rank, ops, reference
-from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices, padded_rank
+from kernels import cuda_lora, ops, reference
+from kernels.lora import FEW_TOKENS, AdapterTiles, LoraMatrices, padded_rank
 from kernels.transfer import to_device
 
 Tokens = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -64,13 +64,13 @@ class AdapterSlots:
         copy sets those of a slot."""
         self._additions = self._add_to_layers()
 
-    def _add_to_layers(self) -> list[LowRankAddition]:
+    def _add_to_layers(self) -> list[LoraAddition]:
         of_layer: dict[Linear, dict[str, slice]] = {}
         for name, module in self._modules.items():
             of_layer.setdefault(module.linear, {})[name] = module.columns
         additions, first = [], 0
         for linear, names in of_layer.items():
-            matrices = LowRankMatrices.empty(
+            matrices = LoraMatrices.empty(
                 self._ranks[:, first : first + len(names)],
                 linear.in_features,
                 tuple(columns.stop - columns.start for columns in names.values()),
@@ -78,7 +78,7 @@ class AdapterSlots:
                 dtype=self._dtype,
             )
             first += len(names)
-            linear.addition = LowRankAddition(matrices, names, self._step)
+            linear.addition = LoraAddition(matrices, names, self._step)
             additions.append(linear.addition)
         return additions
 
@@ -91,7 +91,7 @@ class AdapterSlots:
                 for addition in of_kind.values():
                     addition(*self._nothing(num_tokens, addition))
 
-    def _nothing(self, num_tokens: int, addition: LowRankAddition) -> tuple[torch.Tensor, Product]:
+    def _nothing(self, num_tokens: int, addition: LoraAddition) -> tuple[torch.Tensor, Product]:
         """Zeros in place of a layer's input and product."""
         x, out = (
             torch.zeros(num_tokens, size, dtype=self._dtype, device=self._device)
@@ -138,7 +138,7 @@ class AdapterSlots:
         ``num_tokens``."""
         widest = max(module.out_features for module in self._modules.values())
         # A product in the model's dtype, and float32 sums over slices of the inputs.
-        sums = cuda_low_rank.SLICES * 3 * padded_rank(self._max_rank) * 4
+        sums = cuda_lora.SLICES * 3 * padded_rank(self._max_rank) * 4
         return num_tokens * (widest * self._dtype.itemsize + sums)
 
     # ---- a step ---------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ class AdapterSlots:
     @property
     def is_capturable(self) -> bool:
         """Whether the adapters' kernels can be captured in CUDA graphs."""
-        chosen = ops.resolve("shrink_low_rank", self._device.type, self._dtype)
-        return chosen is not reference.shrink_low_rank
+        chosen = ops.resolve("shrink_lora", self._device.type, self._dtype)
+        return chosen is not reference.shrink_lora
 
     def captured(self, num_tokens: int) -> AbstractContextManager[None]:
         """A context in which a forward pass of ``num_tokens`` is captured; ``send`` sets its

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.low_rank import AdapterTiles, max_tiles, tile_rows, tile_table
+from kernels.lora import AdapterTiles, max_tiles, tile_rows, tile_table
 from kernels.transfer import write
 
 

@@ -17,6 +17,7 @@ import pytest
 from kernels import build
 
 EMULATION = Path(__file__).parent / "emulation"
+INCLUDED = re.compile(r'^#include "(.*)"$', re.MULTILINE)
 SHARED = re.compile(r"extern __shared__ [^;]*?(\w+)\[\];")
 OPTIONS = (
     *("-x", "c++", "-std=c++20", "-O1", "-shared", "-Xcompiler", "-fPIC,-w"),
@@ -35,7 +36,7 @@ def library(
     ctas: int = 1,
     together: bool = True,
 ) -> ctypes.CDLL:
-    """Compile ``emulation/<unit>.cpp`` with files of ``kernels/csrc``, once for all runs.
+    """Compile ``emulation/<unit>.cpp`` with sources from ``kernels/csrc``, once for all runs.
 
     threads: the most of a CTA that is launched; ctas: the most of a cluster. together:
     all files as one, which reads CUDA's headers once; not where two have a function of one name.
@@ -61,14 +62,16 @@ def library(
 
 
 def _texts(unit: str, sources: Sequence[str]) -> dict[str, str]:
-    """Each file that the compiler may read, by its name."""
-    texts = {}
-    for name in sources:
-        text = (build.SOURCES / name).read_text()
-        texts[name] = SHARED.sub(r"auto* \1 = emulation::shared_memory;", text)
-    for path in EMULATION.iterdir():
-        if path.suffix != ".cpp" or path.stem == unit:
-            texts[path.name] = path.read_text()
+    """Each file that the compiler may read, by its path from the folder that includes start at."""
+    texts: dict[str, str] = {}
+    missing = [*sources, f"{unit}.cpp", "cuda.h"]
+    while missing:
+        name = missing.pop()
+        if name not in texts:
+            own = EMULATION / name
+            text = (own if own.exists() else build.SOURCES / name).read_text()
+            texts[name] = SHARED.sub(r"auto* \1 = emulation::shared_memory;", text)
+            missing += INCLUDED.findall(text)
     return texts
 
 
@@ -83,13 +86,14 @@ def _compile(texts: dict[str, str], flags: Sequence[str], built: Path, *, togeth
     with tempfile.TemporaryDirectory(dir=built.parent) as name:
         folder = Path(name)
         for file, text in texts.items():
+            (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text(text)
         files = [file for file in texts if file.endswith((".cu", ".cpp"))]
         if together:
             whole = "".join(f'#include "{file}"\n' for file in files)
             files = ["whole.cpp"]
             (folder / files[0]).write_text(whole)
-        command = [build.find_nvcc(), *flags, "-include", str(folder / "cuda.h")]
+        command = [build.find_nvcc(), *flags, f"-I{folder}", "-include", str(folder / "cuda.h")]
         command += [*(str(folder / file) for file in files), "-o", str(folder / built.name)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr

@@ -71,9 +71,9 @@ def test_every_implementation_takes_what_its_reference_takes(
     if cpu.available():
         cpu.register()
     if importlib.util.find_spec("triton") is not None:
-        from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
+        from kernels.triton import fp8_linear, grouped_gemm, lora, quantize
 
-        for module in (fp8_linear, grouped_gemm, low_rank, quantize):
+        for module in (fp8_linear, grouped_gemm, lora, quantize):
             module.register()
     for (op, backend), found in ops._registry.items():
         oracle = ops._registry[op, "reference"].implementation

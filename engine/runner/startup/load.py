@@ -44,7 +44,7 @@ from engine.runner.startup.target import Target, resolve
 from engine.runner.swap import load_host_blocks
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
-from kernels import cpu, cuda, cuda_experts, cuda_low_rank, tuning
+from kernels import cpu, cuda, cuda_experts, cuda_lora, tuning
 from kernels.build import cache_dir
 from kernels.kept_choices import KeptChoices
 
@@ -220,13 +220,13 @@ def _register_kernels(device: torch.device) -> bool:
     kernels.register()
     if device.type == "cuda":
         cuda_experts.register()
-        cuda_low_rank.register()
+        cuda_lora.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
+        from kernels.triton import fp8_linear, grouped_gemm, lora, quantize
 
         fp8_linear.register()
         grouped_gemm.register()
-        low_rank.register()
+        lora.register()
         quantize.register()
     return True
 

@@ -20,7 +20,7 @@ from engine.attention.base import (
 from engine.attention.cuda import CudaAttention
 from engine.attention.select import select_backend
 from engine.runner.graphs.prompt import prompt_sizes
-from tests.kernels.paged_cases import Case, NewKeys, make_case
+from tests.kernels.attention.paged_cases import Case, NewKeys, make_case
 
 pytestmark = pytest.mark.gpu
 BACKENDS = [

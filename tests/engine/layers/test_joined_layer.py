@@ -31,7 +31,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
-from engine.lora.product import LowRankAddition, StepAdapters
+from engine.lora.product import LoraAddition, StepAdapters
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
@@ -40,8 +40,8 @@ from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3 import Qwen3DecoderLayer
 from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
-from kernels import build, cuda, cuda_low_rank, cuda_wide, ops, reference
-from kernels.low_rank import AdapterTiles, LowRankMatrices
+from kernels import build, cuda, cuda_lora, cuda_wide, ops, reference
+from kernels.lora import AdapterTiles, LoraMatrices
 from kernels.products import Choice, Kind, Product, Products
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -149,7 +149,9 @@ def run(
 
 def schema(op: str) -> list[str]:
     """The names of an operation's arguments, in order."""
-    text = "".join(re.findall(r'"(.*)"', (build.SOURCES / "bind_layer.cpp").read_text()))
+    text = "".join(
+        re.findall(r'"(.*)"', (build.SOURCES / "binding" / "bind_layer.cpp").read_text())
+    )
     (found,) = re.findall(rf"{op}\(.*?\) -> Tensor", text)
     return [argument.name for argument in torch._C.parse_schema(f"sluice::{found}").arguments]
 
@@ -170,9 +172,9 @@ def product(a: SimpleNamespace, name: str, x: torch.Tensor) -> torch.Tensor:
     if adapters:
         down, up, ranks, ends, slots, tokens = adapters
         parts = tuple(ends.diff().tolist())
-        matrices = LowRankMatrices(down, up, ranks, ends, parts)
+        matrices = LoraMatrices(down, up, ranks, ends, parts)
         tiles = AdapterTiles(len(x), slots, tokens)
-        ops.expand_low_rank(out, ops.shrink_low_rank(x, matrices, tiles), matrices, tiles)
+        ops.expand_lora(out, ops.shrink_lora(x, matrices, tiles), matrices, tiles)
     return out
 
 
@@ -274,12 +276,12 @@ def adapters_for(
     for linear in (module for module in of.modules() if isinstance(module, Linear)):
         ranks = torch.full((2, len(linear.parts)), 8, dtype=torch.int32, device=weight.device)
         parts = tuple(linear.parts.values())
-        matrices = LowRankMatrices.empty(ranks, linear.in_features, parts, 8, dtype=weight.dtype)
+        matrices = LoraMatrices.empty(ranks, linear.in_features, parts, 8, dtype=weight.dtype)
         for tensor in (matrices.down, matrices.up):
             tensor.copy_(torch.randn(tensor.shape, generator=gen) * 0.05)
         matrices.down[:, :, 8:], matrices.up[:, :, 8:] = 0, 0
         names = {name: slice(0) for name in linear.parts}
-        linear.addition = LowRankAddition(matrices, names, step)
+        linear.addition = LoraAddition(matrices, names, step)
     step.tiles = AdapterTiles.of(slots, weight.device)
     if wanted is not None:
         step.wanted = AdapterTiles.of(slots[wanted], weight.device)
@@ -348,7 +350,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Those that an engine registers: without them the layers one by one round as torch does."""
     monkeypatch.setattr(ops, "_registry", dict(ops._registry))
     cuda.register()
-    cuda_low_rank.register()
+    cuda_lora.register()
     yield
     ops.resolve.cache_clear()
 

@@ -126,7 +126,7 @@ def test_a_step_without_adapters_reads_none(
     def fail(*_: object) -> None:
         raise AssertionError("an adapter was added")
 
-    monkeypatch.setattr(ops, "shrink_low_rank", fail)
+    monkeypatch.setattr(ops, "shrink_lora", fail)
     llm.generate(PROMPTS, GREEDY)
     assert decoding.num_runs > before
     with pytest.raises(AssertionError, match="an adapter was added"):

@@ -12,7 +12,7 @@ from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.weights.load import load_weights
 from kernels import ops
-from kernels.low_rank import FEW_TOKENS
+from kernels.lora import FEW_TOKENS
 from tests.engine.lora.making import write_adapter
 from tests.engine.lora.test_adapter import make_model
 from tests.engine.runner.tiny_llama import save_tiny_llama
@@ -184,10 +184,10 @@ def test_warming_up_computes_each_kind_of_layer_and_leaves_nothing(
 ) -> None:
     shapes = set()
 
-    monkeypatch.setattr(ops, "shrink_low_rank", lambda x, *_: x)
+    monkeypatch.setattr(ops, "shrink_lora", lambda x, *_: x)
     monkeypatch.setattr(
         ops,
-        "expand_low_rank",
+        "expand_lora",
         lambda out, low, *_: shapes.add((len(out), out.shape[1], *low.shape)),
     )
     slots.warm_up()

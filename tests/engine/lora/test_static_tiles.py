@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.lora.static_tiles import StaticTiles
-from kernels.low_rank import AdapterTiles
+from kernels.lora import AdapterTiles
 
 CPU = torch.device("cpu")
 MAX_TOKENS, NUM_SLOTS = 300, 5

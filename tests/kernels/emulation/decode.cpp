@@ -1,6 +1,6 @@
 // A library with one function for test_emulated_decode.py: decode_schedule and paged_decode in one.
 
-#include "decoder.cuh"
+#include "attention/decode_attention.cuh"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // A library with two functions for test_emulated_experts.py.
 
-#include "expert_linear.cuh"
+#include "moe/expert_linear.cuh"
 
 struct Call {
   void *out, *x, *weight, *scales, *experts, *shares;

@@ -1,7 +1,7 @@
 // A library with one function for test_emulated_layer_products.py: a layer's products of sizes for
 // which few CTAs are enough. All of them run at a time.
 
-#include "layer_products_launch.cuh"
+#include "gemm/layer_products_launch.cuh"
 
 namespace {
 

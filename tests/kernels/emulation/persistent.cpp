@@ -1,7 +1,7 @@
 // A library with one function for test_emulated_persistent.py: a decoder of few tokens. The CTAs of
 // the grid are those of one cluster, so all are there at a time.
 
-#include "persistent_layers.cuh"
+#include "decoder/persistent_layers.cuh"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // A library with one function for test_emulated_sampling.py.
 
-#include "sampling.cuh"
+#include "sampling/sampling.cuh"
 
 struct Call {
   const void *logits, *table;

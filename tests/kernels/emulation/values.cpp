@@ -1,6 +1,6 @@
 // A library with two functions for test_emulated_values.py.
 
-#include "host_values.cuh"
+#include "inputs/host_values.cuh"
 
 extern "C" int store(void* target, const void* words, int num) {
   return sluice::store_words(static_cast<uint32_t*>(target), static_cast<const uint32_t*>(words),

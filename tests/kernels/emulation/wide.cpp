@@ -1,5 +1,5 @@
 // A library with one function for test_emulated_wide.py: the product of many tokens.
 
-#include "wide_linear.cuh"
+#include "gemm/wide_linear.cuh"
 
 extern "C" int wide(const sluice::WideLinear& p) { return sluice::wide_linear(p, true, nullptr); }

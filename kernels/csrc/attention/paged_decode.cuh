@@ -1,0 +1,131 @@
+// Interface of paged_decode.cu: raw pointers only.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <cstdint>
+
+#include "common/divisor.cuh"
+
+namespace sluice {
+
+constexpr int kDecodeTile = 64;      // KV tokens of one unit of work
+constexpr int kEarlyTiles = 4;       // tiles whose blocks a span starts with
+constexpr int kMaxDecodeRows = 32;   // query tokens x query heads per KV head in one pass
+constexpr int kStatsQuads = 8;       // float4s of a partial result that share a max and a sum
+
+// One tile on the line of all tiles of a step, with what is known of its sequence.
+struct alignas(16) DecodeCursor {
+  int seq;
+  int head;       // counted in steps of `columns` heads
+  int tile;       // counted from first_tile
+  int num_tiles;  // of the sequence, for one head
+  int seq_len;
+  int first_tile;  // tiles before it lie outside every query's window
+  int query_start;
+  int num_queries;
+};
+
+// Where a span starts, and the cache blocks of its first tiles, 16 tokens each: a CTA need not look
+// them up before it can load anything.
+struct alignas(16) DecodeStart {
+  DecodeCursor cursor;
+  int blocks[kEarlyTiles * kDecodeTile / 16];
+};
+
+struct alignas(16) DecodeLine {
+  int total;  // tiles on the line
+  int span;   // tiles per span
+  int clustered;  // not by spans, but in parts for the CTAs of a cluster, see decode_line.cuh
+  int displacing;  // so many first tiles of a CTA push out what the L2 holds, the rest each other
+};
+constexpr int kMaxCluster = 16;
+constexpr int kFewTiles = 16;  // of a span: up to that, merging counts
+constexpr int kMaxClusterRows = 16;  // of an item that a cluster shares
+
+struct DecodeLineShape {
+  const int* seq_lens;    // [batch], the query tokens included; 0 = padding
+  const int* cu_queries;  // [batch + 1], prefix sums of query tokens
+  int num_heads;          // items per sequence on the line: num_kv_items / columns
+  int window;             // keys a query sees at most, itself included; 0 = all
+  const int* skipped;     // [batch]: leading keys left to shared_prefix, in whole tiles; or null
+};
+
+struct DecodeTable {
+  const int* blocks;  // [batch, stride]
+  int stride;
+  int block_size;  // a multiple of 16
+  Divisor block;   // the same in units of 16
+};
+
+struct DecodeSchedule {
+  DecodeLine* line;     // [1], written
+  DecodeStart* starts;  // [num_spans], written
+  int* tile_ends;       // [batch], scratch: running sums of tiles
+  DecodeLineShape shape;
+  DecodeTable table;
+  int batch;
+  int min_span;  // tiles a span has at least
+  Divisor cluster;  // CTAs of a cluster, a divisor of num_spans; 1 = none
+  int slack;        // tiles by which a part may be longer than a span
+  int few_spans;    // how many are used while that leaves each of all at most kFewTiles
+  bool wait_first;  // the kernel right before made what is read here
+  bool dirty_l2;  // kernels before leave the L2 full of what they have written
+};
+
+struct DecodeParams {
+  void* out;             // [num_tokens, num_q_heads, D], rows out_stride elements apart
+  const void* q;         // [num_tokens, num_q_heads, D], rows q_stride elements apart
+  void* k_cache;         // [num_blocks, block_size, num_kv_heads, D]; of q's type or e4m3
+  void* v_cache;
+  const DecodeLine* line;     // from decode_schedule
+  const DecodeStart* starts;  // from decode_schedule
+  DecodeLineShape line_shape;  // as it was for decode_schedule
+  DecodeTable table;           // likewise
+  const float* alibi_slopes;   // [num_q_heads] or null
+  // Empty (exchange.cuh) before the first launch and after each:
+  float* partial_out;      // [num_spans * columns, 2, kMaxDecodeRows, D]
+  // Max and sum, base 2, once for the threads that read them at the same time.
+  float2* partial_stats;   // [num_spans * columns, 2, kMaxDecodeRows, D / (4 * kStatsQuads)]
+  // What shared_prefix left for the skipped keys; null with line_shape.skipped.
+  const float* shared_out;      // [splits, shared_batch, num_q_heads, D]
+  const float2* shared_stats;   // [splits, shared_batch, num_q_heads]
+  const int* shared_splits;     // [batch]: how many results there are of each sequence
+  int shared_batch;
+  int64_t q_stride, out_stride, block_stride, token_stride;  // in elements
+  int num_kv_items;  // per sequence: num_kv_heads * parts
+  int columns;       // heads worked on side by side; divides num_kv_items
+  Divisor parts;     // into how many items the query group of a KV head is cut
+  Divisor group;     // query heads per item
+  float scale;       // positive
+  float soft_cap;   // 0 = none
+  Divisor cluster;  // as it was for decode_schedule; with more than 1, max_rows is at most 16
+  bool wait_first;  // the kernel right before made the schedule
+  const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null
+  const float* v_scale;
+  // The new keys and values, [num_tokens, num_kv_heads, D], rows q_stride elements apart, if they
+  // are not in the cache yet: they are stored there, and the keys and queries rotated, as by
+  // rope_and_cache.
+  const void* new_k;  // else null
+  const void* new_v;
+  const float* cos_sin;  // [max_positions, D]: cosines, then sines
+};
+
+// Unless wait_first, it may begin before the kernel right before it on the stream has ended, but
+// does not end before that.
+cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream);
+
+// May begin before the kernel right before it on the stream has ended, and read all but the step's
+// own tokens (dependent_launch.cuh): their keys, values and queries may come from that kernel,
+// older keys and values, lengths, tables and the schedule (unless wait_first) must not.
+// Needs decode_schedule with the same lengths, heads, window and spans before it on the stream.
+// num_ctas = spans * columns.
+// max_rows = largest number of query tokens of a sequence times params.group, at most
+// kMaxDecodeRows (16 for head_dim 256). head_dim is 64, 96, 128 or 256.
+cudaError_t paged_decode(const DecodeParams& params, bool bf16, int head_dim, int max_rows,
+                         int num_ctas, cudaStream_t stream);
+
+// The same for a cache in FP8, without shared keys; paged_decode goes there by itself.
+cudaError_t paged_decode_fp8(const DecodeParams& params, bool bf16, int head_dim, int max_rows,
+                             int num_ctas, cudaStream_t stream);
+
+}  // namespace sluice
