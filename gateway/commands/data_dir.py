@@ -32,7 +32,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A running demo: the contents of its ready file."""
 
     url: str
@@ -40,6 +40,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str
     admin_key: str
     pid: int
+    in_memory: bool = False
 
     def write(self, path: Path) -> None:
         _write_private(path, msgspec.json.format(msgspec.json.encode(self)))

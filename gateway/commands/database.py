@@ -97,6 +97,12 @@ def _embedded(data_dir: Path) -> Iterator[Database]:
     folder = DataDir(data_dir)
     if not folder.secrets_file.exists():
         raise ConfigError(f"{data_dir} is not the folder of a demo; `sluice demo` makes one")
+    running = folder.running()
+    if running is not None and running.in_memory:
+        raise ConfigError(
+            "the demo that runs here keeps its tenants in memory: change them on its admin page, "
+            "or start it without --in-memory"
+        )
     with EmbeddedPostgres(folder.postgres) as postgres:
         yield Database(postgres.start(), folder.secrets_file)
 

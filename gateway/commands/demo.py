@@ -2,7 +2,7 @@
 
 ``configure`` makes the settings. A ``Demo`` then starts:
 
-    1 PostgreSQL   a private one in the data folder, migrated
+    1 PostgreSQL   a private one in the data folder, migrated; none with --in-memory
     2 keys         server secrets, a tenant, a chat key and an admin key, made once
     3 server       the gateway and its engine process
     4 check        /readyz and a real completion, before the demo says that it is ready
@@ -53,8 +53,10 @@ from gateway.processes.signals import ending_signals_sent_to
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
+from tenants.memory import MemoryStore
 from tenants.outage import OutageLog
 from tenants.postgres import PostgresStore
+from tenants.store import Store
 
 TENANT = "demo"
 MODEL = "demo"
@@ -116,12 +118,15 @@ class Demo:
         data_dir: Path,
         ready_file: Path | None,
         replay_tokens_per_s: float | None = None,
+        in_memory: bool = False,
     ) -> None:
         """config: from ``configure``. replay_tokens_per_s: answer with a fixed text at that rate,
-        without the model."""
+        without the model. in_memory: keep tenants, keys and the ledger in this process, without
+        PostgreSQL, until it ends."""
         self._config = config
         self._question = Question(config.model_name, is_chat=True)
         self._folder = DataDir(data_dir)
+        self._in_memory = in_memory
         self._ready_files = [ready_file] if ready_file else []
         self._transport: MakeTransport = (
             EngineProcess
@@ -169,30 +174,45 @@ class Demo:
         # A demo that was killed leaves its ready file, which nobody must take for ours.
         for file in self._ready_files:
             self._clear(file)
+        async with contextlib.AsyncExitStack() as stack:
+            with self._progress() as say:
+                say("Reading the model's files")
+                is_chat = await _in_thread(lambda: _takes_chats(self._config))
+                self._question = Question(self._config.model_name, is_chat=is_chat)
+                store, ending = await self._open_store(stack, say)
+                keys = await self._keys(store)
+                serving, loaded = self._start_server(store, say)
+                # Whatever fails from here on, the server ends before its database does.
+                stack.push_async_callback(_end, serving)
+                running = await self._answers(serving, loaded, keys, say)
+            with self._announced(running):
+                ending.add(serving)
+                done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+                await (serving if serving in done else done.pop())
+
+    async def _open_store(
+        self, stack: contextlib.AsyncExitStack, say: Callable[[str], None]
+    ) -> tuple[Store, set[asyncio.Task[None]]]:
+        """The store, and the tasks with whose end the demo ends. ``stack`` stops the database."""
+        if self._in_memory:
+            return MemoryStore(), set()
+        say("Starting PostgreSQL")
         postgres = EmbeddedPostgres(self._folder.postgres)
-        try:
-            async with contextlib.AsyncExitStack() as stack:
-                with self._progress() as say:
-                    say("Reading the model's files")
-                    is_chat = await _in_thread(lambda: _takes_chats(self._config))
-                    self._question = Question(self._config.model_name, is_chat=is_chat)
-                    say("Starting PostgreSQL")
-                    dsn = await _in_thread(postgres.start)
-                    database = asyncio.create_task(_keep_running(postgres), name="database")
-                    stack.push_async_callback(_end, database)
-                    await migrations.upgrade(dsn)
-                    keys = await self._keys(dsn)
-                    serving, loaded = self._start_server(dsn, say)
-                    # Whatever fails from here on, the server ends before its database does.
-                    stack.push_async_callback(_end, serving)
-                    running = await self._answers(serving, loaded, keys, say)
-                with self._announced(running):
-                    await asyncio.wait((serving, database), return_when=asyncio.FIRST_COMPLETED)
-                    await (serving if serving.done() else database)
-        finally:
-            if self._num_signals:
-                self._console.print("Stopping PostgreSQL", style="dim")
-            await _in_thread(postgres.stop)
+        stack.push_async_callback(self._stop, postgres)
+        dsn = await _in_thread(postgres.start)
+        database = asyncio.create_task(_keep_running(postgres), name="database")
+        stack.push_async_callback(_end, database)
+        await migrations.upgrade(dsn)
+        tenants = msgspec.structs.replace(self._config.tenants, dsn=dsn)
+        self._config = msgspec.structs.replace(self._config, tenants=tenants)
+        store = await PostgresStore.connect(dsn)
+        stack.push_async_callback(store.close)
+        return store, {database}
+
+    async def _stop(self, postgres: EmbeddedPostgres) -> None:
+        if self._num_signals:
+            self._console.print("Stopping PostgreSQL", style="dim")
+        await _in_thread(postgres.stop)
 
     def _on_signal(self, number: signal.Signals) -> None:
         """While it serves, the server acts on signals itself; before that, we do."""
@@ -225,42 +245,36 @@ class Demo:
             raise SetupError(f"{file} cannot be written; choose another --ready-file")
         file.unlink(missing_ok=True)
 
-    async def _keys(self, dsn: str) -> Keys:
+    async def _keys(self, store: Store) -> Keys:
         """The keys of the last run if they still work, else new ones."""
         pepper = self._folder.load_or_create_secrets().key_pepper
-        store = await PostgresStore.connect(dsn, max_size=1)
-        try:
-            await provisioning.ensure_tenant(store, TENANT)
-            keys = self._folder.load_keys()
-            authenticator = Authenticator(store, pepper)
-            if keys is not None and await _all_work(authenticator, keys):
-                return keys
-            api_key = await provisioning.create_key(
-                store, pepper, TENANT, name="demo", scopes=["chat"]
-            )
-            admin_key = await provisioning.create_key(
-                store, pepper, TENANT, name="demo admin", scopes=["chat", "admin"]
-            )
-            keys = Keys(api_key=api_key, admin_key=admin_key)
-            self._folder.save_keys(keys)
+        await provisioning.ensure_tenant(store, TENANT)
+        keys = self._folder.load_keys()
+        authenticator = Authenticator(store, pepper)
+        if keys is not None and await _all_work(authenticator, keys):
             return keys
-        finally:
-            await store.close()
+        api_key = await provisioning.create_key(store, pepper, TENANT, name="demo", scopes=["chat"])
+        admin_key = await provisioning.create_key(
+            store, pepper, TENANT, name="demo admin", scopes=["chat", "admin"]
+        )
+        keys = Keys(api_key=api_key, admin_key=admin_key)
+        if not self._in_memory:
+            self._folder.save_keys(keys)
+        return keys
 
     def _start_server(
-        self, dsn: str, say: Callable[[str], None]
+        self, store: Store, say: Callable[[str], None]
     ) -> tuple[asyncio.Task[None], asyncio.Future[str]]:
-        tenants = msgspec.structs.replace(self._config.tenants, dsn=dsn)
-        config = msgspec.structs.replace(self._config, tenants=tenants)
         loaded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         say("Starting the engine")
         task = asyncio.create_task(
             server.serve(
-                config,
+                self._config,
                 on_progress=LoadLines(say),
                 on_ready=loaded.set_result,
                 transport=self._transport,
+                store=store,
             ),
             name="server",
         )
@@ -287,6 +301,7 @@ class Demo:
             api_key=keys.api_key,
             admin_key=keys.admin_key,
             pid=os.getpid(),
+            in_memory=self._in_memory,
         )
 
     # -- telling

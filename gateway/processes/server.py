@@ -22,13 +22,14 @@ from engine.garbage import tune_collector
 from engine.messages import LoadProgress
 from gateway import logs, secrets
 from gateway.app import create_app
-from gateway.config import Config, ServerConfig, local_url
+from gateway.config import Config, ServerConfig, TenantsConfig, local_url
 from gateway.errors import AddressInUse, ConfigError
 from gateway.lifecycle import ABORT_S, Lifecycle
 from gateway.processes import open_files
 from gateway.processes.engine_client import make_engine_client
 from gateway.transport import protocol
 from tenants.postgres import PostgresStore
+from tenants.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -167,12 +168,14 @@ async def serve(
     on_progress: Callable[[LoadProgress], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
     transport: MakeTransport = EngineProcess,
+    store: Store | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancellation, then shut down in order. No process is left.
 
     A second SIGINT aborts the requests that shutdown waits for. The server listens before the model
     is loaded, so that probes are answered meanwhile. ``on_ready`` is called with the server's URL
-    when the model is loaded.
+    when the model is loaded. ``store`` takes the place of the database at ``tenants.dsn``; it is
+    closed.
 
     Raises:
         SetupError: the address, the secrets or the settings cannot be used, or too few files may
@@ -182,7 +185,7 @@ async def serve(
     """
     with contextlib.closing(bind(config.server)) as listener:
         engine = make_engine_client(config, on_progress=on_progress, transport=transport)
-        await serve_on(listener, config, engine, on_ready)
+        await serve_on(listener, config, engine, on_ready, store=store)
 
 
 async def serve_on(
@@ -192,6 +195,7 @@ async def serve_on(
     on_ready: Callable[[str], None] | None = None,
     *,
     metrics_folder: Path | None = None,
+    store: Store | None = None,
 ) -> None:
     """As ``serve``, with the caller's listener, which stays open, and an engine that has not been
     started, which is closed. ``metrics_folder``: as for ``create_app``."""
@@ -199,13 +203,10 @@ async def serve_on(
     limits = msgspec.structs.replace(config.server, max_connections=num_connections)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
-        if config.tenants.dsn is None:
-            raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
-        loaded = secrets.load(Path(config.tenants.secrets_file))
-        store = await PostgresStore.connect(
-            config.tenants.dsn, is_pooled=config.tenants.transaction_pooling
-        )
+        if store is None:
+            store = await _connect(config.tenants)
         stack.push_async_callback(store.close)
+        loaded = secrets.load(Path(config.tenants.secrets_file))
         app = create_app(
             config,
             engine=engine,
@@ -216,6 +217,12 @@ async def serve_on(
         stack.push_async_callback(app.state.services.lifecycle.close)
         served = Server(app, limits, backlog=backlog)
         await _serve(served, listener, engine, url_of(listener), on_ready)
+
+
+async def _connect(settings: TenantsConfig) -> Store:
+    if settings.dsn is None:
+        raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
+    return await PostgresStore.connect(settings.dsn, is_pooled=settings.transaction_pooling)
 
 
 async def _serve(

@@ -259,6 +259,28 @@ def test_two_demos_share_a_folder(used_folder: tuple[Path, dict[str, Any]]) -> N
             assert [process for process in left if process.name() == "postgres"] == []
 
 
+def test_in_memory_it_needs_no_database_and_forgets(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    keys = []
+    for name in ("first", "second"):
+        with DemoProcess(folder, *REPLAY, "--in-memory", name=name) as demo:
+            ready = demo.wait_ready()
+            assert ask(ready)["usage"]["completion_tokens"] == 8
+            keys.append(ready["api_key"])
+            listed = subprocess.run(
+                [sys.executable, "-m", "gateway", "tenant", "list", "--data-dir", str(folder)],
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+            )
+            assert listed.returncode == 1
+            assert "keeps its tenants in memory" in listed.stderr
+            assert demo.stop() == 0
+            assert demo.survivors() == []
+    assert keys[0] != keys[1]
+    assert not (folder / "postgres").exists()
+
+
 def test_an_engine_that_dies_comes_back(demo: dict[str, Any], demo_process: DemoProcess) -> None:
     engine = demo_process.engine()
     engine.kill()
