@@ -54,6 +54,17 @@ def routes(place: Place) -> Iterator[tuple[str, str, str]]:
                 yield method, route.path, path
 
 
+def sockets(place: Place) -> list[str]:
+    """The paths of all WebSockets that need a key; between workers they have a secret."""
+    found = []
+    for route in place.gateway.app.routes:
+        # Anything else, such as a mount, would have routes of its own that nothing here tries.
+        assert isinstance(route, Route | WebSocketRoute), route
+        if isinstance(route, WebSocketRoute) and not PARAMETER.search(route.path):
+            found.append(route.path)
+    return found
+
+
 def filled(template: str, owner: Owner) -> str:
     """With an id of the right kind for each parameter."""
     names = PARAMETER.findall(template)
@@ -125,11 +136,10 @@ async def test_a_dead_key_opens_no_route(place: Place) -> None:
             assert SECRET.encode() not in answer.body
             num_tried += 1
     assert num_tried > 200
-    for route in place.gateway.app.routes:
-        if isinstance(route, WebSocketRoute) and not PARAMETER.search(route.path):
-            for kind, key in keys.items():
-                if key is not None:
-                    assert await refused(place, route.path, key) == 401, (kind, route.path)
+    for path in sockets(place):
+        for kind, key in keys.items():
+            if key is not None:
+                assert await refused(place, path, key) == 401, (kind, path)
     assert await place.snapshot() == before
 
 
@@ -171,7 +181,7 @@ async def test_a_key_opens_the_routes_of_its_scope_and_no_other(place: Place) ->
                     assert answer.status == 403, (scope, method, template, answer.body)
                     num_refused += 1
                 assert SECRET.encode() not in answer.body
-            for path in ("/v1/chat", "/v1/responses"):
+            for path in sockets(place):
                 if scope not in scopes_of(path):
                     assert await refused(place, path, key) == 4403, (scope, path)
     assert num_refused > 150
