@@ -64,7 +64,7 @@ def library(
 def _texts(unit: str, sources: Sequence[str]) -> dict[str, str]:
     """Each file that the compiler may read, by its path from the folder that includes start at."""
     texts: dict[str, str] = {}
-    missing = [*sources, f"{unit}.cpp", "cuda.h"]
+    missing = [*sources, f"{unit}.cpp", "first.h"]
     while missing:
         name = missing.pop()
         if name not in texts:
@@ -93,7 +93,7 @@ def _compile(texts: dict[str, str], flags: Sequence[str], built: Path, *, togeth
             whole = "".join(f'#include "{file}"\n' for file in files)
             files = ["whole.cpp"]
             (folder / files[0]).write_text(whole)
-        command = [build.find_nvcc(), *flags, f"-I{folder}", "-include", str(folder / "cuda.h")]
+        command = [build.find_nvcc(), *flags, f"-I{folder}", "-include", str(folder / "first.h")]
         command += [*(str(folder / file) for file in files), "-o", str(folder / built.name)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
