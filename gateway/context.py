@@ -9,6 +9,7 @@ from uuid import UUID
 from starlette.types import Scope, Send
 
 from gateway import rate_limits
+from gateway.schemas.operation import Operation
 from gateway.transport import extensions
 from gateway.transport.extensions import Departure, Writer
 from tenants.attempts import Attempt, with_less
@@ -33,8 +34,8 @@ class RequestContext:
     departure: Departure | None = None
     """Tells when the client leaves, where the server offers it."""
     request_id: UUID = field(default_factory=new_request_id)
-    route: str | None = None
-    """The route's path, where a layer answers in its place."""
+    operation: Operation | None = None
+    """Set by ``middleware.auth``; None if there is none at the path."""
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
     notes: dict[str, str | int | float] = field(default_factory=dict)

@@ -356,17 +356,7 @@ class Draining(Unavailable, code="shutting_down", close_code=1012):
 
 
 def _from_http(exc: HTTPException) -> ApiError:
-    if exc.status_code == 405:
-        allow = (exc.headers or {}).get("Allow", "")
-        return MethodNotAllowed(
-            f"Not allowed with this method; the route takes {allow}.", headers={"allow": allow}
-        )
-    if exc.status_code == 404:
-        return NotFound(
-            "There is nothing at this path. The API's begin with /v1, so a client's base URL "
-            "ends in /v1; /openapi.json lists them."
-        )
-    return InvalidRequestError(exc.detail)
+    return (NotFound if exc.status_code == 404 else InvalidRequestError)(exc.detail)
 
 
 def _from_grammar(exc: GrammarError) -> ApiError:

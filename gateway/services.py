@@ -37,6 +37,7 @@ from gateway.responses.responses import Responses
 from gateway.secrets import Secrets
 from gateway.sockets.chat_session import ChatSession
 from gateway.sockets.responses_session import ResponsesSession
+from gateway.sockets.strangers import Strangers
 from gateway.sockets.tickets import Tickets
 from gateway.streams.archive import StreamArchive
 from gateway.streams.log import MemoryStreamLog
@@ -79,6 +80,7 @@ class Services:
     models: ServedModels
     adapters: Adapters
     tickets: Tickets
+    strangers: Strangers
     cork: Cork
     """Holds what the outputs of one step send to clients; see ``cork``."""
 
@@ -176,6 +178,7 @@ def create_services(
         models=models,
         adapters=adapters,
         tickets=Tickets(peers),
+        strangers=Strangers(config.server.ws_max_unauthenticated),
         cork=cork,
     )
 

@@ -7,11 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.client.client import EngineClient
+from engine.errors import EngineDead
 from engine.messages import AdapterRef
 from gateway.config import Config
 from gateway.errors import ModelNotFound, quoted
 from tenants.access import resolve_model, visible_models
 from tenants.types import Adapter, Principal
+
+
+def max_model_len(engine: EngineClient) -> int | None:
+    """The most tokens of prompt and answer; None while the engine is away."""
+    try:
+        return engine.info.max_model_len
+    except EngineDead:
+        return None
 
 
 class ServedModel(NamedTuple):

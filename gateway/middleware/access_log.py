@@ -56,7 +56,7 @@ class AccessLog:
 
     def _log(self, scope: Scope, status: int, duration_s: float) -> None:
         known = context.of(scope)
-        route: str = getattr(scope.get("route"), "path", known.route or "other")
+        route = "other" if known.operation is None else known.operation.path
         self._metrics.count_response(route, status)
         level = logging.DEBUG if route in PROBES and status < 400 else logging.INFO
         if not logger.isEnabledFor(level):

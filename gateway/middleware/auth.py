@@ -1,14 +1,17 @@
-"""Authenticates requests by API key. Only listed paths are served without one."""
+"""Finds the operation that a request asks for, and authenticates the request by its API key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import re
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import context
 from gateway.errors import InvalidApiKey, InvalidRequestError
+from gateway.schemas.operation import SOCKET, Operation
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.types import Scope as KeyScope
@@ -29,39 +32,74 @@ def bearer_token(headers: Headers) -> str | None:
     return token.strip()
 
 
+class Operations:
+    """Finds operations by method and path."""
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        self.all = tuple(operations)
+        self._fixed: dict[tuple[str, str], Operation] = {}
+        self._patterns: list[tuple[re.Pattern[str], Operation]] = []
+        for operation in self.all:
+            self._fixed[operation.method, operation.path] = operation
+            if "{" in operation.path:
+                self._patterns.append((compile_path(operation.path)[0], operation))
+
+    def find(self, method: str, path: str) -> tuple[Operation | None, dict[str, str]]:
+        """The operation, and the parameters in its path."""
+        fixed = self._fixed.get((method, path))
+        if fixed is not None:
+            return fixed, {}
+        for pattern, operation in self._patterns:
+            if operation.method == method and (match := pattern.match(path)) is not None:
+                return operation, match.groupdict()
+        return None, {}
+
+    def at(self, path: str) -> list[Operation]:
+        """All operations at a path, whatever their method."""
+        fixed = [one for one in self.all if one.path == path]
+        return fixed + [one for pattern, one in self._patterns if pattern.match(path)]
+
+
 class Auth:
-    """Sets the principal of a request, or raises ``ApiError``.
+    """Sets the operation and the principal of a request, or raises ``ApiError``.
 
     It looks at ``scope["path"]`` only, never at a URL, which the client's Host header can change.
-    WebSockets at the paths of ``sockets`` authenticate themselves, after the handshake.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        authenticator: Authenticator,
-        public: Set[str],
-        sockets: Set[str] = frozenset(),
-        scopes: Mapping[str, KeyScope],
-        default_scope: KeyScope = "chat",
+        self, app: ASGIApp, *, authenticator: Authenticator, operations: Operations
     ) -> None:
-        """``public``: the paths that need no key. ``scopes``: the scope that a path needs, if not
-        ``default_scope``; a path with a slash at its end stands for all below it. Routes may
-        require more."""
         self._app = app
         self._authenticator = authenticator
-        self._public = {"http": public, "websocket": public | sockets}
-        self._scopes = scopes
-        self._default_scope = default_scope
+        self._operations = operations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        public = self._public.get(scope["type"])
-        if public is not None and scope["path"] not in public:
-            await self._authorize(scope)
+        if scope["type"] in ("http", "websocket"):
+            needed = self._route(scope)
+            if needed is not None:
+                await self._authorize(scope, needed)
         await self._app(scope, receive, send)
 
-    async def _authorize(self, scope: Scope) -> None:
+    def _route(self, scope: Scope) -> KeyScope | None:
+        """Find the operation. Returns the scope that a key needs; None if none is needed."""
+        method = SOCKET if scope["type"] == "websocket" else scope["method"]
+        path: str = scope["path"]
+        found, params = self._operations.find("GET" if method == "HEAD" else method, path)
+        context.of(scope).operation = found
+        scope["path_params"] = params
+        if found is not None:
+            return None if method == SOCKET else found.scope
+        # Nothing is here, or not for this method: those hear it who may use what is beside it.
+        others = self._operations.at(path)
+        if others and all(other.scope is None or other.method == SOCKET for other in others):
+            return None
+        if path.startswith("/admin/v1/"):
+            return "usage"
+        if path.startswith("/v1/responses/"):
+            return "responses"
+        return "chat" if not others else others[0].scope
+
+    async def _authorize(self, scope: Scope, needed: KeyScope) -> None:
         token = bearer_token(Headers(scope=scope))
         if token is None:
             raise InvalidApiKey(
@@ -69,11 +107,5 @@ class Auth:
                 "Bearer YOUR_API_KEY."
             )
         principal = await self._authenticator.authenticate(token)
-        require_scope(principal.key, self._scope_of(scope["path"]))
+        require_scope(principal.key, needed)
         context.of(scope).principal = principal
-
-    def _scope_of(self, path: str) -> KeyScope:
-        for known, scope in self._scopes.items():
-            if path == known or (known.endswith("/") and path.startswith(known)):
-                return scope
-        return self._default_scope

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Set
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -55,6 +54,14 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
+def key_of(scope: Scope) -> str | None:
+    """The request's key; None if it has none, or its operation takes none."""
+    operation = context.of(scope).operation
+    if operation is None or not operation.idempotent:
+        return None
+    return Headers(scope=scope).get(HEADER)
+
+
 class Idempotency:
     """Handles requests with the header, to ``paths``; all others pass through."""
 
@@ -65,22 +72,18 @@ class Idempotency:
         shared: SharedState,
         streams: Streams,
         peers: Peers,
-        paths: Set[str],
         retention_s: float,
     ) -> None:
         self._app = app
         self._shared = shared
         self._streams = streams
         self._peers = peers
-        self._paths = paths
         self._retention_s = retention_s
         self._trims = TrimSchedule()
         self._unreleased = OutageLog(logger, calm_s=CALM_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = None
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:
-            key = Headers(scope=scope).get(HEADER)
+        key = key_of(scope) if scope["type"] == "http" else None
         if key is None:
             await self._app(scope, receive, send)
             return
@@ -90,7 +93,6 @@ class Idempotency:
             )
         body = await Request(scope, receive).body()
         known = context.of(scope)
-        known.route = scope["path"]  # None of ``paths`` has a parameter.
         reader, is_replay = await self._reader(scope, key, body)
         try:
             if is_replay:

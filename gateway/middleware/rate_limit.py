@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 from msgspec.structs import replace
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
@@ -22,8 +21,8 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class RateLimit:
-    """Raises what ``check`` raises for the principal of a request to ``paths``, and for any request
-    of the API with a body ``QuotaExceeded`` if too many before it were refused.
+    """Raises what ``check`` raises for the principal of a request that reserves tokens, and for any
+    request of the API with a body ``QuotaExceeded`` if too many before it were refused.
 
     Admission would refuse it, too, but only after it was read, checked and routed: twice the work,
     for what clients may send as often as they can. A request whose idempotency key is known passes,
@@ -42,13 +41,11 @@ class RateLimit:
         check: Callable[[Principal], None],
         attempts: Attempts,
         shared: SharedState,
-        paths: Set[str],
     ) -> None:
         self._app = app
         self._check = check
         self._attempts = attempts
         self._shared = shared
-        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal = _who_sends_a_body(scope)
@@ -57,8 +54,7 @@ class RateLimit:
             return
         known = context.of(scope)
         try:
-            if scope["path"] in self._paths and scope["method"] == "POST":
-                known.route = scope["path"]  # None of ``paths`` has a parameter.
+            if known.operation is not None and known.operation.reserves:
                 self._check(principal)
             known.attempt = self._attempts.begin(principal)
         except (ApiError, QuotaExceeded):
@@ -86,8 +82,8 @@ class RateLimit:
             raise
 
     async def _may_have_answer(self, scope: Scope, principal: Principal) -> bool:
-        key = Headers(scope=scope).get(idempotency.HEADER)
-        if key is None or scope["path"] not in self._paths:
+        key = idempotency.key_of(scope)
+        if key is None:
             return False
         key_hash = idempotency.hash_key(key)
         return await self._shared.find_claim(principal.tenant.id, key_hash) is not None

@@ -8,72 +8,67 @@ from uuid import UUID
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from engine.client.client import EngineClient
 from gateway.admin.revocations import killed
 from gateway.errors import NotFound
-from gateway.generation.generation import Generation, Generations
-from gateway.routes.admin import admin_route, answer, id_of, query_tenant
-from gateway.routes.paging import MAX_LIMIT, PAGE_QUERY, listing_of_all, page_of
+from gateway.generation.generation import Generation
+from gateway.routes.http import id_of, query_tenant, secret_answer
+from gateway.routes.paging import MAX_LIMIT, listing_of_all, page_of
 from gateway.schemas.admin import EngineState, StreamObject, TenantLoad
-from tenants.store import Store
+from gateway.services import Services
 from tenants.types import RunningRequest, Tenant
 
 
-def live_routes(store: Store, generations: Generations, engine: EngineClient) -> list[Route]:
-    async def list_streams(request: Request) -> Response:
-        """All running requests: this worker's as they are now, and those of others as of their last
-        heartbeat in the database."""
-        page = page_of(request, tuple[int, str], default=MAX_LIMIT)
-        tenant_id = await query_tenant(request, store)
-        here = {
-            generation.admitted.id: _here(generation)
-            for generation in generations.live()
-            if tenant_id in (None, generation.admitted.principal.tenant.id)
-        }
-        elsewhere = [
-            _elsewhere(running)
-            for running in await store.list_running(tenant_id)
-            if running.request_id not in here
-        ]
-        return listing_of_all(
-            [*here.values(), *elsewhere],
-            page,
-            lambda row: (row.created_at, row.id),
-            lambda row: row,
-            lambda row: f"{row.id} {row.tenant_name} {row.model}",
-        )
-
-    async def kill_stream(request: Request) -> Response:
-        request_id = id_of(request, "stream_id")
-        await store.kill_request(await _tenant_of(request_id), request_id)
-        generations.fail_request(request_id, killed())
-        return Response(status_code=204)
-
-    async def _tenant_of(request_id: UUID) -> UUID:
-        for generation in generations.live():
-            if generation.admitted.id == request_id:
-                return generation.admitted.principal.tenant.id
-        for running in await store.list_running():
-            if running.request_id == request_id:
-                return running.tenant_id
-        raise NotFound(f"No request {str(request_id)!r} runs.", param="stream_id")
-
-    async def state(request: Request) -> Response:
-        return answer(
-            EngineState(
-                ready=engine.ready,
-                stats=msgspec.to_builtins(engine.stats),
-                tenants=_loads(generations.live()),
-            )
-        )
-
-    return [
-        admin_route("/streams", "GET", list_streams, query=("tenant_id", *PAGE_QUERY)),
-        admin_route("/streams/{stream_id}", "DELETE", kill_stream),
-        admin_route("/engine", "GET", state),
+async def list_streams(services: Services, request: Request) -> Response:
+    """All running requests: this worker's as they are now, and those of others as of their last
+    heartbeat in the database."""
+    page = page_of(request, tuple[int, str], default=MAX_LIMIT)
+    tenant_id = await query_tenant(request, services.store)
+    here = {
+        generation.admitted.id: _here(generation)
+        for generation in services.generations.live()
+        if tenant_id in (None, generation.admitted.principal.tenant.id)
+    }
+    elsewhere = [
+        _elsewhere(running)
+        for running in await services.store.list_running(tenant_id)
+        if running.request_id not in here
     ]
+    return listing_of_all(
+        [*here.values(), *elsewhere],
+        page,
+        lambda row: (row.created_at, row.id),
+        lambda row: row,
+        lambda row: f"{row.id} {row.tenant_name} {row.model}",
+    )
+
+
+async def kill_stream(services: Services, request: Request) -> Response:
+    request_id = id_of(request, "stream_id")
+    await services.store.kill_request(await _tenant_of(services, request_id), request_id)
+    services.generations.fail_request(request_id, killed())
+    return Response(status_code=204)
+
+
+async def _tenant_of(services: Services, request_id: UUID) -> UUID:
+    for generation in services.generations.live():
+        if generation.admitted.id == request_id:
+            return generation.admitted.principal.tenant.id
+    for running in await services.store.list_running():
+        if running.request_id == request_id:
+            return running.tenant_id
+    raise NotFound(f"No request {str(request_id)!r} runs.", param="stream_id")
+
+
+async def state(services: Services, request: Request) -> Response:
+    engine = services.engine
+    return secret_answer(
+        EngineState(
+            ready=engine.ready,
+            stats=msgspec.to_builtins(engine.stats),
+            tenants=_loads(services.generations.live()),
+        )
+    )
 
 
 def _here(generation: Generation) -> StreamObject:

@@ -11,22 +11,15 @@ from uuid import UUID
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from gateway import context
 from gateway.admin.exports import EXPORTS
 from gateway.errors import InvalidRequestError, NotFound, quoted
-from gateway.routes.admin import (
-    admin_route,
-    moment,
-    query_id,
-    query_number,
-    query_tenant,
-)
-from gateway.routes.paging import PAGE_QUERY, listing, page_of
+from gateway.routes.http import moment, query_id, query_number, query_tenant
+from gateway.routes.paging import listing, page_of
 from gateway.schemas.admin import AuditObject, UsageObject, UsageRowObject
+from gateway.services import Services
 from tenants.errors import TenantNotFound
-from tenants.store import Store
 from tenants.types import (
     USAGE_GROUPS,
     USAGE_STATUSES,
@@ -40,9 +33,6 @@ from tenants.types import (
 MAX_ROWS = 10_000
 _DAY_S = 86_400
 _MAX_TIME = 2**35
-_SPAN_QUERY = ("tenant_id", "start_time", "end_time")
-_USAGE_QUERY = (*_SPAN_QUERY, "bucket_width", "group_by", *PAGE_QUERY)
-_ROWS_QUERY = (*_SPAN_QUERY, "key_id", "model", "status", "end_user", "format", "after", "limit")
 _BUCKETS: dict[str, UsageBucket] = {"1h": "hour", "1d": "day", "all": "total"}
 
 
@@ -56,106 +46,101 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
 
 
-def usage_routes(store: Store) -> list[Route]:
-    async def usage(request: Request) -> Response:
-        """Usage, grouped by hour and by everything else unless asked otherwise.
+async def usage(services: Services, request: Request) -> Response:
+    """Usage, grouped by hour and by everything else unless asked otherwise.
 
-        ``start_time`` (30 days ago) and ``end_time`` (now) in Unix seconds, ``bucket_width`` one of
-        1h, 1d and all, ``group_by`` a list of tenant, project, key and model.
-        """
-        page = page_of(request, _Place, default=MAX_ROWS, most=MAX_ROWS)
-        tenant_id = await _tenant(request)
-        start, end = _span(request)
-        after = page.after
-        sums = await store.sum_usage(
-            tenant_id,
-            start,
-            end,
-            group_by=_groups(request),
-            bucket=_bucket(request),
-            search=page.search,
-            after=None if after is None else UsageSum(**msgspec.structs.asdict(after)),
-            limit=page.fetched,
+    ``start_time`` (30 days ago) and ``end_time`` (now) in Unix seconds, ``bucket_width`` one of
+    1h, 1d and all, ``group_by`` a list of tenant, project, key and model.
+    """
+    page = page_of(request, _Place, default=MAX_ROWS, most=MAX_ROWS)
+    tenant_id = await _tenant(services, request)
+    start, end = _span(request)
+    after = page.after
+    sums = await services.store.sum_usage(
+        tenant_id,
+        start,
+        end,
+        group_by=_groups(request),
+        bucket=_bucket(request),
+        search=page.search,
+        after=None if after is None else UsageSum(**msgspec.structs.asdict(after)),
+        limit=page.fetched,
+    )
+    names = await _names(services, (row.tenant_id for row in sums))
+    return listing(
+        sums,
+        page,
+        lambda row: msgspec.convert(row, _Place, from_attributes=True),
+        lambda row: UsageObject.of(row, names.get(row.tenant_id) if row.tenant_id else None),
+    )
+
+
+async def requests(services: Services, request: Request) -> Response:
+    """Single requests, the newest first: a page of them, or all as CSV or JSON lines."""
+    page = page_of(request, tuple[datetime, UUID])
+    start, end = _span(request)
+    params = request.query_params
+    status, form = params.get("status"), params.get("format", "json")
+    for name, value, known in (
+        ("status", status, USAGE_STATUSES),
+        ("format", form, ("json", *EXPORTS)),
+    ):
+        if value is not None and value not in known:
+            raise InvalidRequestError(f"{quoted(value)} is none of {', '.join(known)}.", param=name)
+    wanted = UsageFilter(
+        start=start,
+        end=end,
+        tenant_id=await _tenant(services, request),
+        key_id=query_id(request, "key_id"),
+        model=_plain(request, "model"),
+        status=cast("UsageStatus | None", status),
+        end_user=_plain(request, "end_user"),
+    )
+    if form in EXPORTS:
+        return StreamingResponse(
+            EXPORTS[form].lines(services.store, wanted, page.after),
+            media_type=EXPORTS[form].media_type,
+            headers={
+                "cache-control": "no-store",
+                "content-disposition": f'attachment; filename="requests.{form}"',
+            },
         )
-        names = await _names(row.tenant_id for row in sums)
-        return listing(
-            sums,
-            page,
-            lambda row: msgspec.convert(row, _Place, from_attributes=True),
-            lambda row: UsageObject.of(row, names.get(row.tenant_id) if row.tenant_id else None),
-        )
+    rows = await services.store.list_usage(wanted, after=page.after, limit=page.fetched)
+    return listing(rows, page, lambda row: (row.created_at, row.request_id), UsageRowObject.of)
 
-    async def requests(request: Request) -> Response:
-        """Single requests, the newest first: a page of them, or all as CSV or JSON lines."""
-        page = page_of(request, tuple[datetime, UUID])
-        start, end = _span(request)
-        params = request.query_params
-        status, form = params.get("status"), params.get("format", "json")
-        for name, value, known in (
-            ("status", status, USAGE_STATUSES),
-            ("format", form, ("json", *EXPORTS)),
-        ):
-            if value is not None and value not in known:
-                raise InvalidRequestError(
-                    f"{quoted(value)} is none of {', '.join(known)}.", param=name
-                )
-        wanted = UsageFilter(
-            start=start,
-            end=end,
-            tenant_id=await _tenant(request),
-            key_id=query_id(request, "key_id"),
-            model=_plain(request, "model"),
-            status=cast("UsageStatus | None", status),
-            end_user=_plain(request, "end_user"),
-        )
-        if form in EXPORTS:
-            return StreamingResponse(
-                EXPORTS[form].lines(store, wanted, page.after),
-                media_type=EXPORTS[form].media_type,
-                headers={
-                    "cache-control": "no-store",
-                    "content-disposition": f'attachment; filename="requests.{form}"',
-                },
-            )
-        rows = await store.list_usage(wanted, after=page.after, limit=page.fetched)
-        return listing(rows, page, lambda row: (row.created_at, row.request_id), UsageRowObject.of)
 
-    async def _tenant(request: Request) -> UUID | None:
-        principal = context.principal_of(request.scope)
-        if "admin" in principal.key.scopes:
-            return await query_tenant(request, store)
-        # A key with the scope ``usage`` sees its own tenant only; others do not exist for it.
-        tenant_id = query_id(request, "tenant_id")
-        if tenant_id not in (None, principal.tenant.id):
-            assert tenant_id is not None
-            raise NotFound(str(TenantNotFound(tenant_id)), param="tenant_id")
-        return principal.tenant.id
+async def _tenant(services: Services, request: Request) -> UUID | None:
+    principal = context.principal_of(request.scope)
+    if "admin" in principal.key.scopes:
+        return await query_tenant(request, services.store)
+    # A key with the scope ``usage`` sees its own tenant only; others do not exist for it.
+    tenant_id = query_id(request, "tenant_id")
+    if tenant_id not in (None, principal.tenant.id):
+        assert tenant_id is not None
+        raise NotFound(str(TenantNotFound(tenant_id)), param="tenant_id")
+    return principal.tenant.id
 
-    async def _names(ids: Iterable[UUID | None]) -> Mapping[UUID, str]:
-        wanted = {tenant_id for tenant_id in ids if tenant_id is not None}
-        return await store.names(wanted) if wanted else {}
 
-    async def audit_log(request: Request) -> Response:
-        page = page_of(request, int)
-        entries = await store.list_audit(
-            await query_tenant(request, store),
-            search=page.search,
-            after=page.after,
-            limit=page.fetched,
-        )
-        names = await _names(entry.tenant_id for entry in entries)
-        return listing(
-            entries,
-            page,
-            lambda entry: entry.id,
-            lambda entry: AuditObject.of(entry, names.get(entry.tenant_id)),
-        )
+async def _names(services: Services, ids: Iterable[UUID | None]) -> Mapping[UUID, str]:
+    wanted = {tenant_id for tenant_id in ids if tenant_id is not None}
+    return await services.store.names(wanted) if wanted else {}
 
-    return [
-        admin_route("/usage", "GET", usage, scope="usage", query=_USAGE_QUERY),
-        admin_route("/usage/requests", "GET", requests, scope="usage", query=_ROWS_QUERY),
-        admin_route("/audit_log", "GET", audit_log, query=("tenant_id", *PAGE_QUERY)),
-    ]
+
+async def audit_log(services: Services, request: Request) -> Response:
+    page = page_of(request, int)
+    entries = await services.store.list_audit(
+        await query_tenant(request, services.store),
+        search=page.search,
+        after=page.after,
+        limit=page.fetched,
+    )
+    names = await _names(services, (entry.tenant_id for entry in entries))
+    return listing(
+        entries,
+        page,
+        lambda entry: entry.id,
+        lambda entry: AuditObject.of(entry, names.get(entry.tenant_id)),
+    )
 
 
 def _span(request: Request) -> tuple[datetime, datetime]:

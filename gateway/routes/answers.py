@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from gateway import context
 from gateway.answers.event_stream import Chunks, EventStream, open_event_stream
-from gateway.errors import ApiError, InvalidRequestError, UnsupportedMediaType, to_api_error
+from gateway.errors import ApiError, InvalidRequestError, to_api_error
 from gateway.generation.delta import Delta
 from gateway.generation.generation import Generation
 from gateway.schemas.chat import StreamOptions
 from gateway.schemas.common import Usage
-from gateway.streams.streams import Streams
+from gateway.services import Services
 from gateway.transport.disconnect import until_disconnect
 
 FIRST_OUTPUT_S = 0.1
@@ -32,24 +32,16 @@ class Completion(Protocol):
     def body(self, usage: Usage) -> bytes: ...
 
 
-class Answers:
-    """Sends generations as event streams; one for all routes."""
-
-    def __init__(self, streams: Streams, *, heartbeat_s: float) -> None:
-        self._streams = streams
-        self._heartbeat_s = heartbeat_s
-
-    async def stream(
-        self, request: Request, generation: Generation, chunks: Chunks, *, resumable: bool
-    ) -> Response:
-        """The generation as server-sent events. It is closed by the response, or by ``Streams`` if
-        it is resumable."""
-        await wait_for_refusal(request, generation)
-        if not resumable:
-            return EventStream(generation, chunks, heartbeat_s=self._heartbeat_s)
-        return await open_event_stream(
-            self._streams, generation, chunks, heartbeat_s=self._heartbeat_s
-        )
+async def stream(
+    services: Services, request: Request, generation: Generation, chunks: Chunks, *, resumable: bool
+) -> Response:
+    """The generation as server-sent events. It is closed by the response, or by ``Streams`` if it
+    is resumable."""
+    await wait_for_refusal(request, generation)
+    heartbeat_s = services.config.server.heartbeat_s
+    if not resumable:
+        return EventStream(generation, chunks, heartbeat_s=heartbeat_s)
+    return await open_event_stream(services.streams, generation, chunks, heartbeat_s=heartbeat_s)
 
 
 def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -> bool:
@@ -109,22 +101,3 @@ def is_obfuscated(options: StreamOptions | None) -> bool:
 def error_response(error: Exception, *, began: bool = False) -> Response:
     answer = to_api_error(error)
     return Response(answer.body(), answer.status, answer.headers(began=began))
-
-
-def check_media_type(request: Request) -> None:
-    """Raise ``UnsupportedMediaType`` unless the body is JSON. A body without a type is taken for
-    JSON.
-
-    Compressed bodies are refused, because limits are checked before a body is decompressed.
-    """
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
-    if media_type.strip().lower() != "application/json":
-        raise UnsupportedMediaType(
-            "Send the body as JSON, with the header content-type: application/json."
-        )
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise UnsupportedMediaType(
-            "Send the body as it is, without the header content-encoding.",
-            param="content-encoding",
-        )

@@ -9,11 +9,8 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from engine.client.client import EngineClient
-from gateway.lifecycle import Lifecycle
-from gateway.metrics.metrics import Metrics
+from gateway.services import Services
 from tenants.errors import TenantsError
 from tenants.store import Store
 
@@ -33,41 +30,36 @@ class Readiness(msgspec.Struct, kw_only=True):
     """Work beside the requests that dies again and again, for a minute now."""
 
 
-def health_routes(
-    *, engine: EngineClient, store: Store, lifecycle: Lifecycle, metrics: Metrics
-) -> list[Route]:
-    async def livez(request: Request) -> Response:
-        return Response(b'{"status":"alive"}', media_type="application/json")
+async def livez(services: Services, request: Request) -> Response:
+    return Response(b'{"status":"alive"}', media_type="application/json")
 
-    async def readyz(request: Request) -> Response:
-        """200 while requests are served, even if the database is away: known keys keep working, and
-        taking every gateway out of rotation at once would make an outage of it. The background work
-        that is needed survives it, too."""
-        failing = lifecycle.failing
-        ready = engine.ready and not lifecycle.draining and NEEDED.isdisjoint(failing)
-        body = Readiness(
-            status="ready" if ready else "not ready",
-            engine="ready" if engine.ready else "away",
-            store="ready" if await _answers(store) else "away",
-            draining=lifecycle.draining,
-            failing=failing,
-        )
-        headers = {} if ready else {"retry-after": "1"}
-        return Response(
-            msgspec.json.encode(body),
-            200 if ready else 503,
-            headers,
-            media_type="application/json",
-        )
 
-    async def scrape(request: Request) -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def readyz(services: Services, request: Request) -> Response:
+    """200 while requests are served, even if the database is away: known keys keep working, and
+    taking every gateway out of rotation at once would make an outage of it. The background work
+    that is needed survives it, too."""
+    engine, lifecycle = services.engine, services.lifecycle
+    failing = lifecycle.failing
+    ready = engine.ready and not lifecycle.draining and NEEDED.isdisjoint(failing)
+    body = Readiness(
+        status="ready" if ready else "not ready",
+        engine="ready" if engine.ready else "away",
+        store="ready" if await _answers(services.store) else "away",
+        draining=lifecycle.draining,
+        failing=failing,
+    )
+    headers = {} if ready else {"retry-after": "1"}
+    return Response(
+        msgspec.json.encode(body),
+        200 if ready else 503,
+        headers,
+        media_type="application/json",
+    )
 
-    return [
-        Route("/livez", livez, methods=["GET"]),
-        Route("/readyz", readyz, methods=["GET"]),
-        Route("/metrics", scrape, methods=["GET"]),
-    ]
+
+async def metrics(services: Services, request: Request) -> Response:
+    text = services.metrics.render()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _answers(store: Store) -> bool:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
+
+from gateway.schemas.operation import Operation
+from gateway.services import Services
 
 WEB = Path(__file__).parent.parent / "web"
 
@@ -36,34 +38,26 @@ class Pages(StaticFiles):
         return response
 
 
-def public_paths(folder: Path = WEB) -> frozenset[str]:
-    """Every path of the pages; nothing else below ``/`` is public."""
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    pages = [f"/{page}{slash}" for page in _pages(folder) for slash in ("", "/")]
-    root = ["/"] if files else []
-    return frozenset([*root, *pages, *(f"/{path.as_posix()}" for path in files)])
-
-
-def _pages(folder: Path) -> list[str]:
-    """The folders that have a page of their own."""
-    return [path.parent.name for path in folder.glob("*/index.html")]
-
-
-def page_routes(folder: Path = WEB) -> list[Route]:
-    """One route for each file. A mounted folder would match every path, and so hide the 405 of
-    other routes."""
+def operations(folder: Path = WEB) -> list[Operation]:
+    """One for each file, which is public, and nothing else below ``/`` is."""
     if not folder.is_dir():
         return []
     pages = Pages(directory=folder, html=True)
-    bare = {f"/{page}" for page in _pages(folder)}
-    served = sorted(public_paths(folder) - bare)
+
+    async def serve(services: Services, request: Request) -> Response:
+        scope = request.scope
+        return await pages.get_response(pages.get_path(scope), scope)
+
+    names = [path.parent.name for path in folder.glob("*/index.html")]
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    served = {"/", *(f"/{name}/" for name in names), *(f"/{file}" for file in files)}
     return [
-        *(Route(path, _add_slash, methods=["GET"]) for path in sorted(bare)),
-        *(Route(path, pages, methods=["GET"]) for path in served),
+        *(Operation("GET", f"/{name}", "", _add_slash, scope=None) for name in names),
+        *(Operation("GET", path, "", serve, scope=None) for path in sorted(served)),
     ]
 
 
-async def _add_slash(request: Request) -> Response:
+async def _add_slash(services: Services, request: Request) -> Response:
     """Redirect to the folder's URL, which a page's relative links need. The location is a path
     only, so that it does not echo the client's Host header."""
     return RedirectResponse(f"{request.scope['path']}/", 308)

@@ -12,32 +12,27 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway import context
 from gateway.answers.event_stream import FollowingEventStream
-from gateway.config import ServerConfig
 from gateway.errors import InvalidRequestError
-from gateway.streams.streams import Streams
+from gateway.services import Services
 
 
-def stream_routes(streams: Streams, config: ServerConfig) -> list[Route]:
-    async def resume(request: Request) -> Response:
-        reader = await streams.follow_as(
-            context.principal_of(request.scope),
-            request.path_params["stream_id"],
-            kind="sse",
-            after=_position(request.query_params.get("from", "0")),
-        )
-        return FollowingEventStream(reader, heartbeat_s=config.heartbeat_s)
+async def resume(services: Services, request: Request) -> Response:
+    reader = await services.streams.follow_as(
+        context.principal_of(request.scope),
+        request.path_params["stream_id"],
+        kind="sse",
+        after=_position(request.query_params.get("from", "0")),
+    )
+    return FollowingEventStream(reader, heartbeat_s=services.config.server.heartbeat_s)
 
-    async def stop(request: Request) -> Response:
-        tenant = context.principal_of(request.scope).tenant
-        await streams.stop(request.path_params["stream_id"], tenant.id)
-        return Response(status_code=204)
 
-    path = "/v1/streams/{stream_id}"
-    return [Route(path, resume, methods=["GET"]), Route(path, stop, methods=["DELETE"])]
+async def stop(services: Services, request: Request) -> Response:
+    tenant = context.principal_of(request.scope).tenant
+    await services.streams.stop(request.path_params["stream_id"], tenant.id)
+    return Response(status_code=204)
 
 
 def _position(text: str) -> int:

@@ -6,20 +6,17 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from engine.client.client import EngineClient
-from engine.errors import EngineDead
 from engine.text.tokenizer import Tokenizer
 from gateway import context
 from gateway.admission import tool_use
 from gateway.admission.admission import Admission
+from gateway.admission.served_models import max_model_len
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.prompts import texts
-from gateway.routes import answers
+from gateway.routes.http import json_answer
 from gateway.schemas.chat import FunctionTool
 from gateway.schemas.tokenize import (
     DetokenizeAnswer,
@@ -27,11 +24,8 @@ from gateway.schemas.tokenize import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from gateway.transport import bodies
+from gateway.services import Services
 from tenants.access import require_scope
-
-_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 _ONLY_WITH_MESSAGES = (
     "tools",
@@ -42,52 +36,42 @@ _ONLY_WITH_MESSAGES = (
 )
 
 
-def tokenize_routes(
-    admission: Admission, engine: EngineClient, tokenizer: Tokenizer
-) -> list[Route]:
-    threads = admission.prompt_threads
-
-    def tenant_of(request: Request, model: str) -> UUID:
-        """The tenant of the request. Raises unless its key may use ``model``."""
-        principal = context.principal_of(request.scope)
-        require_scope(principal.key, "chat")
-        admission.models.find(principal, model)
-        return principal.tenant.id
-
-    async def tokenize(request: Request) -> Response:
-        answers.check_media_type(request)
-        body = bodies.decode(_tokenize_decoder, await request.body())
-        tenant = tenant_of(request, body.model)
-        token_ids = await _token_ids(body, admission, tokenizer, tenant)
-        names = None
-        if body.return_token_strs:
-            name = partial(_names, token_ids, tokenizer)
-            names = await threads.run(name, tenant=tenant, size=len(token_ids))
-        return _json(
-            TokenizeAnswer(
-                count=len(token_ids),
-                max_model_len=_max_model_len(engine),
-                tokens=token_ids,
-                token_strs=names,
-            )
+async def tokenize(services: Services, request: Request, body: TokenizeRequest) -> Response:
+    tenant, tokenizer = _tenant_of(services, request, body.model), services.tokenizer
+    token_ids = await _token_ids(body, services.admission, tokenizer, tenant)
+    names = None
+    if body.return_token_strs:
+        threads = services.admission.prompt_threads
+        name = partial(_names, token_ids, tokenizer)
+        names = await threads.run(name, tenant=tenant, size=len(token_ids))
+    return json_answer(
+        TokenizeAnswer(
+            count=len(token_ids),
+            max_model_len=max_model_len(services.engine),
+            tokens=token_ids,
+            token_strs=names,
         )
+    )
 
-    async def detokenize(request: Request) -> Response:
-        answers.check_media_type(request)
-        body = bodies.decode(_detokenize_decoder, await request.body())
-        tenant = tenant_of(request, body.model)
 
-        def decode() -> str:
-            texts.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
-            return tokenizer.decode(body.tokens, skip_special_tokens=False)
+async def detokenize(services: Services, request: Request, body: DetokenizeRequest) -> Response:
+    tenant, tokenizer = _tenant_of(services, request, body.model), services.tokenizer
 
-        text = await threads.run(decode, tenant=tenant, size=len(body.tokens))
-        return _json(DetokenizeAnswer(prompt=text))
+    def decode() -> str:
+        texts.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
+        return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
-    return [
-        Route("/v1/tokenize", tokenize, methods=["POST"]),
-        Route("/v1/detokenize", detokenize, methods=["POST"]),
-    ]
+    threads = services.admission.prompt_threads
+    text = await threads.run(decode, tenant=tenant, size=len(body.tokens))
+    return json_answer(DetokenizeAnswer(prompt=text))
+
+
+def _tenant_of(services: Services, request: Request, model: str) -> UUID:
+    """The tenant of the request. Raises unless its key may use ``model``."""
+    principal = context.principal_of(request.scope)
+    require_scope(principal.key, "chat")
+    services.models.find(principal, model)
+    return principal.tenant.id
 
 
 async def _token_ids(
@@ -135,14 +119,3 @@ def _tools(body: TokenizeRequest, admission: Admission) -> list[dict[str, Any]] 
 
 def _names(token_ids: list[int], tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids]
-
-
-def _max_model_len(engine: EngineClient) -> int | None:
-    try:
-        return engine.info.max_model_len
-    except EngineDead:
-        return None
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,95 +1,76 @@
-"""The AsyncAPI document of the WebSocket chat, made from the structs of ``schemas.ws``.
+"""The AsyncAPI document of the WebSockets, made from the table of routes and the structs of their
+messages.
 
-What the messages mean, in which order they come and how a socket ends is the text of that module,
-which is the document's description too.
+What the messages mean, in which order they come and how a socket ends is the text of the module
+that defines them, which is the channel's description too.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import msgspec
 
-from gateway.schemas import ws
 from gateway.schemas.openapi import package_version
+from gateway.schemas.operation import SOCKET, Operation
 
-CHANNEL = "/v1/chat"
 _REFS = "#/components/schemas/{name}"
-
-CLIENT_MESSAGES: Mapping[str, type[msgspec.Struct]] = {
-    "auth": ws.Auth,
-    "chat": ws.Chat,
-    "resume": ws.Resume,
-    "cancel": ws.Cancel,
-    "ping": ws.Ping,
-}
-SERVER_MESSAGES: Mapping[str, type[msgspec.Struct]] = {
-    "ready": ws.Ready,
-    "started": ws.Started,
-    "delta": ws.Delta,
-    "done": ws.Done,
-    "turnError": ws.TurnError,
-    "socketError": ws.SocketError,
-    "pong": ws.Pong,
-}
+_TICKET = {"type": "string", "description": "Of POST /v1/ws-tickets."}
 
 
-def document() -> dict[str, Any]:
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """An AsyncAPI 3.0 document, from the server's side: it receives what clients send."""
-    structs = {**CLIENT_MESSAGES, **SERVER_MESSAGES}
-    _, schemas = msgspec.json.schema_components(list(structs.values()), ref_template=_REFS)
+    sockets = {one.path.rpartition("/")[2]: one for one in operations if one.method == SOCKET}
+    structs = {
+        f"{channel}_{struct.__name__}": struct
+        for channel, socket in sockets.items()
+        for struct in (*get_args(socket.body), *get_args(socket.events))
+    }
+    refs, schemas = msgspec.json.schema_components(list(structs.values()), ref_template=_REFS)
     return {
         "asyncapi": "3.0.0",
-        "info": {
-            "title": "Sluice chat over WebSockets",
-            "version": package_version(),
-            "description": inspect.cleandoc(ws.__doc__ or ""),
-        },
+        "info": {"title": "Sluice over WebSockets", "version": package_version()},
         "defaultContentType": "application/json",
-        "channels": {
-            "chat": {
-                "address": CHANNEL,
-                "messages": {name: _ref("messages", name) for name in structs},
-                "bindings": {
-                    "ws": {
-                        "method": "GET",
-                        "query": {
-                            "type": "object",
-                            "properties": {
-                                "ticket": {
-                                    "type": "string",
-                                    "description": "Of POST /v1/ws-tickets.",
-                                }
-                            },
-                        },
-                    }
-                },
-            }
-        },
+        "channels": {name: _channel(name, socket) for name, socket in sockets.items()},
         "operations": {
-            "receive": _operation("receive", CLIENT_MESSAGES),
-            "send": _operation("send", SERVER_MESSAGES),
+            f"{action}_{name}": {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{name}"},
+                "messages": [
+                    {"$ref": f"#/channels/{name}/messages/{struct.__name__}"}
+                    for struct in get_args(messages)
+                ],
+            }
+            for name, socket in sockets.items()
+            for action, messages in (("receive", socket.body), ("send", socket.events))
         },
         "components": {
-            "messages": {name: _message(name, struct) for name, struct in structs.items()},
+            "messages": {
+                key: {"name": struct.__name__, "payload": ref}
+                for (key, struct), ref in zip(structs.items(), refs, strict=True)
+            },
             "schemas": schemas,
         },
     }
 
 
-def _operation(action: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+def _channel(name: str, socket: Operation) -> dict[str, Any]:
+    messages = (*get_args(socket.body), *get_args(socket.events))
+    module = sys.modules[get_args(socket.body)[-1].__module__]
     return {
-        "action": action,
-        "channel": {"$ref": "#/channels/chat"},
-        "messages": [{"$ref": f"#/channels/chat/messages/{name}"} for name in messages],
+        "address": socket.path,
+        "description": inspect.cleandoc(module.__doc__ or ""),
+        "messages": {
+            one.__name__: {"$ref": f"#/components/messages/{name}_{one.__name__}"}
+            for one in messages
+        },
+        "bindings": {
+            "ws": {
+                "method": "GET",
+                "query": {"type": "object", "properties": {"ticket": _TICKET}},
+            }
+        },
     }
-
-
-def _message(name: str, struct: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"name": name, "payload": _ref("schemas", struct.__name__)}
-
-
-def _ref(kind: str, name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/{kind}/{name}"}

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.schemas.response_answers import ResponseEvent
 from gateway.schemas.responses import ResponseFields
 
 
@@ -75,3 +76,6 @@ class SocketError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     status: int
     error: SocketErrorObject
     stream_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+ServerMessage = ResponseEvent | SocketError

@@ -183,3 +183,6 @@ class SocketError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
     data: str | None = None
+
+
+ServerMessage = Ready | Started | Delta | Done | TurnError | SocketError | Pong

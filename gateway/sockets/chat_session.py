@@ -11,10 +11,9 @@ import msgspec
 from starlette.websockets import WebSocket
 
 from engine.client.client import EngineClient
-from engine.errors import EngineDead
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
-from gateway.admission.served_models import ServedModels
+from gateway.admission.served_models import ServedModels, max_model_len
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import (
@@ -79,7 +78,7 @@ class ChatSession(SocketSession):
             None,
             ws.Ready(
                 models=list(self._models.names(principal)),
-                max_model_len=self._max_model_len(),
+                max_model_len=max_model_len(self._engine),
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,
             ),
@@ -224,12 +223,6 @@ class ChatSession(SocketSession):
             headers=error.limit_headers() or msgspec.UNSET,
         )
         return msgspec.json.encode(event)
-
-    def _max_model_len(self) -> int | None:
-        try:
-            return self._engine.info.max_model_len
-        except EngineDead:
-            return None
 
 
 def _decode(text: str) -> ws.ClientMessage:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.schemas.openapi import Operation
+from gateway.schemas.operation import Operation
 from tests.attack.serving import Deployment, assert_memory_is_back
 from tests.gateway import shapes
 

@@ -1,6 +1,6 @@
 """Every route with every kind of key that may not use it, and the ids of another tenant.
 
-Routes and WebSockets are taken from the application itself: a new one is tried from its first day.
+Routes and WebSockets are taken from the table of routes: a new one is tried from its first day.
 Keys that may use a route, with another tenant's ids, are tried in
 ``tests/gateway/test_isolation.py``; queries that ask for another tenant's rows, in
 ``tests/tenants/test_isolation.py``.
@@ -14,11 +14,12 @@ from typing import get_args
 from uuid import UUID
 
 import pytest
-from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 
 from gateway.admin.provisioning import make_key
-from gateway.routes.pages import public_paths
+from gateway.routes import pages
+from gateway.routes.table import OPERATIONS
+from gateway.schemas.operation import SOCKET
 from tenants.types import Scope
 from tests.gateway.conftest import model_dir
 from tests.gateway.owners import KINDS, PARAMETER, SECRET, Owner, Place, place
@@ -30,7 +31,10 @@ from tests.postgres import pg_dsn
 __all__ = ["model_dir", "pg_dsn", "place"]
 pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
 
-PUBLIC = {"/livez", "/readyz", "/openapi.json", "/asyncapi.json", *public_paths()}
+PUBLIC = {
+    *("/livez", "/readyz", "/openapi.json", "/asyncapi.json"),
+    *(operation.path for operation in pages.operations()),
+}
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
@@ -47,22 +51,15 @@ def scopes_of(path: str) -> set[Scope]:
 
 def routes(place: Place) -> Iterator[tuple[str, str, str]]:
     """(method, path template, path with the owner's ids) of all that need a key."""
-    for route in place.gateway.app.routes:
-        if isinstance(route, Route) and route.path not in PUBLIC:
-            path = filled(route.path, place.owner)
-            for method in sorted((route.methods or set()) - {"HEAD"}):
-                yield method, route.path, path
+    for operation in OPERATIONS:
+        if operation.path not in PUBLIC and operation.method != SOCKET:
+            path = filled(operation.path, place.owner)
+            yield operation.method, operation.path, path
 
 
-def sockets(place: Place) -> list[str]:
-    """The paths of all WebSockets that need a key; between workers they have a secret."""
-    found = []
-    for route in place.gateway.app.routes:
-        # Anything else, such as a mount, would have routes of its own that nothing here tries.
-        assert isinstance(route, Route | WebSocketRoute), route
-        if isinstance(route, WebSocketRoute) and not PARAMETER.search(route.path):
-            found.append(route.path)
-    return found
+def sockets() -> list[str]:
+    """The paths of all WebSockets."""
+    return [operation.path for operation in OPERATIONS if operation.method == SOCKET]
 
 
 def filled(template: str, owner: Owner) -> str:
@@ -136,7 +133,7 @@ async def test_a_dead_key_opens_no_route(place: Place) -> None:
             assert SECRET.encode() not in answer.body
             num_tried += 1
     assert num_tried > 200
-    for path in sockets(place):
+    for path in sockets():
         for kind, key in keys.items():
             if key is not None:
                 assert await refused(place, path, key) == 401, (kind, path)
@@ -181,7 +178,7 @@ async def test_a_key_opens_the_routes_of_its_scope_and_no_other(place: Place) ->
                     assert answer.status == 403, (scope, method, template, answer.body)
                     num_refused += 1
                 assert SECRET.encode() not in answer.body
-            for path in sockets(place):
+            for path in sockets():
                 if scope not in scopes_of(path):
                     assert await refused(place, path, key) == 4403, (scope, path)
     assert num_refused > 150

@@ -9,10 +9,17 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from gateway.schemas.openapi import OPERATIONS, Operation
+from gateway.routes.table import OPERATIONS
+from gateway.schemas.operation import Operation
 from tests.gateway.serving import MODEL
 
-WITH_BODY = [operation for operation in OPERATIONS if operation.body is not None]
+WITH_BODY = [
+    operation
+    for operation in OPERATIONS
+    if operation.body is not None
+    and operation.method == "POST"
+    and operation.path.startswith("/v1/")
+]
 MAX_DEPTH = 5
 
 _HOLE, _NAME = "\0hole", "\0name"

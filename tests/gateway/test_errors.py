@@ -97,7 +97,6 @@ def test_the_tree_in_the_docstring_is_complete(kind: type[ApiError]) -> None:
         (CompileTimeout(5), 400, "invalid_request"),
         (CompilerUnavailable("no library"), 503, "formats_unavailable"),
         (HTTPException(404), 404, "not_found"),
-        (HTTPException(405, headers={"Allow": "GET"}), 405, "method_not_allowed"),
         (HTTPException(400, "odd"), 400, "invalid_request"),
     ],
 )
@@ -121,10 +120,6 @@ def test_who_comes_before_the_engine_is_told_how_to_wait() -> None:
     assert "being started" in error.message
     assert "/readyz" in error.message
     assert error.headers()["retry-after"] == "2"
-
-
-def test_a_wrong_path_is_told_how_paths_begin() -> None:
-    assert "begin with /v1" in to_api_error(HTTPException(404)).message
 
 
 def test_what_nobody_foresaw_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:

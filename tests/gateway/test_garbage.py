@@ -19,7 +19,7 @@ import pytest
 from gateway.bench.load import Load, Manner
 from gateway.commands.database import Address
 from gateway.errors import InvalidApiKey
-from gateway.schemas.openapi import Operation
+from gateway.schemas.operation import Operation
 from tests.gateway import shapes
 from tests.gateway.engine_double import EngineDouble, Play, says
 from tests.gateway.raw_http import RawClient, post

@@ -37,7 +37,7 @@ async def test_no_path_reaches_what_is_anothers(place: Place) -> None:
     """Each of the owner's ids in each place; and told as what never was, word for word."""
     before = await place.snapshot()
     num_tried = 0
-    for method, path in routes_with_ids(place.gateway, admin=False):
+    for method, path in routes_with_ids(admin=False):
         for name in place.owner.everything():
             answer = await place.send(method, PARAMETER.sub(name, path), place.stranger.api_key)
             assert answer.status == 404, (method, path, name, answer.body)
@@ -54,7 +54,7 @@ async def test_no_admin_path_mixes_tenants(place: Place) -> None:
     """Below the stranger's tenant nothing of the owner's is found, nor below one that is none."""
     before = await place.snapshot()
     num_tried = 0
-    for method, path in routes_with_ids(place.gateway, admin=True):
+    for method, path in routes_with_ids(admin=True):
         names = PARAMETER.findall(path)
         if "tenant_id" not in names:
             continue  # the streams: an administrator's, whosever they are

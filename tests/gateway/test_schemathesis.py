@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.routes.table import OPERATIONS
 from gateway.schemas import openapi
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.serving import MODEL, Gateway
@@ -32,7 +33,7 @@ async def test_no_request_is_answered_with_a_5xx(
     gateway: Gateway, double: EngineDouble, tmp_path: Path
 ) -> None:
     double.script = lambda prompt: Play(text="Hi")
-    document = openapi.document()
+    document = openapi.document([one for one in OPERATIONS if not one.path.startswith("/admin/")])
     for schema in document["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
             schema["properties"]["model"]["const"] = MODEL  # else every request ends with a 404

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway import context
 from gateway.errors import InvalidApiKey
-from gateway.middleware.auth import Auth, bearer_token
-from gateway.routes.pages import public_paths
+from gateway.middleware.auth import Auth, Operations, bearer_token
+from gateway.routes import pages
+from gateway.schemas.operation import SOCKET, Operation
 from tenants.errors import ScopeMissing
+from tenants.types import Scope as KeyScope
 from tests.gateway.raw_http import exchange, get
 from tests.gateway.serving import Gateway
 
@@ -87,14 +91,53 @@ async def test_scopes(gateway: Gateway) -> None:
 
 @pytest.mark.asyncio
 async def test_public_paths_are_served_without_a_key(gateway: Gateway) -> None:
-    for path in ("/livez", "/readyz", *public_paths()):
+    for path in ("/livez", "/readyz", *(page.path for page in pages.operations())):
         expected = 308 if path == "/admin" else 200
         assert (await get(gateway, path)).status == expected, path
 
 
+async def never(*_: object) -> None:
+    raise AssertionError
+
+
+OPERATIONS = Operations(
+    [
+        Operation("GET", "/open", "", never, None),
+        Operation("GET", "/admin/v1/one", "", never, "admin"),
+        Operation("GET", "/v1/{id}/deep", "", never, "responses"),
+        Operation("POST", "/v1/fixed", "", never, "chat"),
+        Operation("DELETE", "/v1/{id}", "", never, "usage"),
+        Operation(SOCKET, "/ws", "", never, "chat"),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "path", "needed"),
+    [
+        ("http", "GET", "/open", None),
+        ("http", "HEAD", "/open", None),
+        ("http", "POST", "/open", None),
+        ("http", "GET", "/admin/v1/one", "admin"),
+        ("http", "POST", "/admin/v1/one", "usage"),
+        ("http", "GET", "/admin/v1/none", "usage"),
+        ("http", "GET", "/v1/x/deep", "responses"),
+        ("http", "PUT", "/v1/x/deep", "responses"),
+        ("http", "DELETE", "/v1/fixed", "usage"),
+        ("http", "GET", "/v1/responses/x/y", "responses"),
+        ("http", "GET", "/none", "chat"),
+        ("http", "GET", "/ws", None),
+        ("websocket", "", "/ws", None),
+        ("websocket", "", "/open", None),
+        ("websocket", "", "/v1/fixed", "chat"),
+        ("websocket", "", "/none", "chat"),
+    ],
+)
 @pytest.mark.asyncio
-async def test_a_path_with_a_slash_at_its_end_stands_for_all_below_it(gateway: Gateway) -> None:
-    """Whatever the routes there ask for: a request is refused before they see it."""
+async def test_a_key_needs_what_the_table_says(
+    gateway: Gateway, kind: str, method: str, path: str, needed: str | None
+) -> None:
+    """Or, where nothing is, what lies beside it needs."""
     entered: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,31 +146,27 @@ async def test_a_path_with_a_slash_at_its_end_stands_for_all_below_it(gateway: G
     async def nothing(*_: object) -> Message:
         raise AssertionError
 
-    auth = Auth(
-        app,
-        authenticator=gateway.authenticator,
-        public={"/open"},
-        sockets={"/ws"},
-        scopes={"/admin/": "admin", "/metrics": "admin"},
-    )
-    header = [(b"authorization", f"Bearer {gateway.api_key}".encode())]
+    auth = Auth(app, authenticator=gateway.authenticator, operations=OPERATIONS)
 
-    async def ask(kind: str, path: str, headers: list[tuple[bytes, bytes]]) -> None:
-        scope: Scope = {"type": kind, "path": path, "headers": headers}
+    async def ask(headers: list[tuple[bytes, bytes]]) -> None:
+        scope: Scope = {"type": kind, "method": method, "path": path, "headers": headers}
         context.attach(scope, nothing)  # type: ignore[arg-type]
         await auth(scope, nothing, nothing)  # type: ignore[arg-type]
 
-    for path in ("/admin/", "/admin/tenants", "/admin/tenants/x", "/metrics"):
-        with pytest.raises(ScopeMissing):
-            await ask("http", path, header)
-    for path in ("/admin", "/administration", "/metrics/x", "/v1"):
-        await ask("http", path, header)
-    assert entered == ["/admin", "/administration", "/metrics/x", "/v1"]
-    for kind, path in (("http", "/open"), ("websocket", "/open"), ("websocket", "/ws")):
-        await ask(kind, path, [])
+    if needed is None:
+        await ask([])
+        assert entered == [path]
+        return
     with pytest.raises(InvalidApiKey):
-        await ask("http", "/ws", [])
-    assert entered[4:] == ["/open", "/open", "/ws"]
+        await ask([])
+    for scope in get_args(KeyScope):
+        header = [(b"authorization", f"Bearer {await gateway.key(scope)}".encode())]
+        if scope == needed or (scope, needed) in (("admin", "usage"), ("chat", "responses")):
+            await ask(header)
+        else:
+            with pytest.raises(ScopeMissing):
+                await ask(header)
+    assert len(entered) in (1, 2)
 
 
 def test_no_header_is_no_token() -> None:

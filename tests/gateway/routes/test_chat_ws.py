@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from gateway.errors import PermissionDenied
-from gateway.routes.chat_ws import check_origin
+from gateway.routes.sockets import check_origin
 from tests.gateway.raw_http import bodiless, exchange
 from tests.gateway.serving import Gateway, served_double
 from tests.gateway.ws_client import WsClient, connected, text_of

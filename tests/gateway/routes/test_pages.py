@@ -2,12 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from gateway.routes.pages import page_routes, public_paths
+from gateway.middleware.auth import Auth, Operations
+from gateway.middleware.errors import Errors
+from gateway.middleware.request_id import RequestId
+from gateway.routes import pages
+from gateway.routes.dispatch import dispatcher
+from tenants.authenticator import Authenticator
 
 
 @pytest.fixture
@@ -24,7 +30,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> Iterator[TestClient]:
-    with TestClient(Starlette(routes=page_routes(folder))) as client:
+    app = Starlette()
+    served = Operations(pages.operations(folder))
+    services: Any = None
+    app.router.default = dispatcher(services, served)
+    app.add_middleware(Auth, authenticator=cast("Authenticator", None), operations=served)
+    app.add_middleware(Errors)
+    app.add_middleware(RequestId)
+    with TestClient(app) as client:
         yield client
 
 
@@ -49,12 +62,12 @@ def test_a_file_that_did_not_change_is_not_sent_again(client: TestClient) -> Non
 
 def test_only_the_folder_and_only_reading(client: TestClient) -> None:
     for path in ("/../outside.txt", "/%2e%2e/outside.txt", "/js", "/js/", "/nothing"):
-        assert client.get(path).status_code == 404, path
+        assert client.get(path).status_code == 401, path
     assert client.post("/").status_code == 405
 
 
 def test_public_paths_name_each_file(folder: Path) -> None:
-    assert public_paths(folder) == {
+    assert {one.path for one in pages.operations(folder)} == {
         "/",
         "/index.html",
         "/admin",
@@ -73,5 +86,4 @@ def test_a_page_in_a_folder(client: TestClient) -> None:
 
 
 def test_without_a_folder_nothing_is_public(tmp_path: Path) -> None:
-    assert public_paths(tmp_path / "none") == frozenset()
-    assert page_routes(tmp_path / "none") == []
+    assert pages.operations(tmp_path / "none") == []

@@ -1,77 +1,25 @@
-"""Common to all routes of ``/admin/v1``: who may call them, on whose behalf, and how errors are
-reported.
-
-Every handler runs behind ``admin_route``: the key needs the scope that it names, every change is
-written to the audit log under that key's public id, and bodies and ids are checked before the store
-is asked.
-"""
+"""What handlers share: reading a request's parameters, and answering with JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from gateway import context
-from gateway.errors import InvalidRequestError, NotFound, quoted
-from gateway.routes.answers import check_media_type
-from gateway.transport.bodies import decode
-from tenants.access import require_scope
-from tenants.audit import acting_as
+from gateway.errors import InvalidRequestError, NotFound, UnsupportedMediaType, quoted
 from tenants.errors import TenantNotFound
 from tenants.store import Store
-from tenants.types import Scope
-
-PREFIX = "/admin/v1"
-
-Handler = Callable[[Request], Awaitable[Response]]
-T = TypeVar("T")
 
 
-def admin_route(
-    path: str,
-    method: str,
-    handler: Handler,
-    *,
-    scope: Scope = "admin",
-    query: Collection[str] = (),
-) -> Route:
-    """A route below ``/admin/v1`` for keys with ``scope``.
-
-    ``query``: the parameters that it reads. All others are refused: a misspelt ``tenant_id`` would
-    show the sums of all tenants as one tenant's.
-    """
-
-    async def guarded(request: Request) -> Response:
-        key = context.principal_of(request.scope).key
-        require_scope(key, scope)
-        for name in request.query_params:
-            if name not in query:
-                known = f"; this route takes {', '.join(query)}" if query else ""
-                raise InvalidRequestError(
-                    f"Unknown parameter: {quoted(name)}{known}.",
-                    param=name,
-                    code="unknown_parameter",
-                )
-        with acting_as(f"key {key.public_id}"):
-            return await handler(request)
-
-    return Route(PREFIX + path, guarded, methods=[method])
+def json_answer(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-async def body_of(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """The decoded body; an empty one counts as ``{}``."""
-    check_media_type(request)
-    return decode(decoder, await request.body() or b"{}")
-
-
-def answer(value: Any, status: int = 200) -> Response:
+def secret_answer(value: Any, status: int = 200) -> Response:
     """A JSON answer that no cache may keep: it may hold a key."""
     return Response(
         msgspec.json.encode(value),
@@ -79,6 +27,25 @@ def answer(value: Any, status: int = 200) -> Response:
         {"cache-control": "no-store"},
         media_type="application/json",
     )
+
+
+def check_media_type(request: Request) -> None:
+    """Raise ``UnsupportedMediaType`` unless the body is JSON. A body without a type is taken for
+    JSON.
+
+    Compressed bodies are refused, because limits are checked before a body is decompressed.
+    """
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    if media_type.strip().lower() != "application/json":
+        raise UnsupportedMediaType(
+            "Send the body as JSON, with the header content-type: application/json."
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(
+            "Send the body as it is, without the header content-encoding.",
+            param="content-encoding",
+        )
 
 
 def id_of(request: Request, name: str) -> UUID:

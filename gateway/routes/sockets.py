@@ -9,81 +9,75 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from starlette.datastructures import Headers
-from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from gateway import context
-from gateway.errors import Draining, InvalidRequestError, NotFound, PermissionDenied
-from gateway.lifecycle import Lifecycle
-from gateway.metrics.metrics import Metrics
+from gateway.errors import Draining, InvalidRequestError, PermissionDenied
 from gateway.middleware.auth import bearer_token
+from gateway.services import Services
 from gateway.sockets.session import SocketSession
 from gateway.sockets.strangers import Strangers
 from gateway.sockets.tickets import Tickets
-from tenants.authenticator import Authenticator
 
-PATH = "/v1/chat"
+MakeSession = Callable[[WebSocket, str | None], SocketSession]
 SUBPROTOCOL = "sluice.v1"
 KEY_SUBPROTOCOL = "sluice.api-key."
 """Before an API key, for clients that can set nothing but subprotocols."""
 
 
-def ws_route(
-    path: str,
-    make_session: Callable[[WebSocket, str | None], SocketSession],
-    *,
-    authenticator: Authenticator,
-    lifecycle: Lifecycle,
-    metrics: Metrics,
-    tickets: Tickets,
-    strangers: Strangers,
-    allowed_origins: Sequence[str],
-) -> WebSocketRoute:
-    async def serve(socket: WebSocket) -> None:
-        check_origin(socket.headers, allowed_origins)
-        if lifecycle.draining:
-            raise Draining("The server is shutting down.", retry_after_s=1)
-        api_key = await credential(socket, tickets)
-        if api_key is not None:
-            request = context.of(socket.scope)
-            request.principal = await authenticator.authenticate(api_key)
-            if request.trust is not None:
-                request.trust()
-        with _stranger(socket) if api_key is None else contextlib.nullcontext():
-            await _run(socket, api_key)
+async def open_chat(services: Services, socket: WebSocket) -> None:
+    await _serve(services, socket, services.chat_session)
 
-    @contextlib.contextmanager
-    def _stranger(socket: WebSocket) -> Iterator[None]:
-        """Count the socket among those that have not authenticated, until it has."""
-        leave = strangers.enter(socket.client.host if socket.client else "")
+
+async def open_responses(services: Services, socket: WebSocket) -> None:
+    await _serve(services, socket, services.responses_session)
+
+
+async def _serve(services: Services, socket: WebSocket, make_session: MakeSession) -> None:
+    check_origin(socket.headers, services.config.server.allowed_origins)
+    if services.lifecycle.draining:
+        raise Draining("The server is shutting down.", retry_after_s=1)
+    api_key = await credential(socket, services.tickets)
+    if api_key is not None:
         request = context.of(socket.scope)
-        trust = request.trust
+        request.principal = await services.authenticator.authenticate(api_key)
+        if request.trust is not None:
+            request.trust()
+    stranger = _stranger(socket, services.strangers)
+    with stranger if api_key is None else contextlib.nullcontext():
+        await _run(services, socket, make_session(socket, api_key))
 
-        def welcome() -> None:
-            leave()
-            if trust is not None:
-                trust()
 
-        request.trust = welcome
-        try:
-            yield
-        finally:
-            leave()
+@contextlib.contextmanager
+def _stranger(socket: WebSocket, strangers: Strangers) -> Iterator[None]:
+    """Count the socket among those that have not authenticated, until it has."""
+    leave = strangers.enter(socket.client.host if socket.client else "")
+    request = context.of(socket.scope)
+    trust = request.trust
 
-    async def _run(socket: WebSocket, api_key: str | None) -> None:
-        # Never the one with the key: what is echoed can be read by the page and by its logs.
-        offered = socket.scope["subprotocols"]
-        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        session = make_session(socket, api_key)
-        lifecycle.sessions.add(session)
-        metrics.count_socket(+1)
-        try:
-            await session.run()
-        finally:
-            lifecycle.sessions.discard(session)
-            metrics.count_socket(-1)
+    def welcome() -> None:
+        leave()
+        if trust is not None:
+            trust()
 
-    return WebSocketRoute(path, serve)
+    request.trust = welcome
+    try:
+        yield
+    finally:
+        leave()
+
+
+async def _run(services: Services, socket: WebSocket, session: SocketSession) -> None:
+    # Never the one with the key: what is echoed can be read by the page and by its logs.
+    offered = socket.scope["subprotocols"]
+    await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    services.lifecycle.sessions.add(session)
+    services.metrics.count_socket(+1)
+    try:
+        await session.run()
+    finally:
+        services.lifecycle.sessions.discard(session)
+        services.metrics.count_socket(-1)
 
 
 async def credential(socket: WebSocket, tickets: Tickets) -> str | None:
@@ -116,15 +110,6 @@ async def credential(socket: WebSocket, tickets: Tickets) -> str | None:
 
 def _holds_key(subprotocol: str) -> bool:
     return subprotocol.startswith(KEY_SUBPROTOCOL)
-
-
-def unknown_ws_route() -> WebSocketRoute:
-    """The last of the WebSocket routes: answers 404 before the upgrade."""
-
-    async def refuse(socket: WebSocket) -> None:
-        raise NotFound("There is no WebSocket at this path.")
-
-    return WebSocketRoute("/{path:path}", refuse)
 
 
 def check_origin(headers: Headers, allowed: Sequence[str]) -> None:
