@@ -1,4 +1,4 @@
-"""The table of settings says what the code does."""
+"""The tables of routes and of settings say what the code does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from gateway.config import settings
+from gateway.routes.table import OPERATIONS
+from gateway.schemas.operation import SOCKET
 
 README = Path(__file__).parent.parent / "gateway" / "README.md"
 
@@ -24,12 +26,33 @@ def settings_table() -> str:
     return "\n".join(lines).strip()
 
 
-def test_settings_table() -> None:
-    found = re.search(
-        r"<!-- settings: [^>]*-->\n(.*)\n<!-- /settings -->", README.read_text(), re.DOTALL
-    )
+def routes_table() -> str:
+    """As ``settings_table``."""
+    lines = ["| route | a key needs | | what |", "|---|---|---|---|"]
+    for one in OPERATIONS:
+        if one.summary:
+            method = "WebSocket" if one.method == SOCKET else one.method
+            marks = ["reserves"] * one.reserves + ["`Idempotency-Key`"] * one.idempotent
+            route = f"`{method} {one.path.replace(':path', '')}`"
+            needs = "–" if one.scope is None else f"`{one.scope}`"
+            lines.append(f"| {route} | {needs} | {', '.join(marks)} | {one.summary} |")
+    return "\n".join(lines)
+
+
+def marked(name: str) -> str:
+    """The part of the README between two comments."""
+    pattern = rf"<!-- {name}: [^>]*-->\n(.*)\n?<!-- /{name} -->"
+    found = re.search(pattern, README.read_text(), re.DOTALL)
     assert found is not None
-    assert found[1].strip() == settings_table()
+    return found[1].strip()
+
+
+def test_settings_table() -> None:
+    assert marked("settings") == settings_table()
+
+
+def test_routes_table() -> None:
+    assert marked("routes") == routes_table()
 
 
 def test_every_setting_is_explained() -> None:

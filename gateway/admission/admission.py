@@ -7,38 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from uuid import UUID
 
 from engine.client.client import EngineClient
-from engine.sampling_params import SamplingParams
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from gateway.admission import field_checks, output_format, tool_use, unsupported
+from gateway.admission import field_checks, output_format, tool_use
 from gateway.admission.admitted import Admitted
 from gateway.admission.output_format import OutputFormat
 from gateway.admission.priorities import Priorities
+from gateway.admission.request import GenerationRequest, in_the_clients_words
 from gateway.admission.sampling import Sampling, stop_strings
-from gateway.admission.served_models import ServedModel, ServedModels
+from gateway.admission.served_models import ServedModels
 from gateway.admission.tool_use import Tools, ToolUse
-from gateway.admission.unenforced import LooseCalls, Unenforced
+from gateway.admission.unenforced import Unenforced
 from gateway.concurrency.lanes import Lanes
 from gateway.config import Config
-from gateway.errors import (
-    ContextLengthExceeded,
-    Draining,
-    InvalidRequestError,
-    Overloaded,
-)
+from gateway.errors import Draining, InvalidRequestError, Overloaded
 from gateway.parsers import formats, reasoning
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.prompts import texts
-from gateway.prompts.chat import ChatPrompt, ChatPrompts
-from gateway.prompts.texts import Echo, TextPrompt
+from gateway.prompts.chat import ChatPrompts
+from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import PromptThreads
-from gateway.schemas.chat import ChatCompletionRequest, ChatFields
+from gateway.schemas.chat import ChatFields
 from gateway.schemas.completions import CompletionRequest
-from gateway.schemas.sampling import SamplingFields
 from gateway.secrets import Secrets
 from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable, GrammarError
@@ -48,10 +41,10 @@ from tenants.authenticator import Authenticator
 from tenants.errors import QuotaExceeded
 from tenants.quota import Hold, Quota
 from tenants.salts import cache_salt
-from tenants.types import Principal, Scope
+from tenants.types import Principal
 from tenants.usage import Ledger
 
-DEFAULT_COMPLETION_TOKENS = 16
+_TEXT_TOKENS = 16
 """New tokens of a text completion that sets no limit, as in OpenAI's API."""
 
 
@@ -111,200 +104,84 @@ class Admission:
         self._check_serving()
         self._quota.check(principal, price=self._price)
 
-    async def admit_completion(
-        self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
-    ) -> Admitted:
-        """As ``admit``, with the fields that only Chat Completions has."""
-        unsupported.refuse(request, unsupported.CHAT)
-        field_checks.check_stream_options(request)
-        return await self.admit(
-            request,
-            model=request.model,
-            num_choices=field_checks.num_choices(request.n),
-            request_id=request_id,
-            principal=principal,
-        )
-
-    async def admit_text_completion(
-        self, request: CompletionRequest, *, request_id: UUID, principal: Principal
-    ) -> tuple[Admitted, list[TextPrompt]]:
-        """As ``admit``, for prompts without a chat template. Also returns the prompts, which
-        ``echo`` needs."""
-        unsupported.refuse(request, unsupported.COMPLETIONS)
-        field_checks.check_stream_options(request)
-        require_scope(principal.key, "chat")
-        self.check_open(principal)
-        served = self.models.find(principal, request.model)
-        end_user = field_checks.end_user(request.user, None)
-        num_choices = field_checks.num_choices(request.n)
-        if request.best_of not in (None, num_choices):
-            raise InvalidRequestError("Must equal n: no answer is thrown away.", param="best_of")
-        max_model_len = self._engine.info.max_model_len
-        await self._engine.check_queue(principal.tenant.id.hex)
-        prompts = await texts.read(
-            request.prompt,
-            self._tokenizer,
-            self.prompt_threads,
-            tenant=principal.tenant.id,
-            max_model_len=max_model_len,
-            wants_text=bool(request.echo),
-        )
-        longest = max(len(prompt.token_ids) for prompt in prompts)
-        room = field_checks.room(longest, max_model_len, param="prompt")
-        max_tokens = request.max_tokens
-        if max_tokens is None:
-            max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
-        field_checks.check_fits(max_tokens, longest, max_model_len, param="max_tokens")
-        output = output_format.read(request)
-        unenforced = _unenforced(output, await self._compile(output, principal))
-        params = self._sampling.params(
-            request, max_tokens=max_tokens, structured_outputs=output_format.for_engine(output)
-        )
-        admitted = await self._admitted(
-            request,
-            served=served,
-            request_id=request_id,
-            principal=principal,
-            prompts=[prompt.token_ids for prompt in prompts],
-            params=params,
-            num_choices=num_choices,
-            make_parser=None,
-            skip_special_tokens=params.skip_special_tokens,
-            end_user=end_user,
-            unenforced=unenforced,
-        )
-        return admitted, prompts
-
-    def echo(self, request: CompletionRequest, prompt: TextPrompt) -> Echo:
-        """What to repeat of ``prompt`` before its answer."""
-        if not request.echo:
-            return Echo()
-        if request.logprobs is None:
-            return Echo(prompt.text)
-        first = self._tokenizer.token_bytes(prompt.token_ids[0]).decode(errors="replace")
-        return Echo(prompt.text, first)
-
-    async def admit(
-        self,
-        fields: ChatFields,
-        *,
-        model: str | None,
-        request_id: UUID,
-        principal: Principal,
-        num_choices: int = 1,
-        scope: Scope = "chat",
-    ) -> Admitted:
+    async def admit(self, request: GenerationRequest) -> Admitted:
         """Check everything that can be checked before the engine gets the request.
 
         The result has a reservation, which ``Generations.begin`` must take over without an await in
         between. Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``, which
         ``errors.to_api_error`` translates for the client.
         """
-        require_scope(principal.key, scope)
+        with in_the_clients_words(request.client_name):
+            return await self._admit(request)
+
+    async def count(self, request: GenerationRequest) -> int:
+        """The number of prompt tokens that ``admit`` would submit. Reserves nothing.
+
+        Raises as ``admit`` does for the fields that the prompt is made of.
+        """
+        with in_the_clients_words(request.client_name):
+            require_scope(request.principal.key, request.scope)
+            self._check_serving()
+            self.models.find(request.principal, request.model)
+            use = await self._tools(request)
+            prompt = await self._prompt(request, use, None)
+            return sum(map(len, prompt.token_ids))
+
+    async def _admit(self, request: GenerationRequest) -> Admitted:
+        principal, fields = request.principal, request.fields
+        require_scope(principal.key, request.scope)
         self.check_open(principal)
-        served = self.models.find(principal, model)
-        end_user = field_checks.end_user(fields.user, fields.safety_identifier)
-        use = await self._tools(fields, principal)
-        field_checks.check_metadata(fields.metadata)
+        served = self.models.find(principal, request.model)
+        end_user = field_checks.end_user(fields)
+        field_checks.check_best_of(fields)
+        use = await self._tools(request)
         max_model_len = self._engine.info.max_model_len
-        # Each message has at least one token, so too many need not be rendered.
-        if len(fields.messages) > max_model_len:
-            raise ContextLengthExceeded(
-                f"There are {len(fields.messages)} messages, but the model takes {max_model_len} "
-                "tokens in all.",
-                param="messages",
-            )
+        field_checks.check_chat(fields, max_model_len)
         await self._engine.check_queue(principal.tenant.id.hex)
         output = self._output(fields, use)
         findings = await self._compile(output, principal, use)
-        prompt = await self._prompt(fields, use, principal, max_model_len)
-        max_tokens = self._max_tokens(fields, len(prompt.token_ids), max_model_len)
+        prompt = await self._prompt(request, use, max_model_len)
         params = self._sampling.params(
             fields,
-            max_tokens=max_tokens,
+            max_tokens=self._max_tokens(fields, prompt, max_model_len),
             structured_outputs=output_format.for_engine(output, self._end_of_reasoning(prompt)),
         )
-        return await self._admitted(
-            fields,
-            served=served,
-            request_id=request_id,
+        tier = self._priorities.tier(getattr(fields, "service_tier", None))
+        stop = stop_strings(fields.stop)
+        priority = principal.priority + self._priorities.shift(tier, fields.priority)
+        field_checks.check_cache_salt(fields.cache_salt)
+        assert params.max_tokens is not None
+        num_choices, num_prompts = request.num_choices, len(prompt.token_ids)
+        hold = await self._reserve(  # the last of all checks
+            request,
+            model=served.name,
+            prompt_tokens=sum(map(len, prompt.token_ids)),
+            max_tokens=params.max_tokens * num_prompts * num_choices,
+        )
+        shows_marks = prompt.is_chat and self._has_special_marks(use)
+        return Admitted(
+            id=request.id,
             principal=principal,
-            prompts=[prompt.token_ids],
+            model=served.name,
+            adapter=served.adapter,
+            prompts=prompt.token_ids,
+            echoes=[echo for echo in prompt.echoes for _ in range(num_choices)],
             params=params,
+            stop=stop,
             num_choices=num_choices,
             make_parser=self._parser_maker(fields, use, prompt),
-            skip_special_tokens=params.skip_special_tokens and not self._has_special_marks(use),
-            end_user=end_user,
+            skip_special_tokens=params.skip_special_tokens and not shows_marks,
+            cache_salt=cache_salt(self._salt_root, principal.tenant.id, fields.cache_salt or ""),
+            hold=hold,
+            price=self._price,
+            priority=priority,
+            service_tier=tier,
             unenforced=_unenforced(output, findings),
             loose_calls=(
                 None
                 if use is None
                 else self.tools.loose_calls(use, None if output is None else output.spec, findings)
             ),
-            service_tier=self._priorities.tier(fields.service_tier),
-        )
-
-    async def count(
-        self, fields: ChatFields, *, model: str | None, principal: Principal, scope: Scope = "chat"
-    ) -> int:
-        """The number of prompt tokens that ``admit`` would submit. Reserves nothing.
-
-        Raises as ``admit`` does for the fields that the prompt is made of.
-        """
-        require_scope(principal.key, scope)
-        self._check_serving()
-        self.models.find(principal, model)
-        use = await self._tools(fields, principal)
-        return len((await self._prompt(fields, use, principal, None)).token_ids)
-
-    async def _admitted(
-        self,
-        fields: SamplingFields,
-        *,
-        served: ServedModel,
-        request_id: UUID,
-        principal: Principal,
-        prompts: list[list[int]],
-        params: SamplingParams,
-        num_choices: int,
-        make_parser: Callable[[], AnswerParser] | None,
-        skip_special_tokens: bool,
-        end_user: str | None,
-        unenforced: Unenforced | None,
-        loose_calls: LooseCalls | None = None,
-        service_tier: str | None = None,
-    ) -> Admitted:
-        """Reserve tokens of the tenant's limits, last of all checks."""
-        assert params.max_tokens is not None
-        stop = stop_strings(fields.stop)
-        priority = principal.priority + self._priorities.shift(service_tier, fields.priority)
-        field_checks.check_cache_salt(fields.cache_salt)
-        salt = cache_salt(self._salt_root, principal.tenant.id, fields.cache_salt or "")
-        hold = await self._reserve(
-            principal,
-            request_id,
-            model=served.name,
-            prompt_tokens=sum(map(len, prompts)),
-            max_tokens=params.max_tokens * len(prompts) * num_choices,
-        )
-        return Admitted(
-            id=request_id,
-            principal=principal,
-            model=served.name,
-            adapter=served.adapter,
-            prompts=prompts,
-            params=params,
-            stop=stop,
-            num_choices=num_choices,
-            make_parser=make_parser,
-            skip_special_tokens=skip_special_tokens,
-            cache_salt=salt,
-            hold=hold,
-            price=self._price,
-            priority=priority,
-            service_tier=service_tier,
-            unenforced=unenforced,
-            loose_calls=loose_calls,
             end_user=end_user,
         )
 
@@ -318,13 +195,7 @@ class Admission:
             raise Draining("The server is shutting down.", retry_after_s=1)
 
     async def _reserve(
-        self,
-        principal: Principal,
-        request_id: UUID,
-        *,
-        model: str,
-        prompt_tokens: int,
-        max_tokens: int,
+        self, request: GenerationRequest, *, model: str, prompt_tokens: int, max_tokens: int
     ) -> Hold:
         """Reserve the prompt's tokens, and the first slice of the answer's.
 
@@ -333,8 +204,8 @@ class Admission:
         """
         try:
             hold = await self._quota.reserve(
-                principal,
-                request_id=request_id,
+                request.principal,
+                request_id=request.id,
                 model=model,
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
@@ -345,36 +216,47 @@ class Admission:
             raise
         try:
             # A revocation ends running requests only, so this one must look for itself.
-            await self._authenticator.check(principal.key.public_id)
+            await self._authenticator.check(request.principal.key.public_id)
             self._check_not_draining()
         except BaseException:
             await self._quota.release(hold)
             raise
         return hold
 
-    async def _tools(self, fields: ChatFields, principal: Principal) -> ToolUse | None:
+    async def _tools(self, request: GenerationRequest) -> ToolUse | None:
+        fields = request.fields
+        if isinstance(fields, CompletionRequest):
+            return None
         if not fields.tools:
             return self.tools.read(fields)
         # In a thread, because a request may have megabytes of schemas.
         read = partial(self.tools.read, fields)
-        return await self.prompt_threads.run(read, tenant=principal.tenant.id, size=0)
+        return await self.prompt_threads.run(read, tenant=request.principal.tenant.id, size=0)
 
     async def _prompt(
-        self,
-        fields: ChatFields,
-        use: ToolUse | None,
-        principal: Principal,
-        max_model_len: int | None,
-    ) -> ChatPrompt:
-        return await self.prompts.encode(
-            fields.messages,
-            tenant=principal.tenant.id,
+        self, request: GenerationRequest, use: ToolUse | None, max_model_len: int | None
+    ) -> Prompt:
+        fields, tenant = request.fields, request.principal.tenant.id
+        if isinstance(fields, ChatFields):
+            return await self.prompts.encode(
+                fields.messages,
+                tenant=tenant,
+                max_model_len=max_model_len,
+                tools=None if use is None else use.for_template(),
+                kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
+            )
+        assert max_model_len is not None
+        return await texts.read(
+            fields,
+            self._tokenizer,
+            self.prompt_threads,
+            tenant=tenant,
             max_model_len=max_model_len,
-            tools=None if use is None else use.for_template(),
-            kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
         )
 
-    def _output(self, fields: ChatFields, use: ToolUse | None) -> OutputFormat | None:
+    def _output(
+        self, fields: ChatFields | CompletionRequest, use: ToolUse | None
+    ) -> OutputFormat | None:
         """The format of the whole answer, calls included; None for free text."""
         wanted = output_format.read(fields)
         if use is None:
@@ -407,16 +289,16 @@ class Admission:
             raise output_format.refusal(error, output.param) from None
         return verdict.unenforced
 
-    def _end_of_reasoning(self, prompt: ChatPrompt) -> tuple[int, ...]:
+    def _end_of_reasoning(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids after which a format applies; none if it applies from the start."""
-        if not self.has_reasoning or prompt.ends_reasoning:
+        if not self.has_reasoning or not prompt.is_chat or prompt.ends_reasoning:
             return ()
         return tuple(self._tokenizer.encode(reasoning.CLOSE, add_special_tokens=False))
 
     def _parser_maker(
-        self, fields: ChatFields, use: ToolUse | None, prompt: ChatPrompt
+        self, fields: ChatFields | CompletionRequest, use: ToolUse | None, prompt: Prompt
     ) -> Callable[[], AnswerParser] | None:
-        if use is None and not self.has_reasoning:
+        if isinstance(fields, CompletionRequest) or (use is None and not self.has_reasoning):
             return None
         hides_reasoning = fields.include_reasoning is False
         make_tools = None if use is None else self.tools.make_parser(use)
@@ -440,16 +322,25 @@ class Admission:
             marks += self.tools.format.marks
         return any(map(self.tools.is_special, marks))
 
-    def _max_tokens(self, fields: ChatFields, num_prompt_tokens: int, max_model_len: int) -> int:
-        room = field_checks.room(num_prompt_tokens, max_model_len, param="messages")
-        name = "max_tokens" if fields.max_tokens is not None else "max_completion_tokens"
-        wanted = getattr(fields, name)
-        if fields.max_tokens is not None and fields.max_completion_tokens is not None:
-            raise InvalidRequestError("Set max_completion_tokens or this, not both.", param=name)
+    def _max_tokens(
+        self, fields: ChatFields | CompletionRequest, prompt: Prompt, max_model_len: int
+    ) -> int:
+        """The most new tokens of each answer. Raises ``InvalidRequestError``."""
+        longest = max(map(len, prompt.token_ids))
+        is_chat = isinstance(fields, ChatFields)
+        room = field_checks.room(longest, max_model_len, param="messages" if is_chat else "prompt")
+        name, wanted = "max_tokens", fields.max_tokens
+        if isinstance(fields, ChatFields):
+            if wanted is not None and fields.max_completion_tokens is not None:
+                raise InvalidRequestError(
+                    "Set max_completion_tokens or this, not both.", param=name
+                )
+            if wanted is None:
+                name, wanted = "max_completion_tokens", fields.max_completion_tokens
         if wanted is None:
-            return min(room, self._default_max_tokens or room)
-        field_checks.check_fits(wanted, num_prompt_tokens, max_model_len, param=name)
-        return int(wanted)
+            return min(room, self._default_max_tokens or (room if is_chat else _TEXT_TOKENS))
+        field_checks.check_fits(wanted, longest, max_model_len, param=name)
+        return wanted
 
 
 def _unenforced(output: OutputFormat | None, findings: tuple[Finding, ...]) -> Unenforced | None:

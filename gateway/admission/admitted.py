@@ -11,6 +11,7 @@ from engine.messages import AdapterRef
 from engine.sampling_params import SamplingParams
 from gateway.admission.unenforced import LooseCalls, Unenforced
 from gateway.parsers.answer import AnswerParser
+from gateway.prompts.prompt import Echo
 from tenants.limits import Price
 from tenants.quota import Hold
 from tenants.types import Principal
@@ -24,6 +25,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompts: list[list[int]]
     """Token ids. Chats have one prompt, text completions may have several."""
+    echoes: list[Echo] = []
+    """What to repeat before each answer, for text completions; one for each choice."""
     params: SamplingParams
     stop: tuple[str, ...]
     num_choices: int

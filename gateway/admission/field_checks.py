@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.errors import ContextLengthExceeded, InvalidRequestError
-from gateway.schemas.chat import ChatCompletionRequest
+from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
 from tenants.errors import InvalidValue
 from tenants.names import normalize_name
@@ -43,8 +43,9 @@ def check_fits(max_tokens: int, num_prompt_tokens: int, max_model_len: int, *, p
         )
 
 
-def end_user(user: str | None, safety_identifier: str | None) -> str | None:
+def end_user(fields: ChatFields | CompletionRequest) -> str | None:
     """The client's name for its own user, from either field; None if neither is set."""
+    user, safety_identifier = fields.user, getattr(fields, "safety_identifier", None)
     if user is not None and safety_identifier not in (None, user):
         raise InvalidRequestError("Set it or user, not both.", param="safety_identifier")
     name, param = (user, "user") if user is not None else (safety_identifier, "safety_identifier")
@@ -72,6 +73,25 @@ def num_choices(n: int | None) -> int:
 def check_stream_options(request: ChatCompletionRequest | CompletionRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
+
+
+def check_best_of(fields: ChatFields | CompletionRequest) -> None:
+    if isinstance(fields, CompletionRequest) and fields.best_of not in (None, fields.n or 1):
+        raise InvalidRequestError("Must equal n: no answer is thrown away.", param="best_of")
+
+
+def check_chat(fields: ChatFields | CompletionRequest, max_model_len: int) -> None:
+    """What a chat has beside its prompt. Each message has at least one token, so too many need not
+    be rendered."""
+    if isinstance(fields, CompletionRequest):
+        return
+    check_metadata(fields.metadata)
+    if len(fields.messages) > max_model_len:
+        raise ContextLengthExceeded(
+            f"There are {len(fields.messages)} messages, but the model takes {max_model_len} "
+            "tokens in all.",
+            param="messages",
+        )
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:

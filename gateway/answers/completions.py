@@ -17,7 +17,7 @@ from gateway.answers.chunks import StreamEnds, obfuscated
 from gateway.generation.delta import Delta
 from gateway.generation.text_events import Around
 from gateway.generation.token_logprobs import TokenLogprob
-from gateway.prompts.texts import Echo
+from gateway.prompts.prompt import Echo
 from gateway.schemas.common import Usage
 
 _NO_TEXT = b'"text":""'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from engine.text.chat_template import ChatTemplate
@@ -12,6 +12,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.parsers import reasoning
 from gateway.prompts.messages import messages_for_template
+from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import LONG_CHARS, PromptThreads, check_length
 from gateway.schemas.chat import Message
 
@@ -31,14 +32,6 @@ class TemplateFields(Protocol):
 
     @property
     def verbosity(self) -> str | None: ...
-
-
-class ChatPrompt(NamedTuple):
-    token_ids: list[int]
-    begins_reasoning: bool
-    """Whether the prompt ends with the tag that opens reasoning."""
-    ends_reasoning: bool
-    """Whether the prompt ends with the tag that closes reasoning: the answer will have none."""
 
 
 class ChatPrompts:
@@ -66,14 +59,14 @@ class ChatPrompts:
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
-    ) -> ChatPrompt:
+    ) -> Prompt:
         """Render and tokenize a chat.
 
         ``max_model_len``: a text that cannot have so few tokens is refused without tokenizing it.
         Raises ``ApiError`` or ``InvalidRequest``.
         """
 
-        def render() -> ChatPrompt | str:
+        def render() -> Prompt | str:
             text = self._template.render(
                 messages_for_template(messages),
                 tools=tools,
@@ -83,7 +76,7 @@ class ChatPrompts:
             return text if len(text) >= LONG_CHARS else self._tokenized(text)
 
         found = await self._threads.run(render, tenant=tenant, size=0)
-        if isinstance(found, ChatPrompt):
+        if isinstance(found, Prompt):
             return found
         if max_model_len is not None:
             check_length(found, self._tokenizer, max_model_len, param="messages")
@@ -98,12 +91,12 @@ class ChatPrompts:
             given | self._effort(fields.reasoning_effort, has_reasoning) | self._verbosity(fields)
         )
 
-    def _tokenized(self, text: str) -> ChatPrompt:
+    def _tokenized(self, text: str) -> Prompt:
         end = text.rstrip()
-        return ChatPrompt(
-            self._tokenizer.encode(text, add_special_tokens=False),
-            end.endswith(reasoning.OPEN),
-            end.endswith(reasoning.CLOSE),
+        return Prompt(
+            [self._tokenizer.encode(text, add_special_tokens=False)],
+            begins_reasoning=end.endswith(reasoning.OPEN),
+            ends_reasoning=end.endswith(reasoning.CLOSE),
         )
 
     def _given(self, kwargs: dict[str, Any]) -> dict[str, Any]:

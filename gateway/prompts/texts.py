@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-import msgspec
-
 from engine.text.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError
+from gateway.prompts.prompt import Echo, Prompt
 from gateway.prompts.threads import PromptThreads, check_length
-from gateway.schemas.completions import Prompt
+from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.completions import Prompt as Spelling
 
 MAX_PROMPTS = 32
 LONG_PROMPT_CHARS = 4096
@@ -18,35 +18,20 @@ LONG_PROMPT_CHARS = 4096
 milliseconds at most."""
 
 
-class TextPrompt(msgspec.Struct, frozen=True):
-    token_ids: list[int]
-    text: str = ""
-    """The prompt as it was sent. If it was sent as ids, their text where it is wanted."""
-
-
-class Echo(msgspec.Struct, frozen=True):
-    """The prompt as it is repeated before an answer, if the request sets ``echo``."""
-
-    text: str = ""
-    first_token: str = ""
-    """With log-probabilities, the text of the prompt's first token, which has none."""
-
-
 async def read(
-    prompt: Prompt,
+    request: CompletionRequest,
     tokenizer: Tokenizer,
     threads: PromptThreads,
     *,
     tenant: UUID,
     max_model_len: int,
-    wants_text: bool,
-) -> list[TextPrompt]:
+) -> Prompt:
     """Tokenize the prompts of a request; there is at least one.
 
-    ``wants_text``: decode prompts that were sent as ids. Raises ``InvalidRequestError`` with the
-    path of the prompt at fault, and ``ContextLengthExceeded`` for a text that is certainly longer
-    than ``max_model_len`` tokens.
+    Raises ``InvalidRequestError`` with the path of the prompt at fault, and
+    ``ContextLengthExceeded`` for a text that is certainly longer than ``max_model_len`` tokens.
     """
+    prompt = request.prompt
     spellings = _spellings(prompt)
     if len(spellings) > MAX_PROMPTS:
         raise InvalidRequestError(f"At most {MAX_PROMPTS} prompts.", param="prompt")
@@ -55,17 +40,15 @@ async def read(
         if isinstance(spelling, str):
             check_length(spelling, tokenizer, max_model_len, param="prompt")
 
-    def encode() -> list[TextPrompt]:
+    def encode() -> Prompt:
         is_list = len(spellings) > 1 or prompt is spellings
-        return [
-            _encode(
-                spelling,
-                tokenizer,
-                wants_text=wants_text,
-                param=f"prompt[{index}]" if is_list else "prompt",
-            )
+        token_ids = [
+            _encode(spelling, tokenizer, param=f"prompt[{index}]" if is_list else "prompt")
             for index, spelling in enumerate(spellings)
         ]
+        pairs = zip(spellings, token_ids, strict=True)
+        echoes = [_echo(request, spelling, ids, tokenizer) for spelling, ids in pairs]
+        return Prompt(token_ids, is_chat=False, echoes=echoes)
 
     size = sum(map(len, spellings))
     if size < LONG_PROMPT_CHARS:
@@ -73,7 +56,7 @@ async def read(
     return await threads.run(encode, tenant=tenant, size=size)
 
 
-def _spellings(prompt: Prompt) -> Sequence[str | list[int]]:
+def _spellings(prompt: Spelling) -> Sequence[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(item) for item in prompt}
@@ -87,18 +70,29 @@ def _spellings(prompt: Prompt) -> Sequence[str | list[int]]:
     )
 
 
-def _encode(
-    spelling: str | list[int], tokenizer: Tokenizer, *, wants_text: bool, param: str
-) -> TextPrompt:
+def _encode(spelling: str | list[int], tokenizer: Tokenizer, *, param: str) -> list[int]:
     if isinstance(spelling, str):
-        found = TextPrompt(tokenizer.encode(spelling), spelling)
+        token_ids = tokenizer.encode(spelling)
     else:
         check_ids(spelling, tokenizer.vocab_size, param=param)
-        text = tokenizer.decode(spelling, skip_special_tokens=False) if wants_text else ""
-        found = TextPrompt(spelling, text)
-    if not found.token_ids:
+        token_ids = spelling
+    if not token_ids:
         raise InvalidRequestError("Must hold at least one token.", param=param)
-    return found
+    return token_ids
+
+
+def _echo(
+    request: CompletionRequest, spelling: str | list[int], ids: list[int], tokenizer: Tokenizer
+) -> Echo:
+    if not request.echo:
+        return Echo()
+    if isinstance(spelling, str):
+        text = spelling
+    else:
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+    if request.logprobs is None:
+        return Echo(text)
+    return Echo(text, tokenizer.token_bytes(ids[0]).decode(errors="replace"))
 
 
 def check_ids(token_ids: list[int], vocab_size: int, *, param: str) -> None:

@@ -1,25 +1,20 @@
-"""Translates the fields of a response into those of a chat, and errors in the other direction.
+"""Translates the fields of a response into those of a chat, and their names in the other direction.
 
 No field is accepted and ignored: one that the server cannot act on is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gateway.admission import output_format, tool_use, unsupported
-from gateway.errors import (
-    ApiError,
-    InvalidRequestError,
-    UnsupportedParameter,
-    quoted,
-    to_api_error,
-)
+from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.responses.items import messages_of, place_of
+from gateway.schemas import chat
+from gateway.schemas import output_format as output_fields
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import (
     AllowedTools,
@@ -29,7 +24,9 @@ from gateway.schemas.responses import (
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFields,
+    TextConfig,
     TextFormat,
+    ToolChoice,
 )
 from gateway.schemas.sampling import SamplingFields
 from gateway.transport import bodies
@@ -64,16 +61,14 @@ HARMLESS_INCLUDES = frozenset(
 make, or encrypted reasoning, where this server returns reasoning in plain text.
 """
 
-_PARAMS = {
+_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
-"""The names that fields of a chat have in a response."""
+"""The names that fields of a chat have in a response, where they differ."""
 
 _tool_decoder = msgspec.json.Decoder(FunctionTool)
 
@@ -146,38 +141,34 @@ def _is_in_strict_subset(schema: dict[str, Any] | None) -> bool:
 
 
 def chat_fields(
-    fields: ResponseFields, tools: Sequence[FunctionTool], items: Sequence[Item]
+    fields: ResponseFields, tools: Sequence[FunctionTool], items: Sequence[Item], *, num_own: int
 ) -> ChatFields:
-    """The chat that a response asks for. ``items``: those of earlier responses, then its own.
+    """The chat that a response asks for. items: those of earlier responses, then the ``num_own``
+    of the request. Raises ``ApiError`` with the names of Responses."""
 
-    Raises ``ApiError`` with the names of Chat Completions, which ``in_our_words`` translates.
-    """
-    if (place := place_of(items)) is not None:
+    def place(index: int) -> str:
+        own = index - (len(items) - num_own)
+        return f"input[{own}]" if own >= 0 else "previous_response_id"
+
+    if (lost := place_of(items)) is not None:
+        path = place(lost)
         raise InvalidRequestError(
             "There is no function call with this call_id before it.",
-            param=f"input[{place}].call_id",
+            param=f"{path}.call_id" if path.startswith("input") else path,
         )
-    document: dict[str, Any] = {
-        "messages": messages_of(fields.instructions, items),
-        "max_completion_tokens": fields.max_output_tokens,
-        "top_logprobs": fields.top_logprobs,
-        "logprobs": has_logprobs(fields) or None,
+    text, effort = fields.text or TextConfig(), fields.reasoning
+    return ChatFields(
+        messages=messages_of(fields.instructions, items, place),
+        max_completion_tokens=fields.max_output_tokens,
+        logprobs=has_logprobs(fields) or None,
+        top_logprobs=fields.top_logprobs,
+        tools=None if fields.tools is None else [_chat_tool(tool) for tool in tools],
+        tool_choice=_chat_tool_choice(fields.tool_choice),
+        verbosity=text.verbosity,
+        reasoning_effort=None if effort is None else effort.effort,
+        response_format=_response_format(text.format),
         **{name: getattr(fields, name) for name in _SAME},
-    }
-    if fields.text is not None:
-        document["verbosity"] = fields.text.verbosity
-        if fields.text.format is not None:
-            document["response_format"] = _response_format(fields.text.format)
-    if fields.reasoning is not None:
-        document["reasoning_effort"] = fields.reasoning.effort
-    if fields.tools is not None:
-        document["tools"] = [_chat_tool(tool) for tool in tools]
-    if fields.tool_choice is not None:
-        document["tool_choice"] = _chat_tool_choice(fields.tool_choice)
-    data = msgspec.json.encode({k: v for k, v in document.items() if v is not None})
-    chat = bodies.decode(_chat_decoder, data)
-    sampling = {name: getattr(fields, name) for name in _SAMPLING}
-    return msgspec.structs.replace(chat, **sampling)
+    )
 
 
 def has_logprobs(fields: ResponseFields) -> bool:
@@ -191,83 +182,63 @@ _SAME = (
     "safety_identifier",
     "prompt_cache_key",
     "chat_template_kwargs",
+    *(name for name in SamplingFields.__struct_fields__ if name != "response_format"),
 )
 """Fields that have the same name in a chat."""
-_SAMPLING = tuple(name for name in SamplingFields.__struct_fields__ if name != "response_format")
-_chat_decoder = msgspec.json.Decoder(ChatFields)
 
 
-def _response_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> dict[str, Any]:
-    if not isinstance(wanted, JsonSchemaFormat):
-        return {"type": wanted.__struct_config__.tag}
-    schema = {
-        "name": wanted.name,
-        "schema": wanted.schema,
-        "description": wanted.description,
-        "strict": wanted.strict,
-    }
-    return {"type": "json_schema", "json_schema": schema}
+def _response_format(
+    wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
+) -> output_fields.ResponseFormat | None:
+    match wanted:
+        case None:
+            return None
+        case TextFormat():
+            return output_fields.TextFormat()
+        case JsonObjectFormat():
+            return output_fields.JsonObjectFormat()
+    schema = output_fields.JsonSchema(
+        name=wanted.name,
+        schema=wanted.schema,
+        description=wanted.description,
+        strict=wanted.strict,
+    )
+    return output_fields.JsonSchemaFormat(schema)
 
 
-def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
+def _chat_tool(tool: FunctionTool) -> chat.FunctionTool:
+    return chat.FunctionTool(
+        function=chat.FunctionDefinition(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.parameters,
+            strict=tool.strict,
+        )
+    )
 
 
-def _chat_tool_choice(choice: str | FunctionChoice | AllowedTools) -> object:
+def _chat_tool_choice(choice: ToolChoice | None) -> chat.ToolChoice | None:
     match choice:
         case FunctionChoice(name=name):
-            return {"type": "function", "function": {"name": name}}
+            return chat.NamedFunction(chat.FunctionName(name))
         case AllowedTools(mode=mode, tools=tools):
-            named = [{"type": "function", "function": {"name": tool.name}} for tool in tools]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
-        case _:
-            return choice
+            named: list[chat.NamedFunction | chat.NamedCustomTool] = [
+                chat.NamedFunction(chat.FunctionName(tool.name)) for tool in tools
+            ]
+            return chat.AllowedToolsChoice(chat.AllowedTools(mode=mode, tools=named))
+    return choice
 
 
-@contextmanager
-def in_our_words(*, num_earlier: int) -> Iterator[None]:
-    """Let what fails name the fields of the response where it names those of a chat. Raises
-    ``ApiError``.
-
-    ``num_earlier``: the number of items before the request's own.
-    """
-    try:
-        yield
-    except ApiError as error:
-        _rename(error, num_earlier)
-        raise
-    except Exception as exc:
-        failed = to_api_error(exc)
-        _rename(failed, num_earlier)
-        raise failed from None
-
-
-def _rename(error: ApiError, num_earlier: int) -> None:
-    if error.param is None:
-        return
-    theirs = error.param
-    head, dot, rest = error.param.partition(".")
-    name, bracket, place = head.partition("[")
-    if name == "tools" and rest.startswith("function"):
+def client_name(name: str) -> str:
+    """What a response calls a field that a chat calls ``name``."""
+    head, _, rest = name.partition(".")
+    first, bracket, _ = head.partition("[")
+    if first == "tools" and rest.startswith("function"):
         rest = rest.removeprefix("function").removeprefix(".")
-        error.param = f"{head}.{rest}" if rest else head
-    elif name == "messages" and bracket:
+        return f"{head}.{rest}" if rest else head
+    if first == "messages" and bracket:
         # Messages and items are numbered differently, so only the field can be named.
-        error.param = "input"
-    elif name == "response_format":
-        error.param = "text.format" + error.param.removeprefix("response_format").removeprefix(
-            ".json_schema"
-        )
-    elif name == "input" and bracket:
-        own = int(place.partition("]")[0]) - num_earlier
-        error.param = f"input[{own}]{dot}{rest}" if own >= 0 else "previous_response_id"
-    else:
-        error.param = _PARAMS.get(error.param, error.param)
-        if error.message.startswith(f"{theirs} "):
-            error.message = error.param + error.message.removeprefix(theirs)
+        return "input"
+    if first == "response_format":
+        return "text.format" + name.removeprefix("response_format").removeprefix(".json_schema")
+    return _NAMES.get(name, name)

@@ -7,12 +7,22 @@ tells which response has it: ``msg_<token>_0`` is the first output item of ``res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
+from gateway.schemas.chat import (
+    AssistantMessage,
+    DeveloperMessage,
+    FunctionCall,
+    Message,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
 from gateway.schemas.responses import (
     Content,
     FunctionCallItem,
@@ -127,57 +137,63 @@ def token_of(item_id: str) -> str | None:
     return token if kind in _PREFIXES.values() and token and place else None
 
 
-def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+def messages_of(
+    instructions: str | None, items: Sequence[Item], place: Callable[[int], str]
+) -> list[Message]:
     """The items as messages of Chat Completions, which chat templates expect.
 
     Consecutive calls, and text directly before them, make one assistant message, as the model
-    generated them. Raises ``ApiError`` naming the place in ``input``.
+    generated them. Raises ``ApiError`` naming ``place`` of the item.
     """
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
-    reasoning = ""
+        messages.append(SystemMessage(content=instructions))
+    reasoning: str | None = None
     for index, item in enumerate(items):
-        path = f"input[{index}]"
         match item:
             case ReasoningItem():
-                reasoning = "".join(part.text for part in item.content or ())
+                reasoning = "".join(part.text for part in item.content or ()) or None
+            case MessageItem(role="assistant"):
+                text = _text(item.content, place(index), "content")
+                messages.append(AssistantMessage(content=text, reasoning_content=reasoning))
+                reasoning = None
             case MessageItem():
-                message = {"role": item.role, "content": _text(item.content, f"{path}.content")}
-                if item.role == "assistant" and reasoning:
-                    message["reasoning_content"] = reasoning
-                reasoning = ""
-                messages.append(message)
+                text = _text(item.content, place(index), "content")
+                messages.append(_MESSAGES[item.role](content=text))
+                reasoning = None
             case FunctionCallItem():
                 _add_call(messages, item, reasoning)
-                reasoning = ""
+                reasoning = None
             case FunctionCallOutputItem():
-                messages.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": item.call_id,
-                        "content": _text(item.output, f"{path}.output"),
-                    }
-                )
+                output = _text(item.output, place(index), "output")
+                messages.append(ToolMessage(tool_call_id=item.call_id, content=output))
     return messages
 
 
-def _add_call(messages: list[dict[str, Any]], item: FunctionCallItem, reasoning: str) -> None:
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": None, "tool_calls": []})
-    message = messages[-1]
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    message.setdefault("tool_calls", []).append(
-        {
-            "id": item.call_id,
-            "type": "function",
-            "function": {"name": item.name, "arguments": item.arguments},
-        }
-    )
+_MESSAGES: Mapping[str, type[SystemMessage | UserMessage | DeveloperMessage]] = {
+    "system": SystemMessage,
+    "user": UserMessage,
+    "developer": DeveloperMessage,
+}
 
 
-def _text(content: Content, path: str) -> str:
+def _add_call(messages: list[Message], item: FunctionCallItem, reasoning: str | None) -> None:
+    last = messages[-1] if messages else None
+    if not isinstance(last, AssistantMessage):
+        last = AssistantMessage()
+        messages.append(last)
+    if last.tool_calls is None or reasoning is not None:
+        last = messages[-1] = msgspec.structs.replace(
+            last,
+            tool_calls=last.tool_calls or [],
+            reasoning_content=reasoning or last.reasoning_content,
+        )
+    assert last.tool_calls is not None
+    function = FunctionCall(name=item.name, arguments=item.arguments)
+    last.tool_calls.append(ToolCall(id=item.call_id, function=function))
+
+
+def _text(content: Content, place: str, field: str) -> str:
     """The text of an item. Parts are joined by line breaks, as in Chat Completions."""
     if isinstance(content, str):
         return content
@@ -192,7 +208,7 @@ def _text(content: Content, path: str) -> str:
                 kind = part.__struct_config__.tag
                 raise UnsupportedParameter(
                     f"Content of type {kind} is not supported: the model reads text only.",
-                    param=f"{path}[{index}]",
+                    param=f"{place}.{field}[{index}]",
                 )
     return "\n".join(texts)
 

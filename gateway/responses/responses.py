@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +24,7 @@ import msgspec
 
 from gateway.admission.admission import Admission
 from gateway.admission.admitted import Admitted
+from gateway.admission.request import GenerationRequest
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.config import Config
 from gateway.errors import (
@@ -52,6 +52,7 @@ from gateway.schemas.responses import FunctionTool, Item, ItemReference, Respons
 from gateway.streams.trim_schedule import TrimSchedule
 from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
+from tenants.request_ids import new_request_id
 from tenants.shared import SharedState, StoredResponse
 from tenants.types import Principal
 
@@ -114,17 +115,12 @@ class Responses:
         """
         response_id = mint("resp", self._peers.worker_id)
         tools, earlier, own = await self._read(fields, principal, response_id, earlier)
-        admit = None
+        items = [*earlier.items, *own]
+        chat = response_fields.chat_fields(fields, tools, items, num_own=len(own))
+        admitted = None
         if generate:
-            admit = partial(
-                self._admission.admit,
-                model=fields.model,
-                request_id=request_id,
-                principal=principal,
-                scope="responses",
-            )
-        with response_fields.in_our_words(num_earlier=len(earlier.items)):
-            admitted = await _admitted(fields, tools, [*earlier.items, *own], admit)
+            asked = _asked(fields, chat, request_id=request_id, principal=principal)
+            admitted = await self._admitted(fields, asked, tools, items, len(own))
         return self._start(
             admitted,
             response_object(
@@ -145,11 +141,44 @@ class Responses:
     async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
         """The number of input tokens that the response would have. Raises as ``begin`` does."""
         tools, earlier, own = await self._read(fields, principal, "resp_")
-        with response_fields.in_our_words(num_earlier=len(earlier.items)):
-            chat = response_fields.chat_fields(fields, tools, [*earlier.items, *own])
-            return await self._admission.count(
-                chat, model=fields.model, principal=principal, scope="responses"
-            )
+        items = [*earlier.items, *own]
+        chat = response_fields.chat_fields(fields, tools, items, num_own=len(own))
+        asked = _asked(fields, chat, request_id=new_request_id(), principal=principal)
+        return await self._admission.count(asked)
+
+    async def _admitted(
+        self,
+        fields: ResponseFields,
+        asked: GenerationRequest,
+        tools: Sequence[FunctionTool],
+        items: Sequence[Item],
+        num_own: int,
+    ) -> Admitted:
+        """Admit the chat of a response.
+
+        With ``truncation`` "auto", items that do not fit are left out, the oldest first. Each try
+        leaves out twice as many, so there are few tries, and at most half of what is left out would
+        have fit. Tools that are strict only by default become loose if they are refused as strict.
+        """
+        num_dropped = 0
+        held = list(tools)
+        if tools:
+            held = await asyncio.to_thread(response_fields.strict_by_default, tools)
+        while True:
+            chat = response_fields.chat_fields(fields, held, items, num_own=num_own)
+            try:
+                return await self._admission.admit(msgspec.structs.replace(asked, fields=chat))
+            except InvalidRequestError as exc:
+                if held != tools and (exc.param or "").startswith("tools"):
+                    held = list(tools)
+                    continue
+                if not isinstance(exc, ContextLengthExceeded):
+                    raise
+                num_dropped = max(1, 2 * num_dropped)
+                shorter = without_oldest(items, num_dropped)
+                if fields.truncation != "auto" or not shorter:
+                    raise
+                items = shorter
 
     async def _read(
         self,
@@ -392,37 +421,17 @@ def _not_found(response_id: str) -> ResponseNotFound:
     return ResponseNotFound(f"There is no response {quoted(response_id)}.")
 
 
-async def _admitted(
-    fields: ResponseFields,
-    tools: Sequence[FunctionTool],
-    items: Sequence[Item],
-    admit: Callable[[ChatFields], Awaitable[Admitted]] | None,
-) -> Admitted | None:
-    """Admit the chat of a response; None if ``admit`` is None, which only checks its fields.
-
-    With ``truncation`` "auto", items that do not fit are left out, the oldest first. Each try
-    leaves out twice as many, so there are few tries, and at most half of what is left out would
-    have fit. Tools that are strict only by default become loose if they are refused as strict.
-    """
-    num_dropped = 0
-    held = list(tools)
-    if tools:
-        held = await asyncio.to_thread(response_fields.strict_by_default, tools)
-    while True:
-        chat = response_fields.chat_fields(fields, held, items)
-        try:
-            return None if admit is None else await admit(chat)
-        except InvalidRequestError as exc:
-            if held != tools and (exc.param or "").startswith("tools"):
-                held = list(tools)
-                continue
-            if not isinstance(exc, ContextLengthExceeded):
-                raise
-            num_dropped = max(1, 2 * num_dropped)
-            shorter = without_oldest(items, num_dropped)
-            if fields.truncation != "auto" or not shorter:
-                raise
-            items = shorter
+def _asked(
+    fields: ResponseFields, chat: ChatFields, *, request_id: UUID, principal: Principal
+) -> GenerationRequest:
+    return GenerationRequest(
+        id=request_id,
+        principal=principal,
+        model=fields.model,
+        fields=chat,
+        scope="responses",
+        client_name=response_fields.client_name,
+    )
 
 
 class _Output(msgspec.Struct):

@@ -9,12 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
+from gateway.admission.client_notes import client_notes
+from gateway.admission.request import GenerationRequest
 from gateway.answers.event_stream import Chunks, EventStream, open_event_stream
 from gateway.errors import ApiError, InvalidRequestError, to_api_error
 from gateway.generation.delta import Delta
 from gateway.generation.generation import Generation
-from gateway.schemas.chat import StreamOptions
+from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
 from gateway.schemas.common import Usage
+from gateway.schemas.completions import CompletionRequest
 from gateway.services import Services
 from gateway.transport.disconnect import until_disconnect
 
@@ -30,6 +33,22 @@ class Completion(Protocol):
     def add(self, delta: Delta) -> None: ...
 
     def body(self, usage: Usage) -> bytes: ...
+
+
+def begin(request: Request, body: ChatCompletionRequest | CompletionRequest) -> bool:
+    """Note what the client says of its request. Returns whether its stream is to be resumable."""
+    resumable = is_resumable(request, field=body.resumable, stream=body.stream)
+    context.of(request.scope).notes.update(client_notes(body))
+    return resumable
+
+
+async def generate(services: Services, request: Request, asked: GenerationRequest) -> Generation:
+    """Admit a request and let it run, unless its client leaves. Raises as ``Admission.admit``."""
+    known = context.of(request.scope)
+    admission = services.admission.admit(asked)
+    admitted = await until_disconnect(request.receive, admission, known.departure)
+    known.admitted(admitted.hold.answer)
+    return services.generations.begin(admitted)
 
 
 async def stream(

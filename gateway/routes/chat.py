@@ -6,29 +6,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
-from gateway.admission.client_notes import client_notes
+from gateway.admission.request import of_chat
 from gateway.answers.chat import ChatChunks, ChatCompletion
 from gateway.routes import answers
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.services import Services
-from gateway.transport.disconnect import until_disconnect
 
 
 async def create(services: Services, request: Request, body: ChatCompletionRequest) -> Response:
-    resumable = answers.is_resumable(request, field=body.resumable, stream=body.stream)
-    known = context.of(request.scope)
-    known.notes.update(client_notes(body))
-    admitted = await until_disconnect(
-        request.receive,
-        services.admission.admit_completion(
-            body,
-            request_id=known.request_id,
-            principal=context.principal_of(request.scope),
-        ),
-        known.departure,
-    )
-    known.admitted(admitted.hold.answer)
-    generation = services.generations.begin(admitted)
+    known, principal = context.of(request.scope), context.principal_of(request.scope)
+    resumable = answers.begin(request, body)
+    asked = of_chat(body, request_id=known.request_id, principal=principal)
+    generation = await answers.generate(services, request, asked)
+    admitted = generation.admitted
     completion_id = f"chatcmpl-{admitted.id.hex}"
     if not body.stream:
         completion = ChatCompletion(

@@ -99,7 +99,7 @@ async def _token_ids(
         kwargs=prompts.kwargs(body, has_reasoning=admission.has_reasoning),
         add_generation_prompt=body.add_generation_prompt is not False,
     )
-    return found.token_ids
+    return found.token_ids[0]
 
 
 def _tools(body: TokenizeRequest, admission: Admission) -> list[dict[str, Any]] | None:

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 from engine.client.client import EngineClient
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
+from gateway.admission.request import GenerationRequest
 from gateway.admission.served_models import ServedModels, max_model_len
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
@@ -145,9 +146,10 @@ class ChatSession(SocketSession):
         message = turn.message
         if isinstance(message, ws.Resume):
             return await self._relay(turn, await self._resume(message, principal))
-        admitted = await self._admission.admit(
-            message, model=message.model, request_id=new_request_id(), principal=principal
+        asked = GenerationRequest(
+            id=new_request_id(), principal=principal, model=message.model, fields=message
         )
+        admitted = await self._admission.admit(asked)
         if notes := client_notes(message):
             fields = {"request_id": str(admitted.id), **notes}
             logger.info("turn", extra={"fields": fields})

@@ -12,6 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from engine.text.tokenizer import Tokenizer
+from gateway.admission.request import of_chat
 from gateway.config import Config
 from gateway.generation.generation import Generation
 from gateway.schemas.chat import ChatCompletionRequest
@@ -35,9 +36,8 @@ class Parts:
     async def begin(self, text: str = "hi", **fields: Any) -> Generation:
         """A request that runs. Raises as ``Admission`` does."""
         request = msgspec.json.decode(encode(chat_body(text, **fields)), type=ChatCompletionRequest)
-        admitted = await self.services.admission.admit_completion(
-            request, request_id=uuid4(), principal=self.principal
-        )
+        asked = of_chat(request, request_id=uuid4(), principal=self.principal)
+        admitted = await self.services.admission.admit(asked)
         return self.services.generations.begin(admitted)
 
     async def answer(self, generation: Generation) -> str:

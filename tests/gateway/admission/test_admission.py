@@ -20,6 +20,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.admission.admission import Admission
 from gateway.admission.admitted import Admitted
+from gateway.admission.request import of_chat, of_texts
 from gateway.admission.served_models import ServedModels
 from gateway.concurrency.lanes import Lanes
 from gateway.errors import (
@@ -132,8 +133,15 @@ class Gate:
         request = msgspec.json.decode(
             msgspec.json.encode(chat_body() | fields), type=ChatCompletionRequest
         )
-        return await self.admission.admit_completion(
-            request, request_id=uuid4(), principal=principal or self.principal
+        principal = principal or self.principal
+        return await self.admission.admit(of_chat(request, request_id=uuid4(), principal=principal))
+
+    async def admit_texts(
+        self, request: CompletionRequest, principal: Principal | None = None
+    ) -> Admitted:
+        principal = principal or self.principal
+        return await self.admission.admit(
+            of_texts(request, request_id=uuid4(), principal=principal)
         )
 
 
@@ -234,14 +242,10 @@ async def test_who_is_being_admitted_when_it_ends_does_not_enter_and_holds_nothi
 async def test_all_answers_to_all_prompts_are_reserved(model_dir: Path) -> None:
     async with Gate(model_dir) as gate:
         request = CompletionRequest(model=MODEL, prompt=["a", "bcd", "ef"], n=2, max_tokens=5)
-        admitted, _ = await gate.admission.admit_text_completion(
-            request, request_id=uuid4(), principal=gate.principal
-        )
+        admitted = await gate.admit_texts(request)
         assert admitted.hold.allowed == 5 * 3 * 2
         limited = await gate.limit(tokens_per_minute=5000)
-        admitted, _ = await gate.admission.admit_text_completion(
-            request, request_id=uuid4(), principal=limited
-        )
+        admitted = await gate.admit_texts(request, limited)
         tokens = admitted.hold.answer.tokens
         assert tokens is not None
         assert tokens.remaining == 5000 - admitted.num_prompt_tokens - 30
@@ -286,9 +290,7 @@ async def test_max_tokens_by_default(model_dir: Path) -> None:
 async def test_texts_have_another_default_that_fits_as_well(model_dir: Path) -> None:
     async def max_tokens(gate: Gate, prompt: str = "a", **fields: Any) -> int | None:
         request = CompletionRequest(model=MODEL, prompt=prompt, **fields)
-        admitted, _ = await gate.admission.admit_text_completion(
-            request, request_id=uuid4(), principal=gate.principal
-        )
+        admitted = await gate.admit_texts(request)
         return admitted.params.max_tokens
 
     async with Gate(model_dir) as gate:

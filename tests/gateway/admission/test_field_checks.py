@@ -7,7 +7,8 @@ import pytest
 
 from gateway.admission import field_checks
 from gateway.errors import ContextLengthExceeded, InvalidRequestError
-from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
+from gateway.schemas.chat import ChatCompletionRequest, ChatFields, StreamOptions
+from gateway.schemas.completions import CompletionRequest
 
 
 def refused(check: object, *arguments: object, **named: object) -> str | None:
@@ -32,13 +33,17 @@ def test_an_answer_must_fit_behind_its_prompt() -> None:
 
 
 def test_the_end_user_comes_from_either_field() -> None:
-    assert field_checks.end_user(None, None) is None
-    assert field_checks.end_user("ann", None) == "ann"
-    assert field_checks.end_user(None, "ann") == "ann"
-    assert field_checks.end_user("ann", "ann") == "ann"
-    assert refused(field_checks.end_user, "ann", "bob") == "safety_identifier"
-    assert refused(field_checks.end_user, "a\0nn", None) == "user"
-    assert refused(field_checks.end_user, None, "a\0nn") == "safety_identifier"
+    def chat(user: str | None, safety_identifier: str | None) -> ChatFields:
+        return ChatFields(messages=[], user=user, safety_identifier=safety_identifier)
+
+    assert field_checks.end_user(chat(None, None)) is None
+    assert field_checks.end_user(chat("ann", None)) == "ann"
+    assert field_checks.end_user(chat(None, "ann")) == "ann"
+    assert field_checks.end_user(chat("ann", "ann")) == "ann"
+    assert field_checks.end_user(CompletionRequest(model="m", prompt="", user="ann")) == "ann"
+    assert refused(field_checks.end_user, chat("ann", "bob")) == "safety_identifier"
+    assert refused(field_checks.end_user, chat("a\0nn", None)) == "user"
+    assert refused(field_checks.end_user, chat(None, "a\0nn")) == "safety_identifier"
 
 
 def test_a_cache_salt_has_a_length() -> None:

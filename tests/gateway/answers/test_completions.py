@@ -11,7 +11,7 @@ from gateway.answers.completions import TextChunks, TextCompletion
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
 from gateway.generation.generation import usage_of
-from gateway.prompts.texts import Echo
+from gateway.prompts.prompt import Echo
 
 USAGE = usage_of(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
 

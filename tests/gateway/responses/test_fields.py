@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.errors import QueueFull
+from gateway.admission.request import in_the_clients_words
 from gateway.errors import InvalidRequestError
 from gateway.responses.fields import (
     chat_fields,
     check,
+    client_name,
     decode_tools,
-    in_our_words,
     strict_by_default,
 )
 from gateway.responses.items import decode_input
@@ -32,7 +34,7 @@ def chat(**given: Any) -> ChatFields:
     for item in decode_input(asked.input or ""):
         assert not isinstance(item, ItemReference)
         items.append(item)
-    return chat_fields(asked, decode_tools(asked.tools), items)
+    return chat_fields(asked, decode_tools(asked.tools), items, num_own=len(items))
 
 
 def test_every_field_goes_somewhere_or_is_refused() -> None:
@@ -44,7 +46,7 @@ def test_every_field_goes_somewhere_or_is_refused() -> None:
     }  # fmt: skip
     from gateway.responses import fields as response_fields
 
-    passed = {*response_fields._SAME, *response_fields._SAMPLING, *response_fields.UNSUPPORTED}
+    passed = {*response_fields._SAME, *response_fields.UNSUPPORTED}
     assert handled | passed == set(ResponseFields.__struct_fields__)
     assert not handled & passed
 
@@ -129,27 +131,47 @@ def test_a_choice_among_some_tools() -> None:
         ("tools", "tools"),
         ("reasoning_effort", "reasoning.effort"),
         ("verbosity", "text.verbosity"),
-        ("input[5].content", "input[3].content"),
-        ("input[1].content", "previous_response_id"),
         ("temperature", "temperature"),
-        (None, None),
     ],
 )
-def test_errors_of_chats_in_the_words_of_responses(param: str | None, ours: str | None) -> None:
-    with pytest.raises(InvalidRequestError) as caught, in_our_words(num_earlier=2):
+def test_fields_of_chats_in_the_words_of_responses(param: str, ours: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught, in_the_clients_words(client_name):
         raise InvalidRequestError("x", param=param)
     assert caught.value.param == ours
 
 
+def test_what_names_no_field_or_is_not_foreseen_passes() -> None:
+    with pytest.raises(InvalidRequestError) as caught, in_the_clients_words(client_name):
+        raise InvalidRequestError("x")
+    assert caught.value.param is None
+    with pytest.raises(ZeroDivisionError), in_the_clients_words(client_name):
+        raise ZeroDivisionError
+    with pytest.raises(QueueFull), in_the_clients_words(None):
+        raise QueueFull
+
+
+@pytest.mark.parametrize(
+    ("num_own", "param"),
+    [(2, "input[1].call_id"), (1, "input[0].call_id"), (0, "previous_response_id")],
+)
+def test_items_are_named_by_their_place_in_the_request(num_own: int, param: str) -> None:
+    output = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    asked = fields(input=[{"role": "user", "content": "x"}, output])
+    items: Any = decode_input(asked.input or "")
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_fields(asked, [], items, num_own=num_own)
+    assert caught.value.param == param
+
+
 def test_an_error_in_the_words_of_responses_is_no_cycle() -> None:
-    with pytest.raises(InvalidRequestError) as caught, in_our_words(num_earlier=0):
+    with pytest.raises(InvalidRequestError) as caught, in_the_clients_words(client_name):
         raise InvalidRequestError("x", param="messages")
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
 
 
 def test_a_message_that_begins_with_a_field_gets_its_name_in_a_response() -> None:
-    with pytest.raises(InvalidRequestError) as caught, in_our_words(num_earlier=0):
+    with pytest.raises(InvalidRequestError) as caught, in_the_clients_words(client_name):
         raise InvalidRequestError(
             "max_completion_tokens must be at least 1.", param="max_completion_tokens"
         )

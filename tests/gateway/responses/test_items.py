@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
+from gateway.prompts.messages import messages_for_template
 from gateway.responses.items import (
     MAX_ITEMS,
     decode_input,
@@ -33,7 +34,7 @@ def items(*given: object) -> list[Item]:
 
 
 def messages(*given: object, instructions: str | None = None) -> list[dict[str, Any]]:
-    return messages_of(instructions, items(*given))
+    return messages_for_template(messages_of(instructions, items(*given), "input[{}]".format))
 
 
 def test_a_text_is_a_message_of_the_user() -> None:
@@ -90,7 +91,8 @@ def test_what_is_kept_of_a_message_is_parts() -> None:
         said,
     ]
     assert name_items(kept, "def") == kept
-    assert messages_of(None, kept) == messages_of(None, given)
+    place = "input[{}]".format
+    assert messages_of(None, kept, place) == messages_of(None, given, place)
 
 
 def test_a_turn_with_calls() -> None:
@@ -108,7 +110,7 @@ def test_a_turn_with_calls() -> None:
             "content": "Let me see.",
             "reasoning_content": "Hm",
             "tool_calls": [
-                {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
                 for call_id in "cd"
             ],
         },

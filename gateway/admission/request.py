@@ -1,0 +1,86 @@
+"""A request as admission sees it, whichever API it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+import msgspec
+
+from gateway.admission import field_checks, unsupported
+from gateway.errors import ApiError, foreseen
+from gateway.schemas.chat import ChatCompletionRequest, ChatFields
+from gateway.schemas.completions import CompletionRequest
+from tenants.types import Principal, Scope
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be generated, for whom, and what the client calls its fields."""
+
+    id: UUID
+    principal: Principal
+    model: str | None
+    """None for the server's own."""
+    fields: ChatFields | CompletionRequest
+    """A chat, or prompts without a template. Other APIs are put into these words."""
+    scope: Scope = "chat"
+    num_choices: int = 1
+    client_name: Callable[[str], str] | None = None
+    """What the client calls a field that ``fields`` calls so; None if it calls them the same."""
+
+
+def of_chat(
+    body: ChatCompletionRequest, *, request_id: UUID, principal: Principal
+) -> GenerationRequest:
+    """Raises ``InvalidRequestError``, as ``of_texts`` does."""
+    unsupported.refuse(body, unsupported.CHAT)
+    return _of(body, request_id, principal)
+
+
+def of_texts(
+    body: CompletionRequest, *, request_id: UUID, principal: Principal
+) -> GenerationRequest:
+    unsupported.refuse(body, unsupported.COMPLETIONS)
+    return _of(body, request_id, principal)
+
+
+def _of(
+    body: ChatCompletionRequest | CompletionRequest, request_id: UUID, principal: Principal
+) -> GenerationRequest:
+    field_checks.check_stream_options(body)
+    return GenerationRequest(
+        id=request_id,
+        principal=principal,
+        model=body.model,
+        fields=body,
+        num_choices=field_checks.num_choices(body.n),
+    )
+
+
+@contextmanager
+def in_the_clients_words(client_name: Callable[[str], str] | None) -> Iterator[None]:
+    """Let what fails name the client's own fields. Raises ``ApiError`` for what is foreseen."""
+    if client_name is None:
+        yield
+        return
+    try:
+        yield
+    except Exception as exc:
+        error = foreseen(exc)
+        if error is None:
+            raise
+        try:
+            _rename(error, client_name)
+            raise error from None
+        finally:
+            del error  # This frame is in its traceback: together they would be a cycle.
+
+
+def _rename(error: ApiError, client_name: Callable[[str], str]) -> None:
+    if error.param is None:
+        return
+    ours, theirs = error.param, client_name(error.param)
+    if error.message.startswith(f"{ours} "):
+        error.message = theirs + error.message.removeprefix(ours)
+    error.param = theirs
