@@ -59,12 +59,6 @@ class StepContext:
     """The group of each layer; not needed where there is only one."""
     wanted: Wanted | None = None
     """None: the hidden states of all tokens are needed."""
-    is_eager: bool = False
-    """The step is not captured in a CUDA graph, so the GPU may have to wait for the host. Layers
-    then make fewer, larger calls where they can (``JoinedLayer``)."""
-    one_kernel: bool = False
-    """Run all layers as one kernel, if the model has one. The runner measures where that is
-    faster."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of ``x`` ([num_tokens, ...]) that belong to wanted tokens: [num_wanted, ...]."""

@@ -158,17 +158,6 @@ class Model(Module, ABC):
     ) -> None:
         """Create the weights without values."""
 
-    @property
-    def max_one_kernel_batch(self) -> int:
-        """Sequences of a decode step for which it has one kernel for all layers, at most. A step
-        asks for that by ``StepContext.one_kernel``."""
-        return 0
-
-    @property
-    def max_one_kernel_drafted(self) -> int:
-        """Likewise, tokens of a step that checks drafts."""
-        return 0
-
     def place_of(self, name: str) -> str | None:
         """The name of the parameter that the checkpoint's tensor ``name`` belongs to; None if it is
         not needed."""

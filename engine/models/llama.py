@@ -6,7 +6,7 @@ norm, or a method of the layer that makes one of its blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,19 +14,22 @@ import torch
 
 from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.embedding import Embedding
-from engine.layers.fused_decoder import FusedDecoder
-from engine.layers.joined_layer import JoinedLayer
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.layers.moe import SparseMoE
 from engine.layers.norm import RMSNorm
-from engine.layers.persistent_decoder import PersistentLayers
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
 from engine.models.config import ConfigFile as ConfigFile
 from kernels.rounded import Activations
+
+Layer = Callable[
+    [torch.Tensor, torch.Tensor | None, torch.Tensor, StepContext],
+    tuple[torch.Tensor, torch.Tensor],
+]
+"""See ``LlamaDecoderLayer.__call__``."""
 
 
 class LlamaDecoderLayer(Module):
@@ -138,48 +141,21 @@ class LlamaModel(Module):
         if config.window_rope is not None:
             table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
             self._tables = [self.cos_sin if window is None else table for window in config.windows]
-        self._whole: FusedDecoder | PersistentLayers | None = None
-        """All layers as one kernel, for the steps that it ``serves``; set by ``pack``."""
-        self._joined: list[JoinedLayer] | None = None
-        """All layers as two calls each, for eager steps; set by ``pack``."""
 
-    def pack(self) -> None:
-        super().pack()
-        if all(type(layer).__call__ is LlamaDecoderLayer.__call__ for layer in self.layers):
-            self._joined = JoinedLayer.of_all(self.layers)
-            self._whole = PersistentLayers.of(self.layers, self.norm, self.cos_sin)
-        if type(self.layers[0]) is LlamaDecoderLayer:
-            self._whole = self._whole or FusedDecoder.of(self.layers, self.norm, self.cos_sin)
-
-    @property
-    def max_one_kernel_batch(self) -> int:
-        """See ``Model.max_one_kernel_batch``."""
-        return self._whole.max_batch if isinstance(self._whole, PersistentLayers) else 0
-
-    @property
-    def max_one_kernel_drafted(self) -> int:
-        """See ``Model.max_one_kernel_drafted``."""
-        return self._whole.max_drafted if isinstance(self._whole, PersistentLayers) else 0
-
-    def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """As ``Model.hidden_states``."""
+    def __call__(
+        self, token_ids: torch.Tensor, step: StepContext, layers: Sequence[Layer] | None = None
+    ) -> torch.Tensor:
+        """As ``Model.hidden_states``. layers: what computes the layers, if not they themselves."""
         x = self.embed_tokens(token_ids)
-        if self._whole is not None and self._whole.serves(step):
-            return step.kept(self._whole(x, step))
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
-        layers: Sequence[LlamaDecoderLayer | JoinedLayer] = self._joined_in(step) or self.layers
-        for index, (layer, cos_sin) in enumerate(zip(layers, self._tables, strict=True)):
+        tables = zip(layers or self.layers, self._tables, strict=True)
+        for index, (layer, cos_sin) in enumerate(tables):
             if index in step.taps:
                 tap = step.taps[index]
                 tap.copy_(x) if residual is None else torch.add(x, residual, out=tap)
             x, residual = layer(x, residual, cos_sin, step if index == last else inner)
         return self.norm(x, residual)
-
-    def _joined_in(self, step: StepContext) -> list[JoinedLayer] | None:
-        """The joined layers, if they serve this step."""
-        joined = self._joined if step.is_eager else None
-        return joined if joined and all(layer.serves(step) for layer in joined) else None
 
 
 class ForCausalLM(Model):
@@ -209,14 +185,6 @@ class ForCausalLM(Model):
         )
         self._divisor = config.logits_divisor
         self._softcap = config.logits_softcap
-
-    @property
-    def max_one_kernel_batch(self) -> int:
-        return self.model.max_one_kernel_batch
-
-    @property
-    def max_one_kernel_drafted(self) -> int:
-        return self.model.max_one_kernel_drafted
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self.model(token_ids, step)

@@ -12,12 +12,11 @@ import torch
 
 from engine.attention.base import AttentionBackend, StepAttention
 from engine.cache.groups import GroupKind, kinds_of
+from engine.executors.base import Executors
 from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
-from engine.models.base import Model
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.drafting import Drafting
-from engine.runner.drafts.features import WatchedModel
 from engine.runner.drafts.unseen import UnseenDrafts
 from engine.runner.graphs.prompt import PromptGraphs
 from engine.runner.graphs.steps import StepGraphs
@@ -80,7 +79,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        model: Model,
+        executors: Executors,
         cache: PagedCache,
         table: RowTable,
         sampler: Sampler,
@@ -96,10 +95,7 @@ class TorchRunner:
         vocab_size: int,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self._model = model
-        self._resting_model = model.model if isinstance(model, WatchedModel) else model
-        """The model without the wrapper that keeps features for a draft network, for steps while
-        nobody drafts."""
+        self._executors = executors
         self._cache = cache
         self._block_copies = block_copies
         self._table = table
@@ -233,7 +229,10 @@ class TorchRunner:
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
         is_longer = bool((fields.query_lens > 1).any())
-        model = self._model if is_longer or _keeps_features(plan) else self._resting_model
+        executors = self._executors
+        if executors.resting is not None and not (is_longer or _keeps_features(plan)):
+            executors = executors.resting
+        executor = executors.eager
         # Log-probabilities of prompts need the hidden states of all tokens.
         needs_all = self._logprobs.wants_prompts(fields)
         index = inputs.sampled.index_in(fields)
@@ -244,17 +243,16 @@ class TorchRunner:
             adapted=adapted,
             group_of=self._table.group_of,
             wanted=None if needs_all or index is None else self._wanted(fields, index),
-            is_eager=True,
         )
-        hidden = model.hidden_states(inputs.token_ids, step)
+        hidden = executor.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(
-            fields, hidden, self._table.tokens, self._model.logits
+            fields, hidden, self._table.tokens, executor.logits
         )
         logits = None
         if len(inputs.sampled.chunks):
             if step.wanted is None and index is not None:
                 hidden = hidden.index_select(0, to_device(index, self.device))
-            logits = self._model.logits(hidden)
+            logits = executor.logits(hidden)
         return _Launched(plan, inputs.sampled, logits, prompt_logprobs)
 
     def _wanted(self, fields: ChunkFields, index: Ints) -> Wanted:

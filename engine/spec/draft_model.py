@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from engine.executors.select import plain_executor
 from engine.layers.attention import StepContext
 from engine.models.base import Model, ModelConfig
 from engine.models.registry import create_model, read_config
@@ -21,11 +22,12 @@ class DraftModel(ChainNetwork):
     def __init__(self, model: Model, config: ModelConfig) -> None:
         self.model = model
         self.config = config
+        self._executor = plain_executor(model)
 
     def hidden_states(
         self, token_ids: torch.Tensor, features: torch.Tensor, step: StepContext
     ) -> torch.Tensor:
-        return self.model.hidden_states(token_ids, step)
+        return self._executor.hidden_states(token_ids, step)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)

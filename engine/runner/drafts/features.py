@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.executors.base import Executor, Executors
 from engine.layers.attention import StepContext
-from engine.models.base import Model
 from engine.spec.draft_network import DraftNetwork
 
 # Steps of up to this many tokens share memory for their taps. For more, kernels run longer than it
@@ -90,46 +90,77 @@ class _TapBuffer:
     """Views of it by layer: [num_tokens, tapped_size] each."""
 
 
-class WatchedModel(Model):
-    """Wraps the target model: whenever it runs, the features of its tokens are kept."""
+class TapBuffers:
+    """The memory that all executors of a model tap hidden states to."""
 
-    def __init__(self, model: Model, network: DraftNetwork, features: FeatureCache) -> None:
-        self.model = model
-        self._network = network
-        self._features = features
-        width = len(network.tapped_layers) * network.tapped_size
+    def __init__(self, network: DraftNetwork, features: FeatureCache) -> None:
+        self._layers = network.tapped_layers
+        width = len(self._layers) * network.tapped_size
         self._memory = features.blocks.new_empty(_MAX_BUFFERED_TOKENS if width else 0, width)
-        """For the taps of steps that are not too long: [num_tokens, width]"""
+        """For steps that are not too long: [num_tokens, width]"""
         self._buffers: dict[int, _TapBuffer] = {}
         """By the number of tokens: parts of that memory."""
 
-    @property
-    def max_one_kernel_batch(self) -> int:
-        return 0 if self._network.tapped_layers else self.model.max_one_kernel_batch
-
-    @property
-    def max_one_kernel_drafted(self) -> int:
-        return self.model.max_one_kernel_drafted
-
-    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        layers = self._network.tapped_layers
-        if not layers:
-            hidden = self.model.hidden_states(token_ids, replace(step, wanted=None))
-            self._features.keep(step.groups[0].slots, hidden, is_padded=not step.is_eager)
-            return step.kept(hidden)
-        buffer = self._buffers.get(len(token_ids)) or self._make_buffer(len(token_ids))
-        hidden = self.model.hidden_states(token_ids, replace(step, taps=buffer.taps))
-        self._features.keep(step.groups[0].slots, buffer.tapped, is_padded=not step.is_eager)
-        return hidden
-
-    def _make_buffer(self, num_tokens: int) -> _TapBuffer:
-        layers, is_small = self._network.tapped_layers, num_tokens <= len(self._memory)
-        memory = self._memory
+    def of(self, num_tokens: int) -> _TapBuffer:
+        buffer = self._buffers.get(num_tokens)
+        if buffer is not None:
+            return buffer
+        memory, is_small = self._memory, num_tokens <= len(self._memory)
         tapped = memory[:num_tokens] if is_small else memory.new_empty(num_tokens, memory.shape[1])
-        buffer = _TapBuffer(tapped, dict(zip(layers, tapped.chunk(len(layers), -1), strict=True)))
+        parts = tapped.chunk(len(self._layers), -1)
+        buffer = _TapBuffer(tapped, dict(zip(self._layers, parts, strict=True)))
         if is_small:
             self._buffers[num_tokens] = buffer
         return buffer
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(hidden)
+
+class WatchedExecutor(Executor):
+    """Runs steps by another executor, and keeps the features of their tokens."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        network: DraftNetwork,
+        features: FeatureCache,
+        buffers: TapBuffers,
+        *,
+        is_padded: bool,
+    ) -> None:
+        """is_padded: steps may have padding, as recorded ones have."""
+        super().__init__(executor.model)
+        self._executor = executor
+        self._taps = bool(network.tapped_layers)
+        self._features = features
+        self._buffers = buffers
+        self._is_padded = is_padded
+
+    def serves(self, step: StepContext) -> bool:
+        if not self._taps:
+            return self._executor.serves(replace(step, wanted=None))
+        return self._executor.serves(replace(step, taps=self._buffers.of(len(step.positions)).taps))
+
+    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        slots = step.groups[0].slots
+        if not self._taps:
+            hidden = self._executor.hidden_states(token_ids, replace(step, wanted=None))
+            self._features.keep(slots, hidden, is_padded=self._is_padded)
+            return step.kept(hidden)
+        buffer = self._buffers.of(len(token_ids))
+        hidden = self._executor.hidden_states(token_ids, replace(step, taps=buffer.taps))
+        self._features.keep(slots, buffer.tapped, is_padded=self._is_padded)
+        return hidden
+
+
+def watched(executors: Executors, network: DraftNetwork, features: FeatureCache) -> Executors:
+    """The executors of the target, which keep features whenever they run it."""
+    buffers = TapBuffers(network, features)
+
+    def watch(executor: Executor, *, is_padded: bool) -> Executor:
+        return WatchedExecutor(executor, network, features, buffers, is_padded=is_padded)
+
+    return Executors(
+        eager=watch(executors.eager, is_padded=False),
+        recorded=watch(executors.recorded, is_padded=True),
+        fused=None if executors.fused is None else watch(executors.fused, is_padded=True),
+        resting=executors,
+    )

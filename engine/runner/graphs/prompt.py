@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from engine.attention.base import DeviceBatch, PromptBackend
+from engine.executors.base import Executor
 from engine.layers.attention import GroupStep, KVCache, StepContext, Wanted
 from engine.lora.slots import AdapterSlots, captured
-from engine.models.base import Model
 from engine.runner.graphs.sized import SizedGraphs, capture_all
 from engine.runner.inputs import ChunkFields, SampledTokens
 from engine.runner.rows import RowTable
@@ -45,7 +45,7 @@ class PromptGraphs:
 
     def __init__(
         self,
-        model: Model,
+        executor: Executor,
         kv_cache: KVCache,
         table: RowTable,
         attention: PromptBackend,
@@ -56,7 +56,7 @@ class PromptGraphs:
         """adapters: if any, they are capturable. sizes: numbers of tokens, ascending, not empty, at
         most ``MAX_TOKENS``; no row of the table is shorter."""
         assert len(table.windows) == 1, "the layers of one group share slots and block tables"
-        self._model = model
+        self._executor = executor
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
@@ -144,5 +144,5 @@ class PromptGraphs:
             wanted=None if adapted else Wanted(last),
         )
         with captured(self._adapters if adapted else None, size):
-            hidden = self._model.hidden_states(token_ids, step)
-        return self._model.logits(hidden.index_select(0, last) if adapted else hidden)
+            hidden = self._executor.hidden_states(token_ids, step)
+        return self._executor.logits(hidden.index_select(0, last) if adapted else hidden)

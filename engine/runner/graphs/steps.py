@@ -14,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from operator import add
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from engine.attention.base import CapturableBackend, plain_batch
+from engine.attention.base import CapturableBackend
+from engine.executors.base import Executor, Executors
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
-from engine.models.base import Model
 from engine.runner.graphs.one_kernel import log_faster, measure_most_tokens
 from engine.runner.graphs.shared_inputs import SharedInputs
 from engine.runner.graphs.sized import (
@@ -52,31 +53,28 @@ class Kind(NamedTuple):
     adapted: bool = False
     """Some tokens have a LoRA adapter."""
     resting: bool = False
-    """The model keeps nothing for a draft network; decode steps without adapters only."""
+    """The step keeps nothing for a draft network; decode steps without adapters only."""
 
 
 class StepGraphs:
     """Graphs of the forward pass for steps in which each chunk samples after all of its tokens.
 
-    Few tokens have some with all layers as one kernel, if the model has that, up to the lengths for
-    which ``capture`` measured them to be faster.
+    Few tokens have some by the fused executor, if there is one, up to the lengths for which
+    ``capture`` measured them to be faster.
     """
 
     def __init__(
         self,
-        model: Model,
+        executors: Executors,
         kv_cache: KVCache,
         table: RowTable,
         attention: CapturableBackend,
         adapters: AdapterSlots | None = None,
-        resting: Model | None = None,
         *,
         num_drafts: int = 0,
     ) -> None:
-        """adapters: if any, they are capturable. resting: the same model, which keeps nothing for a
-        draft network. num_drafts: of a sequence, at most."""
-        self._model = model
-        self._resting = resting
+        """adapters: if any, they are capturable. num_drafts: of a sequence, at most."""
+        self._executors = executors
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
@@ -89,8 +87,8 @@ class StepGraphs:
         self._buffers: dict[int, SequenceBuffers] = {}
         """By the tokens of each sequence, ascending."""
         self._families: dict[Kind, SizedGraphs] = {}
-        self._as_one: dict[Kind, SizedGraphs] = {}
-        """Those with the layers as one kernel."""
+        self._fused: dict[Kind, SizedGraphs] = {}
+        """Those by the fused executor."""
         self._max_tokens: dict[tuple[int, int], int] = {}
         """By the tokens of each sequence and the size: known tokens of all sequences together, for
         which they are faster."""
@@ -111,30 +109,31 @@ class StepGraphs:
         families = {plain: sizes}
         if self._adapters is not None:
             families[plain._replace(adapted=True)] = adapted_sizes(sizes)
-        if num_queries == 1 and self._resting is not None:
+        if num_queries == 1 and self._executors.resting is not None:
             families[Kind(resting=True)] = sizes
         if num_queries == 1 and self._shared is not None:
             for kind, of_kind in list(families.items()):
                 families[kind._replace(shared=True)] = sharing_sizes(of_kind)
         for kind, of_kind in families.items():
-            forward = partial(self._forward, kind)
+            forward = partial(self._forward, kind, self._executors_of(kind).recorded)
             self._families[kind] = SizedGraphs(of_kind, forward, num_queries)
         if num_queries > table.tokens.shape[1]:
             return  # No sequence has room for so many.
-        if plain_batch(buffers.group_step(self._attention, 1).attend) is None:
-            return  # Only such attention can be left to another kernel.
         for kind in (plain, Kind(resting=True)):
-            if kind not in families:
-                continue
-            model = self._model_of(kind)
-            one_each = num_queries == 1
-            most = model.max_one_kernel_batch if one_each else model.max_one_kernel_drafted
-            if few := [size for size in sizes if size * num_queries <= most]:
-                forward = partial(self._forward, kind, one_kernel=True)
-                self._as_one[kind] = SizedGraphs(few, forward, num_queries)
+            if kind in families:
+                self._add_fused(kind, sizes)
 
-    def _model_of(self, kind: Kind) -> Model:
-        return self._resting if kind.resting and self._resting is not None else self._model
+    def _add_fused(self, kind: Kind, sizes: list[int]) -> None:
+        """Add graphs of the sizes that the fused executor serves, which are the smallest."""
+        fused = self._executors_of(kind).fused
+        if fused is None:
+            return
+        if few := list(takewhile(lambda size: fused.serves(self._step(kind, size)), sizes)):
+            forward = partial(self._forward, kind, fused)
+            self._fused[kind] = SizedGraphs(few, forward, kind.num_queries)
+
+    def _executors_of(self, kind: Kind) -> Executors:
+        return (self._executors.resting if kind.resting else None) or self._executors
 
     @property
     def num_fillers(self) -> int:
@@ -148,9 +147,9 @@ class StepGraphs:
 
         Call it before any request has a row: measured steps write into blocks that nobody holds.
         """
-        capture_all([*self._families.values(), *self._as_one.values()], self._pad, on_progress)
-        if self._as_one:
-            self._measure_all_as_one()
+        capture_all([*self._families.values(), *self._fused.values()], self._pad, on_progress)
+        if self._fused:
+            self._measure_fused()
 
     def _pad(self, size: int) -> None:
         nobody = np.zeros(0, np.int64)
@@ -158,14 +157,14 @@ class StepGraphs:
             if size <= buffers.max_batch:
                 buffers.send(nobody, nobody, size=size)
 
-    def _measure_all_as_one(self) -> None:
-        # What is kept for a draft network is no part of the layers: one model stands for both.
-        measured = {kind.num_queries: kind for kind in self._as_one}
+    def _measure_fused(self) -> None:
+        # What is kept for a draft network is no part of the layers: one kind stands for both.
+        measured = {kind.num_queries: kind for kind in self._fused}
         for num_queries, kind in measured.items():
-            as_one, layers = self._as_one[kind], self._families[kind]
-            for size in as_one.sizes:
+            fused, layers = self._fused[kind], self._families[kind]
+            for size in fused.sizes:
                 prepare = partial(self._send_even, num_queries, size)
-                step = as_one, layers, size, prepare, self._table, self._kv_cache
+                step = fused, layers, size, prepare, self._table, self._kv_cache
                 self._max_tokens[num_queries, size] = measure_most_tokens(*step)
         names = {
             str(size) if num_queries == 1 else f"{size} × {num_queries}": most
@@ -173,7 +172,7 @@ class StepGraphs:
         }
         log_faster("steps", names)
         useful = {num_queries for (num_queries, _), most in self._max_tokens.items() if most}
-        self._as_one = {k: graphs for k, graphs in self._as_one.items() if k.num_queries in useful}
+        self._fused = {k: graphs for k, graphs in self._fused.items() if k.num_queries in useful}
 
     def _send_even(self, num_queries: int, size: int, seq_len: int) -> None:
         starts = np.full(size, max(0, seq_len - num_queries))
@@ -215,7 +214,9 @@ class StepGraphs:
             num_queries,
             shared=decodes and self._shared is not None and self._shared.find(fields),
             adapted=adapted,
-            resting=decodes and self._resting is not None and not (keeps_features or adapted),
+            resting=decodes
+            and self._executors.resting is not None
+            and not (keeps_features or adapted),
         )
         graphs, buffers = self._choose(fields, kind), self._buffers[num_queries]
         size = graphs.size_for(batch)
@@ -254,28 +255,29 @@ class StepGraphs:
         return replace(self._even[key], rows=rows_on_host, positions=positions_on_host)
 
     def _choose(self, fields: ChunkFields, kind: Kind) -> SizedGraphs:
-        layers, as_one = self._families[kind], self._as_one.get(kind)
-        if as_one is None or len(fields.rows) > as_one.max_batch:
+        layers, fused = self._families[kind], self._fused.get(kind)
+        if fused is None or len(fields.rows) > fused.max_batch:
             return layers
-        size = as_one.size_for(len(fields.rows))
+        size = fused.size_for(len(fields.rows))
         num_tokens = int(fields.computed.sum() + fields.query_lens.sum())
-        return as_one if num_tokens <= self._max_tokens[kind.num_queries, size] else layers
+        return fused if num_tokens <= self._max_tokens[kind.num_queries, size] else layers
 
-    def _forward(self, kind: Kind, size: int, *, one_kernel: bool = False) -> torch.Tensor:
+    def _forward(self, kind: Kind, executor: Executor, size: int) -> torch.Tensor:
         buffers, num_tokens = self._buffers[kind.num_queries], size * kind.num_queries
         if kind.num_queries > 1:
             buffers.note_sampled(size)
-        token_ids, positions = buffers.tokens(size)
+        token_ids, _ = buffers.tokens(size)
+        with captured(self._adapters if kind.adapted else None, num_tokens):
+            return executor.logits(executor.hidden_states(token_ids, self._step(kind, size)))
+
+    def _step(self, kind: Kind, size: int) -> StepContext:
+        buffers = self._buffers[kind.num_queries]
         shared = self._shared if kind.shared else None
         prefixes = None if shared is None else shared.on_device(size)
-        model = self._model_of(kind)
-        step = StepContext(
-            positions,
+        return StepContext(
+            buffers.tokens(size)[1],
             buffers.group_steps(self._attention, size, prefixes),
             self._kv_cache,
             adapted=kind.adapted,
             group_of=self._table.group_of,
-            one_kernel=one_kernel,
         )
-        with captured(self._adapters if kind.adapted else None, num_tokens):
-            return model.logits(model.hidden_states(token_ids, step))

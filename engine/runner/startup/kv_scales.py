@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.base import KVScales
 from engine.attention.select import select_backend
-from engine.models.base import Model
+from engine.executors.base import Executor
 from engine.quant.kv_cache import read_kv_scales
 from engine.runner.startup.target import Target
 from engine.runner.startup.trial import Trial
@@ -23,7 +23,7 @@ HEADROOM = 2.0
 """Numbers may be this many times as large as measured before they are clamped."""
 
 
-def load_kv_scales(target: Target, model: Model) -> list[KVScales]:
+def load_kv_scales(target: Target, executor: Executor) -> list[KVScales]:
     """The scales of each layer. Raises ``ModelLoadError`` if the checkpoint's own are wrong."""
     config, layout, device = target.config, target.facts.cache_layout, target.device
     if config.load_format != "dummy":
@@ -31,13 +31,13 @@ def load_kv_scales(target: Target, model: Model) -> list[KVScales]:
         if given is not None:
             return given
     if config.calculate_kv_scales:
-        return _measure(target, model)
+        return _measure(target, executor)
     ones = torch.ones(layout.num_kv_heads, device=device)
     return [KVScales(ones, ones)] * layout.num_layers
 
 
 @torch.inference_mode()
-def _measure(target: Target, model: Model) -> list[KVScales]:
+def _measure(target: Target, executor: Executor) -> list[KVScales]:
     """Measure the keys and values of random tokens, which are the same at each start."""
     config, facts, device = target.config, target.facts, target.device
     unscaled = replace(target.attention_shape, kv_dtype=None)
@@ -46,7 +46,7 @@ def _measure(target: Target, model: Model) -> list[KVScales]:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(facts.vocab_size, (_NUM_PROMPTS, length), generator=generator)
     trial = Trial(facts, tokens.tolist(), config.block_size, kv_dtype=target.dtype, device=device)
-    trial.run(model, attention)
+    trial.run(executor, attention)
     scales = []
     for keys, values in trial.cache.layers:
         k = scale_of(keys)

@@ -10,6 +10,8 @@ import torch
 from engine.attention.base import AttentionBackend, CapturableBackend, PromptBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
+from engine.executors.base import Executor, Executors
+from engine.executors.select import executors_of
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
@@ -18,7 +20,6 @@ from engine.messages import LoadProgress
 from engine.models.base import Model, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.block_copies import BlockCopies
-from engine.runner.drafts.features import WatchedModel
 from engine.runner.graphs.prompt import MAX_TOKENS, PromptGraphs, prompt_sizes
 from engine.runner.graphs.sized import capture_sizes, max_checked_tokens
 from engine.runner.graphs.steps import StepGraphs
@@ -70,32 +71,37 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
+    executors = executors_of(model)
     adapters = _adapter_slots(config, model, dtype, device)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
-        model.set_kv_scales(load_kv_scales(target, model))
+        model.set_kv_scales(load_kv_scales(target, executors.eager))
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
-    cache, max_model_len = _allocate_cache(target, model, attention, adapters, network, report)
+    cache, max_model_len = _allocate_cache(
+        target, executors.eager, attention, adapters, network, report
+    )
     table = RowTable(config.num_seqs, max_model_len, config.block_size, device, cache.groups)
     sampler = Sampler(
         config.num_seqs, facts.vocab_size, facts.eos_token_ids, seed=config.seed, device=device
     )
     if device.type == "cuda" and has_kernels:
         _measure_products(target, model, network, report)
-    made = create_drafting(network, model, config, cache, table, sampler, dtype)
+    made = create_drafting(network, executors, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     graphs = None
     held = adapters if adapters is not None and adapters.is_capturable else None
-    capturable = made.model.is_capturable and not config.enforce_eager
+    capturable = model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
+        graphs = _capture_graphs(config, made.executors, cache, table, attention, held, report)
     prompt_graphs = None
     if capturable and isinstance(attention, PromptBackend):
-        prompt_graphs = _capture_prompt_graphs(config, made.model, cache, table, attention, held)
+        prompt_graphs = _capture_prompt_graphs(
+            config, made.executors.recorded, cache, table, attention, held
+        )
     runner = TorchRunner(
-        made.model,
+        made.executors,
         cache,
         table,
         sampler,
@@ -120,7 +126,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
 
 def _allocate_cache(
     target: Target,
-    model: Model,
+    executor: Executor,
     attention: AttentionBackend,
     adapters: AdapterSlots | None,
     network: DraftNetwork | None,
@@ -131,7 +137,7 @@ def _allocate_cache(
 
     def needed_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
-        peak = measure_activation_bytes(target, model, attention)
+        peak = measure_activation_bytes(target, executor, attention)
         # CUDA graphs keep memory of their own, for a step that is no larger.
         num_peaks = 1 if config.enforce_eager else 2
         adapter_bytes = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
@@ -171,7 +177,7 @@ def _adapter_slots(
 
 def _capture_graphs(
     config: EngineConfig,
-    model: Model,
+    executors: Executors,
     cache: PagedCache,
     table: RowTable,
     attention: CapturableBackend,
@@ -180,12 +186,11 @@ def _capture_graphs(
 ) -> StepGraphs:
     speculative = config.speculative_config
     graphs = StepGraphs(
-        model,
+        executors,
         cache.layers,
         table,
         attention,
         adapters,
-        model.model if isinstance(model, WatchedModel) else None,
         num_drafts=0 if speculative is None else speculative.num_tokens,
     )
     graphs.capture(lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)))
@@ -194,7 +199,7 @@ def _capture_graphs(
 
 def _capture_prompt_graphs(
     config: EngineConfig,
-    model: Model,
+    executor: Executor,
     cache: PagedCache,
     table: RowTable,
     attention: PromptBackend,
@@ -204,10 +209,9 @@ def _capture_prompt_graphs(
     sizes = prompt_sizes(min(config.step_tokens, table.tokens.shape[1]))
     if not attention.captures_prompts or len(table.windows) > 1 or not sizes:
         return None
-    target = model.model if isinstance(model, WatchedModel) else model
-    if not isinstance(target, ForCausalLM):
+    if not isinstance(executor.model, ForCausalLM):
         return None  # Of transformers' models only decode steps are known to wait for nothing.
-    graphs = PromptGraphs(model, cache.layers, table, attention, adapters, sizes=sizes)
+    graphs = PromptGraphs(executor, cache.layers, table, attention, adapters, sizes=sizes)
     graphs.capture()
     return graphs
 

@@ -11,12 +11,13 @@ from engine.attention.base import AttentionShape, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.executors.base import Executors
 from engine.layers.attention import KVCache
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.block_copies import as_stack
 from engine.runner.drafts.drafting import ChainDrafting, Drafting, ParallelDrafting
-from engine.runner.drafts.features import FeatureCache, WatchedModel, kept_size
+from engine.runner.drafts.features import FeatureCache, kept_size, watched
 from engine.runner.drafts.graphs import DraftGraphs
 from engine.runner.memory import PagedCache, block_bytes
 from engine.runner.rows import RowTable
@@ -103,8 +104,8 @@ def draft_block_bytes(
 class Made:
     """What ``create_drafting`` returns."""
 
-    model: Model
-    """The target, watched if the network needs its features."""
+    executors: Executors
+    """The target's, watched if the network needs its features."""
     drafting: Drafting | None
     swapped: KVCache
     """What must be swapped along with the target's blocks."""
@@ -114,28 +115,28 @@ class Made:
 
 def create_drafting(
     network: DraftNetwork | None,
-    model: Model,
+    executors: Executors,
     config: EngineConfig,
     cache: PagedCache,
     table: RowTable,
     sampler: Sampler,
     dtype: torch.dtype,
 ) -> Made:
-    """cache: the target's. Without a network the model stays as it is."""
+    """executors, cache: the target's. Without a network the executors stay as they are."""
     if network is None:
-        return Made(model, None, [], [])
+        return Made(executors, None, [], [])
     device, block_size = table.tokens.device, config.block_size
     features: FeatureCache | None = None
     if network.feature_size:
         num_slots = cache.num_blocks * block_size
         features = FeatureCache(num_slots, block_size, network, dtype=dtype, device=device)
-        model = WatchedModel(model, network, features)
+        executors = watched(executors, network, features)
     swapped: KVCache = [] if features is None else [(features.blocks, features.blocks)]
     copied = [] if features is None else [as_stack(features.blocks[None])]
     if isinstance(network, ParallelNetwork):
         assert features is not None
         parallel = ParallelDrafting(network, features, table, sampler, block_size)
-        return Made(model, parallel, swapped, copied)
+        return Made(executors, parallel, swapped, copied)
     assert isinstance(network, ChainNetwork)
     assert config.speculative_config is not None
     draft_cache = PagedCache(
@@ -184,4 +185,4 @@ def create_drafting(
         max_num_tokens=config.step_tokens,
         num_lookahead_tokens=num_drafts,
     )
-    return Made(model, drafting, swapped, [*copied, draft_cache.stack])
+    return Made(executors, drafting, swapped, [*copied, draft_cache.stack])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.models.base import Model
+from engine.executors.base import Executor
 from engine.runner.startup.target import Target
 from engine.runner.startup.trial import Trial
 
 
 @torch.inference_mode()
-def measure_activation_bytes(target: Target, model: Model, attention: AttentionBackend) -> int:
+def measure_activation_bytes(
+    target: Target, executor: Executor, attention: AttentionBackend
+) -> int:
     """The peak of the allocator in bytes, during a step of ``max_num_batched_tokens`` on a GPU.
 
     The step is one prompt of the model's greatest length, or several. Then the logits for
@@ -22,11 +24,11 @@ def measure_activation_bytes(target: Target, model: Model, attention: AttentionB
     trial = Trial(target.facts, prompts, config.block_size, kv_dtype=target.kv_dtype, device=device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    hidden = trial.run(model, attention)
+    hidden = trial.run(executor, attention)
     speculative = config.speculative_config
     num_queries = 1 if speculative is None else 1 + speculative.num_tokens
     num_sampled = min(config.num_seqs * num_queries, config.step_tokens)
-    model.logits(hidden[:1].expand(num_sampled, -1))
+    executor.logits(hidden[:1].expand(num_sampled, -1))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     del trial, hidden

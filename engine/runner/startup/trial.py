@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.executors.base import Executor
 from engine.layers.attention import StepContext
-from engine.models.base import Model, ModelFacts
+from engine.models.base import ModelFacts
 from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
@@ -52,13 +53,12 @@ class Trial:
             Chunk(row, "trial", 0, len(token_ids), True) for row, token_ids in enumerate(prompts)
         ]
 
-    def run(self, model: Model, attention: AttentionBackend) -> torch.Tensor:
+    def run(self, executor: Executor, attention: AttentionBackend) -> torch.Tensor:
         """The hidden states of all tokens: [num_tokens, hidden]."""
         inputs = build_inputs(ChunkFields.read(self._chunks), self._table, self._block_size)
         step = StepContext(
             inputs.positions,
             [inputs.groups[0].prepared(attention, self._block_size)],
             self.cache.layers,
-            is_eager=True,
         )
-        return model.hidden_states(inputs.token_ids, step)
+        return executor.hidden_states(inputs.token_ids, step)

@@ -108,14 +108,15 @@ def seen(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor
 
 def watch_logits(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
-    compute: Callable[[torch.Tensor], torch.Tensor] = runner._model.logits
+    model = runner._executors.eager.model
+    compute: Callable[[torch.Tensor], torch.Tensor] = model.logits
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
         scores = compute(hidden)
         seen.append(scores.clone())  # a mask is applied in place
         return scores
 
-    monkeypatch.setattr(runner._model, "logits", logits)
+    monkeypatch.setattr(model, "logits", logits)
     return seen
 
 
@@ -154,7 +155,8 @@ def test_a_step_ends_with_the_tokens_that_are_sampled_from(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A last layer leaves the others out, or one where nothing is sampled."""
-    compute = subject.runner._model.hidden_states
+    executor = subject.runner._executors.eager
+    compute = executor.hidden_states
     sizes: list[tuple[int, int]] = []
 
     def both(token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
@@ -163,7 +165,7 @@ def test_a_step_ends_with_the_tokens_that_are_sampled_from(
         sizes.append((len(every), len(wanted)))
         return wanted
 
-    monkeypatch.setattr(subject.runner._model, "hidden_states", both)
+    monkeypatch.setattr(executor, "hidden_states", both)
     harness(subject).run([Generation("a", subject.prompt, 2)], chunk_size=len(subject.prompt) // 2)
     half = len(subject.prompt) // 2
     whole = [(half, 1)] * (len(subject.prompt) // half)

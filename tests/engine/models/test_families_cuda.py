@@ -142,7 +142,7 @@ def test_one_kernel_is_as_exact_as_the_layers(
     monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, max_len, device: max_len)
     runner = load_runner(subject.config("bfloat16"))
     decoding = runner._graphs
-    has_one_kernel = decoding is not None and bool(decoding._as_one)
+    has_one_kernel = decoding is not None and bool(decoding._fused)
     if torch.cuda.get_device_capability() != (9, 0):
         assert not has_one_kernel
         return

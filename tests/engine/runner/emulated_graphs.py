@@ -14,7 +14,6 @@ import torch
 from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
 from engine.runner.drafts.drafting import ChainDrafting
-from engine.runner.drafts.features import WatchedModel
 from engine.runner.drafts.graphs import DraftGraphs
 from engine.runner.graphs import sized
 from engine.runner.graphs.prompt import PromptGraphs
@@ -188,7 +187,7 @@ def emulate_prompts(
     """Graphs of prompts for an engine on the CPU."""
     _emulate_graphs(monkeypatch)
     graphs = PromptGraphs(
-        runner._model,
+        runner._executors.recorded,
         runner._cache.layers,
         runner._table,
         EmulatedPrompts(),
@@ -213,11 +212,8 @@ def emulate(
     decoding, of checking drafts, and of drafting where a network does that token by token."""
     _emulate_graphs(monkeypatch)
     attention = EmulatedAttention(runner._cache.groups.windows)
-    model, layers, table = runner._model, runner._cache.layers, runner._table
-    resting = model.model if isinstance(model, WatchedModel) else None
-    steps = StepGraphs(
-        model, layers, table, attention, runner.adapters, resting, num_drafts=num_drafts
-    )
+    executors, layers, table = runner._executors, runner._cache.layers, runner._table
+    steps = StepGraphs(executors, layers, table, attention, runner.adapters, num_drafts=num_drafts)
     steps.capture(lambda done: None)
     runner._graphs = counted = CountedSteps(steps)  # type: ignore[assignment]
     drafting = runner._drafting

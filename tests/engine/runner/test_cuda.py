@@ -287,7 +287,7 @@ def test_one_kernel_for_few_sequences_changes_only_near_ties(
 
     def spy(self: StepGraphs, fields: ChunkFields, kind: Kind) -> SizedGraphs:
         graphs = choose(self, fields, kind)
-        served.append(graphs in self._as_one.values())
+        served.append(graphs in self._fused.values())
         return graphs
 
     def outputs(max_len: int) -> list[list[int]]:
@@ -324,7 +324,7 @@ def test_drafts_checked_by_one_kernel_change_only_near_ties(
     def spy(self: StepGraphs, fields: ChunkFields, kind: Kind) -> SizedGraphs:
         graphs = choose(self, fields, kind)
         if kind.num_queries > 1:
-            served.append(graphs in self._as_one.values())
+            served.append(graphs in self._fused.values())
         return graphs
 
     def outputs(max_len: int) -> list[list[int]]:
@@ -454,12 +454,12 @@ def test_whether_one_kernel_is_faster_is_measured(
     monkeypatch.setattr(one_kernel, "longest_faster", spy)
     decoding = load_runner(wide_config(wide_dir))._graphs
     assert decoding is not None
-    assert bool(decoding._as_one) == any(found)
+    assert bool(decoding._fused) == any(found)
     assert all(0 <= length <= 600 for length in found)
     num_measured = len(found)
     decoding = load_runner(wide_config(wide_dir, dtype="float32"))._graphs
     assert decoding is not None
-    assert not decoding._as_one
+    assert not decoding._fused
     assert len(found) == num_measured
 
 

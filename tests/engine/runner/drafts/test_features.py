@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.executors.base import Executors
+from engine.executors.layers import LayerByLayer
 from engine.layers.attention import GroupStep, StepContext
 from engine.models.base import Model
 from engine.runner.block_copies import BlockCopies, as_stack
-from engine.runner.drafts.features import FeatureCache, WatchedModel, kept_size
+from engine.runner.drafts.features import FeatureCache, TapBuffers, kept_size, watched
 from engine.spec.draft_network import DraftNetwork
 
 SIZE, BLOCK_SIZE = 3, 4
@@ -118,17 +120,19 @@ def no_attention(*args: object, **kwargs: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layers", [(), (1, 4)])
-@pytest.mark.parametrize("is_eager", [True, False])
-def test_whatever_runs_the_target_its_features_are_kept(
-    layers: tuple[int, ...], is_eager: bool
-) -> None:
+@pytest.mark.parametrize("use", ["eager", "recorded", "fused"])
+def test_whatever_runs_the_target_its_features_are_kept(layers: tuple[int, ...], use: str) -> None:
     network = Sums(layers)
     features = FeatureCache(1024, BLOCK_SIZE, network, dtype=torch.float32, device=CPU)
-    watched = WatchedModel(Target(), network, features)
+    plain = LayerByLayer(Target())
+    executors = watched(Executors(plain, plain, plain), network, features)
+    assert executors.resting == Executors(plain, plain, plain)
+    executor = getattr(executors, use)
     each = [torch.arange(0, 7), torch.arange(100, 103), torch.arange(200, 800)]
     for token_ids in each:
-        step = StepContext(token_ids, [GroupStep(token_ids, no_attention)], [], is_eager=is_eager)
-        assert watched.hidden_states(token_ids, step)[:, 0].tolist() == (token_ids + 10).tolist()
+        step = StepContext(token_ids, [GroupStep(token_ids, no_attention)], [])
+        assert executor.serves(step)
+        assert executor.hidden_states(token_ids, step)[:, 0].tolist() == (token_ids + 10).tolist()
     for token_ids in each:
         found = features.read(token_ids)[:, 0]
         expected = 1 + (2 * token_ids + 5 if layers else token_ids + 10)
@@ -138,8 +142,8 @@ def test_whatever_runs_the_target_its_features_are_kept(
 def test_taps_of_short_steps_share_memory() -> None:
     network = Sums((1, 4))
     features = FeatureCache(1024, BLOCK_SIZE, network, dtype=torch.float32, device=CPU)
-    watched = WatchedModel(Target(), network, features)
-    first, again, other, long = (watched._make_buffer(n).tapped for n in (3, 3, 512, 513))
+    buffers = TapBuffers(network, features)
+    first, again, other, long = (buffers.of(n).tapped for n in (3, 3, 512, 513))
     assert first.data_ptr() == again.data_ptr() == other.data_ptr() != long.data_ptr()
     assert [each.shape for each in (first, other, long)] == [(n, 2 * SIZE) for n in (3, 512, 513)]
-    assert len(watched._buffers) == 2
+    assert len(buffers._buffers) == 2

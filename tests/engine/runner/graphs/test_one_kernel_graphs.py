@@ -1,4 +1,4 @@
-"""Graphs of few sequences with the layers as one kernel: on a CPU emulated, with the kernel's
+"""Graphs of few sequences by the fused executor: on a CPU emulated, with the kernel's
 reference."""
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.layers import linear, persistent_decoder
+from engine.executors import persistent
+from engine.layers import linear
 from engine.runner import TorchRunner, load_runner
 from engine.runner.graphs import one_kernel
 from engine.runner.graphs.sized import SizedGraphs
@@ -44,8 +45,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return super().__call__(*arguments)
 
     monkeypatch.setattr(linear, "_pack", lambda weight, bias: None)
-    monkeypatch.setattr(persistent_decoder, "PersistentDecoder", Counted)
-    monkeypatch.setattr(persistent_decoder, "refusal", lambda layers, **shape: None)
+    monkeypatch.setattr(persistent, "PersistentDecoder", Counted)
+    monkeypatch.setattr(persistent, "refusal", lambda layers, **shape: None)
     return seen
 
 
@@ -86,7 +87,7 @@ def test_serves_a_lone_sequence_up_to_the_measured_length(
     measured(max_len)
     runner = load_runner(tiny_config)
     decoding, _, _ = emulate(runner, monkeypatch, 1)
-    assert bool(graphs_of(runner)._as_one) == (max_len > 0)
+    assert bool(graphs_of(runner)._fused) == (max_len > 0)
     calls.clear()
     (done,) = generations((28, 22))
     assert run(runner, (28, 22)) == [greedy(done.prompt, 22)]
@@ -167,11 +168,11 @@ def test_both_graphs_are_measured_on_the_same_step(
 def test_layers_that_are_not_one_kernel_are_not_measured(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persistent_decoder, "refusal", lambda layers, **shape: "none here")
+    monkeypatch.setattr(persistent, "refusal", lambda layers, **shape: "none here")
     monkeypatch.delattr(one_kernel, "longest_faster")
     runner = load_runner(tiny_config)
     emulate(runner, monkeypatch, 1)
-    assert not graphs_of(runner)._as_one
+    assert not graphs_of(runner)._fused
 
 
 def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
@@ -182,9 +183,9 @@ def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
     )
     monkeypatch.delattr(one_kernel, "longest_faster")
     runner = load_runner(tiny_config)
-    assert runner._model.max_one_kernel_batch
+    assert runner._executors.fused is not None
     emulate(runner, monkeypatch, 1)
-    assert not graphs_of(runner)._as_one
+    assert not graphs_of(runner)._fused
 
 
 @pytest.mark.parametrize(("method", "taps"), [("eagle3", True), ("eagle", False)])
@@ -201,11 +202,11 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     expected = outputs(engine(tmp_path, "plain"))
     llm = engine(tmp_path, method, 3)
     runner = runner_of(llm)
-    assert bool(runner._model.max_one_kernel_batch) == (not taps)
     emulate(runner, monkeypatch, 3)
     decoding = graphs_of(runner)
-    for kind in [kind for kind in decoding._as_one if kind.num_queries > 1]:
-        del decoding._as_one[kind]
+    assert (Kind() in decoding._fused) == (not taps)
+    for kind in [kind for kind in decoding._fused if kind.num_queries > 1]:
+        del decoding._fused[kind]
     calls.clear()
     assert outputs(llm) == expected
     assert bool(calls) == (not taps)
@@ -215,7 +216,7 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     calls.clear()
     ours = decoding.run(fields, keeps_features=False)[1].clone()
     assert calls == [5]
-    decoding._as_one.clear()
+    decoding._fused.clear()
     torch.testing.assert_close(
         ours, decoding.run(fields, keeps_features=False)[1], rtol=1e-3, atol=1e-3
     )
@@ -243,7 +244,7 @@ def test_drafts_are_checked_by_it(
     def spy(self: StepGraphs, fields: ChunkFields, kind: Kind) -> SizedGraphs:
         graphs = choose(self, fields, kind)
         if kind.num_queries > 1:
-            served.append(graphs in self._as_one.values())
+            served.append(graphs in self._fused.values())
         return graphs
 
     monkeypatch.setattr(StepGraphs, "_choose", spy)
@@ -265,5 +266,5 @@ def test_drafts_of_long_sequences_go_layer_by_layer(
     graphs._max_tokens[3, 2] = max_tokens
     lens = np.array([3, 2])
     fields = ChunkFields(np.arange(2), np.array([25, 10]), lens, lens)
-    layers, as_one = graphs._families[Kind(3)], graphs._as_one[Kind(3)]
+    layers, as_one = graphs._families[Kind(3)], graphs._fused[Kind(3)]
     assert graphs._choose(fields, Kind(3)) is (as_one if is_one else layers)

@@ -79,13 +79,13 @@ def test_one_kernel_is_for_few_sequences_that_are_not_too_long(
     graphs = object.__new__(StepGraphs)
     kind = Kind(1, shared, adapted, resting)
     graphs._families = {kind: sized([1, 2, 4, 8])}
-    graphs._as_one = {Kind(): sized([1, 2, 4]), Kind(resting=True): sized([1, 2, 4])}
+    graphs._fused = {Kind(): sized([1, 2, 4]), Kind(resting=True): sized([1, 2, 4])}
     graphs._max_tokens = {(1, 1): 10, (1, 2): 40, (1, 4): 0}
     fields = ChunkFields.read([chunk(1, computed=n) for n in computed])
     is_one = computed in ([0], [9], [0, 0], [30, 8]) and not (shared or adapted)
-    expected = graphs._as_one[kind] if is_one else graphs._families[kind]
+    expected = graphs._fused[kind] if is_one else graphs._families[kind]
     assert graphs._choose(fields, kind) is expected
-    graphs._as_one = {}
+    graphs._fused = {}
     assert graphs._choose(fields, kind) is graphs._families[kind]
 
 

@@ -45,7 +45,8 @@ def test_a_measured_scale_is_the_least_power_of_two_with_headroom(
 def layers_of(config: EngineConfig) -> list[KVScales]:
     runner = load_runner(config)
     assert all(tensor.dtype == FP8 for pair in runner._cache.layers for tensor in pair)
-    layers = [m for m in runner._model.modules() if isinstance(m, SelfAttention)]
+    model = runner._executors.eager.model
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention)]
     assert len(layers) == 3
     return [layer.kv_scales for layer in layers if layer.kv_scales is not None]
 

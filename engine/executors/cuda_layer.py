@@ -1,4 +1,4 @@
-"""A decoder layer on a GPU as two calls, one before and one after attention.
+"""Each decoder layer on a GPU as two calls, one before and one after attention.
 
 For steps that are not in a CUDA graph: there a slow host keeps the GPU waiting, and each operation
 of its own takes the host several microseconds.
@@ -9,69 +9,61 @@ adds inside of its products."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
-from engine.layers.attention import SelfAttention, StepContext
+from engine.executors.dense import DenseLayer, dense_layers
+from engine.executors.layers import LayerByLayer
+from engine.layers.attention import StepContext
 from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
+from engine.models.base import Model
+from engine.models.llama import ForCausalLM
 from kernels import cuda, cuda_layer
 from kernels.cuda_layer import NO_HEAD_NORMS, HeadNorms, Matrix, Norm
 
 
-class DecoderLayer(Protocol):
-    """The structure that a layer must have."""
+class CudaLayers(LayerByLayer):
+    """Serves every step: the few with adapters that only the layers can add go through these."""
 
-    input_layernorm: RMSNorm
-    post_attention_layernorm: RMSNorm
+    def __init__(self, model: ForCausalLM, layers: Sequence[DenseLayer]) -> None:
+        super().__init__(model)
+        self._decoder, self._layers = model.model, list(map(CudaLayer, layers))
 
-    @property
-    def self_attn(self) -> Module: ...
+    @classmethod
+    def of(cls, model: Model) -> CudaLayers | None:
+        """None unless all layers are dense, and on a GPU that has the kernels."""
+        layers = dense_layers(model)
+        if layers is None or not isinstance(model, ForCausalLM):
+            return None
+        weight = layers[0].input_norm.weight.data
+        is_served = weight.is_cuda and weight.dtype in cuda.FLOATS and cuda.available()
+        is_served &= all(layer.has_plain_weights for layer in layers)
+        return cls(model, layers) if is_served else None
+
+    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        if all(layer.serves(step) for layer in self._layers):
+            return self._decoder(token_ids, step, self._layers)
+        return super().hidden_states(token_ids, step)
 
 
-class JoinedLayer:
+class CudaLayer:
     """Calls the kernels of a layer; the weights are the layer's own."""
 
-    def __init__(self, layer: DecoderLayer, attention: SelfAttention, mlp: GatedMLP) -> None:
-        self._attention, self._mlp = attention, mlp
-        self._input_norm = _norm(layer.input_layernorm)
-        self._attended_norm = _norm(layer.post_attention_layernorm)
+    def __init__(self, layer: DenseLayer) -> None:
+        self._layer = layer
+        self._input_norm, self._attended_norm = _norm(layer.input_norm), _norm(layer.attended_norm)
         self._head_norms = NO_HEAD_NORMS
-        q_norm, k_norm = attention.q_norm, attention.k_norm
+        q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
         if q_norm is not None and k_norm is not None:
             self._head_norms = HeadNorms(q_norm.weight.data, k_norm.weight.data, q_norm.eps)
-
-    @classmethod
-    def of(cls, layer: DecoderLayer) -> JoinedLayer | None:
-        """``layer``, which must be packed, as two calls; None if it has other parts than these."""
-        # In some families a mixture of experts has another name than ``mlp``.
-        attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
-        if not (isinstance(attention, SelfAttention) and isinstance(mlp, GatedMLP)):
-            return None
-        linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-        plain = all(linear.quantized is None and linear.packed is None for linear in linears)
-        return cls(layer, attention, mlp) if plain and mlp.activation == "silu" else None
-
-    @classmethod
-    def of_all(cls, layers: Sequence[DecoderLayer]) -> list[JoinedLayer] | None:
-        """All layers as two calls each; None unless that is possible for all of them, and they are
-        on a GPU that has the kernels."""
-        weight = layers[0].input_layernorm.weight.data
-        if not (weight.is_cuda and weight.dtype in cuda.FLOATS and cuda.available()):
-            return None
-        joined = [one for one in map(cls.of, layers) if one is not None]
-        return joined if len(joined) == len(layers) else None
 
     def serves(self, step: StepContext) -> bool:
         """Whether it can run a step: any, unless it has adapters that only the layer can add."""
         if not step.adapted:
             return True
-        attention, mlp = self._attention, self._mlp
-        linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-        return all(_adapters(linear, len(step.positions)) is not None for linear in linears)
+        linears, num_tokens = self._layer.linears, len(step.positions)
+        return all(_adapters(linear, num_tokens) is not None for linear in linears)
 
     def __call__(
         self,
@@ -81,14 +73,15 @@ class JoinedLayer:
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``LlamaDecoderLayer``, in a step that it ``serves``."""
-        attention = self._attention
+        attention = self._layer.attention
+        qkv_proj, o_proj, gate_up_proj, down_proj = self._layer.linears
         slots, attend = step.of(attention.layer)
         scales = attention.kv_scales
         q = cuda_layer.attention_inputs(
             x,
             residual,
             self._input_norm,
-            _matrix(attention.qkv_proj, x.shape[0]),
+            _matrix(qkv_proj, x.shape[0]),
             self._head_norms,
             step.kv_cache[attention.layer],
             (None, None) if scales is None else (scales.k, scales.v),
@@ -103,10 +96,10 @@ class JoinedLayer:
         fed = cuda_layer.feed_forward(
             attended,
             residual,
-            _matrix(attention.o_proj, rows),
+            _matrix(o_proj, rows),
             self._attended_norm,
-            _matrix(self._mlp.gate_up_proj, rows, gated=True),
-            _matrix(self._mlp.down_proj, rows),
+            _matrix(gate_up_proj, rows, gated=True),
+            _matrix(down_proj, rows),
         )
         return fed, residual
 

@@ -1,11 +1,11 @@
-"""Joined layers against the layers one by one: to the bit on a GPU; on a CPU with the bindings'
-contracts written out, which shows that each argument comes to its place."""
+"""Layers as two calls each against the layers one by one: to the bit on a GPU; on a CPU with the
+bindings' contracts written out, which shows that each argument comes to its place."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -25,8 +25,11 @@ from engine.attention.base import (
 )
 from engine.attention.select import select_backend
 from engine.attention.torch_ref import TorchAttention
+from engine.executors.base import Executor
+from engine.executors.cuda_layer import CudaLayers
+from engine.executors.dense import dense_layers
+from engine.executors.layers import LayerByLayer
 from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext, Wanted
-from engine.layers.joined_layer import JoinedLayer
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import RouterConfig
@@ -35,7 +38,7 @@ from engine.lora.product import LoraAddition, StepAdapters
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
-from engine.models.llama import LlamaDecoderLayer, LlamaModel
+from engine.models.llama import ForCausalLM, LlamaDecoderLayer
 from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3 import Qwen3DecoderLayer
 from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
@@ -72,8 +75,10 @@ def model(
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
     **changes: Any,
-) -> LlamaModel:
-    made = LlamaModel(replace(CONFIG, **changes), MAX_LEN, layer, dtype=dtype, device=device)
+) -> ForCausalLM:
+    of_family = type("Of", (ForCausalLM,), {"layer_class": layer})
+    config = replace(CONFIG, **changes)
+    made: ForCausalLM = of_family(config, max_model_len=MAX_LEN, dtype=dtype, device=device)
     gen = torch.Generator().manual_seed(0)
     for name, weight in made.named_weights():
         shift = 1.0 if "norm" in name else 0.0
@@ -81,9 +86,10 @@ def model(
     return made
 
 
-def join(of: LlamaModel) -> None:
-    of._joined = [joined for layer in of.layers if (joined := JoinedLayer.of(layer)) is not None]
-    assert len(of._joined) == len(of.layers)
+def by_calls(of: ForCausalLM) -> CudaLayers:
+    layers = dense_layers(of)
+    assert layers is not None
+    return CudaLayers(of, layers)
 
 
 def attention(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionBackend:
@@ -96,10 +102,9 @@ def attention(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -
 
 
 def run(
-    of: LlamaModel,
+    executor: Executor,
     shapes: list[tuple[int, int]],
     *,
-    eager: bool,
     fp8: bool = False,
     wanted: Wanted | None = None,
     last: int = 0,
@@ -107,6 +112,8 @@ def run(
 ) -> tuple[torch.Tensor, KVCache]:
     """shapes: (tokens of the step, tokens before it) of each sequence. last: of the only sequence,
     so many tokens are wanted."""
+    assert isinstance(executor.model, ForCausalLM)
+    of = executor.model.model
     weight = of.norm.weight.data
     device, dtype = weight.device, weight.dtype
     gen = torch.Generator().manual_seed(1)
@@ -135,16 +142,10 @@ def run(
         fewer = replace(batch, query_lens=np.array([last]))
         index = torch.arange(len(positions) - last, len(positions))
         wanted = Wanted(index, lambda: backend.prepare(fewer, BLOCK_SIZE))
-    step = StepContext(
-        positions,
-        [GroupStep(slots.long(), attend)],
-        cache,
-        is_eager=eager,
-        wanted=wanted,
-        adapted=adapted,
-    )
+    group = GroupStep(slots.long(), attend)
+    step = StepContext(positions, [group], cache, wanted=wanted, adapted=adapted)
     token_ids = torch.randint(50, (len(positions),), generator=gen).to(device)
-    return of(token_ids, step), cache
+    return executor.hidden_states(token_ids, step), cache
 
 
 def schema(op: str) -> list[str]:
@@ -227,26 +228,24 @@ def test_every_argument_comes_to_its_place(
     layer: type[LlamaDecoderLayer], bias: bool, wanted: Wanted | None
 ) -> None:
     made = model(layer, attention_bias=bias, mlp_bias=bias)
-    plain = run(made, [(5, 0), (3, 7)], eager=True, wanted=wanted)
-    join(made)
-    assert_same(run(made, [(5, 0), (3, 7)], eager=True, wanted=wanted), plain)
+    plain = run(LayerByLayer(made), [(5, 0), (3, 7)], wanted=wanted)
+    assert_same(run(by_calls(made), [(5, 0), (3, 7)], wanted=wanted), plain)
 
 
 @pytest.mark.usefixtures("stand_ins")
 def test_a_cache_in_fp8_has_its_scales() -> None:
     made = model()
-    plain = run(made, [(5, 0), (3, 7)], eager=True, fp8=True)
-    join(made)
-    assert_same(run(made, [(5, 0), (3, 7)], eager=True, fp8=True), plain)
+    plain = run(LayerByLayer(made), [(5, 0), (3, 7)], fp8=True)
+    assert_same(run(by_calls(made), [(5, 0), (3, 7)], fp8=True), plain)
 
 
 @pytest.mark.usefixtures("stand_ins")
 def test_queries_cut_down_to_wanted_tokens_attend_by_themselves() -> None:
     made = model()
-    plain = run(made, [(8, 5)], eager=True, last=3)
-    torch.testing.assert_close(plain[0], run(made, [(8, 5)], eager=True)[0][5:])
-    join(made)
-    assert_same(run(made, [(8, 5)], eager=True, last=3), plain)
+    layers = LayerByLayer(made)
+    plain = run(layers, [(8, 5)], last=3)
+    torch.testing.assert_close(plain[0], run(layers, [(8, 5)])[0][5:])
+    assert_same(run(by_calls(made), [(8, 5)], last=3), plain)
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -254,26 +253,25 @@ def test_queries_cut_down_to_wanted_tokens_attend_by_themselves() -> None:
 def test_adapters_come_to_the_products_that_they_are_of(chosen: Sequence[int]) -> None:
     made = model(dtype=torch.bfloat16, attention_bias=True)
     wanted = None if len(chosen) == 25 else Wanted(torch.tensor(chosen))
-    compute = partial(run, made, [(20, 0), (5, 7)], eager=True, wanted=wanted)
+    compute = partial(run, shapes=[(20, 0), (5, 7)], wanted=wanted)
     with adapters_for(made, 25, chosen):
-        plain = compute(adapted=True)
-        join(made)
-        assert_same(compute(adapted=True), plain)
-    base = compute()
+        plain = compute(LayerByLayer(made), adapted=True)
+        assert_same(compute(by_calls(made), adapted=True), plain)
+    base = compute(by_calls(made))
     differs = (base[0] != plain[0]).any(1)
     assert differs.tolist() == [token < 20 for token in chosen]
 
 
 @contextmanager
 def adapters_for(
-    of: LlamaModel, num_tokens: int, wanted: Sequence[int] | None = None
+    of: ForCausalLM, num_tokens: int, wanted: Sequence[int] | None = None
 ) -> Iterator[None]:
     """One of all layers for all tokens but the last five, who have none."""
-    weight = of.norm.weight.data
+    weight = of.model.norm.weight.data
     gen = torch.Generator().manual_seed(2)
     slots = np.where(np.arange(num_tokens) < num_tokens - 5, 1, -1)
     step = StepAdapters()
-    for linear in (module for module in of.modules() if isinstance(module, Linear)):
+    for linear in (module for module in of.model.modules() if isinstance(module, Linear)):
         ranks = torch.full((2, len(linear.parts)), 8, dtype=torch.int32, device=weight.device)
         parts = tuple(linear.parts.values())
         matrices = LoraMatrices.empty(ranks, linear.in_features, parts, 8, dtype=weight.dtype)
@@ -289,47 +287,47 @@ def adapters_for(
     step.tiles = None
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_what_cannot_be_joined_in_a_step_goes_layer_by_layer(eager: bool) -> None:
+def test_adapters_that_only_the_layers_can_add_go_through_these() -> None:
     """There are no stand-ins here: a call of the operations fails. Adapters in float32 are none of
     the kernels'."""
     made = model()
-    with adapters_for(made, 25) if eager else nullcontext():
-        plain = run(made, [(25, 0)], eager=False, adapted=eager)
-        join(made)
-        assert_same(run(made, [(25, 0)], eager=eager, adapted=eager), plain)
+    with adapters_for(made, 25):
+        plain = run(LayerByLayer(made), [(25, 0)], adapted=True)
+        assert_same(run(by_calls(made), [(25, 0)], adapted=True), plain)
     with pytest.raises((AttributeError, NotImplementedError), match="attention_inputs"):
-        run(made, [(4, 0)], eager=True)
+        run(by_calls(made), [(4, 0)])
 
 
-def test_layers_of_another_structure_are_not_joined() -> None:
-    other_activation, quantized, mixed = (model().layers[0] for _ in range(3))
-    assert JoinedLayer.of(mixed) is not None
-    assert isinstance(other_activation.mlp, GatedMLP)
-    other_activation.mlp.activation = "gelu_pytorch_tanh"
-    assert JoinedLayer.of(other_activation) is None
-    assert isinstance(quantized.self_attn, SelfAttention)
-    quantized.self_attn.o_proj.quantize(partial(OnlineFp8Weight, activations=False))
-    assert JoinedLayer.of(quantized) is None
+def test_layers_of_another_structure_are_not_dense() -> None:
+    other_activation, quantized = model(), model()
+    of_last = other_activation.model.layers[-1]
+    assert isinstance(of_last.mlp, GatedMLP)
+    of_last.mlp.activation = "gelu_pytorch_tanh"
+    assert dense_layers(other_activation) is None
+    attention = quantized.model.layers[-1].self_attn
+    assert isinstance(attention, SelfAttention)
+    attention.o_proj.quantize(partial(OnlineFp8Weight, activations=False))
+    layers = dense_layers(quantized)
+    assert layers is not None
+    assert [layer.has_plain_weights for layer in layers] == [True, True, False]
 
 
 @pytest.mark.parametrize("layer", [MixtralDecoderLayer, Qwen3MoeDecoderLayer])
-def test_experts_are_not_joined(layer: type[LlamaDecoderLayer]) -> None:
+def test_experts_are_not_dense(layer: type[LlamaDecoderLayer]) -> None:
     """Whatever the layer calls them."""
     moe = MoEConfig(RouterConfig(num_experts=4, top_k=2, renormalize=True), 64)
-    assert JoinedLayer.of(model(layer, moe=moe).layers[0]) is None
+    assert dense_layers(model(layer, moe=moe)) is None
 
 
-def test_without_a_gpu_nothing_is_joined() -> None:
+def test_without_a_gpu_there_are_no_such_calls() -> None:
     made = model()
     made.pack()
-    assert made._joined is None
-    assert JoinedLayer.of_all(made.layers) is None
+    assert CudaLayers.of(made) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("layer", "is_joined"),
+    ("layer", "is_served"),
     [
         (LlamaDecoderLayer, True),
         (Qwen3DecoderLayer, True),
@@ -337,12 +335,12 @@ def test_without_a_gpu_nothing_is_joined() -> None:
         (Gemma2DecoderLayer, False),
     ],
 )
-def test_layers_that_compute_otherwise_are_not_joined(
-    layer: type[LlamaDecoderLayer], is_joined: bool
+def test_layers_that_compute_otherwise_are_left_alone(
+    layer: type[LlamaDecoderLayer], is_served: bool
 ) -> None:
     made = model(layer, device=GPU, dtype=torch.bfloat16)
     made.pack()
-    assert (made._joined is not None) == is_joined
+    assert (CudaLayers.of(made) is not None) == is_served
 
 
 @pytest.fixture
@@ -353,6 +351,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     cuda_lora.register()
     yield
     ops.resolve.cache_clear()
+
+
+def on_gpu(packed: ForCausalLM) -> CudaLayers:
+    executor = CudaLayers.of(packed)
+    assert executor is not None
+    return executor
 
 
 SHAPES = {
@@ -382,8 +386,8 @@ def test_equals_the_layers_to_the_bit(
         serve_with_own_products(made)
     wanted = Wanted(torch.tensor([0, 2, 3], device=GPU))
     for some in (None, wanted):
-        plain = run(made, shapes, eager=False, fp8=fp8, wanted=some)
-        assert_same(run(made, shapes, eager=True, fp8=fp8, wanted=some), plain)
+        plain = run(LayerByLayer(made), shapes, fp8=fp8, wanted=some)
+        assert_same(run(on_gpu(made), shapes, fp8=fp8, wanted=some), plain)
 
 
 @pytest.mark.gpu
@@ -398,24 +402,25 @@ def test_with_adapters_it_equals_the_layers_to_the_bit(
     made.pack()
     if product == "own":
         serve_with_own_products(made)
-    base = run(made, shapes, eager=False)
+    layers, calls = LayerByLayer(made), on_gpu(made)
+    base = run(layers, shapes)
     num_tokens = sum(n for n, _ in shapes)
     chosen = range(0, num_tokens, 3)
     with adapters_for(made, num_tokens, chosen):
         for wanted in (None, Wanted(torch.tensor(chosen, device=GPU))):
-            plain = run(made, shapes, eager=False, adapted=True, wanted=wanted)
-            assert_same(run(made, shapes, eager=True, adapted=True, wanted=wanted), plain)
+            plain = run(layers, shapes, adapted=True, wanted=wanted)
+            assert_same(run(calls, shapes, adapted=True, wanted=wanted), plain)
             if wanted is None:
                 assert not torch.equal(plain[0], base[0])
 
 
-def serve_with_own_products(of: LlamaModel) -> None:
+def serve_with_own_products(of: ForCausalLM) -> None:
     rows, products = [cuda.MAX_SKINNY_TOKENS], [Product("skinny")]
     if cuda_wide.has_wide(GPU):
         rows.append(1024)
         products.append(Product("wide", width=192))
     by_rows = Choice(rows, products)
-    linears = [module for module in of.modules() if isinstance(module, Linear)]
+    linears = [module for module in of.model.modules() if isinstance(module, Linear)]
     chosen = {
         Kind(linear.weight.data.shape, torch.bfloat16, gated): by_rows
         for linear in linears

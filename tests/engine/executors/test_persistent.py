@@ -13,16 +13,18 @@ import torch
 
 from engine.attention.base import AttentionShape, CapturableBackend, DeviceBatch
 from engine.attention.select import select_backend
-from engine.layers import persistent_decoder
+from engine.executors import persistent
+from engine.executors.base import Executor
+from engine.executors.layers import LayerByLayer
+from engine.executors.persistent import PersistentLayers
 from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext, Wanted
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import RouterConfig
-from engine.layers.persistent_decoder import PersistentLayers
 from engine.layers.rope import RopeConfig
 from engine.models.base import MoEConfig
 from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
-from engine.models.llama import LlamaDecoderLayer, LlamaModel
+from engine.models.llama import ForCausalLM, LlamaDecoderLayer
 from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.phi3 import Phi3DecoderLayer
 from engine.models.qwen3 import Qwen3DecoderLayer
@@ -31,7 +33,7 @@ from engine.quant.fp8 import OnlineFp8Weight
 from kernels import cuda, ops
 from kernels.persistent_decoder import MAX_TOKENS
 from kernels.reference_decoder import ReferenceDecoder
-from tests.engine.layers.test_joined_layer import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
+from tests.engine.executors.test_cuda_layer import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
 from tests.engine.runner.emulated_graphs import EmulatedAttention
 from tests.kernels.gpu_share import few_sms
 
@@ -44,16 +46,18 @@ DRAFTED = [(2, (2,)), (4, (17,)), (3, (300, 18)), (2, (9, 64, 16, 33))]
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's reference in its place."""
-    monkeypatch.setattr(persistent_decoder, "PersistentDecoder", ReferenceDecoder)
-    monkeypatch.setattr(persistent_decoder, "refusal", lambda layers, **shape: None)
+    monkeypatch.setattr(persistent, "PersistentDecoder", ReferenceDecoder)
+    monkeypatch.setattr(persistent, "refusal", lambda layers, **shape: None)
 
 
-def whole(of: LlamaModel) -> PersistentLayers | None:
-    return PersistentLayers.of(of.layers, of.norm, of.cos_sin)
+def whole(of: ForCausalLM) -> PersistentLayers:
+    executor = PersistentLayers.of(of)
+    assert executor is not None
+    return executor
 
 
-def backend(of: LlamaModel, **shape: Any) -> CapturableBackend:
-    weight = of.norm.weight.data
+def backend(of: ForCausalLM, **shape: Any) -> CapturableBackend:
+    weight = of.model.norm.weight.data
     if weight.device == CPU:
         return EmulatedAttention([None])
     heads = CONFIG.num_heads, CONFIG.num_kv_heads, HEAD_DIM
@@ -63,9 +67,9 @@ def backend(of: LlamaModel, **shape: Any) -> CapturableBackend:
     return found
 
 
-def prepared(of: LlamaModel, *seq_lens: int, queries: int = 1) -> tuple[torch.Tensor, StepContext]:
-    """Token ids, and the step of so many tokens of each of some sequences, with one kernel."""
-    weight = of.norm.weight.data
+def prepared(of: ForCausalLM, *seq_lens: int, queries: int = 1) -> tuple[torch.Tensor, StepContext]:
+    """Token ids, and the step of so many tokens of each of some sequences."""
+    weight = of.model.norm.weight.data
     device, dtype = weight.device, weight.dtype
     gen = torch.Generator().manual_seed(sum(seq_lens))
     shape = 3, 2, NUM_BLOCKS, BLOCK_SIZE, CONFIG.num_kv_heads, HEAD_DIM
@@ -81,23 +85,23 @@ def prepared(of: LlamaModel, *seq_lens: int, queries: int = 1) -> tuple[torch.Te
     )
     attend = backend(of).prepare_decode(batch, BLOCK_SIZE, queries)
     positions, slots = (of_tokens.view(-1).to(device) for of_tokens in (at, slots))
-    step = StepContext(positions, [GroupStep(slots, attend)], cache, one_kernel=True)
+    step = StepContext(positions, [GroupStep(slots, attend)], cache)
     return torch.randint(50, (len(slots),), generator=gen).to(device), step
 
 
-def run(
-    of: LlamaModel, *seq_lens: int, one_kernel: bool, queries: int = 1
-) -> tuple[torch.Tensor, KVCache]:
-    token_ids, step = prepared(of, *seq_lens, queries=queries)
-    return of(token_ids, replace(step, one_kernel=one_kernel)), step.kv_cache
+def run(executor: Executor, *seq_lens: int, queries: int = 1) -> tuple[torch.Tensor, KVCache]:
+    assert isinstance(executor.model, ForCausalLM)
+    token_ids, step = prepared(executor.model, *seq_lens, queries=queries)
+    assert executor.serves(step)
+    return executor.hidden_states(token_ids, step), step.kv_cache
 
 
 def assert_close(
-    of: LlamaModel, seq_lens: tuple[int, ...], tolerance: float, queries: int = 1
+    of: ForCausalLM, seq_lens: tuple[int, ...], tolerance: float, queries: int = 1
 ) -> None:
     """With one kernel and layer by layer; tolerance: of each row's distance, by its length."""
-    ours, our_cache = run(of, *seq_lens, one_kernel=True, queries=queries)
-    theirs, their_cache = run(of, *seq_lens, one_kernel=False, queries=queries)
+    ours, our_cache = run(whole(of), *seq_lens, queries=queries)
+    theirs, their_cache = run(LayerByLayer(of), *seq_lens, queries=queries)
     assert distance(ours, theirs) < tolerance
     _, step = prepared(of, *seq_lens, queries=queries)
     for caches in zip(our_cache, their_cache, step.kv_cache, strict=True):
@@ -126,8 +130,6 @@ def test_every_weight_comes_to_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = model(layer, attention_bias=bias, attention_output_bias=False, attention_scale=0.2)
-    made._whole = whole(made)
-    assert made.max_one_kernel_batch
     calls: list[int] = []
     call = ReferenceDecoder.__call__
 
@@ -144,12 +146,10 @@ def test_every_weight_comes_to_its_place(
 def test_serves_few_tokens_that_nothing_else_is_wanted_of(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model()
     decoder = whole(made)
-    assert decoder is not None
     _, step = prepared(made, 9)
     ((slots, attend),) = step.groups
     assert decoder.serves(step)
     for other in (
-        {"one_kernel": False},
         {"adapted": True},
         {"wanted": Wanted(torch.tensor([0]))},
         {"groups": [*step.groups, *step.groups]},
@@ -159,7 +159,7 @@ def test_serves_few_tokens_that_nothing_else_is_wanted_of(monkeypatch: pytest.Mo
     monkeypatch.setattr(PersistentLayers, "max_batch", 5)
     monkeypatch.setattr(PersistentLayers, "max_drafted", 4)
     for queries, num_sequences, serves, serves_tapped in (
-        *((1, 4, True, True), (1, 5, True, False), (1, 6, False, False)),
+        *((1, 4, True, False), (1, 5, True, False), (1, 6, False, False)),
         *((2, 2, True, True), (2, 3, False, False), (4, 1, True, True), (5, 1, False, False)),
     ):
         _, several = prepared(made, *[9] * num_sequences, queries=queries)
@@ -173,31 +173,20 @@ def test_serves_few_tokens_that_nothing_else_is_wanted_of(monkeypatch: pytest.Mo
 def test_several_tokens_of_a_sequence_see_each_other(
     queries: int, seq_lens: tuple[int, ...]
 ) -> None:
-    made = model()
-    made._whole = whole(made)
-    assert_close(made, seq_lens, 1e-4, queries)
+    assert_close(model(), seq_lens, 1e-4, queries)
 
 
 @pytest.mark.usefixtures("on_cpu")
 def test_inputs_of_layers_are_tapped() -> None:
     made = model()
-    made._whole = whole(made)
     found = []
-    for one_kernel in (True, False):
+    for executor in (whole(made), LayerByLayer(made)):
         token_ids, step = prepared(made, 30, queries=3)
         taps = dict(zip((0, 2), torch.zeros(3, 2, CONFIG.hidden_size).unbind(1), strict=True))
-        made(token_ids, replace(step, one_kernel=one_kernel, taps=taps))
+        executor.hidden_states(token_ids, replace(step, taps=taps))
         found.append(torch.cat(list(taps.values()), 1))
     assert found[0].any(1).all()
     assert distance(*found) < 1e-4
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_other_steps_go_layer_by_layer() -> None:
-    made = model()
-    plain, _ = run(made, 9, 30, one_kernel=False)
-    made._whole = whole(made)
-    assert torch.equal(run(made, 9, 30, one_kernel=False)[0], plain)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -214,29 +203,29 @@ def test_other_steps_go_layer_by_layer() -> None:
     ids=lambda changes: next(iter(changes)),
 )
 def test_layers_that_compute_something_else_are_left_alone(changes: dict[str, Any]) -> None:
-    assert whole(model(**changes)) is None
+    assert PersistentLayers.of(model(**changes)) is None
 
 
 @pytest.mark.usefixtures("on_cpu")
 def test_a_quantized_or_packed_weight_leaves_all_layers_alone() -> None:
     quantized, packed = model(), model()
-    of_last = quantized.layers[-1]
+    of_last = quantized.model.layers[-1]
     assert isinstance(of_last.mlp, GatedMLP)
     of_last.mlp.down_proj.quantize(partial(OnlineFp8Weight, activations=False))
-    assert whole(quantized) is None
-    of_first = packed.layers[0].self_attn
+    assert PersistentLayers.of(quantized) is None
+    of_first = packed.model.layers[0].self_attn
     assert isinstance(of_first, SelfAttention)
     of_first.o_proj.pack()
     if of_first.o_proj.packed is None:
         pytest.skip("nothing packs linear layers here")
-    assert whole(packed) is None
+    assert PersistentLayers.of(packed) is None
 
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("layer", [MixtralDecoderLayer, Qwen3MoeDecoderLayer])
 def test_experts_are_left_alone(layer: type[LlamaDecoderLayer]) -> None:
     moe = MoEConfig(RouterConfig(num_experts=4, top_k=2, renormalize=True), 64)
-    assert whole(model(layer, moe=moe)) is None
+    assert PersistentLayers.of(model(layer, moe=moe)) is None
 
 
 def test_what_the_kernel_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +236,8 @@ def test_what_the_kernel_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         seen.append(shape)
         return "because"
 
-    monkeypatch.setattr(persistent_decoder, "refusal", refusal)
-    assert whole(model()) is None
+    monkeypatch.setattr(persistent, "refusal", refusal)
+    assert PersistentLayers.of(model()) is None
     assert seen == [{"num_heads": 4, "num_kv_heads": 2, "head_dim": HEAD_DIM}]
 
 
@@ -257,13 +246,10 @@ def test_what_the_gpu_does_not_launch_is_left_alone_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ReferenceDecoder, "refused", lambda _: "too many blocks")
-    made = model()
-    made._whole = whole(made)
-    assert not made.max_one_kernel_batch
+    assert PersistentLayers.of(model()) is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().endswith("launches no kernel for all (too many blocks)")
-    assert torch.isfinite(run(made, 9, 30, one_kernel=True)[0]).all()
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -273,13 +259,13 @@ def test_any_other_error_is_none_of_its(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(ReferenceDecoder, "refused", refused)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        whole(model())
+        PersistentLayers.of(model())
 
 
 def test_a_cpu_has_no_such_kernel() -> None:
     made = model(dtype=torch.bfloat16)
     made.pack()
-    assert not made.max_one_kernel_batch
+    assert PersistentLayers.of(made) is None
 
 
 @pytest.fixture
@@ -291,14 +277,14 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ops.resolve.cache_clear()
 
 
-def on_gpu(layer: type[LlamaDecoderLayer] = LlamaDecoderLayer, **changes: Any) -> LlamaModel:
+def on_gpu(layer: type[LlamaDecoderLayer] = LlamaDecoderLayer, **changes: Any) -> ForCausalLM:
     made = model(layer, device=GPU, **{"dtype": torch.bfloat16, **changes})
     made.pack()
     return made
 
 
 def needs_kernel() -> None:
-    if not on_gpu().max_one_kernel_batch:
+    if PersistentLayers.of(on_gpu()) is None:
         pytest.skip("not for this GPU")
 
 
@@ -322,7 +308,7 @@ def test_families_that_differ_in_weights_alone_have_it(
     layer: type[LlamaDecoderLayer], changes: dict[str, Any], has_one: bool
 ) -> None:
     needs_kernel()
-    assert bool(on_gpu(layer, **changes).max_one_kernel_batch) == has_one
+    assert (PersistentLayers.of(on_gpu(layer, **changes)) is not None) == has_one
 
 
 @pytest.mark.gpu
@@ -356,11 +342,11 @@ def test_several_tokens_of_a_sequence_equal_the_layers_but_for_rounding(
 def test_a_part_of_a_gpu_goes_layer_by_layer(caplog: pytest.LogCaptureFixture) -> None:
     """As under MPS with a limit of SMs, or in a slice by MIG."""
     needs_kernel()
-    whole_gpu, _ = run(on_gpu(), 9, 300, one_kernel=False)
+    whole_gpu, _ = run(LayerByLayer(on_gpu()), 9, 300)
     with few_sms():
         made = on_gpu()
-        assert not made.max_one_kernel_batch
-        part, _ = run(made, 9, 300, one_kernel=True)
+        assert PersistentLayers.of(made) is None
+        part, _ = run(LayerByLayer(made), 9, 300)
         assert distance(part, whole_gpu) < 0.06
     assert "launches no kernel for all (cudaErrorCooperativeLaunchTooLarge" in caplog.text
 
@@ -371,8 +357,8 @@ def test_a_cache_in_fp8_goes_layer_by_layer() -> None:
     needs_kernel()
     made = on_gpu()
     _, step = prepared(made, 9)
-    assert made._whole is not None
-    assert made._whole.serves(step)
+    executor = whole(made)
+    assert executor.serves(step)
     batch = step.groups[0].attend.plain_batch  # type: ignore[attr-defined]
     fp8 = backend(made, kv_dtype=torch.float8_e4m3fn).prepare_decode(batch, BLOCK_SIZE)
-    assert not made._whole.serves(replace(step, groups=[GroupStep(step.groups[0].slots, fp8)]))
+    assert not executor.serves(replace(step, groups=[GroupStep(step.groups[0].slots, fp8)]))

@@ -1,8 +1,9 @@
-"""The fused decoder against the layers one by one, and both against plain torch."""
+"""All layers as one kernel against the layers one by one, and both against plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from engine.attention.base import AttentionBackend, AttentionBatch
 from engine.attention.cpu import CpuAttention
 from engine.attention.torch_ref import TorchAttention
-from engine.layers import fused_decoder
+from engine.executors import fused_cpu
+from engine.executors.base import Executor
+from engine.executors.fused_cpu import FusedCpu
+from engine.executors.layers import LayerByLayer
 from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext
 from engine.layers.rope import RopeConfig
 from engine.models.base import ModelConfig
-from engine.models.llama import LlamaModel
+from engine.models.llama import ForCausalLM
 from kernels import cpu, ops
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="no compiler for CPU kernels")
@@ -38,7 +42,7 @@ def kernels() -> Iterator[None]:
 
 def model(
     *, head_dim: int = 16, bias: bool = False, dtype: torch.dtype = torch.float32, hidden: int = 42
-) -> LlamaModel:
+) -> ForCausalLM:
     config = ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=50,
@@ -57,7 +61,7 @@ def model(
         dtype=dtype,
         eos_token_ids=frozenset(),
     )
-    made = LlamaModel(config, MAX_LEN, dtype=dtype, device=CPU)
+    made = ForCausalLM(config, max_model_len=MAX_LEN, dtype=dtype, device=CPU)
     gen = torch.Generator().manual_seed(0)
     for name, weight in made.named_weights():
         shift = 1.0 if "norm" in name else 0.0
@@ -65,15 +69,24 @@ def model(
     return made
 
 
+def packed(**changes: Any) -> FusedCpu:
+    made = model(**changes)
+    made.pack()
+    executor = FusedCpu.of(made)
+    assert executor is not None
+    return executor
+
+
 def run(
-    of: LlamaModel,
+    executor: Executor,
     shapes: list[tuple[int, int]],
     backend: AttentionBackend,
     taps: dict[int, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, KVCache]:
     """shapes: (tokens of the step, tokens before it) of each sequence, at most 8 of them."""
     gen = torch.Generator().manual_seed(1)
-    attention = of.layers[0].self_attn
+    assert isinstance(executor.model, ForCausalLM)
+    attention = executor.model.model.layers[0].self_attn
     assert isinstance(attention, SelfAttention)
     head_dim = attention.head_dim
     cache: KVCache = [
@@ -89,15 +102,12 @@ def run(
     attend = backend.prepare(batch, BLOCK_SIZE)
     step = StepContext(positions, [GroupStep(slots.long(), attend)], cache, taps or {})
     token_ids = torch.randint(50, (len(positions),), generator=gen)
-    return of(token_ids, step), cache
+    return executor.hidden_states(token_ids, step), cache
 
 
-def assert_same_bits(of: LlamaModel, shapes: list[tuple[int, int]]) -> torch.Tensor:
-    fused, fused_cache = run(of, shapes, CpuAttention())
-    kept, of._whole = of._whole, None
-    assert kept is not None
-    one_by_one, cache = run(of, shapes, CpuAttention())
-    of._whole = kept
+def assert_same_bits(executor: FusedCpu, shapes: list[tuple[int, int]]) -> torch.Tensor:
+    fused, fused_cache = run(executor, shapes, CpuAttention())
+    one_by_one, cache = run(LayerByLayer(executor.model), shapes, CpuAttention())
     assert torch.equal(fused, one_by_one)
     for ours, theirs in zip(fused_cache, cache, strict=True):
         assert torch.equal(ours[0], theirs[0])
@@ -109,10 +119,10 @@ def assert_same_bits(of: LlamaModel, shapes: list[tuple[int, int]]) -> torch.Ten
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shapes", [[(1, 0)], [(1, 9), (1, 30), (8, 0)], [(3, 2)] * 8])
 def test_equals_plain_torch(head_dim: int, bias: bool, shapes: list[tuple[int, int]]) -> None:
-    made = model(head_dim=head_dim, bias=bias)
-    plain, _ = run(made, shapes, TorchAttention(CPU, torch.float32))
-    made.pack()
-    torch.testing.assert_close(assert_same_bits(made, shapes), plain, rtol=1e-4, atol=1e-4)
+    changes: dict[str, Any] = {"head_dim": head_dim, "bias": bias}
+    plain, _ = run(LayerByLayer(model(**changes)), shapes, TorchAttention(CPU, torch.float32))
+    fused = assert_same_bits(packed(**changes), shapes)
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,26 +133,22 @@ def test_equals_plain_torch(head_dim: int, bias: bool, shapes: list[tuple[int, i
 def test_gives_the_bits_of_the_layers_one_by_one(
     shapes: list[tuple[int, int]], num_threads: int
 ) -> None:
-    made = model()
-    made.pack()
+    executor = packed()
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        assert_same_bits(made, shapes)
+        assert_same_bits(executor, shapes)
     finally:
         torch.set_num_threads(before)
 
 
 def test_what_goes_into_a_layer_can_be_tapped() -> None:
-    made = model()
-    made.pack()
+    fused = packed()
     shapes = [(2, 3), (8, 0), (1, 20)]
     tapped = []
-    for fused in (True, False):
+    for executor in (fused, LayerByLayer(fused.model)):
         taps = dict(zip((0, 2), torch.full((11, 84), torch.nan).chunk(2, -1), strict=True))
-        if not fused:
-            made._whole = None
-        run(made, shapes, CpuAttention(), taps)
+        run(executor, shapes, CpuAttention(), taps)
         tapped.append(taps)
     for layer in (0, 2):
         assert torch.equal(tapped[0][layer], tapped[1][layer])
@@ -150,51 +156,47 @@ def test_what_goes_into_a_layer_can_be_tapped() -> None:
     torch.randn(3, 2, NUM_BLOCKS, BLOCK_SIZE, 2, 16, generator=gen)
     torch.randperm(NUM_BLOCKS, generator=gen)
     token_ids = torch.randint(50, (11,), generator=gen)
-    assert torch.equal(tapped[0][0], made.embed_tokens(token_ids)), "the embeddings"
+    assert torch.equal(tapped[0][0], fused._embed(token_ids)), "the embeddings"
 
 
 def test_a_new_cache_is_noticed() -> None:
-    made = model()
-    made.pack()
-    first, _ = run(made, [(1, 9)], CpuAttention())
-    second, cache = run(made, [(1, 9)], CpuAttention())
+    executor = packed()
+    first, _ = run(executor, [(1, 9)], CpuAttention())
+    second, cache = run(executor, [(1, 9)], CpuAttention())
     assert torch.equal(first, second)
-    assert isinstance(made._whole, fused_decoder.FusedDecoder)
-    assert made._whole._decoder._cache is cache
+    assert executor._decoder._cache is cache
 
 
 def test_long_chunks_and_large_steps_go_through_the_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = model()
-    made.pack()
-    assert made._whole is not None
+    executor = packed()
     served: list[bool] = []
-    serves = made._whole.serves
+    runs_as_one = executor.runs_as_one
 
-    def spy(_self: object, step: StepContext) -> bool:
-        served.append(serves(step))
+    def spy(step: StepContext) -> bool:
+        served.append(runs_as_one(step))
         return served[-1]
 
-    monkeypatch.setattr(fused_decoder.FusedDecoder, "serves", spy)
-    run(made, [(8, 0), (1, 9)], CpuAttention())
-    run(made, [(9, 0), (1, 9)], CpuAttention())
-    run(made, [(1, 9)], TorchAttention(CPU, torch.float32))
-    monkeypatch.setattr(fused_decoder, "MAX_TOKENS", 8)
-    run(made, [(8, 0), (1, 9)], CpuAttention())
+    monkeypatch.setattr(executor, "runs_as_one", spy)
+    run(executor, [(8, 0), (1, 9)], CpuAttention())
+    run(executor, [(9, 0), (1, 9)], CpuAttention())
+    run(executor, [(1, 9)], TorchAttention(CPU, torch.float32))
+    monkeypatch.setattr(fused_cpu, "MAX_TOKENS", 8)
+    run(executor, [(8, 0), (1, 9)], CpuAttention())
     assert served == [True, False, False, False]
 
 
 def test_what_cannot_be_fused_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     half = model(dtype=torch.bfloat16)
     half.pack()
-    assert half._whole is None
-    monkeypatch.setattr(fused_decoder, "MAX_WEIGHT_BYTES", 1000)
+    assert FusedCpu.of(half) is None
+    monkeypatch.setattr(fused_cpu, "MAX_WEIGHT_BYTES", 1000)
     large = model()
     large.pack()
-    assert large._whole is None
+    assert FusedCpu.of(large) is None
     monkeypatch.undo()
     monkeypatch.setattr(cpu, "available", lambda: False)
     without_compiler = model()
     without_compiler.pack()
-    assert without_compiler._whole is None
+    assert FusedCpu.of(without_compiler) is None

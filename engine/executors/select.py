@@ -1,0 +1,25 @@
+"""Which executors a model has."""
+
+from __future__ import annotations
+
+from engine.executors.base import Executor, Executors
+from engine.executors.cuda_layer import CudaLayers
+from engine.executors.fused_cpu import FusedCpu
+from engine.executors.layers import LayerByLayer
+from engine.executors.persistent import PersistentLayers
+from engine.models.base import Model
+
+
+def executors_of(model: Model) -> Executors:
+    """model: with its weights, packed, and its kernels registered."""
+    recorded = plain_executor(model)
+    return Executors(
+        eager=CudaLayers.of(model) or recorded,
+        recorded=recorded,
+        fused=PersistentLayers.of(model),
+    )
+
+
+def plain_executor(model: Model) -> Executor:
+    """The one for steps that are recorded, or so small that nobody measures them."""
+    return FusedCpu.of(model) or LayerByLayer(model)
