@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend, StepAttention
 from engine.cache.groups import GroupKind, kinds_of
-from engine.executors.base import Executors
-from engine.layers.attention import StepContext, Wanted
-from engine.lora.slots import AdapterSlots
+from engine.models.base import ModelFacts
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.drafting import Drafting
 from engine.runner.drafts.unseen import UnseenDrafts
-from engine.runner.graphs.prompt import PromptGraphs
-from engine.runner.graphs.steps import StepGraphs
+from engine.runner.forward import Computed, ForwardPass
 from engine.runner.host_tokens import HostTokens
-from engine.runner.inputs import ChunkFields, SampledTokens, build_inputs
-from engine.runner.logprobs import LogprobRows, Reading
+from engine.runner.inputs import ChunkFields, SampledTokens
+from engine.runner.logprobs import Reading
 from engine.runner.memory import PagedCache
-from engine.runner.rows import Ints, RowTable
+from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.step_waits import StepWaits
 from engine.runner.swap import HostBlocks
@@ -32,7 +28,6 @@ from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
-from kernels.transfer import to_device
 
 _WARM_UP_LENGTHS = 12, 24, 48, 160
 """Lengths of the prompts that are run before the first request. Each length uses other attention
@@ -40,18 +35,27 @@ kernels, which are loaded at their first use; 160 tokens use those of all longer
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """The KV cache, and what copies its blocks."""
+
+    cache: PagedCache
+    copies: BlockCopies
+    host: HostBlocks | None = None
+    """Blocks in host memory; None without swapping."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Launched:
     """A step between ``forward`` and ``sample``."""
 
     plan: StepPlan
-    sampled: SampledTokens | None
+    computed: Computed | None
     """None for a plan without chunks."""
-    logits: torch.Tensor | None
-    """[num_sampled, vocab]; None when no chunk samples."""
-    prompt_logprobs: Reading | None = None
-    drafted: UnseenDrafts | None = None
-    copied_out: torch.cuda.Event | None = None
+    drafted: UnseenDrafts | None
+    copied_out: torch.cuda.Event | None
     """At the end of the step's copies to host memory."""
+    launched_at: float
+    """``time.perf_counter`` at the beginning of ``forward``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +63,10 @@ class _Sampled:
     """A step between ``sample`` and ``collect``."""
 
     finish: Callable[[_Sampled], StepResult]
-    plan: StepPlan
-    tokens: SampledTokens | None
+    launched: _Launched
     token_ids: torch.Tensor | None
-    """[num_sampled] int64 in host memory once ``arrived``, as is all that follows."""
+    """[num_sampled] int64 in host memory once ``arrived``, as is all that is read."""
     logprobs: Reading | None
-    prompt_logprobs: Reading | None
-    drafted: UnseenDrafts | None
-    copied_out: torch.cuda.Event | None
-    launched_at: float
     arrived: torch.cuda.Event | None
 
     def collect(self) -> StepResult:
@@ -79,70 +78,54 @@ class TorchRunner:
 
     def __init__(
         self,
-        executors: Executors,
-        cache: PagedCache,
+        facts: ModelFacts,
+        forward_pass: ForwardPass,
+        blocks: Blocks,
         table: RowTable,
         sampler: Sampler,
-        attention: AttentionBackend,
-        graphs: StepGraphs | None = None,
-        host_blocks: HostBlocks | None = None,
         drafting: Drafting | None = None,
-        prompt_graphs: PromptGraphs | None = None,
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
-        adapters: AdapterSlots | None = None,
-        *,
-        block_copies: BlockCopies,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
     ) -> None:
-        self._executors = executors
-        self._cache = cache
-        self._block_copies = block_copies
+        self._forward_pass = forward_pass
+        self._blocks = blocks
         self._table = table
         self._sampler = sampler
-        self._attention = attention
-        self._graphs = graphs
-        self._host_blocks = host_blocks
         self._drafting = drafting
-        self._prompt_graphs = prompt_graphs
         self._accept = accept
-        self.adapters = adapters
+        self._logprobs = forward_pass.logprobs
+        self.adapters = forward_pass.adapters
         self.step_costs: StepCosts | None = None
-        self._block_size = cache.block_size
         self.max_model_len = table.tokens.shape[1]
-        self.vocab_size = vocab_size
-        self.eos_token_ids = eos_token_ids
-        self.device = device = table.tokens.device
-        self._logprobs = LogprobRows(len(table.tokens), vocab_size)
+        self.vocab_size = facts.vocab_size
+        self.eos_token_ids = facts.eos_token_ids
+        self.device = table.tokens.device
         self._launched: _Launched | None = None
-        self._launched_at = 0.0
-        """``time.perf_counter`` at the beginning of the last ``forward``."""
         self._waits = StepWaits()
-        self._host_tokens = HostTokens(device)
+        self._host_tokens = HostTokens(self.device)
         self._num_in_flight = 0
         self._drafted: UnseenDrafts | None = None
         """Drafts on the device that the next plan will check, but the host has not seen."""
 
     @property
     def num_blocks(self) -> int:
-        return self._cache.num_blocks
+        return self._blocks.cache.num_blocks
 
     @property
     def layer_groups(self) -> tuple[GroupKind, ...]:
         # Graphs fill a sequence up with the tokens before its own (see ``StepGraphs``), and those
         # read keys further back.
-        graphs, groups = self._graphs, self._cache.groups
+        graphs, groups = self._forward_pass.graphs, self._blocks.cache.groups
         num_fillers = 0 if graphs is None else graphs.num_fillers
         windows = [None if window is None else window + num_fillers for window in groups.windows]
         return kinds_of(windows, groups.window_step)
 
     @property
     def num_swap_blocks(self) -> int:
-        return 0 if self._host_blocks is None else self._host_blocks.num_blocks
+        return 0 if self._blocks.host is None else self._blocks.host.num_blocks
 
     @property
     def swap_s_per_block(self) -> float:
-        return 0.0 if self._host_blocks is None else self._host_blocks.s_per_block
+        return 0.0 if self._blocks.host is None else self._blocks.host.s_per_block
 
     @property
     def num_lookahead_tokens(self) -> int:
@@ -167,32 +150,16 @@ class TorchRunner:
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
         assert self._num_in_flight < 2, "forward with two steps not collected"
-        self._launched_at = time.perf_counter()
+        launched_at = time.perf_counter()
         copied_out = self._apply(plan)
         drafted, self._drafted = self._drafted, None
-        launched = _Launched(plan, None, None)
+        computed = None
         if plan.chunks:
-            launched = self._compute(plan, ChunkFields.read(plan.chunks))
-        if drafted is not None or copied_out is not None:
-            launched = replace(launched, drafted=drafted, copied_out=copied_out)
-        self._launched = launched
-
-    def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
-        """Run the model: by the first kind of CUDA graphs that serves the step, else eagerly."""
-        adapters = self.adapters
-        adapted = adapters is not None and adapters.serves(fields.rows)
-        if self._graphs is not None and self._graphs.fits(fields, adapted=adapted):
-            keeps = _keeps_features(plan)
-            return _Launched(plan, *self._graphs.run(fields, adapted=adapted, keeps_features=keeps))
-        prompts = self._prompt_graphs
-        fits = prompts is not None and prompts.fits(fields, adapted=adapted)
-        if prompts is not None and fits and not self._logprobs.wants_prompts(fields):
-            return _Launched(plan, *prompts.run(fields, adapted=adapted))
-        if adapters is None or not adapted:
-            return self._run_eagerly(plan, fields)
-        sampled = fields.sampled_only()
-        with adapters.applied((fields.rows, fields.query_lens), (sampled.rows, sampled.query_lens)):
-            return self._run_eagerly(plan, fields, adapted=True)
+            # The drafts after the prompt of a request just admitted read features.
+            keeps_features = plan.keeps_features or bool(plan.admissions)
+            fields = ChunkFields.read(plan.chunks)
+            computed = self._forward_pass.run(fields, keeps_features=keeps_features)
+        self._launched = _Launched(plan, computed, drafted, copied_out, launched_at)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -202,19 +169,19 @@ class TorchRunner:
             for length in _WARM_UP_LENGTHS:
                 one = np.ones(1, np.int64)
                 lens = one * min(length, self.max_model_len - 1)
-                self._run_eagerly(StepPlan(-1), ChunkFields(one * 0, one * 0, lens, one))
+                fields = ChunkFields(one * 0, one * 0, lens, one)
+                self._forward_pass.run_eagerly(fields, keeps_features=True)
         if self._drafting is not None:
             self._drafting.warm_up()
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Measure ``step_costs``. Call it before the first plan."""
-        nothing = StepPlan(-1, keeps_features=False)
-        graphs, drafting = self._graphs, self._drafting
+        graphs, drafting = self._forward_pass.graphs, self._drafting
         # A request of the greatest length has room for no more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]
         self.step_costs = measure_step_costs(
-            lambda fields: self._compute(nothing, fields),
+            partial(self._forward_pass.run, keeps_features=False),
             None if drafting is None else drafting.rehearse,
             lengths=sorted({0, *(length for length in lengths if length <= num_drafts)}),
             max_num_seqs=len(self._table.tokens),
@@ -224,54 +191,13 @@ class TorchRunner:
             is_padded=graphs is not None,
         )
 
-    def _run_eagerly(
-        self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
-    ) -> _Launched:
-        inputs = build_inputs(fields, self._table, self._block_size)
-        is_longer = bool((fields.query_lens > 1).any())
-        executors = self._executors
-        if executors.resting is not None and not (is_longer or _keeps_features(plan)):
-            executors = executors.resting
-        executor = executors.eager
-        # Log-probabilities of prompts need the hidden states of all tokens.
-        needs_all = self._logprobs.wants_prompts(fields)
-        index = inputs.sampled.index_in(fields)
-        step = StepContext(
-            inputs.positions,
-            [group.prepared(self._attention, self._block_size) for group in inputs.groups],
-            self._cache.layers,
-            adapted=adapted,
-            group_of=self._table.group_of,
-            wanted=None if needs_all or index is None else self._wanted(fields, index),
-        )
-        hidden = executor.hidden_states(inputs.token_ids, step)
-        prompt_logprobs = self._logprobs.of_prompts(
-            fields, hidden, self._table.tokens, executor.logits
-        )
-        logits = None
-        if len(inputs.sampled.chunks):
-            if step.wanted is None and index is not None:
-                hidden = hidden.index_select(0, to_device(index, self.device))
-            logits = executor.logits(hidden)
-        return _Launched(plan, inputs.sampled, logits, prompt_logprobs)
-
-    def _wanted(self, fields: ChunkFields, index: Ints) -> Wanted:
-        """The tokens whose logits are sampled."""
-        index = index if len(index) else np.zeros(1, np.int64)
-        prepare = partial(self._attend_at_sampled, fields)
-        return Wanted(to_device(index, self.device), prepare)
-
-    def _attend_at_sampled(self, fields: ChunkFields) -> StepAttention:
-        """Attention of the last layer, whose other queries nobody needs."""
-        inputs = build_inputs(fields.sampled_only(), self._table, self._block_size)
-        group = self._table.group_of[-1] if len(inputs.groups) > 1 else 0
-        return inputs.groups[group].prepared(self._attention, self._block_size).attend
-
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None) -> _Sampled:
         assert self._launched is not None, "sample before forward"
         launched, self._launched = self._launched, None
-        tokens, logits = launched.sampled, launched.logits
+        tokens, logits = None, None
+        if launched.computed is not None:
+            tokens, logits = launched.computed.sampled, launched.computed.logits
         token_ids = logprobs = None
         host = self._host_tokens.take(0 if logits is None else len(logits))
         if tokens is not None and logits is not None:
@@ -289,42 +215,34 @@ class TorchRunner:
             if kept is not None:
                 logprobs = kept.of(sampled, tokens.chunks)
         self._num_in_flight += 1
-        return _Sampled(
-            self._finish,
-            launched.plan,
-            tokens,
-            token_ids,
-            logprobs,
-            launched.prompt_logprobs,
-            launched.drafted,
-            launched.copied_out,
-            self._launched_at,
-            self._host_tokens.mark(),
-        )
+        return _Sampled(self._finish, launched, token_ids, logprobs, self._host_tokens.mark())
 
     def _finish(self, step: _Sampled) -> StepResult:
         """Wait for a step, and read what it sampled."""
         self._num_in_flight -= 1
+        launched, plan = step.launched, step.launched.plan
         if step.arrived is not None:
-            self._waits.wait(step.arrived, step.plan, step.launched_at)
-        if step.copied_out is not None:
-            step.copied_out.synchronize()
-        chunks = step.plan.chunks
-        if step.drafted is not None:
-            chunks = step.drafted.seen(chunks)
+            self._waits.wait(step.arrived, plan, launched.launched_at)
+        if launched.copied_out is not None:
+            launched.copied_out.synchronize()
+        chunks = plan.chunks
+        if launched.drafted is not None:
+            chunks = launched.drafted.seen(chunks)
+        of_prompts = None if launched.computed is None else launched.computed.prompt_logprobs
         return StepResult(
-            step.plan.step_id,
+            plan.step_id,
             self._kept(step, chunks),
             {} if step.logprobs is None else step.logprobs.by_chunk(),
-            {} if step.prompt_logprobs is None else step.prompt_logprobs.by_chunk(),
+            {} if of_prompts is None else of_prompts.by_chunk(),
         )
 
     def _kept(self, step: _Sampled, chunks: Sequence[Chunk]) -> list[list[int]]:
         """The new tokens of each chunk: those sampled, up to the first that differs from its draft.
         chunks: the step's, with their drafts."""
-        tokens = step.tokens
-        if tokens is None or step.token_ids is None:
+        computed = step.launched.computed
+        if computed is None or step.token_ids is None:
             return [[] for _ in chunks]
+        tokens = computed.sampled
         sampled = step.token_ids.tolist()
         if tokens.once_each:
             return [[token_id] for token_id in sampled]
@@ -340,10 +258,11 @@ class TorchRunner:
             self._sampler.release(row)
             self._logprobs.release(row)
         copied_out = None
-        if self._host_blocks is not None:
-            copied_out = self._host_blocks.copy_out(plan.swap_outs) if plan.swap_outs else None
+        host_blocks = self._blocks.host
+        if host_blocks is not None:
+            copied_out = host_blocks.copy_out(plan.swap_outs) if plan.swap_outs else None
             if plan.swap_ins:
-                self._host_blocks.copy_in(plan.swap_ins)
+                host_blocks.copy_in(plan.swap_ins)
         for admission in plan.admissions:
             self._logprobs.admit(admission)
             if self.adapters is not None:
@@ -356,17 +275,11 @@ class TorchRunner:
             )
         if plan.admissions or plan.new_blocks:
             self._table.apply(plan.admissions, plan.new_blocks)
-        self._block_copies.copy(plan.block_copies)
+        self._blocks.copies.copy(plan.block_copies)
         self._table.write_drafts(plan.chunks)
         if self._drafting is not None:
             self._drafting.apply(plan)
         return copied_out
-
-
-def _keeps_features(plan: StepPlan) -> bool:
-    """Whether a step of one token a chunk keeps features for a draft network. It does whenever a
-    request was just admitted, because the drafts after its prompt read them."""
-    return plan.keeps_features or bool(plan.admissions)
 
 
 def _row_mask(tokens: SampledTokens, mask: TokenMask | None) -> RowMask | None:

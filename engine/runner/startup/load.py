@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from engine.attention.base import AttentionBackend, CapturableBackend, PromptBackend
+from engine.attention.base import AttentionBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
-from engine.executors.base import Executor, Executors
+from engine.executors.base import Executor
 from engine.executors.select import executors_of
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
@@ -18,11 +18,11 @@ from engine.layers.module import Module
 from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelFacts
-from engine.models.llama import ForCausalLM
 from engine.runner.block_copies import BlockCopies
-from engine.runner.graphs.prompt import MAX_TOKENS, PromptGraphs, prompt_sizes
+from engine.runner.forward import ForwardPass
+from engine.runner.graphs.prompt import MAX_TOKENS
 from engine.runner.graphs.sized import capture_sizes, max_checked_tokens
-from engine.runner.graphs.steps import StepGraphs
+from engine.runner.logprobs import LogprobRows
 from engine.runner.memory import (
     PagedCache,
     block_bytes,
@@ -31,7 +31,7 @@ from engine.runner.memory import (
     fit_max_model_len,
 )
 from engine.runner.rows import RowTable
-from engine.runner.runner import TorchRunner
+from engine.runner.runner import Blocks, TorchRunner
 from engine.runner.startup.kv_scales import load_kv_scales
 from engine.runner.startup.load_drafting import (
     acceptance,
@@ -90,36 +90,30 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         _measure_products(target, model, network, report)
     made = create_drafting(network, executors, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
-    graphs = None
-    held = adapters if adapters is not None and adapters.is_capturable else None
-    capturable = model.is_capturable and not config.enforce_eager
-    if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.executors, cache, table, attention, held, report)
-    prompt_graphs = None
-    if capturable and isinstance(attention, PromptBackend):
-        prompt_graphs = _capture_prompt_graphs(
-            config, made.executors.recorded, cache, table, attention, held
-        )
-    runner = TorchRunner(
+    forward_pass = ForwardPass(
         made.executors,
         cache,
         table,
-        sampler,
         attention,
-        graphs=graphs,
-        block_copies=BlockCopies([cache.stack, *made.copied]),
-        host_blocks=host_blocks,
-        drafting=made.drafting,
-        prompt_graphs=prompt_graphs,
-        accept=acceptance(config),
-        adapters=adapters,
-        vocab_size=facts.vocab_size,
-        eos_token_ids=facts.eos_token_ids,
+        LogprobRows(config.num_seqs, facts.vocab_size),
+        adapters,
+    )
+    speculative = config.speculative_config
+    num_drafts = 0 if speculative is None else speculative.num_tokens
+    if model.is_capturable and not config.enforce_eager:
+        forward_pass.capture(
+            num_drafts,
+            config.step_tokens,
+            lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)),
+        )
+    blocks = Blocks(cache, BlockCopies([cache.stack, *made.copied]), host_blocks)
+    runner = TorchRunner(
+        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config)
     )
     report(LoadProgress("Warming up", 0.99))
     runner.warm_up()
-    if (speculative := config.speculative_config) is not None and speculative.adaptive:
-        runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
+    if speculative is not None and speculative.adaptive:
+        runner.measure_step_costs(num_drafts, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
 
@@ -173,47 +167,6 @@ def _adapter_slots(
     )
     adapters.warm_up()
     return adapters
-
-
-def _capture_graphs(
-    config: EngineConfig,
-    executors: Executors,
-    cache: PagedCache,
-    table: RowTable,
-    attention: CapturableBackend,
-    adapters: AdapterSlots | None,
-    report: OnProgress,
-) -> StepGraphs:
-    speculative = config.speculative_config
-    graphs = StepGraphs(
-        executors,
-        cache.layers,
-        table,
-        attention,
-        adapters,
-        num_drafts=0 if speculative is None else speculative.num_tokens,
-    )
-    graphs.capture(lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)))
-    return graphs
-
-
-def _capture_prompt_graphs(
-    config: EngineConfig,
-    executor: Executor,
-    cache: PagedCache,
-    table: RowTable,
-    attention: PromptBackend,
-    adapters: AdapterSlots | None,
-) -> PromptGraphs | None:
-    """None where prompts cannot be captured, or would be longer than a sequence may be."""
-    sizes = prompt_sizes(min(config.step_tokens, table.tokens.shape[1]))
-    if not attention.captures_prompts or len(table.windows) > 1 or not sizes:
-        return None
-    if not isinstance(executor.model, ForCausalLM):
-        return None  # Of transformers' models only decode steps are known to wait for nothing.
-    graphs = PromptGraphs(executor, cache.layers, table, attention, adapters, sizes=sizes)
-    graphs.capture()
-    return graphs
 
 
 def _register_kernels(device: torch.device) -> bool:

@@ -16,5 +16,6 @@ def test_a_model_that_nothing_fuses_runs_layer_by_layer() -> None:
         executors = executors_of(made)
         assert type(executors.recorded) is LayerByLayer
         assert executors.eager is executors.recorded
-        assert executors.fused is executors.resting is None
+        assert executors.fused is None
+        assert executors.resting is None
         assert (executors.eager.rank, executors.eager.group_size) == (0, 1)

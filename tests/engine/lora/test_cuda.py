@@ -110,9 +110,9 @@ def test_graphs_with_adapters_change_nothing_but_near_ties(
 ) -> None:
     llm = wide_llm(wide_dir, **options)
     runner = runner_of(llm)
-    assert runner._graphs is not None
-    counted = CountedSteps(runner._graphs)
-    runner._graphs = counted  # type: ignore[assignment]
+    assert runner._forward_pass.graphs is not None
+    counted = CountedSteps(runner._forward_pass.graphs)
+    runner._forward_pass.graphs = counted  # type: ignore[assignment]
     ours = wide_outputs(llm, wide_dir)
     assert counted.decoding.num_adapted > 0
     if "speculative_config" in options:
@@ -139,10 +139,10 @@ def test_logits_of_prompts_in_graphs_are_those_of_other_steps(wide_dir: Path) ->
         assert found is not None
         return {token: of.logprob for token, of in found[0].items()}
 
-    counted = Counted(runner._prompt_graphs)
+    counted = Counted(runner._forward_pass.prompt_graphs)
     found = []
     for graphs in (counted, None):
-        runner._prompt_graphs = graphs  # type: ignore[assignment]
+        runner._forward_pass.prompt_graphs = graphs  # type: ignore[assignment]
         found.append([logprobs(prompt, name) for name in ("8", "64") for prompt in prompts])
     assert counted.num_adapted == 2 * (len(lengths) - 1)
     for captured, eager in zip(*found, strict=True):

@@ -108,7 +108,7 @@ def seen(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor
 
 def watch_logits(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
-    model = runner._executors.eager.model
+    model = runner._forward_pass.executors.eager.model
     compute: Callable[[torch.Tensor], torch.Tensor] = model.logits
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
@@ -155,7 +155,7 @@ def test_a_step_ends_with_the_tokens_that_are_sampled_from(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A last layer leaves the others out, or one where nothing is sampled."""
-    executor = subject.runner._executors.eager
+    executor = subject.runner._forward_pass.executors.eager
     compute = executor.hidden_states
     sizes: list[tuple[int, int]] = []
 

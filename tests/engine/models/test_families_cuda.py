@@ -141,7 +141,7 @@ def test_one_kernel_is_as_exact_as_the_layers(
 ) -> None:
     monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, max_len, device: max_len)
     runner = load_runner(subject.config("bfloat16"))
-    decoding = runner._graphs
+    decoding = runner._forward_pass.graphs
     has_one_kernel = decoding is not None and bool(decoding._fused)
     if torch.cuda.get_device_capability() != (9, 0):
         assert not has_one_kernel
@@ -172,7 +172,7 @@ def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
         in_graphs = subject.case.architecture in (*NATIVE, *FALLBACK_TESTED)
         # In float32 transformers looks at which experts tokens go to.
         in_graphs &= subject.case.name != "olmoe"
-        assert (runner._graphs is not None) == (in_graphs and not options)
+        assert (runner._forward_pass.graphs is not None) == (in_graphs and not options)
         rng = random.Random(2)
         done = [
             Generation(str(i), [rng.randrange(3, 250) for _ in range(9 * i + 1)], 20)
@@ -192,7 +192,7 @@ def test_experts_of_transformers_run_in_graphs_in_16_bits(tmp_path: Path) -> Non
 
     def outputs(**options: Any) -> list[list[int]]:
         runner = load_runner(subject.config("bfloat16", **options))
-        assert (runner._graphs is not None) == (not options)
+        assert (runner._forward_pass.graphs is not None) == (not options)
         done = [Generation(str(i), prompt, 20) for i, prompt in enumerate(prompts)]
         Harness(runner, block_size=16, max_rows=8).run(done, chunk_size=20)
         return [generation.output for generation in done]

@@ -176,7 +176,7 @@ class Poisoned:
     def _poison(self) -> None:
         drafting = self.runner._drafting
         drafted = drafting._cache.tensors if isinstance(drafting, ChainDrafting) else []
-        for caches in (*self.runner._cache.tensors, *drafted):
+        for caches in (*self.runner._blocks.cache.tensors, *drafted):
             for tensor in caches:
                 blank = self.core._cache.pool._blank
                 if tensor.dtype == FP8:
@@ -352,6 +352,6 @@ def test_the_same_memory_holds_more_and_smaller_blocks(subject: Subject) -> None
     assert windows_of(grouped) == GROUPS[subject.case.name]
     assert windows_of(single) == (None,)
     # For the same bytes there are as many more blocks as there are fewer layers in each.
-    num_layers = len(single._cache.layers)
-    assert len(grouped._cache.layers) == num_layers
-    assert grouped.num_blocks * len(grouped._cache.tensors) == single.num_blocks * num_layers
+    num_layers = len(single._blocks.cache.layers)
+    assert len(grouped._blocks.cache.layers) == num_layers
+    assert grouped.num_blocks * len(grouped._blocks.cache.tensors) == single.num_blocks * num_layers

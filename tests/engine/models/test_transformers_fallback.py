@@ -77,7 +77,7 @@ def test_a_native_family_can_be_left_to_transformers(
     folder = write(CASES[0], tmp_path)
     capfd.readouterr()
     runner = load_runner(config(folder, model_impl="transformers"))
-    assert type(runner._executors.eager.model).__name__ == "TransformersModel"
+    assert type(runner._forward_pass.executors.eager.model).__name__ == "TransformersModel"
     assert "Loading weights" not in capfd.readouterr().err  # the bar of transformers
 
 
@@ -186,11 +186,11 @@ def test_a_model_that_looks_at_its_results_is_noticed(
 ) -> None:
     folder = write(case_of("olmo2"), tmp_path)
     on_gpu = EngineConfig(model=str(folder), device="cuda", num_gpu_blocks_override=50)
-    assert load_runner(on_gpu)._executors.eager.model.is_capturable
+    assert load_runner(on_gpu)._forward_pass.executors.eager.model.is_capturable
     _let_it_look_at_its_results(monkeypatch)
     runner = load_runner(on_gpu)
-    assert not runner._executors.eager.model.is_capturable
-    assert runner._graphs is None
+    assert not runner._forward_pass.executors.eager.model.is_capturable
+    assert runner._forward_pass.graphs is None
 
 
 def test_a_model_that_looks_at_its_results_finds_numbers(

@@ -117,7 +117,7 @@ def logprobs(llm: LLM, case: Case) -> np.ndarray:
 
 def round_weights(case: Case, folder: Path, llm: LLM) -> None:
     """In the checkpoint, those that ``llm`` has in FP8."""
-    modules = dict(llm._core._runner._executors.eager.model._model.named_modules())  # type: ignore[attr-defined]
+    modules = dict(llm._core._runner._forward_pass.executors.eager.model._model.named_modules())  # type: ignore[attr-defined]
     rounded = {n for n, module in modules.items() if isinstance(module, QuantizedLinear)}
     assert len(rounded) >= 4 * 4, "of four layers"
     tensors = load_file(folder / "model.safetensors")

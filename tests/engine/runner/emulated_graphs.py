@@ -187,15 +187,15 @@ def emulate_prompts(
     """Graphs of prompts for an engine on the CPU."""
     _emulate_graphs(monkeypatch)
     graphs = PromptGraphs(
-        runner._executors.recorded,
-        runner._cache.layers,
+        runner._forward_pass.executors.recorded,
+        runner._blocks.cache.layers,
         runner._table,
         EmulatedPrompts(),
         runner.adapters,
         sizes=sizes,
     )
     graphs.capture()
-    runner._prompt_graphs = counted = Counted(graphs)  # type: ignore[assignment]
+    runner._forward_pass.prompt_graphs = counted = Counted(graphs)  # type: ignore[assignment]
     return counted
 
 
@@ -211,11 +211,12 @@ def emulate(
     """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU. Counts runs of plain
     decoding, of checking drafts, and of drafting where a network does that token by token."""
     _emulate_graphs(monkeypatch)
-    attention = EmulatedAttention(runner._cache.groups.windows)
-    executors, layers, table = runner._executors, runner._cache.layers, runner._table
-    steps = StepGraphs(executors, layers, table, attention, runner.adapters, num_drafts=num_drafts)
+    attention = EmulatedAttention(runner._blocks.cache.groups.windows)
+    forward_pass, table = runner._forward_pass, runner._table
+    of_model = forward_pass.executors, runner._blocks.cache.layers, table, attention
+    steps = StepGraphs(*of_model, runner.adapters, num_drafts=num_drafts)
     steps.capture(lambda done: None)
-    runner._graphs = counted = CountedSteps(steps)  # type: ignore[assignment]
+    forward_pass.graphs = counted = CountedSteps(steps)  # type: ignore[assignment]
     drafting = runner._drafting
     if not isinstance(drafting, ChainDrafting):
         return counted.decoding, counted.checking, None

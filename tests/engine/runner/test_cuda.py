@@ -452,12 +452,12 @@ def test_whether_one_kernel_is_faster_is_measured(
         return found[-1]
 
     monkeypatch.setattr(one_kernel, "longest_faster", spy)
-    decoding = load_runner(wide_config(wide_dir))._graphs
+    decoding = load_runner(wide_config(wide_dir))._forward_pass.graphs
     assert decoding is not None
     assert bool(decoding._fused) == any(found)
     assert all(0 <= length <= 600 for length in found)
     num_measured = len(found)
-    decoding = load_runner(wide_config(wide_dir, dtype="float32"))._graphs
+    decoding = load_runner(wide_config(wide_dir, dtype="float32"))._forward_pass.graphs
     assert decoding is not None
     assert not decoding._fused
     assert len(found) == num_measured

@@ -189,7 +189,7 @@ def crowded(request: pytest.FixtureRequest, tiny_config: EngineConfig) -> TorchR
 def test_swapped_requests_generate_what_they_do_alone(
     crowded: TorchRunner, tiny_config: EngineConfig, greedy: Greedy, overlap: bool, caching: bool
 ) -> None:
-    crowded._host_blocks.s_per_block = 0.0  # type: ignore[union-attr]  # whatever it measured
+    crowded._blocks.host.s_per_block = 0.0  # type: ignore[union-attr]  # whatever it measured
     config = msgspec.structs.replace(
         tiny_config,
         enable_prefix_caching=caching,

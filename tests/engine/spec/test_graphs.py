@@ -167,7 +167,7 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
     llm = engine(folder, "plain", speculative_config=config, **options)
     _, checking, _ = emulate(runner_of(llm), monkeypatch, num_drafts)
     lengths: set[frozenset[int]] = set()
-    graphs: Any = runner_of(llm)._graphs
+    graphs: Any = runner_of(llm)._forward_pass.graphs
     fits = graphs.fits
 
     def spy(fields: ChunkFields, **options: bool) -> bool:

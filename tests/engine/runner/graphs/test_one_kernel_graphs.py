@@ -64,7 +64,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measure:
 
 
 def graphs_of(runner: TorchRunner) -> StepGraphs:
-    counted: Any = runner._graphs
+    counted: Any = runner._forward_pass.graphs
     assert isinstance(counted._graphs, StepGraphs)
     return counted._graphs
 
@@ -183,7 +183,7 @@ def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
     )
     monkeypatch.delattr(one_kernel, "longest_faster")
     runner = load_runner(tiny_config)
-    assert runner._executors.fused is not None
+    assert runner._forward_pass.executors.fused is not None
     emulate(runner, monkeypatch, 1)
     assert not graphs_of(runner)._fused
 

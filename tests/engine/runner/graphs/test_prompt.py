@@ -158,7 +158,7 @@ class TestOnGpu:
             pytest.skip("prompts are captured on Hopper")
         llm = self.load(model_dir)
         runner = llm._core._runner  # type: ignore[attr-defined]
-        graphs = runner._prompt_graphs
+        graphs = runner._forward_pass.prompt_graphs
         assert graphs is not None
         counted = Counted(graphs)
         lengths = [2, 15, 16, 17, 100, 127, 128, 129, 256, 300, 384, 385, 700]
@@ -166,7 +166,7 @@ class TestOnGpu:
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)
 
         def first_tokens(used: Counted | None) -> list[dict[int, float]]:
-            runner._prompt_graphs = used
+            runner._forward_pass.prompt_graphs = used
             outputs = [llm.generate([p], params)[0].outputs[0] for p in prompts]
             assert all(output.logprobs is not None for output in outputs)
             return [

@@ -44,8 +44,8 @@ def test_a_measured_scale_is_the_least_power_of_two_with_headroom(
 
 def layers_of(config: EngineConfig) -> list[KVScales]:
     runner = load_runner(config)
-    assert all(tensor.dtype == FP8 for pair in runner._cache.layers for tensor in pair)
-    model = runner._executors.eager.model
+    assert all(tensor.dtype == FP8 for pair in runner._blocks.cache.layers for tensor in pair)
+    model = runner._forward_pass.executors.eager.model
     layers = [m for m in model.modules() if isinstance(m, SelfAttention)]
     assert len(layers) == 3
     return [layer.kv_scales for layer in layers if layer.kv_scales is not None]
@@ -85,7 +85,7 @@ def test_the_checkpoints_own_come_first(
         assert scales.v.tolist() == [0.5, 0.125]
     # A cache of floats does not need them.
     runner = load_runner(msgspec.structs.replace(config, kv_cache_dtype="auto"))
-    assert runner._cache.layers[0][0].dtype == torch.float32
+    assert runner._blocks.cache.layers[0][0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
