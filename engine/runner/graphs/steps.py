@@ -25,7 +25,7 @@ from engine.attention.base import CapturableBackend
 from engine.executors.base import Executor, Executors
 from engine.layers.attention import KVCache, StepContext
 from engine.lora.slots import AdapterSlots, captured
-from engine.runner.graphs.one_kernel import log_faster, measure_most_tokens
+from engine.runner.graphs.fused import log_faster, measure_most_tokens
 from engine.runner.graphs.shared_inputs import SharedInputs
 from engine.runner.graphs.sized import (
     SizedGraphs,

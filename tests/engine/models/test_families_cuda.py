@@ -12,7 +12,7 @@ import torch
 from engine.architectures import FALLBACK_TESTED, NATIVE
 from engine.config import EngineConfig
 from engine.runner import load_runner
-from engine.runner.graphs import one_kernel
+from engine.runner.graphs import fused
 from engine.runner.inputs import ChunkFields, SampledTokens
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import watch_logits
@@ -139,7 +139,7 @@ AS_ONE_KERNEL = {"llama2", "llama3", "qwen2", "qwen3"}
 def test_one_kernel_is_as_exact_as_the_layers(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, max_len, device: max_len)
+    monkeypatch.setattr(fused, "longest_faster", lambda *steps, max_len, device: max_len)
     runner = load_runner(subject.config("bfloat16"))
     decoding = runner._forward_pass.graphs
     has_one_kernel = decoding is not None and bool(decoding._fused)

@@ -15,8 +15,8 @@ import engine.demo
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
 from engine.runner import load_runner
-from engine.runner.graphs import one_kernel
-from engine.runner.graphs.one_kernel import longest_faster
+from engine.runner.graphs import fused
+from engine.runner.graphs.fused import longest_faster
 from engine.runner.graphs.shared_inputs import SharedInputs
 from engine.runner.graphs.sized import SizedGraphs
 from engine.runner.graphs.steps import Kind, StepGraphs
@@ -291,7 +291,7 @@ def test_one_kernel_for_few_sequences_changes_only_near_ties(
         return graphs
 
     def outputs(max_len: int) -> list[list[int]]:
-        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(fused, "longest_faster", lambda *steps, **limits: max_len)
         served.clear()
         return few_outputs(wide_dir, max_running, dtype=dtype)
 
@@ -329,7 +329,7 @@ def test_drafts_checked_by_one_kernel_change_only_near_ties(
 
     def outputs(max_len: int) -> list[list[int]]:
         """Of a model that falls into loops, so that prompt lookup finds drafts."""
-        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(fused, "longest_faster", lambda *steps, **limits: max_len)
         served.clear()
         llm = LLM(
             wide_dir,
@@ -413,7 +413,7 @@ def test_one_kernel_after_a_stream_that_nobody_reads_on(
     """Two samples each of more requests than there are blocks for."""
 
     def outputs(max_len: int) -> list[list[int]]:
-        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(fused, "longest_faster", lambda *steps, **limits: max_len)
         llm = LLM(
             wide_dir,
             device="cuda",
@@ -451,7 +451,7 @@ def test_whether_one_kernel_is_faster_is_measured(
         found.append(longest_faster(*steps, **limits))
         return found[-1]
 
-    monkeypatch.setattr(one_kernel, "longest_faster", spy)
+    monkeypatch.setattr(fused, "longest_faster", spy)
     decoding = load_runner(wide_config(wide_dir))._forward_pass.graphs
     assert decoding is not None
     assert bool(decoding._fused) == any(found)

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.executors import persistent
 from engine.layers import linear
 from engine.runner import TorchRunner, load_runner
-from engine.runner.graphs import one_kernel
+from engine.runner.graphs import fused
 from engine.runner.graphs.sized import SizedGraphs
 from engine.runner.graphs.steps import Kind, StepGraphs
 from engine.runner.inputs import ChunkFields
@@ -58,7 +58,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Decides up to which length one kernel is faster."""
 
     def decide(max_len: int) -> None:
-        monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: max_len)
+        monkeypatch.setattr(fused, "longest_faster", lambda *steps, **limits: max_len)
 
     return decide
 
@@ -122,7 +122,7 @@ def test_a_batch_for_which_it_is_not_faster_goes_layer_by_layer(
 ) -> None:
     """Where it is for smaller ones."""
     limits = itertools.chain([1000], itertools.repeat(0))
-    monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limit: next(limits))
+    monkeypatch.setattr(fused, "longest_faster", lambda *steps, **limit: next(limits))
     runner = load_runner(tiny_config)
     emulate(runner, monkeypatch, 1)
     calls.clear()
@@ -139,7 +139,7 @@ def test_both_graphs_are_measured_on_the_same_step(
     kinds = iter([*of_one, (1, 2), (2, 2), (4, 2), (1, 3), (2, 3)])
 
     def compare(
-        one_kernel: Callable[[], torch.Tensor],
+        fused: Callable[[], torch.Tensor],
         layers: Callable[[], torch.Tensor],
         prepare: Callable[[int], None],
         *,
@@ -154,12 +154,12 @@ def test_both_graphs_are_measured_on_the_same_step(
         for seq_len in (queries, 33, max_len):
             prepare(seq_len)
             calls.clear()
-            ours = one_kernel().clone()
+            ours = fused().clone()
             assert calls == [size * seq_len]
             torch.testing.assert_close(ours, layers(), rtol=1e-3, atol=1e-3)
         return 0
 
-    monkeypatch.setattr(one_kernel, "longest_faster", compare)
+    monkeypatch.setattr(fused, "longest_faster", compare)
     emulate(runner, monkeypatch, 2)
     assert next(kinds, None) is None
     assert not tables.any()
@@ -169,7 +169,7 @@ def test_layers_that_are_not_one_kernel_are_not_measured(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(persistent, "refusal", lambda layers, **shape: "none here")
-    monkeypatch.delattr(one_kernel, "longest_faster")
+    monkeypatch.delattr(fused, "longest_faster")
     runner = load_runner(tiny_config)
     emulate(runner, monkeypatch, 1)
     assert not graphs_of(runner)._fused
@@ -181,7 +181,7 @@ def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
     monkeypatch.setattr(
         EmulatedAttention, "prepare_decode", lambda self, *step: partial(prepare(self, *step))
     )
-    monkeypatch.delattr(one_kernel, "longest_faster")
+    monkeypatch.delattr(fused, "longest_faster")
     runner = load_runner(tiny_config)
     assert runner._forward_pass.executors.fused is not None
     emulate(runner, monkeypatch, 1)
@@ -260,7 +260,7 @@ def test_drafts_of_long_sequences_go_layer_by_layer(
     max_tokens: int, is_one: bool, tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = load_runner(tiny_config)
-    monkeypatch.setattr(one_kernel, "longest_faster", lambda *steps, **limits: 1)
+    monkeypatch.setattr(fused, "longest_faster", lambda *steps, **limits: 1)
     emulate(runner, monkeypatch, 3)
     graphs = graphs_of(runner)
     graphs._max_tokens[3, 2] = max_tokens

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from engine.runner.graphs.one_kernel import log_faster, longest_faster
+from engine.runner.graphs.fused import log_faster, longest_faster
 
 
 class Device:
@@ -16,9 +16,9 @@ class Device:
         self.base_s, self.token_s = base_s, token_s
         self.now_s, self.seq_len = 0.0, 0
         self.asked: list[int] = []
-        monkeypatch.setattr("engine.runner.graphs.one_kernel.time.perf_counter", lambda: self.now_s)
+        monkeypatch.setattr("engine.runner.graphs.fused.time.perf_counter", lambda: self.now_s)
 
-    def one_kernel(self) -> None:
+    def fused(self) -> None:
         self.now_s += self.base_s + self.token_s * self.seq_len
 
     def layers(self) -> None:
@@ -30,7 +30,7 @@ class Device:
 
     def longest_faster(self, max_len: int) -> int:
         return longest_faster(
-            self.one_kernel,
+            self.fused,
             self.layers,
             self.prepare,
             max_len=max_len,
@@ -76,7 +76,7 @@ def test_a_short_model_is_measured_at_its_end(
 def test_an_interruption_is_outvoted(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch, 0.5, 1e-3)
     calls = 0
-    run = device.one_kernel
+    run = device.fused
 
     def disturbed() -> None:
         nonlocal calls
@@ -84,7 +84,7 @@ def test_an_interruption_is_outvoted(monkeypatch: pytest.MonkeyPatch) -> None:
         run()
         device.now_s += 60 if calls % 11 == 0 else 0
 
-    monkeypatch.setattr(device, "one_kernel", disturbed)
+    monkeypatch.setattr(device, "fused", disturbed)
     assert device.longest_faster(1000) == 1000
 
 

@@ -1,4 +1,4 @@
-"""Whether decode steps of few tokens are faster with all layers as one kernel.
+"""Whether steps of few tokens are faster by the fused executor.
 
 Measured with the graphs that would run: how fast a kernel reads the keys of long sequences, and
 what a model loses between kernels, differs from GPU to GPU.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 
@@ -34,54 +33,48 @@ _ROUND_S = 0.01
 
 
 def measure_most_tokens(
-    one_kernel: SizedGraphs,
+    fused: SizedGraphs,
     layers: SizedGraphs,
     size: int,
     prepare: Callable[[int], object],
     table: RowTable,
     kv_cache: KVCache,
 ) -> int:
-    """Known tokens of all sequences of a step together for which its graph with ``one_kernel`` is
+    """Known tokens of all sequences of a step together for which its graph with ``fused`` is
     faster, at most; 0: for none.
 
     ``prepare`` sends rows 0 to ``size``, each with so many tokens. Call it before any request has a
     row: the steps write into blocks that nobody holds.
     """
-    max_model_len = table.tokens.shape[1]
-    with blocks_of_their_own(size, table, kv_cache) as max_len:
-        longest = longest_faster(
-            partial(one_kernel.replay, size),
-            partial(layers.replay, size),
-            prepare,
-            max_len=max_len,
-            device=table.block_table.device,
-        )
-    return size * (max_model_len if longest == max_len else longest)
-
-
-@contextmanager
-def blocks_of_their_own(size: int, table: RowTable, kv_cache: KVCache) -> Iterator[int]:
-    """Within the block rows 0 to ``size`` have blocks that no other has, as far as possible: keys
-    that are read twice would come from the L2. Yields how many tokens each row has room for."""
-    tables = table.block_table[:size]
+    # As far as possible rows have blocks that no other row has: keys that are read twice would come
+    # from the L2.
+    tables, max_model_len = table.block_table[:size], table.tokens.shape[1]
     num_blocks, block_size = kv_cache[0][0].shape[:2]
     firsts = torch.arange(size, device=tables.device)[:, None] * (num_blocks // size)
     blocks = firsts + torch.arange(tables.shape[1], device=tables.device)
     tables.copy_(blocks % num_blocks)
-    yield min(table.tokens.shape[1], max(1, num_blocks // size * block_size))
+    max_len = min(max_model_len, max(1, num_blocks // size * block_size))
+    longest = longest_faster(
+        partial(fused.replay, size),
+        partial(layers.replay, size),
+        prepare,
+        max_len=max_len,
+        device=tables.device,
+    )
     tables.zero_()
+    return size * (max_model_len if longest == max_len else longest)
 
 
 @torch.inference_mode()
 def longest_faster(
-    one_kernel: Callable[[], object],
+    fused: Callable[[], object],
     layers: Callable[[], object],
     prepare: Callable[[int], object],
     *,
     max_len: int,
     device: torch.device,
 ) -> int:
-    """Tokens of the longest sequences for which ``one_kernel`` takes less time than ``layers``; 0
+    """Tokens of the longest sequences for which ``fused`` takes less time than ``layers``; 0
     unless it does clearly for short ones.
 
     Both run the step for which ``prepare`` was called last, with the tokens of each sequence. The
@@ -89,8 +82,15 @@ def longest_faster(
     """
 
     def ratio(seq_len: int) -> float:
+        """What one of ``fused`` takes, in times of one of ``layers``."""
         prepare(seq_len)
-        return time_ratio(one_kernel, layers, device)
+        num_replays = 1 + int(_ROUND_S / _seconds(layers, 1, device))
+        rounds = [
+            [_seconds(steps, num_replays, device) for steps in (fused, layers)]
+            for _ in range(_ROUNDS)
+        ]
+        our_s, their_s = (median(times) for times in zip(*rounds, strict=True))
+        return float(our_s / their_s)
 
     lengths = [max_len]
     while lengths[0] > SHORT:
@@ -98,20 +98,6 @@ def longest_faster(
     if ratio(lengths[0]) > LEAD:
         return 0
     return lengths[bisect_right(lengths, 1.0, lo=1, key=ratio) - 1]
-
-
-@torch.inference_mode()
-def time_ratio(
-    ours: Callable[[], object], theirs: Callable[[], object], device: torch.device
-) -> float:
-    """What one of ``ours`` takes, in times of one of ``theirs``."""
-    num_replays = 1 + int(_ROUND_S / _seconds(theirs, 1, device))
-    rounds = [
-        [_seconds(steps, num_replays, device) for steps in (ours, theirs)] for _ in range(_ROUNDS)
-    ]
-    our_s, their_s = (median(times) for times in zip(*rounds, strict=True))
-    ratio: float = our_s / their_s
-    return ratio
 
 
 def log_faster(steps: str, max_tokens: Mapping[str, int]) -> None:
