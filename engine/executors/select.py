@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from engine.executors.base import Executor, Executors
 from engine.executors.cuda_layer import CudaLayers
 from engine.executors.fused_cpu import FusedCpu
@@ -10,6 +12,7 @@ from engine.executors.persistent import PersistentLayers
 from engine.models.base import Model
 
 
+@torch.inference_mode()
 def executors_of(model: Model) -> Executors:
     """model: with its weights, packed, and its kernels registered."""
     recorded = plain_executor(model)
@@ -20,6 +23,7 @@ def executors_of(model: Model) -> Executors:
     )
 
 
+@torch.inference_mode()
 def plain_executor(model: Model) -> Executor:
     """The one for steps that are recorded, or so small that nobody measures them."""
     return FusedCpu.of(model) or LayerByLayer(model)
