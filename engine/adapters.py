@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest
-from engine.messages import AdapterRef, GenerateRequest
+from engine.messages import AdapterRef, GenerateRequest, Grant
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class Released(NamedTuple):
     """A request that waited for its adapter, and how that ended."""
 
     request: GenerateRequest
+    grants: list[Grant]
+    """What it was granted meanwhile: the latest one, or none."""
     outcome: str | AdapterLoadError
     """The digest of its adapter, which it is a user of from now on; or why there is none."""
 
@@ -79,7 +81,8 @@ class _Entry:
     """None while it is read."""
     num_users: int = 0
     unloaded: bool = False
-    held: dict[str, GenerateRequest] = field(default_factory=dict)
+    held: dict[str, tuple[GenerateRequest, list[Grant]]] = field(default_factory=dict)
+    """By their ids: the requests that wait for it, and their latest grant, if any."""
     callers: list[OnLoaded] = field(default_factory=list)
 
 
@@ -178,7 +181,7 @@ class Adapters:
         elif (obstacle := _obstacle(entry, ref)) is not None:
             raise InvalidRequest(obstacle)
         if entry.adapter is None:
-            entry.held[request.request_id] = request
+            entry.held[request.request_id] = request, []
             self._held[request.request_id] = entry
             return None
         self._entries.move_to_end(ref.name)
@@ -195,6 +198,11 @@ class Adapters:
 
     def holds(self, request_id: str) -> bool:
         return request_id in self._held
+
+    def grant(self, grant: Grant) -> None:
+        """Keep a grant for the request that it is for, if that is held."""
+        if (entry := self._held.get(grant.request_id)) is not None:
+            entry.held[grant.request_id][1][:] = [grant]
 
     def discard(self, request_id: str) -> None:
         """Forget a held request."""
@@ -227,7 +235,7 @@ class Adapters:
 
     def _end_read(self, entry: _Entry, future: Future[LoadedAdapter]) -> list[Released]:
         requests = list(entry.held.values())
-        for request in requests:
+        for request, _ in requests:
             self.discard(request.request_id)
         result = _result(entry, future)
         if isinstance(result, AdapterLoadError):
@@ -243,7 +251,7 @@ class Adapters:
             on_done(result)
         entry.callers.clear()
         outcome = result if isinstance(result, AdapterLoadError) else result.digest
-        return [Released(request, outcome) for request in requests]
+        return [Released(request, grants, outcome) for request, grants in requests]
 
     # ---- memory ---------------------------------------------------------------------------------
 

@@ -98,16 +98,11 @@ class EngineCore:
         )
         self._requests: dict[str, Request] = {}
         """All unfinished requests, by id."""
-        self._parked: set[str] = set()
-        self._ungranted: set[str] = set()
-        """Requests, parked ones excluded, that may generate nothing until they are granted more."""
         self._outputs: list[RequestOutput] = []
         """What the next ``step`` returns."""
         self._was_busy = False
         """Whether there was still work when the last step returned. If so, the time since then
         counts as a part of the next step."""
-        self._early_grants: dict[str, Grant] = {}
-        """Grants for requests that still wait for their adapter."""
         self._arrivals = count()
 
     @property
@@ -119,9 +114,8 @@ class EngineCore:
 
     @property
     def _num_active(self) -> int:
-        """Unfinished requests that can go on by themselves: neither parked nor out of their
-        grant."""
-        return len(self._requests) - len(self._parked) - len(self._ungranted)
+        """Unfinished requests that can go on by themselves."""
+        return len(self._requests) - self.scheduler.waiting.num_paused
 
     def _prefix_match(self, request: Request) -> int:
         return self._cache.num_matching_tokens(request.block_table, request.token_ids)
@@ -175,8 +169,6 @@ class EngineCore:
             self._begin_constrained(request)
         else:
             self.scheduler.add(request)
-        if request.awaits_grant and not request.finished:
-            self._note_grant(request)
 
     def _refuse(self, message: GenerateRequest, error: Exception, code: str) -> None:
         self._outputs.append(
@@ -228,7 +220,6 @@ class EngineCore:
                 self._report(request, [])
             elif self._adapters is not None and self._adapters.holds(request_id):
                 self._adapters.discard(request_id)
-                self._early_grants.pop(request_id, None)
                 self._outputs.append(RequestOutput(request_id, [], "abort"))
 
     def park(self, request_ids: Iterable[str]) -> None:
@@ -237,40 +228,27 @@ class EngineCore:
         begun."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
-            if request is not None and self.scheduler.park(request):
-                self._parked.add(request_id)
-                self._ungranted.discard(request_id)
+            if request is not None:
+                self.scheduler.park(request)
 
     def unpark(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            if request_id in self._parked:
-                self._parked.remove(request_id)
-                request = self._requests[request_id]
+            request = self._requests.get(request_id)
+            if request is not None and request.state is RequestState.PARKED:
                 self.scheduler.unpark(request)
-                self._note_grant(request)
 
     def grant(self, grants: Iterable[Grant]) -> None:
         """Raise what requests may generate in total. Unknown ids are ignored."""
         for grant in grants:
             request = self._requests.get(grant.request_id)
             if request is None:
-                if self._waits_for_adapter(grant.request_id):
-                    self._early_grants[grant.request_id] = grant
+                if self._adapters is not None:
+                    self._adapters.grant(grant)
                 continue
-            request.grant(grant)
-            self._ungranted.discard(request.request_id)
+            self.scheduler.waiting.grant(request, grant)
             if request.num_tokens >= request.max_total_tokens:
                 self.scheduler.finish(request, "length")
                 self._report(request, [])
-            else:
-                self._note_grant(request)
-
-    def _note_grant(self, request: Request) -> None:
-        """Let a request go on if its grant allows; else remember that it waits for more."""
-        if not request.awaits_grant:
-            self.scheduler.resume(request)
-        elif request.request_id not in self._parked:
-            self._ungranted.add(request.request_id)
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -318,11 +296,11 @@ class EngineCore:
         if self._adapters is None or not self._adapters.is_reading:
             return
         idle = self._num_active == 0 and not self._outputs
-        for message, outcome in self._adapters.released(wait_s=_IDLE_WAIT_S if idle else 0.0):
-            grant = self._early_grants.pop(message.request_id, None)
+        wait_s = _IDLE_WAIT_S if idle else 0.0
+        for message, grants, outcome in self._adapters.released(wait_s=wait_s):
             if isinstance(outcome, str):
                 self._begin(message, outcome)
-                self.grant([] if grant is None else [grant])
+                self.grant(grants)
             else:
                 # The reason is in the log, for the operator; clients do not get it.
                 error = AdapterLoadError("the adapter's files cannot be used at the moment")
@@ -419,12 +397,8 @@ class EngineCore:
             del self._requests[request.request_id]
             self._release_adapter(request)
             self._speculator.drop(request)
-            self._parked.discard(request.request_id)
-            self._ungranted.discard(request.request_id)
             if request.constrained:
                 self._constraints.drop(request)
-        elif request.awaits_grant:
-            self._note_grant(request)
 
     # ---- inspection -----------------------------------------------------------------------------
 
@@ -433,8 +407,8 @@ class EngineCore:
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
         swap, adapters = self._cache.swap, self._adapters
         num_held = 0 if adapters is None else adapters.num_held
-        num_parked = len(self._parked) + len(self._ungranted)
-        num_running = len(scheduler.running.keys() - self._ungranted)
+        num_parked, ungranted = scheduler.waiting.num_paused, scheduler.waiting.ungranted
+        num_running = sum(request not in ungranted for request in scheduler.running.values())
         return Stats(
             num_running=num_running,
             num_waiting=len(self._requests) - num_running - num_parked + num_held,
@@ -477,19 +451,19 @@ class EngineCore:
         self.scheduler.check_integrity()
         states = [request.state for request in self._requests.values()]
         assert states.count(RequestState.SWAPPED) == self._cache.swap.num_holders
-        assert states.count(RequestState.PARKED) == len(self._parked)
-        assert self._ungranted == {
-            name
-            for name, request in self._requests.items()
-            if request.awaits_grant and name not in self._parked
+        waiting = self.scheduler.waiting
+        assert states.count(RequestState.PARKED) == len(waiting.parked)
+        assert waiting.ungranted.keys() == {
+            request
+            for request in self._requests.values()
+            if request.awaits_grant and request not in waiting.parked
         }
         if not self._requests and not self.has_unfinished:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
             assert not self.scheduler.running
             assert len(self.scheduler.policy) == 0
             assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
-            assert not self._parked
+            assert not waiting.num_paused
             assert self._constraints.is_idle
             assert self._adapters is None or self._adapters.num_users == 0
-            assert not self._early_grants
             assert self._cache.swap.num_free == self._cache.swap.num_blocks

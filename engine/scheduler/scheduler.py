@@ -101,6 +101,7 @@ class Scheduler:
         """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
         self.queue.enter(request.fair_key, request.num_prompt_tokens)
         self.tenants.of(request.fair_key)  # From now on its totals are reported.
+        self.waiting.note_grant(request)
 
     def add(self, request: Request) -> None:
         """Queue a new request, or one whose grammar is ready now."""
@@ -119,10 +120,11 @@ class Scheduler:
             self._leave_queue(request)
         if not request.was_admitted:
             self.queue.leave(request.fair_key, request.num_prompt_tokens)
+        self.waiting.forget(request)
         request.finish(reason)
 
-    def park(self, request: Request) -> bool:
-        """Set a request aside that has begun to generate; False for any other."""
+    def park(self, request: Request) -> None:
+        """Set a request aside if it has begun to generate."""
         if request.state is RequestState.RUNNING and request.num_generated_tokens > 0:
             self._leave_batch(request)
             self._forget_progress(request)
@@ -130,19 +132,16 @@ class Scheduler:
         elif request.state in (RequestState.PREEMPTED, RequestState.SWAPPED):
             self._leave_queue(request)
         else:
-            return False
+            return
         request.enter(RequestState.PARKED)
-        return True
+        self.waiting.park(request)
 
     def unpark(self, request: Request) -> None:
         """Queue a parked request again. Its arrival decides its place, as after a preemption."""
+        self.waiting.parked.remove(request)
         request.enter(RequestState.PREEMPTED)
         request.is_new = True  # As far as its tenant earned no credit meanwhile.
         self.add(request)
-
-    def resume(self, request: Request) -> None:
-        """Continue a request that was granted more tokens, if it waited for them."""
-        self.waiting.grant(request)
 
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
         """Move a running request back to the queue. What it has computed is swapped out or dropped;
@@ -302,8 +301,7 @@ class Scheduler:
         elif self._is_short and self.policy.is_contended:
             order = self.policy.by_service(order)
         self._is_short = False
-        index, block_size = 0, self.cache.block_size
-        num_lookahead = self._lookahead.num_tokens
+        index, block_size, num_lookahead = 0, self.cache.block_size, self._lookahead.num_tokens
         while index < len(order):
             request = order[index]
             index += 1
@@ -532,6 +530,8 @@ class Scheduler:
             if reason is not None:
                 self._room.observe(request)
                 self.finish(request, reason)
+            elif taken and request.awaits_grant:
+                self.waiting.note_grant(request)
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
         for request in step.swapped:  # This was the last step that reads their blocks.

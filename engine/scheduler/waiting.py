@@ -1,4 +1,5 @@
-"""The requests that wait to be admitted: in the policy's order, or set aside for a while."""
+"""Why requests do not run: those that wait to be admitted, in the policy's order or set aside for a
+while, and those that may not go on."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from engine.cache.table import PrefixHit
+    from engine.messages import Grant
     from engine.request import Request
     from engine.scheduler.claim import Claim
     from engine.scheduler.policy import SchedulingPolicy
@@ -30,22 +32,30 @@ class WaitingQueue:
     * tokens that it may generate, which a grant brings,
     * an adapter slot, which a running request frees,
     * a block that a step in flight computes for another request.
+
+    One that is parked is in no order until its reader reads again. Its state (``RequestState``)
+    says whether a request waits for its grammar, for the first time, or after a preemption.
     """
 
     def __init__(self, policy: SchedulingPolicy, max_loras: int) -> None:
         self._policy = policy
-        self._without_grant: dict[Request, None] = {}
+        self.parked: set[Request] = set()
+        self.ungranted: dict[Request, bool] = {}
+        """The unfinished requests, parked ones excluded, that may generate nothing until they are
+        granted more; and whether they are out of the policy's order for that. One that ran keeps
+        its row and blocks."""
         self.adapter_slots = AdapterSlotQueue(max_loras)
         self.followers = Followers()
 
     def add(self, request: Request) -> None:
         self._policy.enqueue(request)
+        self.note_grant(request)
 
     def discard(self, request: Request) -> None:
         """Take a request out, wherever it waits."""
-        if request in self._without_grant:
-            del self._without_grant[request]
-        elif request in self.followers:
+        if self.ungranted.pop(request, False):
+            return
+        if request in self.followers:
             self.followers.discard(request)
         elif request in self.adapter_slots:
             self.adapter_slots.discard(request)
@@ -67,13 +77,36 @@ class WaitingQueue:
     def set_aside(self, request: Request) -> None:
         """Take a request out of the policy's order until it is granted more tokens."""
         self._policy.dequeue(request)
-        self._without_grant[request] = None
+        self.ungranted[request] = True
 
-    def grant(self, request: Request) -> None:
-        """The request was granted more tokens, wherever it is."""
-        if request in self._without_grant:
-            del self._without_grant[request]
+    def grant(self, request: Request, grant: Grant) -> None:
+        """Raise what a request may generate; it goes on if it waited for that."""
+        request.grant(grant)
+        self.note_grant(request)
+
+    def note_grant(self, request: Request) -> None:
+        """Call it whenever the tokens of a request or its grant have changed."""
+        if request in self.parked:
+            return
+        if request.awaits_grant:
+            self.ungranted.setdefault(request, False)
+        elif self.ungranted.pop(request, False):
             self._policy.enqueue(request)
+
+    def park(self, request: Request) -> None:
+        """Note that a request, which is in no order, may not go on."""
+        self.ungranted.pop(request, None)
+        self.parked.add(request)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self.ungranted.pop(request, None)
+        self.parked.discard(request)
+
+    @property
+    def num_paused(self) -> int:
+        """Unfinished requests that cannot go on by themselves."""
+        return len(self.parked) + len(self.ungranted)
 
     def hold_for_adapter_slot(self, request: Request) -> bool:
         """Set the head aside, which ``adapter_slots.must_wait``; False if too many wait there."""
@@ -131,6 +164,9 @@ class WaitingQueue:
     def check_integrity(self, *, idle: bool) -> None:
         """Nobody waits for what has come. idle: no step is in flight."""
         assert not idle or not len(self.followers), "requests wait for a step that is over"
-        for request in self._without_grant:
-            assert request.state in QUEUED
+        assert all(request.state is RequestState.PARKED for request in self.parked)
+        for request, is_set_aside in self.ungranted.items():
             assert request.awaits_grant, "it may generate, but is not in the queue"
+            assert request not in self.parked
+            assert not request.finished
+            assert request.state in QUEUED or not is_set_aside

@@ -266,8 +266,8 @@ class FairShareMachine(RuleBasedStateMachine):
     def grant(self, tenant: str, more: int) -> None:
         for request in self.requests[tenant]:
             if request.awaits_grant:
-                request.grant(Grant(request.request_id, request.num_generated_tokens + more))
-                self.scheduler.resume(request)
+                grant = Grant(request.request_id, request.num_generated_tokens + more)
+                self.scheduler.waiting.grant(request, grant)
 
     @rule(tenant=st.sampled_from(FLOODS), parked=st.booleans())
     def stall(self, tenant: str, parked: bool) -> None:

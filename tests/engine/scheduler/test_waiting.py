@@ -42,11 +42,12 @@ def test_those_behind_a_request_without_a_grant_go_first() -> None:
     assert waiting.head() is other
     assert len(policy) == 1
     waiting.check_integrity(idle=True)
-    poor.grant(Grant(poor.request_id, 4, is_last=False))
+    grant = Grant(poor.request_id, 4, is_last=False)
+    poor.grant(grant)
     with pytest.raises(AssertionError, match="it may generate"):
         waiting.check_integrity(idle=True)
-    waiting.grant(poor)
-    waiting.grant(other)  # It did not wait for a grant: nothing changes.
+    waiting.grant(poor, grant)
+    waiting.note_grant(other)  # It did not wait for a grant: nothing changes.
     waiting.check_integrity(idle=True)
     assert order(waiting) == [0, 1]
 
@@ -118,7 +119,6 @@ def test_a_request_can_be_taken_out_wherever_it_waits(lacks: str) -> None:
             assert waiting.hold_as_follower(request, MISS)
     assert len(policy) == (lacks == "nothing")
     waiting.discard(request)
-    waiting.grant(request)
     waiting.free_adapter_slots([])
     waiting.free_followers([KEY])
     assert waiting.head() is None
