@@ -34,6 +34,7 @@ NATIVE = {
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
+    "Glm4MoeForCausalLM": Family("glm4_moe", "GLM-4.5"),
 }
 """Keyed by the name in a checkpoint's ``architectures``."""
 

@@ -77,6 +77,8 @@ class ModelConfig:
     attention_scale: float | None = None
     """None means head_dim ** -0.5."""
     attention_softcap: float | None = None
+    qk_norm: bool = False
+    """Whether each head of queries and keys is normalized before the rotation."""
     logits_softcap: float | None = None
     windows: tuple[int | None, ...] = ()
     """Sliding window of each layer; empty if no layer has one."""

@@ -47,5 +47,10 @@ class ConfigFile(deepseek_v2.ConfigFile, kw_only=True):
 
 class ForCausalLM(deepseek_v2.ForCausalLM):
     def place_of(self, name: str) -> str | None:
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
-        return None if layer and int(layer[1]) >= len(self.model.layers) else name
+        return place_in_decoder(name, len(self.model.layers))
+
+
+def place_in_decoder(name: str, num_layers: int) -> str | None:
+    """``name``, or None for a tensor of the layers that follow the decoder's ``num_layers``."""
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return None if layer and int(layer[1]) >= num_layers else name

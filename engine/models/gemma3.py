@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rope import RopeConfig
-from engine.models import gemma2, llama
+from engine.models import gemma2
 from engine.models.base import ModelConfig
 from engine.models.config import Count, Positive
 
@@ -36,17 +35,11 @@ class ConfigFile(gemma2.ConfigFile, kw_only=True):
         nested = (self.rope_parameters or {}).get(_WINDOW) or {}
         window_rope = self.read_rope(dict(nested), default_theta=self.rope_local_base_freq)
         # transformers keeps this field but never applies it.
-        config = replace(super().adapt(config), attention_softcap=None)
+        config = replace(super().adapt(config), attention_softcap=None, qk_norm=True)
         return replace(config, window_rope=window_rope)
 
 
-class Gemma3DecoderLayer(gemma2.Gemma2DecoderLayer):
-    qk_norm = OffsetRMSNorm
-
-
-class ForCausalLM(llama.ForCausalLM):
-    layer_class = Gemma3DecoderLayer
-
+class ForCausalLM(gemma2.ForCausalLM):
     def place_of(self, name: str) -> str | None:
         """Multimodal checkpoints wrap this model, under one of two names."""
         if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):

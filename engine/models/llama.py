@@ -36,7 +36,6 @@ class LlamaDecoderLayer(Module):
     """Attention and feed-forward block, each behind a norm and with a residual connection."""
 
     norm_class: ClassVar[type[RMSNorm]] = RMSNorm
-    qk_norm: ClassVar[type[RMSNorm] | None] = None
     fused_checkpoint: ClassVar[bool] = False
 
     def __init__(
@@ -65,7 +64,7 @@ class LlamaDecoderLayer(Module):
             scale=config.scale,
             window=config.window(layer),
             softcap=config.attention_softcap,
-            qk_norm=self.qk_norm,
+            qk_norm=self.norm_class if config.qk_norm else None,
             norm_eps=config.rms_norm_eps,
             fused_checkpoint=self.fused_checkpoint,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.norm import RMSNorm
 from engine.models import llama, qwen2
 from engine.models.base import ModelConfig
 from engine.models.config import Count
@@ -14,12 +13,7 @@ class ConfigFile(qwen2.ConfigFile, kw_only=True):
     head_dim: Count | None = 128
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        return replace(config, windows=self.layer_windows())
+        return replace(config, windows=self.layer_windows(), qk_norm=True)
 
 
-class Qwen3DecoderLayer(llama.LlamaDecoderLayer):
-    qk_norm = RMSNorm
-
-
-class ForCausalLM(llama.ForCausalLM):
-    layer_class = Qwen3DecoderLayer
+ForCausalLM = llama.ForCausalLM

@@ -37,7 +37,10 @@ class ConfigFile(qwen3.ConfigFile, kw_only=True):
         if self.use_sliding_window:
             windows = self.windows(self.sliding_window, self.layer_types)
         return replace(
-            config, windows=windows, moe=MoEConfig(router, self.moe_intermediate_size, dense)
+            config,
+            windows=windows,
+            qk_norm=True,
+            moe=MoEConfig(router, self.moe_intermediate_size, dense),
         )
 
 
@@ -59,9 +62,5 @@ class MoEDecoderLayer(llama.LlamaDecoderLayer):
         )
 
 
-class Qwen3MoeDecoderLayer(MoEDecoderLayer, qwen3.Qwen3DecoderLayer):
-    pass
-
-
 class ForCausalLM(llama.ForCausalLM):
-    layer_class = Qwen3MoeDecoderLayer
+    layer_class = MoEDecoderLayer

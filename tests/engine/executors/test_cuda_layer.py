@@ -40,8 +40,7 @@ from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
 from engine.models.llama import ForCausalLM, LlamaDecoderLayer
 from engine.models.mixtral import MixtralDecoderLayer
-from engine.models.qwen3 import Qwen3DecoderLayer
-from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
+from engine.models.qwen3_moe import MoEDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import build, cuda, cuda_lora, cuda_wide, ops, reference
 from kernels.lora import AdapterTiles, LoraMatrices
@@ -221,13 +220,13 @@ WANTED = Wanted(torch.tensor([1, 6, 7]))
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("wanted", [None, WANTED], ids=["all", "some"])
 def test_every_argument_comes_to_its_place(
-    layer: type[LlamaDecoderLayer], bias: bool, wanted: Wanted | None
+    qk_norm: bool, bias: bool, wanted: Wanted | None
 ) -> None:
-    made = model(layer, attention_bias=bias, mlp_bias=bias)
+    made = model(qk_norm=qk_norm, attention_bias=bias, mlp_bias=bias)
     plain = run(LayerByLayer(made), [(5, 0), (3, 7)], wanted=wanted)
     assert_same(run(by_calls(made), [(5, 0), (3, 7)], wanted=wanted), plain)
 
@@ -312,7 +311,7 @@ def test_layers_of_another_structure_are_not_dense() -> None:
     assert [layer.has_plain_weights for layer in layers] == [True, True, False]
 
 
-@pytest.mark.parametrize("layer", [MixtralDecoderLayer, Qwen3MoeDecoderLayer])
+@pytest.mark.parametrize("layer", [MixtralDecoderLayer, MoEDecoderLayer])
 def test_experts_are_not_dense(layer: type[LlamaDecoderLayer]) -> None:
     """Whatever the layer calls them."""
     moe = MoEConfig(RouterConfig(num_experts=4, top_k=2, renormalize=True), 64)
@@ -330,7 +329,6 @@ def test_without_a_gpu_there_are_no_such_calls() -> None:
     ("layer", "is_served"),
     [
         (LlamaDecoderLayer, True),
-        (Qwen3DecoderLayer, True),
         (GraniteDecoderLayer, False),
         (Gemma2DecoderLayer, False),
     ],
@@ -369,18 +367,19 @@ SHAPES = {
 @pytest.mark.gpu
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("product", ["library", "own"])
 def test_equals_the_layers_to_the_bit(
     shapes: list[tuple[int, int]],
-    layer: type[LlamaDecoderLayer],
+    qk_norm: bool,
     bias: bool,
     fp8: bool,
     product: str,
 ) -> None:
-    made = model(layer, device=GPU, dtype=torch.bfloat16, attention_bias=bias, mlp_bias=bias)
+    biases: dict[str, Any] = {"attention_bias": bias, "mlp_bias": bias}
+    made = model(device=GPU, dtype=torch.bfloat16, qk_norm=qk_norm, **biases)
     made.pack()
     if product == "own":
         serve_with_own_products(made)

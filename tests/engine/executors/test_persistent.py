@@ -27,8 +27,7 @@ from engine.models.granite import GraniteDecoderLayer
 from engine.models.llama import ForCausalLM, LlamaDecoderLayer
 from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.phi3 import Phi3DecoderLayer
-from engine.models.qwen3 import Qwen3DecoderLayer
-from engine.models.qwen3_moe import Qwen3MoeDecoderLayer
+from engine.models.qwen3_moe import MoEDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import cuda, ops
 from kernels.persistent_decoder import MAX_TOKENS
@@ -120,16 +119,19 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer, Phi3DecoderLayer])
+@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Phi3DecoderLayer])
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("seq_lens", BATCHES, ids=len)
 def test_every_weight_comes_to_its_place(
     layer: type[LlamaDecoderLayer],
+    qk_norm: bool,
     bias: bool,
     seq_lens: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = model(layer, attention_bias=bias, attention_output_bias=False, attention_scale=0.2)
+    biases: dict[str, Any] = {"attention_bias": bias, "attention_output_bias": False}
+    made = model(layer, qk_norm=qk_norm, attention_scale=0.2, **biases)
     calls: list[int] = []
     call = ReferenceDecoder.__call__
 
@@ -222,7 +224,7 @@ def test_a_quantized_or_packed_weight_leaves_all_layers_alone() -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("layer", [MixtralDecoderLayer, Qwen3MoeDecoderLayer])
+@pytest.mark.parametrize("layer", [MixtralDecoderLayer, MoEDecoderLayer])
 def test_experts_are_left_alone(layer: type[LlamaDecoderLayer]) -> None:
     moe = MoEConfig(RouterConfig(num_experts=4, top_k=2, renormalize=True), 64)
     assert PersistentLayers.of(model(layer, moe=moe)) is None
@@ -298,7 +300,7 @@ def needs_kernel() -> None:
         (LlamaDecoderLayer, {"windows": (64, 64, 64)}, False),
         (LlamaDecoderLayer, {"dtype": torch.float16}, True),
         (LlamaDecoderLayer, {"dtype": torch.float32}, False),
-        (Qwen3DecoderLayer, {}, True),
+        (LlamaDecoderLayer, {"qk_norm": True}, True),
         (Phi3DecoderLayer, {}, True),
         (GraniteDecoderLayer, {}, False),
         (Gemma2DecoderLayer, {}, False),
@@ -313,15 +315,16 @@ def test_families_that_differ_in_weights_alone_have_it(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("seq_lens", BATCHES, ids=len)
 def test_equals_the_layers_but_for_rounding(
-    layer: type[LlamaDecoderLayer], bias: bool, dtype: torch.dtype, seq_lens: tuple[int, ...]
+    qk_norm: bool, bias: bool, dtype: torch.dtype, seq_lens: tuple[int, ...]
 ) -> None:
     needs_kernel()
-    made = on_gpu(layer, dtype=dtype, attention_bias=bias, attention_output_bias=False)
+    biases: dict[str, Any] = {"attention_bias": bias, "attention_output_bias": False}
+    made = on_gpu(qk_norm=qk_norm, dtype=dtype, **biases)
     assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075)
 
 
@@ -333,7 +336,7 @@ def test_several_tokens_of_a_sequence_equal_the_layers_but_for_rounding(
     queries: int, seq_lens: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     needs_kernel()
-    made = on_gpu(Qwen3DecoderLayer, dtype=dtype)
+    made = on_gpu(qk_norm=True, dtype=dtype)
     assert_close(made, seq_lens, 0.06 if dtype == torch.bfloat16 else 0.0075, queries)
 
 

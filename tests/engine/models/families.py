@@ -83,6 +83,13 @@ MLA = {
     "topk_group": 2,
 }
 
+GLM = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+}
+
 CASES = [
     Case("llama2", "LlamaForCausalLM", {"num_key_value_heads": 4}),
     Case("llama3", "LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -164,6 +171,12 @@ CASES = [
         "deepseek-v3-yarn",
         "DeepseekV3ForCausalLM",
         {**MLA, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
+    ),
+    Case("glm-4.5", "Glm4MoeForCausalLM", {**GLM, "n_group": 4, "topk_group": 2}),
+    Case(
+        "glm-4.5-normed",
+        "Glm4MoeForCausalLM",
+        {**GLM, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2},
     ),
 ]
 
