@@ -12,10 +12,10 @@ from engine.messages import FinishReason, Grant, RequestOutput
 if TYPE_CHECKING:
     from engine.client.client import EngineClient
 
-Divert = Callable[[RequestOutput, float], bool | None]
-"""A callback that may take an output in place of the reader, given the output and the time in
-seconds of ``time.monotonic``. Returns True if it takes the output, False to leave it to the reader,
-and None to have it wait: then it must call ``RequestStream.divert_pending`` later."""
+Take = Callable[[RequestOutput, float], bool]
+"""Takes an output in place of the reader, given the time in seconds of ``time.monotonic``. If it
+returns False the output stays unread: the callback then wakes the reader itself, or has the output
+offered again later, by ``RequestStream.offer_again``."""
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
@@ -36,7 +36,6 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "_pending",
         "_wakers",
         "abandoned",
-        "divert",
         "finish_reason",
         "num_accepted_tokens",
         "num_cached_tokens",
@@ -45,6 +44,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "on_change",
         "on_count",
         "request_id",
+        "take",
     )
 
     def __init__(self, client: EngineClient, request_id: str) -> None:
@@ -58,11 +58,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.on_count: Callable[[int], None] | None = None
         """Called with the number of new tokens of each output, after the counts were updated and
         before the output can be read."""
-        self.divert: Divert | None = None
+        self.take: Take | None = None
         """Called with each output except the last, in the callback that receives it, if no other
         output waits to be read. Must not raise."""
         self.on_change: Callable[[], None] | None = None
-        """Called when there is something to read, or the stream has ended."""
+        """Called when the stream has ended, or has something to read that was not offered to
+        ``take``."""
         self.abandoned = False
         """Whether it was aborted because nobody read it for too long."""
         self._client = client
@@ -154,30 +155,26 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 self._pending = _merge(self._pending, output)
                 self._client.on_unread(self, len(self._pending.new_token_ids))
                 return
-            divert = self.divert
-            taken = False if divert is None else divert(output, now)
-            if taken:
+            take = self.take
+            if take is not None:
+                if not take(output, now):
+                    self._pending = output
                 return
             self._pending = output
-            if taken is None:
-                return
         else:
             self.finish_reason = output.finish_reason
             pending = self._pending
             self._pending = output if pending is None else _merge(pending, output)
         self._wake()
 
-    def divert_pending(self, now: float) -> None:
-        """Offer what waits to be read to ``divert``, and wake the reader if it is not taken. Never
-        raises."""
-        output = self._pending
-        if output is None:
+    def offer_again(self, now: float) -> None:
+        """Offer what is unread to ``take`` once more. Never raises."""
+        output, take = self._pending, self.take
+        if output is None or take is None or self.finish_reason is not None:
             return
-        if self.finish_reason is None and self.divert is not None and self.divert(output, now):
+        if take(output, now):
             self._pending = None
             self._client.on_read(self)
-        else:
-            self._wake()
 
     def fail(self, error: EngineDead) -> None:
         """For ``EngineClient``: end the stream, because the engine has died."""

@@ -1,4 +1,4 @@
-"""Writes deltas as bytes: chunks and whole answers of Chat Completions. No I/O.
+"""Encodes chunks and whole answers of Chat Completions. No I/O.
 
 The chunks of a stream differ in a few characters only. So each is joined from a prepared head, the
 encoded text and a prepared tail, which costs a fraction of encoding an object.
@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.answers.chunks import StreamEnds, obfuscated
+from gateway.answers.chunks import NUM_AROUND, StreamEnds, obfuscated, shown
 from gateway.generation.delta import Delta
-from gateway.generation.text_events import Around
+from gateway.generation.events import Around, Event
 from gateway.generation.token_logprobs import ChoiceLogprobs, TokenLogprob
 from gateway.parsers.base import joined_pieces
 from gateway.schemas.common import Compliance, Usage
@@ -22,11 +22,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChatChunks(StreamEnds):
-    """Writes the server-sent events of one streamed chat completion: whole events, as bytes.
-
-    First ``opening``, then any number of ``delta``, then ``closing``; ``error`` may replace the
-    rest at any point. Choice 0 opens before choice 1: SDKs fail on any other order.
-    """
+    """The ``Encoder`` of a streamed chat completion. Choice 0 opens before choice 1: SDKs fail on
+    any other order."""
 
     def __init__(
         self,
@@ -44,30 +41,28 @@ class ChatChunks(StreamEnds):
         self._num_choices = num_choices
         tier = b"" if service_tier is None else b'"service_tier":%s,' % orjson.dumps(service_tier)
         self._head = (
-            b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,%s'
+            b'{"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,%s'
             b'"system_fingerprint":null,"choices":['
             % (orjson.dumps(completion_id), created, orjson.dumps(model), tier)
         )
-        self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+        self._tail = b'],"usage":null}' if has_usage else b"]}"
         self._content_heads = [
             self._head + b'{"index":%d,"delta":{"content":' % index for index in range(num_choices)
         ]
         self._content_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
-        self.heartbeat = self._content_heads[0] + b'""' + self._content_tail
-        """A chunk without content. A comment would not do: some SDKs fail on comments."""
+        self._heartbeat = self._content_heads[0] + b'""' + self._content_tail
 
-    def opening(self) -> bytes:
-        return b"".join(
-            self._choice(index, b'{"role":"assistant","content":""}')
+    def opening(self) -> list[Event]:
+        return [
+            Event("", self._choice(index, b'{"role":"assistant","content":""}'))
             for index in range(self._num_choices)
-        )
+        ]
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: Delta) -> list[Event]:
         """One event, or several if text, calls and the end came together."""
         if self._is_plain(delta):
-            return (
-                self._content_heads[delta.index] + orjson.dumps(delta.content) + self._content_tail
-            )
+            head = self._content_heads[delta.index]
+            return [Event("", head + orjson.dumps(delta.content) + self._content_tail)]
         events: list[bytes] = []
         if delta.reasoning:
             text = _encode({"reasoning_content": delta.reasoning})
@@ -83,10 +78,11 @@ class ChatChunks(StreamEnds):
         ]
         if delta.finish_reason is not None:
             events.append(self._last(delta))
-        return b"".join(map(obfuscated, events) if self._is_obfuscated else events)
+        if self._is_obfuscated:
+            events = [obfuscated(event, num_around=NUM_AROUND) for event in events]
+        return [Event("", event) for event in events]
 
-    def around_text(self, index: int) -> Around | None:
-        """What ``delta`` puts around a choice's content; None if it differs from chunk to chunk."""
+    def text_form(self, index: int) -> Around | None:
         if self._is_obfuscated:
             return None
         return Around(self._content_heads[index] + b'"', b'"' + self._content_tail)
@@ -105,7 +101,8 @@ class ChatChunks(StreamEnds):
         extra = b""
         if delta.compliance is not None:
             extra = b',"structured_outputs":' + _encode(delta.compliance)
-        return self._choice(delta.index, b"{}", orjson.dumps(delta.finish_reason) + extra)
+        assert delta.finish_reason is not None
+        return self._choice(delta.index, b"{}", shown(delta.finish_reason) + extra)
 
     def _choice(
         self,

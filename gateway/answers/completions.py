@@ -1,4 +1,4 @@
-"""Writes deltas as bytes for ``POST /v1/completions``, as ``answers.chat`` does for chats. No I/O.
+"""Encodes answers to ``POST /v1/completions``, as ``answers.chat`` does for chats. No I/O.
 
 Choices are numbered prompt by prompt: first the ``n`` answers to the first prompt, then those to
 the second.
@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.answers.chunks import StreamEnds, obfuscated
+from gateway.answers.chunks import NUM_AROUND, StreamEnds, obfuscated, shown
 from gateway.generation.delta import Delta
-from gateway.generation.text_events import Around
+from gateway.generation.events import Around, Event
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.prompts.prompt import Echo
 from gateway.schemas.common import Usage
@@ -69,7 +69,7 @@ def _top(token: TokenLogprob) -> dict[str, float]:
 
 
 class TextChunks(StreamEnds):
-    """Writes the server-sent events of one streamed text completion: whole events, as bytes."""
+    """The ``Encoder`` of a streamed text completion."""
 
     def __init__(
         self,
@@ -87,40 +87,41 @@ class TextChunks(StreamEnds):
         self._echoes = echoes
         self._offsets = [_Offsets() for _ in echoes]
         self._head = (
-            b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,'
+            b'{"id":%s,"object":"text_completion","created":%d,"model":%s,'
             b'"system_fingerprint":null,"choices":['
             % (orjson.dumps(completion_id), created, orjson.dumps(model))
         )
-        self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+        self._tail = b'],"usage":null}' if has_usage else b"]}"
         self._heads = [self._head + b'{"index":%d,"text":' % index for index in range(len(echoes))]
-        self.heartbeat = self._choice(0, "")
-        """A chunk without content. A comment would not do: some SDKs fail on comments."""
+        self._heartbeat = self._choice(0, "")
 
-    def opening(self) -> bytes:
+    def opening(self) -> list[Event]:
         """The prompts, if they are echoed without log-probabilities; otherwise nothing."""
-        return b"".join(
-            self._choice(index, echo.text)
+        return [
+            Event("", self._choice(index, echo.text))
             for index, echo in enumerate(self._echoes)
             if echo.text and not echo.first_token
-        )
+        ]
 
-    def delta(self, delta: Delta) -> bytes:
-        chunks = b""
+    def delta(self, delta: Delta) -> list[Event]:
+        events: list[Event] = []
         echo, offsets = self._echoes[delta.index], self._offsets[delta.index]
         if delta.prompt_logprobs is not None:
             logprobs = offsets.logprobs(delta.prompt_logprobs, echo.first_token)
-            chunks = self._choice(delta.index, echo.text, logprobs=_encode(logprobs))
-        reason = b"null" if delta.finish_reason is None else orjson.dumps(delta.finish_reason)
+            chunk = self._choice(delta.index, echo.text, logprobs=_encode(logprobs))
+            events.append(Event("", chunk))
+        reason = b"null" if delta.finish_reason is None else shown(delta.finish_reason)
         if delta.compliance is not None:
             reason += b',"structured_outputs":' + _encode(delta.compliance)
         logprobs_text = b"null"
         if delta.logprobs:
             logprobs_text = _encode(offsets.logprobs(delta.logprobs))
         chunk = self._choice(delta.index, delta.content, reason, logprobs=logprobs_text)
-        return chunks + (obfuscated(chunk) if self._is_obfuscated else chunk)
+        if self._is_obfuscated:
+            chunk = obfuscated(chunk, num_around=NUM_AROUND)
+        return [*events, Event("", chunk)]
 
-    def around_text(self, index: int) -> Around | None:
-        """What ``delta`` puts around a choice's content; None if it differs from chunk to chunk."""
+    def text_form(self, index: int) -> Around | None:
         if self._is_obfuscated:
             return None
         head, tail = self._choice(index, "").split(_NO_TEXT)

@@ -21,8 +21,8 @@ from gateway.errors import (
 )
 from gateway.generation.compliance import Call
 from gateway.generation.delta import Delta
+from gateway.generation.events import Text
 from gateway.generation.graphemes import GraphemeGate
-from gateway.generation.text_events import Text
 from gateway.generation.token_logprobs import named
 from gateway.parsers.answer import Piece
 from gateway.parsers.base import ToolCallDelta

@@ -1,6 +1,6 @@
 """One admitted request from its submission to the engine to the settlement of its usage.
 
-    admission ──► Generations.begin ──► Generation.deltas ──► (SSE, JSON, WebSocket)
+    admission ──► Generations.begin ──► Generation.deltas ──► Answer: encoder × channel
                                               │
                end, cancel, disconnect, error, shutdown: all of them end in
                                               ▼
@@ -28,14 +28,14 @@ from gateway.admission.admitted import Admitted
 from gateway.concurrency.live_set import LiveSet
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.errors import ApiError, Gone, InternalError, to_api_error
+from gateway.generation.answer import Reader, Sink
 from gateway.generation.choice import Choice, engine_error
 from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.delta import Delta
+from gateway.generation.events import Text
 from gateway.generation.flushes import Flushes
 from gateway.generation.grants import Grants
 from gateway.generation.meter import Meter
-from gateway.generation.reading import OutputReader, Sink
-from gateway.generation.text_events import Text
 from gateway.metrics.metrics import Metrics
 from gateway.prompts.public_prefixes import PublicPrefixes
 from gateway.schemas.common import (
@@ -94,7 +94,7 @@ class Generation:
         self._failed_as: UsageStatus | None = None
         self._closed = False
         self._settlement: asyncio.Task[None] | None = None
-        self._reader: OutputReader | None = None
+        self._reader: Reader | None = None
         self._meter: Meter | None = None
 
     @property
@@ -150,7 +150,7 @@ class Generation:
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         first_output, self._first_output = self._first_output, None
         sink = None if self._cancelled else sink
-        self._reader = OutputReader(self._choices, self._advance, self._owner.flushes, sink)
+        self._reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
         return self._reader.deltas(first_output)
 
     def cancel(self) -> None:

@@ -29,7 +29,7 @@ from gateway.errors import (
     StreamNotFound,
     Unavailable,
 )
-from gateway.middleware.recorded_answer import AnswerWork, broken, give
+from gateway.middleware.recorded_answer import AnswerWork, give
 from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import mint
 from gateway.streams.log import StreamReader
@@ -112,16 +112,14 @@ class Idempotency:
         body_hash = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
         for _ in range(_MAX_ATTEMPTS):
             answer_id = mint("answer", self._peers.worker_id)
-            work = AnswerWork(self._app, scope, body)
             ended = partial(self._ended, tenant_id, key_hash, answer_id)
+            work = AnswerWork(self._app, scope, body, ended)
             # The stream is opened before the key is claimed: whoever finds the claim can read it.
             reader: StreamReader = await self._streams.open(
                 answer_id,
                 work,
-                work.items(ended),
                 tenant_id=tenant_id,
                 kind="answer",
-                cut=broken,
                 retention_s=self._retention_s,
             )
             claim = None

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Scope, Send
 
 from gateway import context
 from gateway.errors import ApiError, InternalError, StreamNotFound, to_api_error
+from gateway.generation.events import Channel, Event
 from gateway.streams.log import StreamReader
 from gateway.transport.extensions import Departure
 
@@ -43,8 +44,17 @@ class AnswerWork:
     has left.
     """
 
-    def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        scope: Scope,
+        body: bytes,
+        on_end: Callable[[bool, bool], Awaitable[None]],
+    ) -> None:
+        """on_end: called before the last item is yielded, with whether the answer may be replayed,
+        and whether it is whole."""
         self._app = app
+        self._on_end = on_end
         self._body: bytes | None = body
         self._may_start = asyncio.Event()
         self._left = asyncio.Event()
@@ -66,11 +76,15 @@ class AnswerWork:
         self._departure.leave()
         self._may_start.set()
 
-    async def items(
-        self, on_end: Callable[[bool, bool], Awaitable[None]]
-    ) -> AsyncGenerator[list[bytes], None]:
-        """The items of the answer. on_end: called before the last item is yielded, with whether the
-        answer may be replayed, and whether it is whole."""
+    def heartbeat(self) -> None:
+        """The recorded answer has its own."""
+
+    def cut(self, error: ApiError) -> Event:
+        """Marks where an answer broke off."""
+        return Event("", _BROKEN)
+
+    async def events(self, channel: Channel) -> AsyncGenerator[list[Event], None]:
+        """The items of the answer."""
         await self._may_start.wait()
         if self._left.is_set():
             return
@@ -80,13 +94,13 @@ class AnswerWork:
             while (message := await self._messages.get()) is not None:
                 has_ended = message["type"].endswith("body") and not message.get("more_body")
                 if has_ended:
-                    await on_end(self._is_good(message), True)
-                yield self._items_of(message)
+                    await self._on_end(self._is_good(message), True)
+                yield [Event("", item) for item in self._items_of(message)]
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             if not has_ended:
-                await on_end(False, False)
+                await self._on_end(False, False)
 
     def _items_of(self, message: Message) -> list[bytes]:
         if message["type"] == "http.response.start":
@@ -125,11 +139,6 @@ class AnswerWork:
             return self._status == 200
         said = last.get("body") or self._last
         return any(end in said for end in _GOOD_ENDS)
-
-
-def broken(error: ApiError) -> bytes:
-    """The item that marks where an answer broke off."""
-    return _BROKEN
 
 
 async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:

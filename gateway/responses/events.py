@@ -4,15 +4,14 @@
     each output item:  output_item.added, its parts and deltas, output_item.done
     response.completed, or response.incomplete, or response.failed
 
-No I/O, as in ``answers``. Whoever sends events makes server-sent events or WebSocket messages of
-them. Deltas of text differ in a few characters only, so they are joined from prepared pieces; all
-other events are rare enough to be encoded.
+No I/O, as in ``answers``. Deltas of text differ in a few characters only, so they are joined from
+prepared pieces; all other events are rare enough to be encoded.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import orjson
@@ -20,7 +19,7 @@ import orjson
 from gateway.answers.chunks import obfuscated
 from gateway.errors import ApiError
 from gateway.generation.delta import Delta
-from gateway.generation.text_events import Text
+from gateway.generation.events import Event, Made, Text
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.parsers.base import ToolCallDelta
 from gateway.responses.items import output_id
@@ -33,23 +32,8 @@ _encode = msgspec.json.Encoder().encode
 TEXT_DELTA = "response.output_text.delta"
 
 
-class Event(NamedTuple):
-    """An event. ``data`` is JSON, and begins with the ``type``."""
-
-    type: str
-    data: bytes
-
-
-def as_sse(event: Event) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (event.type.encode(), event.data)
-
-
-_TEXT_HEAD = b"event: %b\ndata: " % TEXT_DELTA.encode()
-
-
-def text_as_sse(data: bytes) -> bytes:
-    """``as_sse`` of what ``ResponseEvents.text`` returns."""
-    return b"%b%b\n\n" % (_TEXT_HEAD, data)
+_PAD_AROUND = 2
+"""The bytes around an event's data that count towards its padded size."""
 
 
 def token_of_response(response_id: str) -> str:
@@ -57,8 +41,7 @@ def token_of_response(response_id: str) -> str:
 
 
 class ResponseEvents:
-    """Makes the events of a response: ``opening``, any number of ``delta``, ``closing`` or
-    ``failure``, then ``last``.
+    """The ``Encoder`` of a response; after ``closing`` or ``failure`` comes ``last``.
 
     ``response`` is the response object as it is now: its status, and the output items that are
     done. Events are numbered from 0 without gaps.
@@ -67,13 +50,21 @@ class ResponseEvents:
     def __init__(self, response: dict[str, Any], *, is_obfuscated: bool = False) -> None:
         """``response``: the object as ``response_object`` makes it. ``is_obfuscated``: pad deltas,
         so that their size does not reveal their text."""
-        self.is_obfuscated = is_obfuscated
         self.response = response
+        self.finish_reason: str | None = None
+        """As the last delta said; None as well if nothing was to be generated."""
+        self._is_obfuscated = is_obfuscated
+        self._end = b"}"
+        """The end of each event: after the lane's name, if it has one."""
         self._token = token_of_response(response["id"])
         self._next_number = 0
         self._text: _Text | None = None
         self._call: _Call | None = None
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
+
+    def set_lane(self, lane: str) -> None:
+        """Name a WebSocket's lane in each event."""
+        self._end = b',"stream_id":%b}' % orjson.dumps(lane)
 
     def opening(self) -> list[Event]:
         """The events of an accepted response; a ``background`` response is queued first."""
@@ -101,15 +92,14 @@ class ResponseEvents:
             events += self._add_text(_Text, delta.content)
         for piece in delta.tool_calls:
             events += self._add_call(piece)
+        self.finish_reason = delta.finish_reason or self.finish_reason
         if delta.compliance is not None:
             self.response["structured_outputs"] = delta.compliance
         return events
 
-    def closing(self, finish_reason: str | None, usage: Usage) -> list[Event]:
-        """The events at the end of the output. From here on the response does not change.
-
-        ``finish_reason``: None if nothing was to be generated.
-        """
+    def closing(self, usage: Usage) -> list[Event]:
+        """The events at the end of the output. From here on the response does not change."""
+        finish_reason = self.finish_reason
         is_whole = finish_reason in ("stop", "tool_calls", None)
         events = self._close_item("completed" if is_whole else "incomplete")
         if is_whole and finish_reason is not None and not self._has_answer():
@@ -147,13 +137,12 @@ class ResponseEvents:
         """The response object as it is now, as JSON."""
         return _encode(self.response)
 
-    def text(self, text: Text) -> bytes | None:
-        """The data of the ``TEXT_DELTA`` event for content alone.
+    def text_form(self, index: int) -> Made | None:
+        return None if self._is_obfuscated else Made(TEXT_DELTA, self._text_data)
 
-        None, with nothing changed, if ``delta`` would make more events or pad them.
-        """
+    def _text_data(self, text: Text) -> bytes | None:
         message = self._text
-        if type(message) is not _Text or self._logprobs or self.is_obfuscated:
+        if type(message) is not _Text or self._logprobs:
             return None
         self._next_number = (number := self._next_number) + 1
         return message.text(text, number)
@@ -169,13 +158,14 @@ class ResponseEvents:
         logprobs: list[TokenLogprob] = []
         if kind.has_logprobs:
             logprobs, self._logprobs = self._logprobs, []
-        event = self._text.delta(text, self._number(), logprobs)
-        return [*events, self._padded(event)]
+        data = self._text.delta(text, self._number(), logprobs)
+        return [*events, self._padded(f"{kind.event}.delta", data)]
 
     def _open_text(self, kind: type[_Text]) -> list[Event]:
         events = self._close_item("completed")
         place = len(self.response["output"])
-        text = self._text = kind(output_id(kind.item_type, self._token, place), place)
+        text_id = output_id(kind.item_type, self._token, place)
+        text = self._text = kind(text_id, place, self._end)
         return [
             *events,
             self._event("response.output_item.added", output_index=place, item=text.item),
@@ -190,13 +180,14 @@ class ResponseEvents:
         arguments = piece.function.arguments
         if isinstance(arguments, str) and arguments:
             self._call.arguments.append(arguments)
-            event = self._event(
-                "response.function_call_arguments.delta",
+            kind = "response.function_call_arguments.delta"
+            data = self._data(
+                kind,
                 item_id=self._call.item["id"],
                 output_index=self._call.place,
                 delta=arguments,
             )
-            events.append(self._padded(event))
+            events.append(self._padded(kind, data))
         return events
 
     def _open_call(self, piece: ToolCallDelta) -> list[Event]:
@@ -261,12 +252,18 @@ class ResponseEvents:
         return self._event(kind, response=self.response)
 
     def _event(self, kind: str, **fields: object) -> Event:
-        return Event(kind, _encode({"type": kind, "sequence_number": self._number(), **fields}))
+        return self._ended(kind, self._data(kind, **fields))
 
-    def _padded(self, event: Event) -> Event:
-        if not self.is_obfuscated:
-            return event
-        return Event(event.type, obfuscated(event.data + b"\n\n").removesuffix(b"\n\n"))
+    def _data(self, kind: str, **fields: object) -> bytes:
+        return _encode({"type": kind, "sequence_number": self._number(), **fields})
+
+    def _padded(self, kind: str, data: bytes) -> Event:
+        if self._is_obfuscated:
+            data = obfuscated(data, num_around=_PAD_AROUND)
+        return self._ended(kind, data)
+
+    def _ended(self, kind: str, data: bytes) -> Event:
+        return Event(kind, data[:-1] + self._end)
 
     def _number(self) -> int:
         number = self._next_number
@@ -281,32 +278,31 @@ class _Text:
     event = "response.output_text"
     has_logprobs = True
 
-    def __init__(self, item_id: str, place: int) -> None:
+    def __init__(self, item_id: str, place: int, end: bytes) -> None:
+        """``end``: replaces the last brace of what ``text`` returns."""
         self.item = self._item(item_id)
         self.place = place
         self.where = {"item_id": item_id, "output_index": place, "content_index": 0}
         self.said: list[bytes] = []
         """The text so far, as the inside of a JSON string."""
         self.logprobs: list[TokenLogprob] = []
-        self._type = f"{self.event}.delta"
-        self._head = b'{"type":%s,"sequence_number":' % orjson.dumps(self._type)
+        self._head = b'{"type":%s,"sequence_number":' % orjson.dumps(f"{self.event}.delta")
         self._middle = b"," + orjson.dumps(self.where)[1:-1] + b',"delta":"'
         self._tail = b'","logprobs":[]}' if self.has_logprobs else b'"}'
+        self._text_tail = self._tail[:-1] + end
 
-    def delta(self, text: str, number: int, logprobs: list[TokenLogprob]) -> Event:
+    def delta(self, text: str, number: int, logprobs: list[TokenLogprob]) -> bytes:
+        """The data of the event that adds ``text``."""
         written = orjson.dumps(text)[1:-1]
-        if not logprobs:
-            return Event(self._type, self.text(written, number))
         self.said.append(written)
         self.logprobs += logprobs
-        tail = b'","logprobs":%b}' % _encode(logprobs)
-        return Event(self._type, b"%b%d%b%b%b" % (self._head, number, self._middle, written, tail))
+        tail = b'","logprobs":%b}' % _encode(logprobs) if logprobs else self._tail
+        return b"%b%d%b%b%b" % (self._head, number, self._middle, written, tail)
 
     def text(self, text: bytes, number: int) -> bytes:
-        """The data of ``delta`` without log-probabilities. ``text``: as the inside of a JSON
-        string."""
+        """As ``delta`` without log-probabilities. ``text``: as the inside of a JSON string."""
         self.said.append(text)
-        return b"%b%d%b%b%b" % (self._head, number, self._middle, text, self._tail)
+        return b"%b%d%b%b%b" % (self._head, number, self._middle, text, self._text_tail)
 
     def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -14,11 +14,11 @@ import msgspec
 import orjson
 
 from gateway.errors import ApiError, Gone
+from gateway.generation.answer import Answer, Sink
 from gateway.generation.delta import Delta
+from gateway.generation.events import Channel, Event
 from gateway.generation.generation import Generation
-from gateway.generation.reading import Sink
-from gateway.generation.text_events import Text
-from gateway.responses.events import Event, ResponseEvents
+from gateway.responses.events import ResponseEvents
 from gateway.responses.items import plain_items
 from gateway.schemas.common import PromptTokensDetails, Usage
 from gateway.schemas.responses import Item
@@ -32,8 +32,37 @@ _NO_USAGE = Usage(
 )
 
 
-class ResponseRun:
-    """A running response, made by ``Responses.begin``. It is a ``streams.Work``.
+class _Said:
+    """What a response says: its generation, if it has one."""
+
+    def __init__(self, generation: Generation | None, encoder: ResponseEvents) -> None:
+        self._generation = generation
+        self._encoder = encoder
+
+    async def deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+        if self._generation is None:
+            return
+        try:
+            async with aclosing(self._generation.deltas(sink)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except Gone:  # nobody read it any more
+            self._encoder.finish_reason = "cancelled"
+
+    async def usage(self) -> Usage:
+        return _NO_USAGE if self._generation is None else await self._generation.usage()
+
+    def cancel(self) -> None:
+        if self._generation is not None:
+            self._generation.cancel()
+
+    def close(self) -> None:
+        if self._generation is not None:
+            self._generation.close()
+
+
+class ResponseRun(Answer):
+    """A running response, made by ``Responses.begin``.
 
     Read ``events`` to the end, and call ``close`` in a ``finally``.
     """
@@ -55,13 +84,12 @@ class ResponseRun:
         generation: None if nothing is generated, and the response only stores its input.
         on_end: stores the response, before its last event is sent. on_abandon: must call
         ``give_up`` in a task of its own."""
+        encoder = ResponseEvents(response, is_obfuscated=is_obfuscated)
+        super().__init__(_Said(generation, encoder), encoder)
+        self.encoder: ResponseEvents = encoder
         self.generation = generation
         self.tenant_id = tenant_id
         self.is_stored = is_stored
-        self.has_failed = False
-        self._failure: ApiError | None = None
-        """For ``result``."""
-        self._events = ResponseEvents(response, is_obfuscated=is_obfuscated)
         self._earlier = earlier
         self._own = own
         self._on_end = on_end
@@ -69,53 +97,42 @@ class ResponseRun:
         self._is_read = False
         self._has_ended = False
         self._stored = asyncio.Event()
-        self._source: AsyncGenerator[list[Event], None] | None = None
+        self._all: AsyncGenerator[Sequence[Event], None] | None = None
         """Makes all events; begun by whoever asks for the first. Take from it under the lock."""
         self._source_lock = asyncio.Lock()
-        self._unread: deque[list[Event]] = deque()
+        self._unread: deque[Sequence[Event]] = deque()
         """What ``end`` took from the source before the reader did."""
         self._is_ending = False
 
     @property
     def id(self) -> str:
-        response_id: str = self._events.response["id"]
+        response_id: str = self.encoder.response["id"]
         return response_id
 
     def body(self) -> bytes:
         """The response object as it is now, as JSON."""
-        return self._events.body()
+        return self.encoder.body()
 
     def context(self) -> list[Item]:
         """The items that a response which continues this one begins with."""
-        said = [msgspec.Raw(msgspec.json.encode(item)) for item in self._events.response["output"]]
+        said = [msgspec.Raw(msgspec.json.encode(item)) for item in self.encoder.response["output"]]
         return [*self._earlier, *self._own, *plain_items(said)]
 
     def heartbeat(self) -> Event | None:
         # Once numbered events wait to be read, a heartbeat would overtake them.
-        return None if self._is_ending else self._events.heartbeat()
+        return None if self._is_ending else super().heartbeat()
 
-    def delta_events(self, delta: Delta) -> list[Event]:
-        """The events of a delta, for a sink."""
-        return self._events.delta(delta)
-
-    def text(self, text: Text) -> bytes | None:
-        """The data of the event for content alone, for a ``TextSink``; None if this text needs more
-        than one event."""
-        return self._events.text(text)
+    def cut(self, error: ApiError) -> Event:
+        return Event("error", error.body())
 
     @property
-    def has_plain_text(self) -> bool:
-        """Whether ``text`` can be used, because events are not padded."""
-        return not self._events.is_obfuscated
+    def has_failed(self) -> bool:
+        return bool(self.encoder.response["status"] == "failed")
 
-    async def events(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
-        """All events, except for the deltas that ``sink`` gets.
-
-        The failure of a response is an event as well, and is not raised.
-        """
+    async def events(self, channel: Channel | None = None) -> AsyncGenerator[Sequence[Event], None]:
         assert not self._is_read
         self._is_read = True
-        source = self._begin_source(sink)
+        source = self._begin_source(channel)
         try:
             while (events := await self._next(source)) is not None:
                 yield events
@@ -124,49 +141,29 @@ class ResponseRun:
             async with self._source_lock:
                 await source.aclose()
 
-    def _begin_source(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
-        if self._source is None:
-            self._source = self._make_events(sink)
-        return self._source
+    def _begin_source(
+        self, channel: Channel | None = None
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        if self._all is None:
+            self._all = super().events(channel)
+        return self._all
 
-    async def _next(self, source: AsyncGenerator[list[Event], None]) -> list[Event] | None:
+    async def _next(self, source: AsyncGenerator[Sequence[Event], None]) -> Sequence[Event] | None:
         async with self._source_lock:
             return self._unread.popleft() if self._unread else await anext(source, None)
 
-    async def _make_events(self, sink: Sink | None) -> AsyncGenerator[list[Event], None]:
-        yield self._events.opening()
-        reason = None
-        try:
-            async with aclosing(self._deltas(sink)) as deltas:
-                async for delta in deltas:
-                    if events := self._events.delta(delta):
-                        yield events
-                    reason = delta.finish_reason or reason
-            last = self._events.closing(reason, await self._usage())
-        except Gone:  # nobody read it any more
-            last = self._events.closing("cancelled", await self._usage())
-        except ApiError as exc:
-            self.has_failed, self._failure = True, exc
-            last = self._events.failure(exc)
-        await self._end()
-        yield [*last, self._events.last()]
-
-    def _deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
-        return _nothing() if self.generation is None else self.generation.deltas(sink)
+    async def _end(self, last: Sequence[Event]) -> Sequence[Event]:
+        await self._store()
+        return [*last, self.encoder.last()]
 
     async def result(self) -> bytes:
         """Run to the end, and return the response object. Raises ``ApiError`` if it has failed."""
         async with aclosing(self.events()) as events:
             async for _ in events:
                 pass
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         return self.body()
-
-    def cancel(self) -> None:
-        """Cancel it because the client asked for it: it ends soon, with the output so far."""
-        if self.generation is not None:
-            self.generation.cancel()
 
     async def end(self) -> None:
         """``cancel`` it; returns when it is stored and settled, whatever its reader does.
@@ -188,9 +185,7 @@ class ResponseRun:
 
     def close(self) -> None:
         """Stop it if it still runs. Idempotent."""
-        self._failure = None  # Its traceback refers to this object.
-        if self.generation is not None:
-            self.generation.close()
+        super().close()
         if not self._has_ended and not self._is_read and not self._is_ending:
             self._has_ended = True
             self._on_abandon(self)
@@ -202,12 +197,13 @@ class ResponseRun:
 
     async def give_up(self) -> None:
         """End it as cancelled, with the output so far, because its reader has left."""
-        self._events.closing("cancelled", await self._usage())
-        await self._end()
+        self.encoder.finish_reason = "cancelled"
+        self.encoder.closing(await self._source.usage())
+        await self._store()
 
     def record(self) -> StoredResponse:
         """The record to store."""
-        response = self._events.response
+        response = self.encoder.response
         return StoredResponse(
             id=self.id,
             tenant_id=self.tenant_id,
@@ -220,20 +216,11 @@ class ResponseRun:
 
     def mark_unstored(self) -> None:
         """Let the last event say that the response is not stored and cannot be retrieved."""
-        self._events.response["store"] = False
+        self.encoder.response["store"] = False
 
-    async def _usage(self) -> Usage:
-        return _NO_USAGE if self.generation is None else await self.generation.usage()
-
-    async def _end(self) -> None:
+    async def _store(self) -> None:
         self._has_ended = True
         try:
             await self._on_end(self)
         finally:
             self._stored.set()
-
-
-async def _nothing() -> AsyncGenerator[Delta, None]:
-    nothing: tuple[Delta, ...] = ()
-    for delta in nothing:
-        yield delta

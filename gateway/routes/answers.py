@@ -11,9 +11,11 @@ from starlette.responses import Response
 from gateway import context
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
-from gateway.answers.event_stream import Chunks, EventStream, open_event_stream
+from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.errors import ApiError, InvalidRequestError, to_api_error
+from gateway.generation.answer import Answer
 from gateway.generation.delta import Delta
+from gateway.generation.events import Encoder
 from gateway.generation.generation import Generation
 from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
 from gateway.schemas.common import Usage
@@ -52,15 +54,24 @@ async def generate(services: Services, request: Request, asked: GenerationReques
 
 
 async def stream(
-    services: Services, request: Request, generation: Generation, chunks: Chunks, *, resumable: bool
+    services: Services,
+    request: Request,
+    generation: Generation,
+    encoder: Encoder,
+    *,
+    resumable: bool,
 ) -> Response:
     """The generation as server-sent events. It is closed by the response, or by ``Streams`` if it
     is resumable."""
     await wait_for_refusal(request, generation)
     heartbeat_s = services.config.server.heartbeat_s
+    answer = Answer(generation, encoder)
     if not resumable:
-        return EventStream(generation, chunks, heartbeat_s=heartbeat_s)
-    return await open_event_stream(services.streams, generation, chunks, heartbeat_s=heartbeat_s)
+        return EventStream(answer, heartbeat_s=heartbeat_s)
+    tenant_id = generation.admitted.principal.tenant.id
+    stream_id = services.streams.new_id()
+    reader = await services.streams.open(stream_id, answer, tenant_id=tenant_id, kind="sse")
+    return FollowingEventStream(reader, heartbeat_s=heartbeat_s)
 
 
 def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -> bool:

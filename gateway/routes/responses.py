@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gateway import context
 from gateway.admission.client_notes import client_notes
-from gateway.answers.event_stream import FollowingEventStream
+from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.errors import (
     ApiError,
     Gone,
@@ -26,7 +26,6 @@ from gateway.errors import (
 )
 from gateway.responses.fields import HARMLESS_INCLUDES
 from gateway.responses.run import ResponseRun
-from gateway.responses.streaming import ResponseEventStream, record
 from gateway.routes import answers
 from gateway.routes.http import json_answer
 from gateway.schemas.responses import (
@@ -37,6 +36,7 @@ from gateway.schemas.responses import (
     ResponseRequest,
 )
 from gateway.services import Services
+from gateway.streams.log import StreamReader
 from gateway.transport.disconnect import until_disconnect
 
 MAX_LIMIT = 100
@@ -74,10 +74,10 @@ async def create(services: Services, request: Request, body: ResponseRequest) ->
     if body.background:
         return await _in_background(services, run, stream=bool(body.stream))
     if body.stream and resumable:
-        reader = await record(services.streams, run, is_detached=False)
+        reader = await _record(services, run, is_detached=False)
         return FollowingEventStream(reader, heartbeat_s=services.config.server.heartbeat_s)
     if body.stream:
-        return ResponseEventStream(run, heartbeat_s=services.config.server.heartbeat_s)
+        return EventStream(run, heartbeat_s=services.config.server.heartbeat_s)
     try:
         return await until_disconnect(request.receive, _collect(run), known.departure)
     finally:
@@ -147,6 +147,14 @@ async def input_items(services: Services, request: Request) -> Response:
     return json_answer(_page(found, request.query_params.get("after"), limit))
 
 
+async def _record(services: Services, run: ResponseRun, *, is_detached: bool) -> StreamReader:
+    """Record the events under the response's id; an event's position is its sequence number.
+    ``Streams`` owns the run from here on."""
+    return await services.streams.open(
+        run.id, run, tenant_id=run.tenant_id, kind="sse", is_detached=is_detached
+    )
+
+
 async def _in_background(services: Services, run: ResponseRun, *, stream: bool) -> Response:
     try:
         await services.responses.keep(run)
@@ -154,7 +162,7 @@ async def _in_background(services: Services, run: ResponseRun, *, stream: bool) 
     except BaseException:
         run.refuse()
         raise
-    reader = await record(services.streams, run, is_detached=True)
+    reader = await _record(services, run, is_detached=True)
     if stream:
         return FollowingEventStream(reader, heartbeat_s=services.config.server.heartbeat_s)
     reader.close()

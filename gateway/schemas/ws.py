@@ -139,7 +139,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
-    """Written by ``sockets.frames``, which splices it."""
+    """Written by ``answers.turns``, which splices it."""
 
     id: str
     seq: int

@@ -15,6 +15,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
 from gateway.admission.served_models import ServedModels, max_model_len
+from gateway.answers.turns import TurnEvents
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import (
@@ -25,12 +26,12 @@ from gateway.errors import (
     RateLimited,
     to_api_error,
 )
+from gateway.generation.answer import Answer
 from gateway.generation.generation import Generation, Generations
-from gateway.generation.text_events import Numbered
 from gateway.schemas import ws
-from gateway.sockets.frames import TurnFrames
+from gateway.sockets.outbox import SocketChannel
 from gateway.sockets.session import SocketSession
-from gateway.sockets.turn import Turn, TurnSink, frames_of, is_last, logged_frames_of
+from gateway.sockets.turn import Turn, is_last
 from gateway.streams.log import StreamReader
 from gateway.streams.streams import Streams
 from gateway.transport import bodies, body_shape
@@ -106,7 +107,7 @@ class ChatSession(SocketSession):
             if turn_id is None or turn_id in self._turns:
                 await self._send_error(exc)
             else:  # In no turn's queue: this turn never began, and there may be any number of them.
-                await self._outbox.put(None, TurnFrames(turn_id).error(exc))
+                await self._outbox.put(None, _error_of(TurnEvents(turn_id), exc))
 
     # -- turns
 
@@ -135,7 +136,7 @@ class ChatSession(SocketSession):
         try:
             last = await self._answer(turn, principal)
         except Exception as exc:  # Whatever it is, the client must learn of it.
-            last = turn.frames.error(to_api_error(exc))
+            last = _error_of(turn.encoder, to_api_error(exc))
         finally:
             # Before the last frame is sent: a client that has read it may use the id again.
             del self._turns[turn_id]
@@ -155,30 +156,21 @@ class ChatSession(SocketSession):
             logger.info("turn", extra={"fields": fields})
         generation = self._generations.begin(admitted)
         turn.on_cancel(generation.end)
+        answer = Answer(generation, turn.encoder)
         if message.resumable:
-            return await self._relay(turn, await self._open(turn, generation))
+            stream_id = self._streams.new_id()
+            _begin(turn.encoder, generation, stream_id=stream_id)
+            reader = await self._streams.open(
+                stream_id, answer, tenant_id=principal.tenant.id, kind="ws"
+            )
+            return await self._relay(turn, reader)
+        _begin(turn.encoder, generation)
         try:
-            sink = TurnSink(turn.frames, self._outbox)
-            async with aclosing(frames_of(generation, turn.frames, sink=sink)) as frames:
-                return await self._send_all_but_last(turn, frames)
+            channel = SocketChannel(self._outbox, message.id)
+            async with aclosing(_frames(answer, channel)) as frames:
+                return await self._send_all_but_last(message.id, frames)
         finally:
-            generation.close()
-
-    async def _open(self, turn: Turn, generation: Generation) -> StreamReader:
-        stream_id = self._streams.new_id()
-        sink = self._streams.sink(
-            stream_id,
-            lambda delta: [turn.frames.delta(delta)],
-            Numbered(turn.frames.text, turn.frames.text_at),
-        )
-        return await self._streams.open(
-            stream_id,
-            generation,
-            logged_frames_of(generation, turn.frames, stream_id=stream_id, sink=sink),
-            tenant_id=generation.admitted.principal.tenant.id,
-            kind="ws",
-            cut=turn.frames.error,
-        )
+            answer.close()
 
     async def _resume(self, message: ws.Resume, principal: Principal) -> StreamReader:
         return await self._streams.follow(
@@ -197,7 +189,7 @@ class ChatSession(SocketSession):
         turn.on_cancel(reader.stop)
         try:
             async with aclosing(frames()) as running:
-                return await self._send_all_but_last(turn, running)
+                return await self._send_all_but_last(turn.message.id, running)
         finally:
             reader.close()
 
@@ -205,11 +197,11 @@ class ChatSession(SocketSession):
         """Send a frame of a stream at once, unless it is its last."""
         return not is_last(frame) and self._outbox.offer(frame, now)
 
-    async def _send_all_but_last(self, turn: Turn, frames: AsyncGenerator[bytes, None]) -> bytes:
+    async def _send_all_but_last(self, turn_id: str, frames: AsyncGenerator[bytes, None]) -> bytes:
         async for frame in frames:
             if is_last(frame):
                 return frame
-            await self._outbox.put(turn.message.id, frame)
+            await self._outbox.put(turn_id, frame)
         raise Gone("The turn has ended, and you have read all of it.", code="stream_ended")
 
     # -- sending
@@ -225,6 +217,28 @@ class ChatSession(SocketSession):
             headers=error.limit_headers() or msgspec.UNSET,
         )
         return msgspec.json.encode(event)
+
+
+def _begin(encoder: TurnEvents, generation: Generation, *, stream_id: str | None = None) -> None:
+    admitted = generation.admitted
+    encoder.begin(
+        request_id=str(admitted.id),
+        model=admitted.model,
+        created=generation.created,
+        prompt_tokens=admitted.num_prompt_tokens,
+        stream_id=stream_id,
+    )
+
+
+async def _frames(answer: Answer, channel: SocketChannel) -> AsyncGenerator[bytes, None]:
+    async with aclosing(answer.events(channel)) as running:
+        async for events in running:
+            for event in events:
+                yield event.data
+
+
+def _error_of(encoder: TurnEvents, error: ApiError) -> bytes:
+    return encoder.failure(error)[-1].data
 
 
 def _decode(text: str) -> ws.ClientMessage:

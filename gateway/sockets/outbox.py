@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from gateway.generation.events import Event, TextForm, TextSink, as_message, text_sink
 from gateway.transport.outlet import Outlet
 
 
@@ -39,13 +40,9 @@ class Outbox:
         """Whether nothing waits to be sent."""
         return not self._unsent and self._outlet.is_free
 
-    def put_now(self, frame: bytes) -> None:
-        """Send a frame at once, without a task; only while ``is_free``."""
-        assert not self._unsent
-        self._outlet.put(frame)
-
     def offer(self, frame: bytes, now: float) -> bool:
-        """``put_now`` a frame; False if the outbox is not free. ``now``: the event loop's time."""
+        """Send a frame at once, without a task; False if the outbox is not free. ``now``: the event
+        loop's time."""
         return not self._unsent and self._outlet.offer(frame, now)
 
     async def put(self, turn: str | None, frame: bytes) -> None:
@@ -91,3 +88,23 @@ class Outbox:
             self._drained.clear()
             await self._drained.wait()
         await self._outlet.wait()
+
+
+class SocketChannel:
+    """The ``Channel`` of one turn, or one response, of a WebSocket."""
+
+    __slots__ = ("_outbox", "_turn")
+
+    def __init__(self, outbox: Outbox, turn: str) -> None:
+        self._outbox = outbox
+        self._turn = turn
+
+    @property
+    def is_free(self) -> bool:
+        return self._outbox.is_free
+
+    def put(self, events: Sequence[Event]) -> None:
+        self._outbox.put_all_now(self._turn, map(as_message, events))
+
+    def text_sink(self, form: TextForm) -> TextSink:
+        return text_sink(form, as_message, self._outbox)

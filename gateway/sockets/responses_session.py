@@ -13,7 +13,6 @@ from collections import OrderedDict, deque
 from contextlib import aclosing
 
 import msgspec
-import orjson
 from starlette.websockets import WebSocket
 
 from gateway.config import ServerConfig
@@ -28,8 +27,6 @@ from gateway.errors import (
     quoted,
     to_api_error,
 )
-from gateway.generation.delta import Delta
-from gateway.generation.text_events import Text, TextSink
 from gateway.responses.responses import Earlier, Responses
 from gateway.responses.run import ResponseRun
 from gateway.schemas.responses_ws import (
@@ -39,7 +36,7 @@ from gateway.schemas.responses_ws import (
     SocketError,
     SocketErrorObject,
 )
-from gateway.sockets.outbox import Outbox
+from gateway.sockets.outbox import SocketChannel
 from gateway.sockets.session import Close, SocketSession
 from gateway.transport import bodies, body_shape
 from tenants.authenticator import Authenticator
@@ -195,13 +192,14 @@ class ResponsesSession(SocketSession):
             await self._send_error_to(lane, to_api_error(exc))
             return
         self._running[run.id] = run
-        tail = b"}" if lane is None else b',"stream_id":%s}' % orjson.dumps(lane)
+        if lane is not None:
+            run.encoder.set_lane(lane)
         try:
-            sink = _LaneSink(run, self._outbox, tail)
-            async with aclosing(run.events(sink)) as running:
+            channel = SocketChannel(self._outbox, run.id)
+            async with aclosing(run.events(channel)) as running:
                 async for events in running:
                     for event in events:
-                        await self._outbox.put(run.id, event.data[:-1] + tail)
+                        await self._outbox.put(run.id, event.data)
         finally:
             run.close()
             del self._running[run.id]
@@ -237,46 +235,6 @@ class ResponsesSession(SocketSession):
 
     async def _send_error_to(self, lane: str | None, error: ApiError) -> None:
         await self._outbox.put(None, self._error_frame(error, lane))
-
-
-class _LaneSink:
-    """A ``Sink`` that sends the deltas of a response as frames."""
-
-    def __init__(self, run: ResponseRun, outbox: Outbox, tail: bytes) -> None:
-        """``tail``: replaces the last brace of each event, to add the lane's name."""
-        self._run = run
-        self._outbox = outbox
-        self._tail = tail
-
-    @property
-    def is_free(self) -> bool:
-        return self._outbox.is_free
-
-    def put(self, delta: Delta) -> None:
-        frames = [event.data[:-1] + self._tail for event in self._run.delta_events(delta)]
-        self._outbox.put_all_now(self._run.id, frames)
-
-    def text_sink(self, index: int) -> TextSink | None:
-        if not self._run.has_plain_text:
-            return None
-        return _LaneTextSink(self._run, self._outbox, self._tail)
-
-
-class _LaneTextSink:
-    """A ``TextSink`` that sends content as frames."""
-
-    __slots__ = ("_outbox", "_tail", "_text")
-
-    def __init__(self, run: ResponseRun, outbox: Outbox, tail: bytes) -> None:
-        self._text = run.text
-        self._outbox = outbox
-        self._tail = tail
-
-    def put(self, text: Text, now: float) -> bool:
-        # Asked first, because an event that is made but not sent would leave a gap in the numbers.
-        if not self._outbox.is_free or (data := self._text(text)) is None:
-            return False
-        return self._outbox.offer(data[:-1] + self._tail, now)
 
 
 class _Remembered:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from gateway.generation.text_events import Text
+from gateway.generation.events import Text
 from gateway.streams.log import Kept, stream_not_found
 from gateway.streams.record import MAX_READ_ITEMS, Take, check_position
 from gateway.streams.trim_schedule import TrimSchedule

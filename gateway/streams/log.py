@@ -14,13 +14,11 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from gateway.errors import RateLimited, StreamNotFound
-from gateway.generation.text_events import Around, Numbered, TextForm, TextSink
+from gateway.generation.events import Around, Frame, TextForm, TextSink
 from gateway.streams.record import (
     MAX_STRETCH_BYTES,
     STREAM_OVERHEAD_BYTES,
     Cursor,
-    MadeItems,
-    NumberedItems,
     Record,
     Share,
     Take,
@@ -65,9 +63,9 @@ class StreamLog(Protocol):
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
         """Append items. Does nothing if the stream has ended."""
 
-    def text_sink(self, stream_id: str, form: TextForm) -> TextSink | None:
-        """A sink that appends an item for each text. ``form`` must always be the same for a stream.
-        None if the stream is forgotten."""
+    def text_sink(self, stream_id: str, form: TextForm, frame: Frame) -> TextSink | None:
+        """Appends an item for each text, as ``Record.text_sink`` does; None also if the stream is
+        forgotten."""
 
     def appended_at(self, stream_id: str) -> float:
         """When the last item was appended, by the event loop's clock; infinity if the stream is
@@ -162,16 +160,9 @@ class MemoryStreamLog:
         if record is not None:
             record.add(items)
 
-    def text_sink(self, stream_id: str, form: TextForm) -> TextSink | None:
+    def text_sink(self, stream_id: str, form: TextForm, frame: Frame) -> TextSink | None:
         record = self._records.get(stream_id)
-        if record is None:
-            return None
-        if isinstance(form, Around):
-            record.set_form(form)
-            return record
-        if isinstance(form, Numbered):
-            return NumberedItems(record, form)
-        return MadeItems(record, form)
+        return None if record is None else record.text_sink(form, frame)
 
     def appended_at(self, stream_id: str) -> float:
         record = self._records.get(stream_id)
@@ -204,11 +195,9 @@ class MemoryStreamLog:
         record = self._records.get(stream_id)
         if record is None:
             return None
-        if isinstance(record.form, Numbered):
-            return Kept(
-                record.num_dropped, whole(record.items, record.form, record.num_dropped), None
-            )
-        return Kept(record.num_dropped, list(record.items), record.form)
+        if record.form is None or isinstance(record.form, Around):
+            return Kept(record.num_dropped, list(record.items), record.form)
+        return Kept(record.num_dropped, whole(record.items, record.form, record.num_dropped), None)
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         record = self._records.get(stream_id)

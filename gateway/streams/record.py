@@ -1,6 +1,6 @@
 """One stream's log, and its readers.
 
-Most items of a stream are events of text alone (``generation.text_events``). The record keeps only
+Most items of a stream are events of text alone (``generation.events``). The record keeps only
 their text, an object that all streams with the same text share, and makes events of it when
 somebody reads. So a stream of 400 events takes 3 KB in place of 120.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 from uuid import UUID
 
 from gateway.errors import Gone, InvalidRequestError
-from gateway.generation.text_events import Around, Numbered, Text
+from gateway.generation.events import Around, Frame, Made, Text, TextForm, TextSink, framed
 from tenants.shared import StreamKind
 
 ITEM_OVERHEAD_BYTES = 48
@@ -24,6 +24,9 @@ MAX_STRETCH_BYTES = 2048
 """The most that a stream's size is increased by before its items need it."""
 MAX_READ_ITEMS = 256
 """The most items of one read, so that it does not hold up the event loop."""
+
+Numbered = Callable[[Text, int], bytes]
+"""Makes the item of a text at a position."""
 
 Take = Callable[[bytes, float], bool]
 """Called with an item, in the callback that appends it, and with the event loop's time. Returns
@@ -58,10 +61,10 @@ def whole(items: Sequence[bytes], form: Around | Numbered | None, position: int)
     """The items as they are sent. ``position``: that of the first one."""
     if form is None:
         return list(items)
-    if isinstance(form, Numbered):
-        numbered = enumerate(items, position)
-        return [form.at(item, seq) if type(item) is Text else item for seq, item in numbered]
-    return [form.event(item) if type(item) is Text else item for item in items]
+    if isinstance(form, Around):
+        return [form.event(item) if type(item) is Text else item for item in items]
+    numbered = enumerate(items, position)
+    return [form(item, seq) if type(item) is Text else item for seq, item in numbered]
 
 
 class Waiting:
@@ -102,7 +105,7 @@ class Share:
 
 
 class Record:
-    """One stream's log. It is a ``TextSink`` itself once ``form`` is an ``Around``.
+    """One stream's log.
 
     Nearly always there is one reader, which takes each item at once: the *follower*. Its cursor is
     not moved for each item, but when it ceases to follow. A follower whose task is cancelled still
@@ -155,11 +158,20 @@ class Record:
         share.num_streams += 1
         self._grow(STREAM_OVERHEAD_BYTES)
 
-    def set_form(self, form: Around | Numbered) -> None:
-        assert self.form in (None, form)
-        self.form = form
+    def text_sink(self, form: TextForm, frame: Frame) -> TextSink | None:
+        """Appends an item for each text, framed as ``frame`` does it; None for another form than
+        that of the texts so far."""
+        before, after = framed(form, frame)
         if isinstance(form, Around):
-            self._head, self._tail = form
+            around = Around(before + form.head, form.tail + after)
+            if self.form not in (None, around):
+                return None
+            self.form = around
+            self._head, self._tail = around
+            return self
+        if (at := form.at) is not None:
+            self.form = lambda text, position: before + at(text, position) + after
+        return _MadeItems(self, form, before, after)
 
     def put(self, text: Text, now: float) -> bool:
         if self.ended:
@@ -285,39 +297,26 @@ def _takes_nothing(item: bytes, now: float) -> bool:
     return False
 
 
-class NumberedItems:
-    """A ``TextSink`` for items that contain their positions."""
+class _MadeItems:
+    """A ``TextSink`` for items that are made anew for each text."""
 
-    __slots__ = ("_following", "_record")
+    __slots__ = ("_after", "_before", "_is_numbered", "_make", "_record")
 
-    def __init__(self, record: Record, form: Numbered) -> None:
-        record.set_form(form)
+    def __init__(self, record: Record, form: Made, before: bytes, after: bytes) -> None:
         self._record = record
-        self._following = form.following
+        self._make = form.make
+        self._is_numbered = form.at is not None
+        self._before, self._after = before, after
 
     def put(self, text: Text, now: float) -> bool:
-        record, following = self._record, self._following
-        if not record.ended:
-            record.append(following(text), now, text=text)
-        return True
-
-
-class MadeItems:
-    """A ``TextSink`` for items that a function makes, each in its own way."""
-
-    __slots__ = ("_make", "_record")
-
-    def __init__(self, record: Record, make: Callable[[Text], bytes | None]) -> None:
-        self._record = record
-        self._make = make
-
-    def put(self, text: Text, now: float) -> bool:
-        if self._record.ended:
+        record, make = self._record, self._make
+        if record.ended:
             return True
-        item = self._make(text)
-        if item is None:
+        data = make(text)
+        if data is None:
             return False
-        self._record.append(item, now)
+        kept = text if self._is_numbered else None
+        record.append(self._before + data + self._after, now, text=kept)
         return True
 
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 from uuid import UUID
 
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.errors import ApiError, StreamNotFound, to_api_error
-from gateway.generation.delta import Delta
-from gateway.generation.text_events import TextForm, TextSink
+from gateway.generation.events import Channel, Event, Frame, TextForm, TextSink, as_message, as_sse
 from gateway.peers.peers import PeerGone, Peers
 from gateway.peers.routed_ids import mint, worker_of
 from gateway.peers.wire import Follow, ForgetStream, StopStream
@@ -36,12 +35,20 @@ from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
 
-Encode = Callable[[Delta], Sequence[bytes]]
-"""Writes a delta as items of a stream; none if there is nothing to write."""
+_FRAMES: Mapping[StreamKind, Frame] = {"sse": as_sse, "ws": as_message, "answer": as_message}
 
 
 class Work(Protocol):
-    """What produces the items of a stream, such as a ``Generation``."""
+    """What produces the items of a stream, such as an ``Answer``."""
+
+    def events(self, channel: Channel) -> AsyncGenerator[Sequence[Event], None]:
+        """All events, except those that are given to ``channel``."""
+
+    def heartbeat(self) -> Event | None:
+        """The event that ``LocalReader.beat`` adds; None if there is none now."""
+
+    def cut(self, error: ApiError) -> Event:
+        """The last event if ``events`` raises."""
 
     def cancel(self) -> None:
         """End it because the client asked for it: it ends soon, with what there is until now."""
@@ -50,12 +57,29 @@ class Work(Protocol):
         """Stop it if it still runs. Idempotent."""
 
 
+class LogChannel:
+    """The ``Channel`` into a stream's log."""
+
+    is_free = True
+
+    def __init__(self, log: StreamLog, stream_id: str, kind: StreamKind) -> None:
+        self._log = log
+        self._stream_id = stream_id
+        self._frame = _FRAMES[kind]
+
+    def put(self, events: Sequence[Event]) -> None:
+        self._log.append(self._stream_id, [*map(self._frame, events)])
+
+    def text_sink(self, form: TextForm) -> TextSink | None:
+        return self._log.text_sink(self._stream_id, form, self._frame)
+
+
 class _Running:
     """A stream whose work has not ended."""
 
     __slots__ = (
+        "channel",
         "grace",
-        "heartbeat",
         "is_detached",
         "is_given_up",
         "num_readers",
@@ -63,14 +87,12 @@ class _Running:
         "work",
     )
 
-    def __init__(
-        self, work: Work, heartbeat: Callable[[], bytes | None] | None, *, is_detached: bool
-    ) -> None:
+    def __init__(self, work: Work, channel: LogChannel, *, is_detached: bool) -> None:
         self.work = work
+        self.channel = channel
         self.is_detached = is_detached
         self.is_given_up = False
         """Whether it is being ended, because nobody came back within the grace time."""
-        self.heartbeat = heartbeat
         self.num_readers = 0
         self.grace: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
@@ -126,27 +148,6 @@ class LocalReader:
             self._owner._detach(self.stream_id)
 
 
-class LogSink:
-    """A ``reading.Sink`` that appends deltas to a stream's log, in the callback that received them.
-    ``Streams.sink`` makes it."""
-
-    def __init__(
-        self, log: StreamLog, stream_id: str, encode: Encode, text: TextForm | None
-    ) -> None:
-        self.is_free = True
-        self._log = log
-        self._stream_id = stream_id
-        self._encode = encode
-        self._text = text
-
-    def put(self, delta: Delta) -> None:
-        if items := self._encode(delta):
-            self._log.append(self._stream_id, items)
-
-    def text_sink(self, index: int) -> TextSink | None:
-        return None if self._text is None else self._log.text_sink(self._stream_id, self._text)
-
-
 class Streams:
     """The resumable streams of this gateway. It owns the work that it is given."""
 
@@ -182,41 +183,34 @@ class Streams:
         """An id for a stream of this worker. Its 160 random bits cannot be guessed."""
         return mint("stream", self._peers.worker_id)
 
-    def sink(self, stream_id: str, encode: Encode, text: TextForm | None = None) -> LogSink:
-        """A sink for the body of the stream that is opened under this id. ``text``: how events of
-        content alone are made, if the stream has one choice; None makes them by ``encode``."""
-        return LogSink(self._log, stream_id, encode, text)
-
     async def open(
         self,
         stream_id: str,
         work: Work,
-        body: AsyncGenerator[Sequence[bytes], None],
         *,
         tenant_id: UUID,
         kind: StreamKind,
-        cut: Callable[[ApiError], bytes],
-        heartbeat: Callable[[], bytes | None] | None = None,
         is_detached: bool = False,
         retention_s: float | None = None,
     ) -> LocalReader:
-        """Record ``body``, the items that ``work`` produces, and return the first reader.
+        """Record the events of ``work``, and return the first reader.
 
-        ``cut`` writes the last item if ``body`` raises. ``heartbeat`` writes the item that
-        ``LocalReader.beat`` adds; it is logged too, so that all readers count the same items.
-        ``is_detached``: the work runs to its end even without readers. ``retention_s``: how long
-        the stream can be read after its end, if not as long as others. Raises ``RateLimited`` as
-        ``StreamLog.create`` does; ``work`` is closed then.
+        Heartbeats are recorded too, so that all readers count the same items. ``is_detached``: the
+        work runs to its end even without readers. ``retention_s``: how long the stream can be read
+        after its end, if not as long as others. Raises ``RateLimited`` as ``StreamLog.create``
+        does; ``work`` is closed then.
         """
         try:
             await self._log.create(stream_id, tenant_id, kind)
         except BaseException:
             work.close()
             raise
-        running = _Running(work, heartbeat, is_detached=is_detached)
+        channel = LogChannel(self._log, stream_id, kind)
+        running = _Running(work, channel, is_detached=is_detached)
         self._running[stream_id] = running
         running.task = asyncio.create_task(
-            self._record(stream_id, running, body, cut), name=f"record {stream_id}"
+            self._record(stream_id, running),
+            name=f"record {stream_id}",
         )
         running.task.add_done_callback(
             lambda _: self._keep(stream_id, tenant_id, kind, retention_s or self._retention_s)
@@ -314,21 +308,16 @@ class Streams:
         await asyncio.sleep(0)  # the callbacks of those tasks
         await self._archiving.wait()
 
-    async def _record(
-        self,
-        stream_id: str,
-        running: _Running,
-        body: AsyncGenerator[Sequence[bytes], None],
-        cut: Callable[[ApiError], bytes],
-    ) -> None:
+    async def _record(self, stream_id: str, running: _Running) -> None:
+        work, channel = running.work, running.channel
         try:
-            async with aclosing(body):
-                async for items in body:
-                    self._log.append(stream_id, items)
+            async with aclosing(work.events(channel)) as body:
+                async for events in body:
+                    channel.put(events)
         except Exception as exc:  # Readers must not mistake it for the end.
-            self._log.append(stream_id, [cut(to_api_error(exc))])
+            channel.put([work.cut(to_api_error(exc))])
         finally:
-            running.work.close()
+            work.close()
             running.cancel_grace()
             self._running.pop(stream_id, None)
             await self._log.end(stream_id)
@@ -375,9 +364,9 @@ class Streams:
 
     async def _beat(self, stream_id: str) -> None:
         running = self._running.get(stream_id)
-        if running is None or running.heartbeat is None:
+        if running is None:
             return
         silence_s = asyncio.get_running_loop().time() - self._log.appended_at(stream_id)
         # Several readers notice the same silence; the first one's heartbeat is for all.
-        if silence_s >= self._heartbeat_s / 2 and (item := running.heartbeat()) is not None:
-            self._log.append(stream_id, [item])
+        if silence_s >= self._heartbeat_s / 2 and (event := running.work.heartbeat()) is not None:
+            running.channel.put([event])

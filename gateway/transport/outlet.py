@@ -12,35 +12,36 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Generic, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
-class Outlet(Generic[T]):
+class Outlet:
     """Sends messages to one client, in order, one at a time. ``close`` it in a ``finally``.
 
     An exception of sending is raised by the next ``send`` or ``wait``; from then on nothing can be
     sent.
     """
 
-    __slots__ = ("_error", "_rest", "_send", "_write", "is_free", "put_at")
+    __slots__ = ("_error", "_is_claimed", "_rest", "_send", "_write", "is_free", "put_at")
 
     def __init__(
-        self, send: Callable[[T], Awaitable[None]], write: Callable[[T], bool] | None = None
+        self,
+        send: Callable[[bytes], Awaitable[None]],
+        write: Callable[[bytes], bool] | None = None,
     ) -> None:
         """``write`` takes a message at once, or returns False to have it sent by ``send``."""
         self.is_free = True
         """Whether a message can be sent: none waits for the client, and none has failed."""
         self.put_at = 0.0
-        """When a message was last sent, by the event loop's clock. Set by ``offer``; callers of
-        ``put`` and ``send`` set it themselves if they need it."""
+        """When ``offer`` last sent a message, by the event loop's clock."""
+        self._is_claimed = False
+        """Whether ``send`` has the next turn: what comes now must not overtake its message."""
         self._send = send
         self._write = write
         self._rest: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
 
-    def offer(self, message: T, now: float) -> bool:
+    def offer(self, message: bytes, now: float) -> bool:
         """``put`` a message; False if the outlet is not free. ``now``: the event loop's time."""
         if not self.is_free:
             return False
@@ -55,7 +56,7 @@ class Outlet(Generic[T]):
             self._begin(message)
         return True
 
-    def put(self, message: T) -> None:
+    def put(self, message: bytes) -> None:
         """Begin to send a message; only while the outlet is free. Neither blocks nor raises."""
         assert self.is_free
         try:
@@ -66,7 +67,7 @@ class Outlet(Generic[T]):
         else:
             self._begin(message)
 
-    def _begin(self, message: T) -> None:
+    def _begin(self, message: bytes) -> None:
         """Run ``send`` until it waits for something; a task does the rest."""
         try:
             sending = self._send(message).__await__()
@@ -80,10 +81,15 @@ class Outlet(Generic[T]):
         self._rest = asyncio.create_task(self._go_on(sending, waited_for), name="outlet")
         self._rest.add_done_callback(self._sent)
 
-    async def send(self, message: T) -> None:
+    async def send(self, message: bytes) -> None:
         """Send a message after those before it, and wait until it is sent."""
         if not self.is_free:
-            await self.wait()
+            self._is_claimed = True
+            try:
+                await self.wait()
+            finally:
+                self._is_claimed = False
+                self.is_free = self._rest is None and self._error is None
         self.put(message)
         if not self.is_free:
             await self.wait()
@@ -111,7 +117,7 @@ class Outlet(Generic[T]):
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._rest = None
         self._error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        self.is_free = self._error is None
+        self.is_free = self._error is None and not self._is_claimed
 
 
 @types.coroutine

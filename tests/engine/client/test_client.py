@@ -56,51 +56,29 @@ class TestServing:
             results = await asyncio.gather(*map(read, streams))
         assert results == [expected_tokens(prompt, 50) for prompt in prompts]
 
-    async def test_outputs_can_be_diverted_while_they_are_waited_for(self) -> None:
-        async with running() as client:
-            stream = client.submit(request("a", max_tokens=40))
-            diverted: list[int] = []
-            offered = 0
-
-            def divert(output: RequestOutput, now: float) -> bool:
-                nonlocal offered
-                offered += 1
-                assert 0 <= time.monotonic() - now < 1
-                assert output.finish_reason is None
-                if offered % 3 == 0:
-                    return False
-                diverted.extend(output.new_token_ids)
-                return True
-
-            tokens, reads = list[int](), 0
-            stream.divert = divert
-            async for output in stream:
-                tokens += diverted + output.new_token_ids
-                diverted.clear()
-                reads += 1
-            assert tokens == expected_tokens([1, 2, 3], 40)
-            assert offered > reads > 1
-            assert stream.num_generated_tokens == 40
-
-    async def test_what_a_divert_puts_off_wakes_nobody_until_it_is_offered_again(self) -> None:
+    async def test_outputs_can_be_taken_as_they_come_or_when_they_are_offered_again(self) -> None:
         async with running() as client:
             stream = client.submit(request("slow", max_tokens=40))
             taken, changes, is_due = list[int](), list[bool](), False
 
-            def divert(output: RequestOutput, now: float) -> bool | None:
+            def take(output: RequestOutput, now: float) -> bool:
+                assert 0 <= time.monotonic() - now < 1
+                assert output.finish_reason is None
                 if is_due:
                     taken.extend(output.new_token_ids)
-                return True if is_due else None
+                return is_due
 
-            stream.divert = divert
+            stream.take = take
             stream.on_change = lambda: changes.append(stream.is_finished)
-            stream.divert_pending(0.0)  # nothing waits
+            stream.offer_again(0.0)  # nothing waits
             await until(lambda: stream.num_generated_tokens >= 5)
             assert not changes
             is_due = True
-            stream.divert_pending(time.monotonic())
+            stream.offer_again(time.monotonic())
             assert len(taken) == stream.num_generated_tokens, "all in one"
             assert not stream.is_readable
+            await until(lambda: stream.num_generated_tokens >= 10)
+            assert len(taken) == stream.num_generated_tokens
             is_due = False
             await until(lambda: stream.is_finished)
             assert changes == [True], "the end is not put off"

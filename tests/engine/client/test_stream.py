@@ -135,25 +135,25 @@ def test_the_end_with_an_error_is_merged_too() -> None:
     asyncio.run(main())
 
 
-class TestDivert:
+class TestTake:
     """A callback in place of the reader, as long as nothing waits for that one."""
 
-    def diverted(self, *answers: bool | None) -> tuple[Playing, list[list[int]], list[str]]:
-        """A stream, the tokens that its divert was offered, and its changes."""
+    def taking(self, *answers: bool) -> tuple[Playing, list[list[int]], list[str]]:
+        """A stream, the tokens that its callback was offered, and its changes."""
         playing, offered, changes = Playing(), list[list[int]](), list[str]()
         left = list(answers)
 
-        def divert(output: RequestOutput, now: float) -> bool | None:
+        def take(output: RequestOutput, now: float) -> bool:
             offered.append(list(output.new_token_ids))
             return left.pop(0)
 
-        playing.stream.divert = divert
+        playing.stream.take = take
         playing.stream.on_change = lambda: changes.append("change")
         return playing, offered, changes
 
     @pytest.mark.asyncio
     async def test_what_it_takes_nobody_else_sees(self) -> None:
-        playing, offered, changes = self.diverted(True, True)
+        playing, offered, changes = self.taking(True, True)
         playing.deliver(1)
         playing.deliver(2)
         assert offered == [[1], [2]]
@@ -162,12 +162,12 @@ class TestDivert:
         assert playing.stream.num_generated_tokens == 2
 
     @pytest.mark.asyncio
-    async def test_behind_what_the_reader_is_left_nothing_is_offered(self) -> None:
-        playing, offered, changes = self.diverted(False, True)
+    async def test_behind_what_it_leaves_unread_nothing_is_offered(self) -> None:
+        playing, offered, changes = self.taking(False, True)
         playing.deliver(1)
         playing.deliver(2)
         assert offered == [[1]]
-        assert changes == ["change"], "one for both: it was not read in between"
+        assert not changes, "whoever leaves it sees to it that it is read"
         (output,) = await read_now(playing.stream)
         assert output.new_token_ids == [1, 2]
         playing.deliver(3)
@@ -175,55 +175,44 @@ class TestDivert:
 
     @pytest.mark.asyncio
     async def test_the_last_output_is_the_readers(self) -> None:
-        playing, offered, changes = self.diverted()
+        playing, offered, changes = self.taking()
         playing.deliver(1, finish_reason="length")
         assert not offered
         assert changes == ["change"]
         assert [output.new_token_ids for output in await read_now(playing.stream)] == [[1]]
 
     @pytest.mark.asyncio
-    async def test_what_is_put_off_is_offered_again_as_one(self) -> None:
-        playing, offered, changes = self.diverted(None, True, None, False)
+    async def test_what_is_unread_is_offered_again_as_one(self) -> None:
+        playing, offered, changes = self.taking(False, True, False, False)
         playing.deliver(1)
         playing.deliver(2)
-        assert not changes
-        playing.stream.divert_pending(0.0)
-        playing.stream.divert_pending(0.0)  # nothing waits any more
+        playing.stream.offer_again(0.0)
+        playing.stream.offer_again(0.0)  # nothing waits any more
         assert offered == [[1], [1, 2]]
         assert not playing.stream.is_readable
         playing.deliver(3)
+        playing.stream.offer_again(0.0)
         assert not changes
-        playing.stream.divert_pending(0.0)
-        assert changes == ["change"], "refused, it is the reader's"
         assert [output.new_token_ids for output in await read_now(playing.stream)] == [[3]]
 
     @pytest.mark.asyncio
-    async def test_what_is_put_off_and_then_the_last_is_the_readers(self) -> None:
-        playing, offered, changes = self.diverted(None)
+    async def test_with_the_last_output_all_is_the_readers(self) -> None:
+        playing, offered, changes = self.taking(False)
         playing.deliver(1)
         playing.deliver(2, finish_reason="stop")
         assert changes == ["change"]
-        playing.stream.divert_pending(0.0)
+        playing.stream.offer_again(0.0)
         assert offered == [[1]]
         assert [output.new_token_ids for output in await read_now(playing.stream)] == [[1, 2]]
 
     @pytest.mark.asyncio
-    async def test_what_is_put_off_is_the_readers_where_nothing_takes_it_any_more(self) -> None:
-        playing, _, changes = self.diverted(None)
-        playing.deliver(1)
-        playing.stream.divert = None
-        playing.stream.divert_pending(0.0)
-        assert changes == ["change"]
-        assert [output.new_token_ids for output in await read_now(playing.stream)] == [[1]]
-
-    @pytest.mark.asyncio
-    async def test_to_take_what_was_put_off_is_to_read_it(self) -> None:
+    async def test_to_take_what_was_unread_is_to_read_it(self) -> None:
         """So a request that was parked because it waited goes on."""
-        playing, _, _ = self.diverted(None, True)
+        playing, _, _ = self.taking(False, True)
         playing.stream._client._max_unread_tokens = 1
         for token_id in (1, 2):
             playing.deliver(token_id)
-        playing.stream.divert_pending(0.0)
+        playing.stream.offer_again(0.0)
         assert playing.sent == [ParkRequest(["r"]), UnparkRequest(["r"])]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -8,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.answers.chat import ChatChunks, ChatCompletion
+from gateway.answers.turns import TurnEvents
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
+from gateway.generation.events import Event, Text, as_sse
 from gateway.generation.generation import usage_of
-from gateway.generation.text_events import Text
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.parsers.base import call_begins, call_goes_on
 from gateway.schemas.common import Compliance
-from gateway.sockets.frames import TurnFrames
 
 USAGE = usage_of(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
 
@@ -37,11 +38,11 @@ def chunks(
     )
 
 
-def data_of(event: bytes) -> Any:
-    assert event.startswith(b"data: ")
-    assert event.endswith(b"\n\n")
-    assert event.count(b"\n") == 2
-    return json.loads(event[6:])
+def data_of(events: Sequence[Event]) -> Any:
+    (event,) = events
+    assert event.type == ""
+    assert b"\n" not in event.data
+    return json.loads(event.data)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])), has_usage=st.booleans())
@@ -59,12 +60,12 @@ def test_a_chunk_of_text_is_valid_whatever_the_text(text: str, has_usage: bool) 
 
 @given(st.text(min_size=1), st.integers(0, 1))
 def test_text_between_what_is_around_it_is_its_chunk(text: str, index: int) -> None:
-    around = chunks(num_choices=2, has_usage=True).around_text(index)
+    around = chunks(num_choices=2, has_usage=True).text_form(index)
     assert around is not None
     piece = Text(orjson.dumps(text)[1:-1])
-    expected = chunks(num_choices=2, has_usage=True).delta(Delta(index, text))
-    assert around.head + piece + around.tail == expected
-    assert chunks(is_obfuscated=True).around_text(0) is None
+    (expected,) = chunks(num_choices=2, has_usage=True).delta(Delta(index, text))
+    assert around.event(piece) == expected.data
+    assert chunks(is_obfuscated=True).text_form(0) is None
 
 
 def test_a_model_name_cannot_break_the_chunk() -> None:
@@ -75,9 +76,9 @@ def test_a_model_name_cannot_break_the_chunk() -> None:
 def test_the_service_tier_is_told_in_every_chunk_and_in_the_whole() -> None:
     common: dict[str, Any] = {"completion_id": "c", "created": 1, "model": "m", "num_choices": 1}
     made = ChatChunks(**common, has_usage=True, service_tier="default")
-    closing = made.closing(USAGE).split(b"\n\n")[0] + b"\n\n"
-    for event in (made.opening(), made.delta(Delta(0, "x")), made.heartbeat, closing):
-        assert data_of(event)["service_tier"] == "default"
+    closing = made.closing(USAGE)[:1]
+    for events in (made.opening(), made.delta(Delta(0, "x")), [made.heartbeat()], closing):
+        assert data_of(events)["service_tier"] == "default"
     collected = ChatCompletion(**common, service_tier="default", metadata={"a": "b"})
     body = json.loads(collected.body(USAGE))
     assert (body["service_tier"], body["metadata"]) == ("default", {"a": "b"})
@@ -87,18 +88,18 @@ def test_the_service_tier_is_told_in_every_chunk_and_in_the_whole() -> None:
 
 def test_all_chunks_share_their_head() -> None:
     made = chunks(has_usage=True)
-    closing, done = made.closing(USAGE).split(b"\n\n", 1)
+    closing, done = made.closing(USAGE)
     heads = [
-        {k: v for k, v in data_of(event).items() if k not in ("choices", "usage")}
-        for event in (made.opening(), made.delta(Delta(0, "x")), made.heartbeat, closing + b"\n\n")
+        {k: v for k, v in data_of(events).items() if k not in ("choices", "usage")}
+        for events in (made.opening(), made.delta(Delta(0, "x")), [made.heartbeat()], [closing])
     ]
     assert heads == [heads[0]] * 4
-    assert done == b"data: [DONE]\n\n"
+    assert done == Event("", b"[DONE]")
 
 
 def test_choices_open_in_order() -> None:
-    events = chunks(num_choices=3).opening().split(b"\n\n")[:-1]
-    opened = [json.loads(event[6:])["choices"][0] for event in events]
+    events = chunks(num_choices=3).opening()
+    opened = [json.loads(event.data)["choices"][0] for event in events]
     assert [choice["index"] for choice in opened] == [0, 1, 2]
     assert all(choice["delta"] == {"role": "assistant", "content": ""} for choice in opened)
 
@@ -106,8 +107,8 @@ def test_choices_open_in_order() -> None:
 def test_text_calls_and_the_end_may_come_together() -> None:
     calls = [call_begins(0, "f"), call_goes_on(0, '{"a"'), call_goes_on(0, ":1}")]
     delta = Delta(1, "Hm.", calls, "tool_calls")
-    events = chunks(num_choices=2).delta(delta).split(b"\n\n")[:-1]
-    choices = [json.loads(event[6:])["choices"][0] for event in events]
+    events = chunks(num_choices=2).delta(delta)
+    choices = [json.loads(event.data)["choices"][0] for event in events]
     assert [choice["index"] for choice in choices] == [1, 1, 1]
     assert choices[0]["delta"] == {"content": "Hm."}
     (call,) = choices[1]["delta"]["tool_calls"]
@@ -118,8 +119,8 @@ def test_text_calls_and_the_end_may_come_together() -> None:
 
 def test_each_chunk_holds_a_piece_of_one_call() -> None:
     calls = [call_goes_on(0, "1"), call_goes_on(0, "}"), call_begins(1, "g"), call_goes_on(1, "{")]
-    events = chunks().delta(Delta(0, "", calls)).split(b"\n\n")[:-1]
-    pieces = [json.loads(event[6:])["choices"][0]["delta"]["tool_calls"] for event in events]
+    events = chunks().delta(Delta(0, "", calls))
+    pieces = [json.loads(event.data)["choices"][0]["delta"]["tool_calls"] for event in events]
     assert [[piece["index"] for piece in some] for some in pieces] == [[0], [1]]
     assert pieces[0][0]["function"] == {"arguments": "1}"}
     assert pieces[1][0]["function"] == {"name": "g", "arguments": "{"}
@@ -129,11 +130,11 @@ def test_padding_hides_how_long_the_text_is() -> None:
     sizes = set()
     for text in ("a", "three", "é" * 20):
         writer = chunks(is_obfuscated=True)
-        (event,) = writer.delta(Delta(0, text)).split(b"\n\n")[:-1]
-        parsed = json.loads(event[6:])
+        (event,) = writer.delta(Delta(0, text))
+        parsed = json.loads(event.data)
         assert parsed["choices"][0]["delta"] == {"content": text}
         assert isinstance(parsed["obfuscation"], str)
-        sizes.add((len(event) + 2) % 64)
+        sizes.add(len(as_sse(event)) % 64)
     assert sizes == {0}
 
 
@@ -141,8 +142,8 @@ def test_reasoning_logprobs_and_compliance_have_their_places() -> None:
     token = TokenLogprob("x", -0.5, [120], [])
     compliance = Compliance(unenforced=[], valid=True)
     delta = Delta(0, "x", (), "stop", reasoning="hm", logprobs=[token], compliance=compliance)
-    events = chunks().delta(delta).split(b"\n\n")[:-1]
-    first, second, last = (json.loads(event[6:])["choices"][0] for event in events)
+    events = chunks().delta(delta)
+    first, second, last = (json.loads(event.data)["choices"][0] for event in events)
     assert first["delta"] == {"reasoning_content": "hm"}
     assert second["delta"] == {"content": "x"}
     assert second["logprobs"]["content"][0]["token"] == "x"
@@ -156,14 +157,13 @@ def test_reasoning_logprobs_and_compliance_have_their_places() -> None:
 
 
 def test_the_heartbeat_adds_nothing() -> None:
-    (choice,) = data_of(chunks().heartbeat)["choices"]
+    (choice,) = data_of([chunks().heartbeat()])["choices"]
     assert choice["delta"] == {"content": ""}
     assert choice["finish_reason"] is None
 
 
 def test_an_error_is_no_clean_end() -> None:
-    event = chunks().error(EngineUnavailable("gone"))
-    assert data_of(event) == {
+    assert data_of(chunks().failure(EngineUnavailable("gone"))) == {
         "error": {
             "message": "gone",
             "type": "server_error",
@@ -264,10 +264,10 @@ def test_streamed_whole_or_over_a_websocket_an_answer_is_the_same(
     deltas: list[Delta], is_obfuscated: bool
 ) -> None:
     sse, socket, collected = Reader(), Reader(), completion()
-    writer, frames = chunks(is_obfuscated=is_obfuscated), TurnFrames("t")
+    writer, frames = chunks(is_obfuscated=is_obfuscated), TurnEvents("t")
     for delta in deltas:
-        for event in writer.delta(delta).split(b"\n\n")[:-1]:
-            chunk = json.loads(event[6:])
+        for event in writer.delta(delta):
+            chunk = json.loads(event.data)
             assert ("obfuscation" in chunk) == is_obfuscated
             (choice,) = chunk["choices"]
             sse.add(choice.pop("delta"), choice.pop("logprobs"))
@@ -275,14 +275,15 @@ def test_streamed_whole_or_over_a_websocket_an_answer_is_the_same(
             if sse.finish_reason is not None and delta.compliance is not None:
                 sse.compliance = choice.pop("structured_outputs")
             assert choice == {"index": 0}
-        frame = json.loads(frames.delta(delta))
-        assert ("content" in frame) == bool(
-            delta.content or not (delta.tool_calls or delta.reasoning)
-        )
-        socket.add(frame, frame.get("logprobs"))
+        for event in frames.delta(delta):
+            frame = json.loads(event.data)
+            assert ("content" in frame) == bool(
+                delta.content or not (delta.tool_calls or delta.reasoning)
+            )
+            socket.add(frame, frame.get("logprobs"))
         collected.add(delta)
-    done = json.loads(frames.done("stop", USAGE, compliance=deltas[-1].compliance))
-    socket.finish_reason, socket.compliance = "stop", done.get("structured_outputs")
+    done = data_of(frames.closing(USAGE))
+    socket.finish_reason, socket.compliance = done["finish_reason"], done.get("structured_outputs")
     assert ("structured_outputs" in done) == (deltas[-1].compliance is not None)
     assert vars(sse) == vars(socket)
     (choice,) = json.loads(collected.body(USAGE))["choices"]
@@ -305,4 +306,4 @@ def test_streamed_whole_or_over_a_websocket_an_answer_is_the_same(
 
 
 def test_without_usage_the_end_is_the_last_word_alone() -> None:
-    assert chunks().closing(USAGE) == b"data: [DONE]\n\n"
+    assert chunks().closing(USAGE) == [Event("", b"[DONE]")]

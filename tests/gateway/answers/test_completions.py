@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from gateway.answers.chunks import DONE
 from gateway.answers.completions import TextChunks, TextCompletion
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
+from gateway.generation.events import Event, Text
 from gateway.generation.generation import usage_of
 from gateway.prompts.prompt import Echo
 
@@ -26,27 +28,28 @@ def chunks(*echoes: str, has_usage: bool = False) -> TextChunks:
     )
 
 
-def parse(data: bytes) -> list[Any]:
-    return [json.loads(event[len(b"data: ") :]) for event in data.split(b"\n\n")[:-1]]
+def parse(events: Sequence[Event]) -> list[Any]:
+    return [json.loads(event.data) for event in events]
 
 
 def test_the_exact_bytes_of_a_chunk() -> None:
-    assert chunks().delta(Delta(0, 'a"\n')) == (
-        b'data: {"id":"cmpl-1","object":"text_completion","created":7,"model":"m",'
+    (event,) = chunks().delta(Delta(0, 'a"\n'))
+    assert event.data == (
+        b'{"id":"cmpl-1","object":"text_completion","created":7,"model":"m",'
         b'"system_fingerprint":null,"choices":[{"index":0,"text":"a\\"\\n","logprobs":null,'
-        b'"finish_reason":null}]}\n\n'
+        b'"finish_reason":null}]}'
     )
 
 
 def test_text_between_what_is_around_it_is_its_chunk() -> None:
     made = chunks("", "q", has_usage=True)
-    around = made.around_text(1)
+    around = made.text_form(1)
     assert around is not None
-    assert around.head + b"a b" + around.tail == made.delta(Delta(1, "a b"))
+    assert [around.event(Text(b"a b"))] == [event.data for event in made.delta(Delta(1, "a b"))]
 
 
 def test_only_echoed_prompts_open_a_stream() -> None:
-    assert chunks().opening() == b""
+    assert chunks().opening() == []
     events = parse(chunks("", "b", "c").opening())
     assert [event["choices"][0] for event in events] == [
         {"index": index, "text": text, "logprobs": None, "finish_reason": None}
@@ -64,18 +67,18 @@ def test_the_last_text_and_the_reason_are_one_event() -> None:
 def test_usage_is_the_last_chunk_and_null_before() -> None:
     writer = chunks(has_usage=True)
     assert parse(writer.delta(Delta(0, "x")))[0]["usage"] is None
-    closing = writer.closing(USAGE)
-    assert closing.endswith(DONE)
-    (last,) = parse(closing.removesuffix(DONE))
+    *closing, done = writer.closing(USAGE)
+    assert done == DONE
+    (last,) = parse(closing)
     assert last["choices"] == []
     assert last["usage"] == msgspec.to_builtins(USAGE)
-    assert chunks().closing(USAGE) == DONE
+    assert chunks().closing(USAGE) == [DONE]
 
 
 def test_heartbeats_and_errors() -> None:
-    (beat,) = parse(chunks("echoed").heartbeat)
+    (beat,) = parse([chunks("echoed").heartbeat()])
     assert beat["choices"][0]["text"] == ""
-    (event,) = parse(chunks().error(EngineUnavailable("gone")))
+    (event,) = parse(chunks().failure(EngineUnavailable("gone")))
     assert event["error"]["message"] == "gone"
 
 

@@ -17,7 +17,7 @@ from gateway.admission.admitted import Admitted
 from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
 from gateway.generation.choice import Choice, engine_error
 from gateway.generation.delta import Delta
-from gateway.generation.text_events import Text
+from gateway.generation.events import Text
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.hermes import HermesParser
 from gateway.parsers.reasoning import ReasoningParser

@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
 from gateway.errors import InternalError, RateLimited, Unavailable
-from gateway.middleware.recorded_answer import AnswerWork, broken, give
+from gateway.middleware.recorded_answer import AnswerWork, give
 from gateway.streams.archive import ArchivedReader
-from gateway.streams.log import StreamReader
+from gateway.streams.log import MemoryStreamLog, StreamReader
+from gateway.streams.streams import LogChannel
 from tests.gateway.raw_http import events
 
 pytestmark = pytest.mark.asyncio
@@ -38,14 +39,21 @@ def app_of(answer: Callable[[Request], Response]) -> ASGIApp:
 
 async def play(app: ASGIApp, *, body: bytes = b"") -> tuple[list[bytes], list[bool]]:
     """What is recorded, and what ``on_end`` was told."""
-    work, told = AnswerWork(app, new_scope(), body), list[bool]()
+    told = list[bool]()
 
     async def on_end(is_good: bool, is_whole: bool) -> None:
         told.append(is_good)
 
+    work = AnswerWork(app, new_scope(), body, on_end)
     work.start()
-    items = [item async for some in work.items(on_end) for item in some]
-    return items, told
+    return await items_of(work), told
+
+
+async def items_of(work: AnswerWork) -> list[bytes]:
+    channel = LogChannel(
+        MemoryStreamLog(max_stream_bytes=0, max_tenant_bytes=0, retention_s=0), "", "answer"
+    )
+    return [event.data async for some in work.events(channel) for event in some]
 
 
 async def given(items: Sequence[bytes], *, is_replay: bool = False) -> list[Message]:
@@ -118,7 +126,7 @@ async def test_one_that_breaks_off_is_never_a_clean_end() -> None:
 
     items, told = await play(app_of(lambda _: StreamingResponse(chunks())))
     assert told == [False]
-    for some in (items, [*items, broken(InternalError("x"))], []):
+    for some in (items, [*items, b"x"], []):
         with pytest.raises(InternalError):
             await given(some)
 
@@ -161,24 +169,22 @@ async def test_what_is_closed_is_told_that_its_client_left() -> None:
         assert (await receive())["type"] == "http.disconnect"
         raise ClientDisconnect
 
-    work, told = AnswerWork(app, new_scope(), b""), list[bool]()
+    told = list[bool]()
 
     async def on_end(is_good: bool, is_whole: bool) -> None:
         told.append(is_good)
 
-    async def read() -> list[bytes]:
-        return [item async for some in work.items(on_end) for item in some]
-
-    reading = asyncio.create_task(read())
+    work = AnswerWork(app, new_scope(), b"", on_end)
+    reading = asyncio.create_task(items_of(work))
     work.start()
     await heard.wait()
     work.close()
     assert await reading == []
     assert told == [False]
     # One that never began has nothing to tell.
-    work = AnswerWork(app, new_scope(), b"")
+    work = AnswerWork(app, new_scope(), b"", on_end)
     work.close()
-    assert [items async for items in work.items(on_end)] == []
+    assert await items_of(work) == []
     assert told == [False]
 
 
@@ -197,15 +203,12 @@ async def test_the_work_outlives_the_request_that_began_it() -> None:
     scope = new_scope()
     known = context.of(scope)
     request_id, notes = known.request_id, known.notes
-    work = AnswerWork(app, scope, b"")
 
     async def on_end(is_good: bool, is_whole: bool) -> None:
         assert is_good
 
-    async def read() -> list[bytes]:
-        return [item async for some in work.items(on_end) for item in some]
-
-    reading = asyncio.create_task(read())
+    work = AnswerWork(app, scope, b"", on_end)
+    reading = asyncio.create_task(items_of(work))
     work.start()
     context.detach(scope)
     request_ended.set()

@@ -10,7 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.errors import InvalidApiKey, RateLimited, StreamNotFound, Unavailable
+from gateway.errors import ApiError, InvalidApiKey, RateLimited, StreamNotFound, Unavailable
+from gateway.generation.events import Channel, Event
 from gateway.peers.peers import PeerGone, own_folder, sweep
 from gateway.peers.wire import RedeemTicket, StopStream
 from gateway.streams.log import MemoryStreamLog, StreamReader
@@ -35,12 +36,18 @@ class Work:
         self.closed += 1
         self.stopped.set()
 
-    async def body(self) -> AsyncGenerator[list[bytes], None]:
+    def heartbeat(self) -> Event:
+        return Event("", b"beat")
+
+    def cut(self, error: ApiError) -> Event:
+        return Event("", b"cut")
+
+    async def events(self, channel: Channel) -> AsyncGenerator[list[Event], None]:
         for start in range(0, len(ITEMS), 40):
-            yield ITEMS[start : start + 40]
+            yield [Event("", item) for item in ITEMS[start : start + 40]]
             await asyncio.sleep(0)
         await self.stopped.wait()
-        yield [b"last"]
+        yield [Event("", b"last")]
 
 
 class Site:
@@ -68,20 +75,14 @@ class Site:
         self.tenant = await self.store.create_tenant("acme")
         stream_id = self.streams[0].new_id()
         reader = await self.streams[0].open(
-            stream_id,
-            self.work,
-            self.work.body(),
-            tenant_id=self.tenant.id,
-            kind="sse",
-            cut=lambda error: b"cut",
-            heartbeat=lambda: b"beat",
+            stream_id, self.work, tenant_id=self.tenant.id, kind="ws"
         )
         reader.close()
         return stream_id
 
     async def follow(self, stream_id: str, after: int = 0) -> StreamReader:
         """From the worker that does not run it."""
-        return await self.streams[1].follow(stream_id, self.tenant.id, kind="sse", after=after)
+        return await self.streams[1].follow(stream_id, self.tenant.id, kind="ws", after=after)
 
 
 async def read(reader: StreamReader, count: int) -> list[bytes]:
@@ -149,8 +150,8 @@ async def test_ids_are_nothing_to_another_tenant() -> None:
     async with listening(site.peers[0], site.shared):
         stream_id = await site.open()
         for call in (
-            site.streams[1].follow(stream_id, uuid4(), kind="sse", after=0),
-            site.streams[1].follow(stream_id, site.tenant.id, kind="ws", after=0),
+            site.streams[1].follow(stream_id, uuid4(), kind="ws", after=0),
+            site.streams[1].follow(stream_id, site.tenant.id, kind="sse", after=0),
             site.streams[1].stop(stream_id, uuid4()),
         ):
             with pytest.raises(StreamNotFound):

@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.errors import GenerationFailed, InvalidRequestError, RateLimited
 from gateway.generation.delta import Delta
-from gateway.generation.text_events import Text
+from gateway.generation.events import Event, Text
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.parsers.base import call_begins, call_goes_on
-from gateway.responses.events import (
-    TEXT_DELTA,
-    Event,
-    ResponseEvents,
-    as_sse,
-    error_object,
-    text_as_sse,
-)
+from gateway.responses.events import TEXT_DELTA, ResponseEvents, error_object
 from gateway.schemas.common import CompletionTokensDetails, PromptTokensDetails, Usage
 
 USAGE = Usage(
@@ -49,7 +42,8 @@ def play(
     told = events.opening()
     for delta in deltas:
         told += events.delta(delta)
-    told += events.closing(finish_reason, USAGE)
+    events.finish_reason = finish_reason
+    told += events.closing(USAGE)
     told.append(events.last())
     return decoded(told)
 
@@ -172,9 +166,16 @@ def test_heartbeats_are_numbered_too() -> None:
 def test_no_heartbeat_comes_between_numbered_events_and_the_last_one(fails: bool) -> None:
     events = make()
     told = [*events.opening(), *events.delta(Delta(0, "x"))]
-    told += events.failure(GenerationFailed("no")) if fails else events.closing("stop", USAGE)
+    told += events.failure(GenerationFailed("no")) if fails else events.closing(USAGE)
     assert events.heartbeat() is None
     decoded([*told, events.last()])
+
+
+def text_data(events: ResponseEvents, text: Text) -> bytes | None:
+    form = events.text_form(0)
+    assert form is not None
+    assert form.type == TEXT_DELTA
+    return form.make(text)
 
 
 @given(
@@ -189,13 +190,13 @@ def test_known_text_is_the_same_event(said: list[tuple[str, str]]) -> None:
         delta = Delta(0, reasoning=text) if kind == "reasoning" else Delta(0, text)
         wanted += expected.delta(delta)
         known = Text(orjson.dumps(text)[1:-1])
-        if kind == "known" and (data := events.text(known)) is not None:
-            assert text_as_sse(data) == as_sse(Event(TEXT_DELTA, data))
+        if kind == "known" and (data := text_data(events, known)) is not None:
             told.append(Event(TEXT_DELTA, data))
         else:  # it opens a message
             told += events.delta(delta)
-    told += [*events.closing("stop", USAGE), events.last()]
-    wanted += [*expected.closing("stop", USAGE), expected.last()]
+    events.finish_reason = expected.finish_reason = "stop"
+    told += [*events.closing(USAGE), events.last()]
+    wanted += [*expected.closing(USAGE), expected.last()]
     events.response["completed_at"] = expected.response["completed_at"]
     assert decoded(told[:-1]) == decoded(wanted[:-1])
     assert events.response == expected.response
@@ -203,14 +204,13 @@ def test_known_text_is_the_same_event(said: list[tuple[str, str]]) -> None:
 
 def test_text_that_is_more_than_one_plain_event_is_left_to_delta() -> None:
     events, known = make(), Text(b"x")
-    assert events.text(known) is None, "no message is open"
+    assert text_data(events, known) is None, "no message is open"
     events.delta(Delta(0, "x"))
-    assert events.text(known) is not None
+    assert text_data(events, known) is not None
     events.delta(Delta(0, logprobs=[logprob("a")]))
-    assert events.text(known) is None, "it takes these along"
+    assert text_data(events, known) is None, "it takes these along"
     padded = make(is_obfuscated=True)
-    padded.delta(Delta(0, "x"))
-    assert padded.text(known) is None
+    assert padded.text_form(0) is None
 
 
 def logprob(token: str) -> TokenLogprob:
@@ -246,5 +246,12 @@ def test_padding_hides_the_length_of_texts(texts: list[str]) -> None:
     assert said == texts
 
 
-def test_frames() -> None:
-    assert as_sse(Event("a.b", b"{}")) == b"event: a.b\ndata: {}\n\n"
+def test_a_lane_is_named_last_in_each_event_padding_or_not() -> None:
+    for is_obfuscated in (False, True):
+        events = make(is_obfuscated=is_obfuscated)
+        events.set_lane("a")
+        told = [*events.opening(), *events.delta(Delta(0, "x"))]
+        if (form := events.text_form(0)) is not None:
+            told.append(Event(form.type, form.make(Text(b"y")) or b""))
+        assert all(event.data.endswith(b',"stream_id":"a"}') for event in told)
+        assert all(event["stream_id"] == "a" for event in decoded(told))

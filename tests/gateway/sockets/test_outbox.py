@@ -117,7 +117,7 @@ async def test_frames_of_a_callback_leave_at_once_until_one_must_wait() -> None:
 async def test_flushing_waits_for_a_frame_that_left_at_once() -> None:
     reader = Reader()
     outbox = Outbox(reader.send, max_bytes=10)
-    outbox.put_now(b"a")
+    assert outbox.offer(b"a", 0.0)
     flushing = asyncio.create_task(outbox.flush())
     await settle()
     assert not flushing.done()
@@ -129,7 +129,7 @@ async def test_flushing_waits_for_a_frame_that_left_at_once() -> None:
 async def test_with_its_writer_ends_the_frame_that_is_on_its_way() -> None:
     reader = Reader()
     outbox = Outbox(reader.send, max_bytes=10)
-    outbox.put_now(b"a")
+    assert outbox.offer(b"a", 0.0)
     writer = asyncio.create_task(outbox.run())
     await settle()
     writer.cancel()
@@ -167,10 +167,7 @@ async def test_a_frame_leaves_at_once_where_nothing_waits() -> None:
     writer = asyncio.create_task(outbox.run())
     for i in range(5):
         assert outbox.is_free
-        if i % 2:
-            assert outbox.offer(b"%d" % i, 0.0)
-        else:
-            outbox.put_now(b"%d" % i)
+        assert outbox.offer(b"%d" % i, 0.0)
         assert reader.frames[-1] == b"%d" % i
     await outbox.put("a", b"5")
     assert not outbox.is_free
@@ -185,7 +182,7 @@ async def test_a_frame_put_at_once_is_before_those_queued_behind_it() -> None:
     reader = Reader()
     outbox = Outbox(reader.send, max_bytes=10)
     writer = asyncio.create_task(outbox.run())
-    outbox.put_now(b"a")
+    assert outbox.offer(b"a", 0.0)
     assert not outbox.is_free
     assert not outbox.offer(b"too early", 0.0)
     await outbox.put("turn", b"b")
@@ -203,7 +200,7 @@ async def test_a_client_that_is_gone_ends_the_writer() -> None:
 
     outbox = Outbox(send, max_bytes=10)
     writer = asyncio.create_task(outbox.run())
-    outbox.put_now(b"a")
+    assert outbox.offer(b"a", 0.0)
     assert not outbox.is_free
     await outbox.put(None, b"b")
     with pytest.raises(ConnectionResetError):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Gone, InvalidRequestError, StreamNotFound
-from gateway.generation.text_events import Around, Text
+from gateway.generation.events import Around, Text
 from gateway.streams.archive import LARGE_BYTES, StreamArchive
 from gateway.streams.log import Kept
 from tenants.memory import MemoryStore

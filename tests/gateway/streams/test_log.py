@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.answers.turns import TurnEvents
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
 from gateway.generation.delta import Delta
-from gateway.generation.text_events import Around, Numbered, Text
-from gateway.sockets.frames import TurnFrames
+from gateway.generation.events import Around, Made, Text, as_message, as_sse
 from gateway.streams.log import SWEEP_S, MemoryStreamLog
 from gateway.streams.record import (
     ITEM_OVERHEAD_BYTES,
@@ -132,7 +132,7 @@ class Follower:
 async def test_the_only_reader_reads_what_it_did_not_take(as_text: bool) -> None:
     log = make()
     await log.create("s", ACME, "sse")
-    texts = log.text_sink("s", Around(b"", b""))
+    texts = log.text_sink("s", Around(b"", b""), as_message)
     assert texts is not None
     reader = Follower(log, takes=True)
     await asyncio.sleep(0)
@@ -157,7 +157,7 @@ async def test_taken_and_read_items_are_all_items_in_order(steps: list[str], tak
     """Whoever else comes and leaves meanwhile."""
     log = make()
     await log.create("s", ACME, "sse")
-    texts = log.text_sink("s", Around(b"and ", b""))
+    texts = log.text_sink("s", Around(b"and ", b""), as_message)
     assert texts is not None
     reader, others = Follower(log, takes=True), list[Follower]()
     all_items = list[bytes]()
@@ -189,7 +189,7 @@ async def test_taken_and_read_items_are_all_items_in_order(steps: list[str], tak
 async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
     log = make()
     await log.create("s", ACME, "sse")
-    texts = log.text_sink("s", Around(b'{"text":"', b'"}'))
+    texts = log.text_sink("s", Around(b'{"text":"', b'"}'), as_message)
     assert texts is not None
     said = Text(b"said")
     before = size_of(log, ACME)
@@ -209,13 +209,13 @@ async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
     assert texts.put(said, 9.0)
     assert await read_all(log, "s") == [b'{"text":"said"}', b"whole"], "nothing after the end"
     await log.forget("s", ACME)
-    assert log.text_sink("s", Around(b"", b"")) is None
+    assert log.text_sink("s", Around(b"", b""), as_message) is None
     assert log.appended_at("s") == math.inf
 
 
 @pytest.mark.asyncio
 async def test_numbered_items_are_made_anew_of_their_texts() -> None:
-    frames, taken = TurnFrames("t"), list[bytes]()
+    turn, taken = TurnEvents("t"), list[bytes]()
 
     def take(item: bytes, now: float) -> bool:
         taken.append(item)
@@ -223,16 +223,16 @@ async def test_numbered_items_are_made_anew_of_their_texts() -> None:
 
     log = make(max_stream_bytes=STREAM_OVERHEAD_BYTES + 6 * (ITEM_OVERHEAD_BYTES + 10))
     await log.create("s", ACME, "ws")
-    texts = log.text_sink("s", Numbered(frames.text, frames.text_at))
+    texts = log.text_sink("s", turn.text_form(0), as_message)
     assert texts is not None
     reading = asyncio.create_task(log.read("s", Cursor(0, take)))
     await asyncio.sleep(0)
     frames_said = []
     for number in range(6):
         if number == 3:
-            whole = frames.delta(Delta(0, "x", reasoning="y"))
-            log.append("s", [whole])
-            frames_said.append(whole)
+            (whole,) = turn.delta(Delta(0, "x", reasoning="y"))
+            log.append("s", [whole.data])
+            frames_said.append(whole.data)
         else:
             assert texts.put(Text(b"%d" % number), 0.0)
             frames_said.append(
@@ -249,7 +249,19 @@ async def test_numbered_items_are_made_anew_of_their_texts() -> None:
     await log.end("s")
     await reading
     assert texts.put(Text(b"7"), 0.0), "taken, and let go"
-    assert frames.text(Text(b"")) == b'{"type":"delta","id":"t","seq":6,"content":""}'
+    assert turn.text_form(0).make(Text(b"")) == b'{"type":"delta","id":"t","seq":6,"content":""}'
+
+
+@pytest.mark.asyncio
+async def test_texts_of_another_form_are_not_kept_by_themselves() -> None:
+    """As those of a second choice, whose events have its number."""
+    log = make()
+    await log.create("s", ACME, "sse")
+    texts = log.text_sink("s", Around(b"0", b""), as_sse)
+    assert texts is not None
+    assert log.text_sink("s", Around(b"1", b""), as_sse) is None
+    texts.put(Text(b"a"), 0.0)
+    assert await log.read("s", Cursor(0)) == [b"data: 0a\n\n"]
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -267,7 +279,7 @@ async def test_a_reader_that_gave_up_has_what_it_took(as_text: bool) -> None:
     await asyncio.sleep(0)
     reading.cancel()  # the task has not heard of it when the next item comes
     if as_text:
-        texts = log.text_sink("s", Around(b"", b""))
+        texts = log.text_sink("s", Around(b"", b""), as_message)
         assert texts is not None
         texts.put(Text(b"0"), 0.0)
     else:
@@ -495,7 +507,7 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
                 log.append(name, items)
                 opened[name] += items
             elif action == "text" and name in opened and name not in ended:
-                texts = log.text_sink(name, around)
+                texts = log.text_sink(name, around, as_message)
                 assert texts is not None
                 for _ in range(3):
                     texts.put(Text(data), 0.0)
@@ -561,7 +573,7 @@ async def test_forgetting_is_for_the_owner_only() -> None:
 async def test_nothing_is_added_to_what_has_ended() -> None:
     log = make()
     await log.create("s", ACME, "sse")
-    made = log.text_sink("s", lambda text: b"<" + text + b">")
+    made = log.text_sink("s", Made("", lambda text: b"<" + text + b">"), as_message)
     assert made is not None
     assert made.put(Text(b"1"), 0.0)
     await log.end("s")
@@ -576,7 +588,7 @@ async def test_nothing_is_added_to_what_has_ended() -> None:
 async def test_a_text_that_no_item_is_made_of_is_not_taken() -> None:
     log = make()
     await log.create("s", ACME, "sse")
-    made = log.text_sink("s", lambda text: None)
+    made = log.text_sink("s", Made("", lambda text: None), as_message)
     assert made is not None
     assert not made.put(Text(b"1"), 0.0)
     await log.end("s")

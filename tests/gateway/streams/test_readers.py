@@ -33,7 +33,7 @@ async def follow(request: pytest.FixtureRequest) -> AsyncIterator[Follow]:
         number = 0 if request.param == "here" else 1
 
         async def read_from(
-            after: int = 0, *, kind: StreamKind = "sse", is_stranger: bool = False, id_: str = ""
+            after: int = 0, *, kind: StreamKind = "ws", is_stranger: bool = False, id_: str = ""
         ) -> StreamReader:
             tenant_id = uuid4() if is_stranger else site.tenant.id
             return await site.streams[number].follow(
@@ -77,7 +77,7 @@ async def test_a_position_it_never_reached_is_refused(follow: Follow) -> None:
 
 
 async def test_it_is_not_there_for_others(follow: Follow) -> None:
-    for fields in ({"is_stranger": True}, {"kind": "ws"}):
+    for fields in ({"is_stranger": True}, {"kind": "sse"}):
         with pytest.raises(StreamNotFound) as caught:
             await follow(**fields)
         assert caught.value.message == await _of_nothing(follow)

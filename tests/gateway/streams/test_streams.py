@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 
 from gateway.errors import ApiError, StreamNotFound
-from gateway.generation.delta import Delta
+from gateway.generation.events import Channel, Event
 from gateway.peers.peers import Peers
 from gateway.streams.archive import StreamArchive
 from gateway.streams.log import MemoryStreamLog, StreamReader
-from gateway.streams.streams import LocalReader, Streams
+from gateway.streams.streams import LocalReader, Streams, Work
 from tenants.memory import MemoryStore
 from tests.gateway.loop_clock import LoopClock
 from tests.gateway.peering import make_peers
@@ -24,18 +24,36 @@ pytestmark = pytest.mark.asyncio
 TENANT = uuid4()
 
 
-class ScriptedGeneration:
-    """A ``Work``."""
+class ScriptedWork:
+    """Says ``items``, and ends when ``until`` is set, at once without it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *items: bytes, until: asyncio.Event | None = None) -> None:
         self.closed = 0
         self.cancelled = 0
+        self._items = items
+        self._until = until
+
+    async def events(self, channel: Channel) -> AsyncGenerator[list[Event], None]:
+        for item in self._items:
+            yield [Event("", item)]
+        if self._until is not None:
+            await self._until.wait()
+
+    def heartbeat(self) -> Event:
+        return Event("", b"beat")
+
+    def cut(self, error: ApiError) -> Event:
+        return Event("", b"cut: " + (error.code or "").encode())
 
     def close(self) -> None:
         self.closed += 1
 
     def cancel(self) -> None:
         self.cancelled += 1
+
+
+def endless(*items: bytes) -> ScriptedWork:
+    return ScriptedWork(*items, until=asyncio.Event())
 
 
 class FailingLog(MemoryStreamLog):
@@ -69,36 +87,8 @@ def make_streams(
     )
 
 
-async def body(
-    *items: bytes, until: asyncio.Event | None = None
-) -> AsyncGenerator[list[bytes], None]:
-    """Ends when ``until`` is set, at once without it."""
-    for item in items:
-        yield [item]
-    if until is not None:
-        await until.wait()
-
-
-def endless(*items: bytes) -> AsyncGenerator[list[bytes], None]:
-    return body(*items, until=asyncio.Event())
-
-
-def cut(error: ApiError) -> bytes:
-    return b"cut: " + (error.code or "").encode()
-
-
-async def open_stream(
-    streams: Streams, generation: ScriptedGeneration, items: AsyncGenerator[list[bytes], None]
-) -> LocalReader:
-    return await streams.open(
-        streams.new_id(),
-        generation,
-        items,
-        kind="sse",
-        cut=cut,
-        tenant_id=TENANT,
-        heartbeat=lambda: b"beat",
-    )
+async def open_stream(streams: Streams, work: Work) -> LocalReader:
+    return await streams.open(streams.new_id(), work, kind="ws", tenant_id=TENANT)
 
 
 async def read(reader: StreamReader) -> list[bytes]:
@@ -106,46 +96,42 @@ async def read(reader: StreamReader) -> list[bytes]:
 
 
 async def test_a_log_that_fails_is_no_clean_end() -> None:
-    streams, generation = (
-        make_streams(make_log(FailingLog), grace_s=9, heartbeat_s=9),
-        (ScriptedGeneration()),
-    )
-    reader = await open_stream(streams, generation, body(b"1", b"2", b"3"))
-    assert await read(reader) == [b"1", b"cut: internal_error"]
-    assert generation.closed
+    streams = make_streams(make_log(FailingLog), grace_s=9, heartbeat_s=9)
+    work = ScriptedWork(b"1", b"2", b"3")
+    assert await read(await open_stream(streams, work)) == [b"1", b"cut: internal_error"]
+    assert work.closed
 
 
-async def test_what_a_sink_is_given_is_read_at_its_place() -> None:
+async def test_what_a_channel_is_given_is_read_at_its_place() -> None:
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
-    stream_id, more = streams.new_id(), asyncio.Event()
-    sink = streams.sink(stream_id, lambda delta: [delta.content.encode()] * 2)
-    sink.put(Delta(0, "too early"))
+    channels, more = list[Channel](), asyncio.Event()
 
-    async def said() -> AsyncGenerator[list[bytes], None]:
-        yield [b"1"]
-        await more.wait()
-        yield [b"4"]
+    class Told(ScriptedWork):
+        async def events(self, channel: Channel) -> AsyncGenerator[list[Event], None]:
+            channels.append(channel)
+            yield [Event("", b"1")]
+            await more.wait()
+            yield [Event("", b"4")]
 
-    reader = await streams.open(
-        stream_id, ScriptedGeneration(), said(), tenant_id=TENANT, kind="sse", cut=cut
-    )
+    reader = await open_stream(streams, Told())
     assert list(await anext(reader)) == [b"1"]
-    assert sink.is_free
-    sink.put(Delta(0, "2"))
+    (channel,) = channels
+    assert channel.is_free
+    channel.put([Event("", b"2")] * 2)
     assert list(await anext(reader)) == [b"2", b"2"]
-    sink.put(Delta(0, "3"))
+    channel.put([Event("", b"3")])
     more.set()
-    assert await read(reader) == [b"3", b"3", b"4"]
-    sink.put(Delta(0, "too late"))
-    again = await streams.follow(stream_id, TENANT, kind="sse", after=0)
-    assert await read(again) == [b"1", b"2", b"2", b"3", b"3", b"4"]
+    assert await read(reader) == [b"3", b"4"]
+    channel.put([Event("", b"too late")])
+    again = await streams.follow(reader.stream_id, TENANT, kind="ws", after=0)
+    assert await read(again) == [b"1", b"2", b"2", b"3", b"4"]
 
 
 async def test_a_reader_gets_the_end_however_full_the_log_is() -> None:
     log = MemoryStreamLog(max_stream_bytes=10**6, max_tenant_bytes=4096, retention_s=60)
     streams = make_streams(log, grace_s=9, heartbeat_s=9)
-    slow = await open_stream(streams, ScriptedGeneration(), body(b"a" * 900, b"b"))
-    going_on = await open_stream(streams, ScriptedGeneration(), endless())
+    slow = await open_stream(streams, ScriptedWork(b"a" * 900, b"b"))
+    going_on = await open_stream(streams, endless())
     await asyncio.sleep(0.01)
     log.append(going_on.stream_id, [b"c" * 1000] * 3)
     assert await read(slow) == [b"a" * 900, b"b"]
@@ -159,62 +145,61 @@ async def test_a_reader_gets_the_end_however_full_the_log_is() -> None:
 
 async def test_closing_settles_what_runs_and_what_has_yet_to_begin() -> None:
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
-    generations = [ScriptedGeneration(), ScriptedGeneration()]
-    reader = await open_stream(streams, generations[0], endless(b"1"))
+    works = [endless(b"1"), endless(b"1")]
+    reader = await open_stream(streams, works[0])
     assert list(await anext(reader)) == [b"1"]
     reader.close()
     reader.close()
-    await open_stream(streams, generations[1], endless(b"1"))
+    await open_stream(streams, works[1])
     await streams.close()
-    assert all(generation.closed for generation in generations)
+    assert all(work.closed for work in works)
 
 
 async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
-    streams, generation = (
-        make_streams(make_log(), grace_s=0.4, heartbeat_s=9),
-        ScriptedGeneration(),
-    )
-    first = await open_stream(streams, generation, endless(b"1"))
-    second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
+    streams, work = make_streams(make_log(), grace_s=0.4, heartbeat_s=9), endless(b"1")
+    first = await open_stream(streams, work)
+    second = await streams.follow(first.stream_id, TENANT, kind="ws", after=0)
     first.close()
     await asyncio.sleep(0.5)
-    assert not generation.closed
+    assert not work.closed
     second.close()
-    assert not generation.closed
-    third = await streams.follow(first.stream_id, TENANT, kind="sse", after=1)
+    assert not work.closed
+    third = await streams.follow(first.stream_id, TENANT, kind="ws", after=1)
     await asyncio.sleep(0.5)
-    assert not generation.closed
+    assert not work.closed
     third.close()
-    await until(lambda: generation.closed)
+    await until(lambda: work.closed)
     await streams.close()
 
 
 @pytest.mark.parametrize("end", ["it ended", "all were closed"])
 async def test_the_grace_time_of_what_has_ended_is_called_off(end: str) -> None:
-    generation, over = ScriptedGeneration(), asyncio.Event()
+    over = asyncio.Event()
+    work = ScriptedWork(b"1", until=over)
     streams = make_streams(make_log(), grace_s=0.2, heartbeat_s=9)
-    reader = await open_stream(streams, generation, body(b"1", until=over))
+    reader = await open_stream(streams, work)
     running = streams._running[reader.stream_id]
     reader.close()
     assert running.grace is not None
     if end == "it ended":
         over.set()
-        await until(lambda: generation.closed)
+        await until(lambda: work.closed)
         await until(lambda: running.grace is None)
     else:
         await streams.close()
         assert running.grace is None
     await asyncio.sleep(0.25)
-    assert generation.closed == 1
+    assert work.closed == 1
     await streams.close()
 
 
 async def test_two_readers_of_one_silence_hear_one_beat(monkeypatch: pytest.MonkeyPatch) -> None:
-    generation, over = ScriptedGeneration(), asyncio.Event()
+    over = asyncio.Event()
+    work = ScriptedWork(b"1", until=over)
     clock = LoopClock(monkeypatch)
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
-    first = await open_stream(streams, generation, body(b"1", until=over))
-    second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
+    first = await open_stream(streams, work)
+    second = await streams.follow(first.stream_id, TENANT, kind="ws", after=0)
     await clock.go_on(0)  # the item comes, and then silence
     await clock.go_on(9)
     await first.beat()
@@ -226,17 +211,18 @@ async def test_two_readers_of_one_silence_hear_one_beat(monkeypatch: pytest.Monk
 
 
 async def test_stopping_is_idempotent_and_needs_no_running_stream() -> None:
-    generation, over = ScriptedGeneration(), asyncio.Event()
+    over = asyncio.Event()
+    work = ScriptedWork(b"1", until=over)
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
-    reader = await open_stream(streams, generation, body(b"1", until=over))
+    reader = await open_stream(streams, work)
     await streams.stop(reader.stream_id, TENANT)
     reader.stop()
-    assert generation.cancelled == 2
+    assert work.cancelled == 2
     over.set()
     await read(reader)
     await streams.stop(reader.stream_id, TENANT)
-    assert generation.cancelled == 2
-    assert generation.closed == 1
+    assert work.cancelled == 2
+    assert work.closed == 1
 
 
 async def test_ids_cannot_be_guessed() -> None:
@@ -247,23 +233,13 @@ async def test_ids_cannot_be_guessed() -> None:
 
 
 async def test_a_detached_stream_needs_no_reader() -> None:
-    streams, generation = (
-        make_streams(make_log(), grace_s=0.02, heartbeat_s=9),
-        ScriptedGeneration(),
-    )
     over = asyncio.Event()
-    reader = await streams.open(
-        "s",
-        generation,
-        body(b"1", b"2", until=over),
-        tenant_id=TENANT,
-        kind="sse",
-        cut=cut,
-        is_detached=True,
-    )
+    streams = make_streams(make_log(), grace_s=0.02, heartbeat_s=9)
+    work = ScriptedWork(b"1", b"2", until=over)
+    reader = await streams.open("s", work, tenant_id=TENANT, kind="ws", is_detached=True)
     reader.close()
     await asyncio.sleep(0.1)
-    assert generation.closed == 0
+    assert work.closed == 0
     over.set()
-    assert await read(await streams.follow("s", TENANT, kind="sse", after=0)) == [b"1", b"2"]
-    assert generation.closed == 1
+    assert await read(await streams.follow("s", TENANT, kind="ws", after=0)) == [b"1", b"2"]
+    assert work.closed == 1

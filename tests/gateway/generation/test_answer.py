@@ -1,4 +1,4 @@
-"""When outputs are read, over the real engine client and an engine double driven by hand."""
+"""Who sends what when, over the real engine client and an engine double driven by hand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from engine.messages import FinishReason, RequestOutput, StepOutputs
 from gateway.errors import InternalError
 from gateway.generation.delta import Delta
+from gateway.generation.events import Text, TextSink
 from gateway.generation.generation import Generation
-from gateway.generation.text_events import Text, TextSink
 from tests.gateway.engine_double import Play
 from tests.gateway.generating import Bench, bench
 from tests.gateway.serving import until

@@ -11,26 +11,24 @@ import pytest
 from starlette.types import Message
 
 from gateway import context
+from gateway.answers.event_stream import EventStream
+from gateway.generation.answer import Answer
 from gateway.generation.delta import Delta
-from gateway.generation.reading import Sink
-from gateway.responses.events import Event, ResponseEvents
-from gateway.responses.run import ResponseRun
-from gateway.responses.streaming import ResponseEventStream
+from gateway.generation.events import Channel, Event
+from gateway.responses.events import ResponseEvents
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
 
 
-class ScriptedRun:
-    """What ``ResponseEventStream`` needs of a ``ResponseRun``; says a word when it is told to."""
-
-    has_plain_text = False
+class ScriptedAnswer:
+    """What ``EventStream`` needs of an ``Answer``; says a word when it is told to."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
         self._events = ResponseEvents({"id": "resp_1", "status": "in_progress", "output": []})
 
-    async def events(self, sink: Sink) -> AsyncGenerator[list[Event], None]:
+    async def events(self, channel: Channel) -> AsyncGenerator[list[Event], None]:
         yield self._events.opening()
         await self.goes_on.wait()
         yield self._events.delta(Delta(0, "word"))
@@ -60,8 +58,8 @@ class SlowReader:
 
 
 async def test_no_heartbeat_passes_an_event_that_waits_for_the_reader() -> None:
-    run, reader, loop = ScriptedRun(), SlowReader(), asyncio.get_running_loop()
-    response = ResponseEventStream(cast(ResponseRun, run), heartbeat_s=60.0)
+    run, reader, loop = ScriptedAnswer(), SlowReader(), asyncio.get_running_loop()
+    response = EventStream(cast(Answer, run), heartbeat_s=60.0)
     scope = {"type": "http", "method": "POST", "asgi": {"version": "3.0", "spec_version": "2.4"}}
     context.attach(scope, reader.send)
     sending = asyncio.create_task(response(scope, reader.receive, reader.send))
