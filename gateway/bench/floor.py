@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.answers.chat import ChatChunks
 from gateway.generation.delta import Delta
+from gateway.generation.events import as_sse
 from gateway.generation.generation import usage_of
 
 MODEL = "floor"
@@ -78,10 +79,10 @@ class Floor:
         for word in itertools.islice(itertools.cycle(WORDS), num_tokens):
             await asyncio.sleep(max(0.0, due_s - loop.time()))
             due_s += self._interval_s
-            chunk = chunks.delta(Delta(0, word))
+            chunk = b"".join(map(as_sse, chunks.delta(Delta(0, word))))
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         usage = usage_of(prompt_tokens=0, cached_tokens=0, completion_tokens=num_tokens)
-        last = chunks.closing(usage)
+        last = b"".join(map(as_sse, chunks.closing(usage)))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
