@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from uuid import UUID
 
 import asyncpg
 
+from tenants.backoff import Backoff
 from tenants.dsn import check_dsn, describe
 from tenants.outage import OutageLog
 
@@ -85,7 +85,7 @@ class ChangeListener:
         self._on_change = on_change
         self._connect_timeout_s = connect_timeout_s
         self._check_interval_s = check_interval_s
-        self._max_backoff_s = max_backoff_s
+        self._backoff = Backoff(0.05, max_backoff_s, has_jitter=True)
         self._clock = clock
         self._outage = OutageLog(logger, clock=clock)
         self._heard_at = clock()
@@ -103,7 +103,6 @@ class ChangeListener:
 
     async def run(self) -> None:
         """Listen until cancelled, and connect again whenever the connection breaks."""
-        backoff_s = 0.05
         while True:
             try:
                 connection = await asyncpg.connect(
@@ -111,7 +110,7 @@ class ChangeListener:
                     timeout=self._connect_timeout_s,
                     server_settings={"application_name": "sluice listen"},
                 )
-                backoff_s = 0.05
+                self._backoff.reset()
                 try:
                     await self._listen(connection)
                 finally:
@@ -120,8 +119,7 @@ class ChangeListener:
             except _BROKEN as error:
                 reason = str(error) or type(error).__name__
                 self._outage.failed("Not listening to %s: %s", describe(self._dsn), reason)
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(self._max_backoff_s, backoff_s * 2)
+            await asyncio.sleep(self._backoff.next_s())
 
     async def _listen(self, connection: asyncpg.Connection) -> None:
         await connection.add_listener(CHANNEL, self._hear)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
 
+from tenants.backoff import Backoff
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.limits import Price
@@ -65,8 +65,7 @@ class Ledger:
         self._journal = journal
         self._max_pending = max_pending
         self._num_writers = num_writers
-        self._backoff_s = backoff_s
-        self._max_backoff_s = max_backoff_s
+        self._backoff = Backoff(backoff_s, max_backoff_s, has_jitter=True)
         self._pending: dict[UUID, _Pending] = {}
         self._num_journaled = 0  # pending ones in the journal; all others there are in the ledger
         self._queue: deque[_Pending] = deque()  # pending ones that no writer has taken
@@ -284,10 +283,9 @@ class Ledger:
         self._outage.failed("The ledger keeps usage until the store is back: %s", error)
         if len(self._writers) > 1:
             return False
-        delay_s = min(self._max_backoff_s, self._backoff_s * 2.0 ** min(self._num_failures - 1, 30))
-        delay_s *= random.uniform(0.5, 1.0)  # so that processes do not retry at the same time
+        delay_s = self._backoff.next_s()
         if self._hurry.is_set():
-            await asyncio.sleep(min(delay_s, self._backoff_s))
+            await asyncio.sleep(min(delay_s, self._backoff.first_s))
             return True
         try:
             async with asyncio.timeout(delay_s):
@@ -299,6 +297,7 @@ class Ledger:
     def _recover(self) -> None:
         if self._num_failures > 0:
             self._num_failures = 0
+            self._backoff.reset()
             self._outage.succeeded(
                 "The store takes usage again (%d events wait)", len(self._pending)
             )

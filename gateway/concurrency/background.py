@@ -7,6 +7,8 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from gateway.logs import Trickle
+from tenants.backoff import Backoff
 from tenants.outage import OutageLog
 
 logger = logging.getLogger(__name__)
@@ -17,8 +19,6 @@ STEADY_S = 10.0
 """Work that has run for so long runs again."""
 DOWN_S = 60.0
 """Work that fails again and again for so long is down: a restart does not help."""
-MAX_CAUSES = 16
-"""Of one piece of work, that are remembered."""
 
 
 class Background:
@@ -65,10 +65,9 @@ class _Work:
         self.name = name
         self.num_deaths = 0
         self._run = run
-        self._restart_s = restart_s
-        self._causes: set[tuple[str, str, int]] = set()
+        self._backoff = Backoff(restart_s, MAX_RESTART_S)
+        self._causes = Trickle(burst=1, per_s=0.0)
         self._outage = OutageLog(logger, level=logging.ERROR, clock=_now)
-        self._num_in_row = 0
         self._failing_since: float | None = None
         self._steady: asyncio.TimerHandle | None = None
 
@@ -89,24 +88,21 @@ class _Work:
             finally:
                 if self._steady is not None:
                     self._steady.cancel()
-            await asyncio.sleep(min(MAX_RESTART_S, self._restart_s * 2.0 ** (self._num_in_row - 1)))
+            await asyncio.sleep(self._backoff.next_s())
 
     def _died(self, error: Exception | None) -> None:
         self.num_deaths += 1
-        self._num_in_row = min(self._num_in_row + 1, 30)
         if self._failing_since is None:
             self._failing_since = _now()
         how = "ended" if error is None else "died"
-        cause = _cause_of(error)
-        if cause in self._causes:
+        if self._causes.admit(_cause_of(error)) is None:
             self._outage.failed("%s %s again; starting it again: %s", self.name, how, error)
-            return
-        if len(self._causes) < MAX_CAUSES:
-            self._causes.add(cause)
-        logger.error("%s %s; starting it again", self.name, how, exc_info=error)
+        else:
+            logger.error("%s %s; starting it again", self.name, how, exc_info=error)
 
     def _recover(self) -> None:
-        self._failing_since, self._num_in_row = None, 0
+        self._failing_since = None
+        self._backoff.reset()
         self._outage.succeeded("%s runs again", self.name)
 
 

@@ -45,8 +45,7 @@ class JsonCall:
         self._seen: list[str] = []
         self._at = _At.START
         self._broken = False
-        self._in_string = False
-        self._escaped = False
+        self._strings = JsonStrings()
         self._depth = 0  # of braces and brackets, the object's own included
         self._tag = 0  # characters of the closing tag matched so far
         self._key = ""
@@ -65,7 +64,7 @@ class JsonCall:
         used = 0
         for char in text:
             used += 1
-            if self._in_string and not self._broken:
+            if self._strings.inside and not self._broken:
                 self._string(char)
             elif self._close and self._closes(char):
                 self.closed = True
@@ -105,14 +104,9 @@ class JsonCall:
 
     def _string(self, char: str) -> None:
         self._keep(char)
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._in_string = False
-            if self._depth == 1:
-                self._end_text()
+        self._strings.read(char)
+        if not self._strings.inside and self._depth == 1:
+            self._end_text()
 
     def _structure(self, char: str) -> None:
         if self._tag:
@@ -128,7 +122,7 @@ class JsonCall:
                 self._begin_another()
         elif self._at is _At.KEY and char == '"':
             self._begin_text(char)
-            self._in_string = True
+            self._strings.read(char)
         elif self._at is _At.KEY and char == "}":
             self._depth, self._at = 0, _At.END
         elif self._at is _At.KEY and char == ",":
@@ -162,9 +156,8 @@ class JsonCall:
                 self._structure(char)
             return
         self._keep(char)
-        if char == '"':
-            self._in_string = True
-        elif char in "{[":
+        self._strings.read(char)
+        if char in "{[":
             self._depth += 1
         elif char in "}]":
             self._depth -= 1

@@ -36,6 +36,7 @@ from gateway.processes import server
 from gateway.processes.engine_client import make_engine_client
 from gateway.processes.signals import ending_signals_sent_to
 from gateway.processes.worker import BEATS, Launch, Started
+from tenants.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -184,16 +185,16 @@ class Supervisor:
     async def _keep_one(self) -> None:
         """Run one worker, replacing it whenever it dies."""
         await self._live(self._first_start.wait)
-        backoff_s = MIN_BACKOFF_S
+        backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         while True:
-            await asyncio.sleep(backoff_s)
+            await asyncio.sleep(backoff.next_s())
             began = time.monotonic()
             try:
                 await self._live()
             except SetupError as error:
                 logger.error("a worker could not be replaced: %s", error)
-            stable = time.monotonic() - began > STABLE_S
-            backoff_s = MIN_BACKOFF_S if stable else min(2 * backoff_s, MAX_BACKOFF_S)
+            if time.monotonic() - began > STABLE_S:
+                backoff.reset()
 
     async def _live(self, on_start: Callable[[], Awaitable[object]] | None = None) -> None:
         """Run one worker from start to end."""

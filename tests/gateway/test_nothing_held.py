@@ -196,7 +196,7 @@ def test_nobody_who_comes_and_goes_leaves_anything(
             await services.generations.drain(30)
             await until(lambda: not services.streams._running)
             assert not len(services.generations)
-            assert not services.lifecycle.sessions
+            await until(lambda: not services.lifecycle.sessions)
             assert services.quota.num_held == 0
             assert not services.engine._streams
             totals = await usage_totals(gateway.store, tenant.id)

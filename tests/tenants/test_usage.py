@@ -501,7 +501,7 @@ class TestDrain:
         store.away = True
         ledger = Ledger(store, backoff_s=0.01, max_backoff_s=600)
         await ledger.settle(make_event(key))
-        ledger._num_failures = 20  # the pause is minutes by now
+        ledger._backoff._next_s = 600  # the next pause
         await asyncio.sleep(0.05)
         store.away = False
         async with asyncio.timeout(30):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.concurrency.background import MAX_CAUSES, Background
+from gateway.concurrency.background import Background
 from tests.gateway.loop_clock import LoopClock
 from tests.gateway.serving import until
 
@@ -117,20 +117,3 @@ async def test_what_dies_after_a_long_time_is_started_soon(
         assert background.down == []
     assert num_begun == 1 + 4
     await background.stop()
-
-
-async def test_causes_that_are_all_different_do_not_pile_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    num_died = 0
-
-    async def dies() -> None:
-        nonlocal num_died
-        num_died += 1
-        raise type(f"Error{num_died}", (Exception,), {})
-
-    background = Background({"mortal": dies}, restart_s=0.0)
-    background.start()
-    await until(lambda: num_died > 3 * MAX_CAUSES)
-    await background.stop()
-    assert len(background._works[0]._causes) == MAX_CAUSES
