@@ -28,55 +28,89 @@ def server(_running_server: ScriptedServer) -> ScriptedServer:
     return _running_server
 
 
-@pytest.fixture
-def open_page(chromium: Browser, server: ScriptedServer) -> Iterator[OpenPage]:
-    """``open_page(key=KEY, **context options)``: the page in a profile of its own, connected.
+class Pages:
+    """Opens pages, and notes what goes wrong on them: the page logs an error, breaks its own content
+    security policy, throws, opens a dialog, or asks any other host for anything."""
 
-    The test fails if the page logs an error, breaks its own content security policy, throws, or
-    asks any other host for anything.
-    """
-    faults: list[str] = []
-    contexts: list[BrowserContext] = []
+    def __init__(self, browser: Browser, server: ScriptedServer) -> None:
+        self._browser = browser
+        self._server = server
+        self.faults: list[str] = []
 
-    def dismissed(dialog: Dialog) -> None:
-        faults.append(f"dialog {dialog.message}")
-        dialog.dismiss()
-
-    def watch(page: Page) -> None:
-        page.on("pageerror", lambda error: faults.append(f"threw {error}"))
-        page.on("console", lambda message: faults.append(message.text) if _bad(message) else None)
-        page.on(
-            "request",
-            lambda request: (
-                None if request.url.startswith(server.url) else faults.append(request.url)
-            ),
+    def new(self, **options: Any) -> Page:
+        """A page in a profile of its own."""
+        context = self._browser.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, **options}
         )
-        page.on("dialog", dismissed)
-
-    def open_(*, key: str | None = KEY, path: str = "/", **options: Any) -> Page:
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
         context.set_default_timeout(PATIENCE_MS)
-        contexts.append(context)
         page = context.new_page()
-        watch(page)
-        page.goto(server.url + path + (f"#key={key}" if key else ""))
+        page.on("pageerror", lambda error: self.faults.append(f"threw {error}"))
+        page.on("console", self._logged)
+        page.on("request", self._requested)
+        page.on("dialog", self._dismissed)
+        return page
+
+    def load(self, page: Page, key: str | None, path: str) -> Page:
+        page.goto(self._server.url + path + (f"#key={key}" if key else ""))
         # A font that comes late would change what is measured.
         page.evaluate("document.fonts.ready.then(() => null)")
         if key == KEY:
             page.wait_for_selector("#link-state[data-state=open]")
         return page
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not faults
+    def forget(self, page: Page) -> None:
+        """Leave the page, without what it has stored; this takes half as long as a new profile."""
+        page.goto(f"{self._server.url}/css/base.css")
+        page.evaluate("sessionStorage.clear(), localStorage.clear()")
+
+    def _logged(self, message: Any) -> None:
+        # A dropped WebSocket is logged by Chromium itself; several tests drop it on purpose.
+        if message.type in ("error", "warning") and "WebSocket connection" not in message.text:
+            self.faults.append(message.text)
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith(self._server.url):
+            self.faults.append(request.url)
+
+    def _dismissed(self, dialog: Dialog) -> None:
+        self.faults.append(f"dialog {dialog.message}")
+        dialog.dismiss()
 
 
-def _bad(message: Any) -> bool:
-    # A dropped WebSocket is logged by Chromium itself; several tests drop it on purpose.
-    return message.type in ("error", "warning") and "WebSocket connection" not in message.text
+@pytest.fixture(scope="module")
+def _pages(chromium: Browser, _running_server: ScriptedServer) -> Pages:
+    return Pages(chromium, _running_server)
 
 
 @pytest.fixture
-def page(open_page: OpenPage) -> Page:
-    return open_page()
+def pages(_pages: Pages, server: ScriptedServer) -> Iterator[Pages]:
+    yield _pages
+    faults, _pages.faults = _pages.faults, []
+    assert not faults
+
+
+@pytest.fixture
+def open_page(pages: Pages) -> Iterator[OpenPage]:
+    """``open_page(key=KEY, **context options)``: the page in a profile of its own, connected."""
+    contexts: list[BrowserContext] = []
+
+    def open_(*, key: str | None = KEY, path: str = "/", **options: Any) -> Page:
+        page = pages.new(**options)
+        contexts.append(page.context)
+        return pages.load(page, key, path)
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def _kept_page(_pages: Pages) -> Page:
+    return _pages.new()
+
+
+@pytest.fixture
+def page(_kept_page: Page, pages: Pages) -> Iterator[Page]:
+    """The page, connected: one for all tests of a module, which leave no handler or script on it."""
+    yield pages.load(_kept_page, KEY, "/")
+    pages.forget(_kept_page)

@@ -279,6 +279,7 @@ def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) 
     expect(totals.locator("tr", has_text="initech")).to_contain_text("1,800")
 
 
+@pytest.mark.nightly
 def test_the_axis_has_whole_tokens(admin: Page) -> None:
     labels = admin.evaluate(
         """async () => {
@@ -311,6 +312,7 @@ def test_running_requests_are_seen_and_ended(admin: Page, site: Site) -> None:
     expect(section(admin, "Engine")).to_contain_text("Ready")
 
 
+@pytest.mark.nightly
 def test_figures_change_under_a_press_without_taking_it_away(admin: Page, site: Site) -> None:
     site.double.script = lambda _: Play(text="x" * 1500, interval_s=0.02)
     body = chat_body(stream=True, max_tokens=1000)
@@ -329,6 +331,7 @@ def test_figures_change_under_a_press_without_taking_it_away(admin: Page, site: 
         assert link.evaluate("link => link.isConnected")
 
 
+@pytest.mark.nightly
 def test_what_is_shown_stays_until_the_next_view_is_whole(admin: Page, site: Site) -> None:
     tenant = site.do(site.gateway.store.create_tenant("umbrella"))
     admin.reload()
@@ -354,6 +357,7 @@ def test_what_is_shown_stays_until_the_next_view_is_whole(admin: Page, site: Sit
     assert admin.url.endswith(f"#tenant={tenant.id}")
 
 
+@pytest.mark.nightly
 def test_a_view_that_could_not_be_drawn_is_tried_again(admin: Page) -> None:
     admin.route("**/admin/v1/usage?*", lambda route: route.fulfill(status=503, json={}))
     admin.locator(".tenant-link", has_text="acme").click()
@@ -364,6 +368,7 @@ def test_a_view_that_could_not_be_drawn_is_tried_again(admin: Page) -> None:
     expect(admin.locator("#link-state")).to_have_attribute("data-state", "open")
 
 
+@pytest.mark.nightly
 def test_a_tenant_is_disabled_and_let_in_again(admin: Page, site: Site) -> None:
     tenant = site.do(site.gateway.store.create_tenant("hooli"))
     admin.reload()
@@ -377,6 +382,7 @@ def test_a_tenant_is_disabled_and_let_in_again(admin: Page, site: Site) -> None:
     assert site.do(site.gateway.store.get_tenant(tenant.id)).disabled_at is None
 
 
+@pytest.mark.nightly
 def test_a_name_that_is_taken_is_said(admin: Page) -> None:
     admin.fill("#new-tenant-name", "acme")
     admin.press("#new-tenant-name", "Enter")
@@ -390,12 +396,9 @@ def test_a_name_that_is_taken_is_said(admin: Page) -> None:
     expect(trouble).to_be_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_overflows_the_page(
-    open_admin: Callable[..., Page], width: int, scheme: str
-) -> None:
-    page = open_admin(viewport={"width": width, "height": 800}, color_scheme=scheme)
+@pytest.mark.parametrize("width", [360, pytest.param(1280, marks=pytest.mark.nightly)])
+def test_nothing_overflows_the_page(open_admin: Callable[..., Page], width: int) -> None:
+    page = open_admin(viewport={"width": width, "height": 800})
     for name in ("Everybody", "acme"):
         choose(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -92,6 +92,7 @@ def test_nothing_is_wider_than_a_phone(open_page: OpenPage, server: ScriptedServ
     assert page.locator(".code-block pre").evaluate("node => node.scrollWidth > node.clientWidth")
 
 
+@pytest.mark.nightly
 def test_the_composer_is_always_on_screen(open_page: OpenPage, server: ScriptedServer) -> None:
     page = open_page(**PHONE)
     fill(page, server)
@@ -102,6 +103,7 @@ def test_the_composer_is_always_on_screen(open_page: OpenPage, server: ScriptedS
     assert box["height"] < 740 / 2
 
 
+@pytest.mark.nightly
 def test_fingers_find_every_control(open_page: OpenPage, server: ScriptedServer) -> None:
     page = open_page(**PHONE)
     for selector in ("#send", "#new-chat", "#change-key", "#theme", "#openers button >> nth=0"):
@@ -110,6 +112,7 @@ def test_fingers_find_every_control(open_page: OpenPage, server: ScriptedServer)
         assert min(box["width"], box["height"]) >= 44
 
 
+@pytest.mark.nightly
 def test_focusing_a_field_does_not_zoom(open_page: OpenPage) -> None:
     """Phones zoom into fields whose text is under 16 px."""
     page = open_page(**PHONE)
@@ -118,6 +121,7 @@ def test_focusing_a_field_does_not_zoom(open_page: OpenPage) -> None:
         assert size >= 16
 
 
+@pytest.mark.nightly
 def test_each_paragraph_is_written_from_its_own_side(
     open_page: OpenPage, server: ScriptedServer
 ) -> None:
@@ -145,13 +149,22 @@ def test_each_paragraph_is_written_from_its_own_side(
     assert page.eval_on_selector("#prompt", "node => node.matches(':dir(rtl)')")
 
 
+@pytest.mark.nightly
 def test_a_phone_is_not_told_about_its_shift_key(open_page: OpenPage) -> None:
     assert open_page(**PHONE).locator("#hint").is_hidden()
     assert open_page().locator("#hint").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("device", [{}, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("scheme", "device"),
+    [
+        ("light", {}),
+        ("dark", PHONE),
+        pytest.param("light", PHONE, marks=pytest.mark.nightly),
+        pytest.param("dark", {}, marks=pytest.mark.nightly),
+    ],
+    ids=["light", "dark on a phone", "light on a phone", "dark"],
+)
 def test_every_text_has_contrast(
     open_page: OpenPage, server: ScriptedServer, scheme: str, device: dict[str, object]
 ) -> None:
@@ -171,6 +184,7 @@ def ground(page: Page) -> int:
     return sum(int(part) for part in re.findall(r"\d+", color)[:3])
 
 
+@pytest.mark.nightly
 def test_light_and_dark_follow_the_system_until_the_reader_decides(open_page: OpenPage) -> None:
     page = open_page(color_scheme="dark")
     assert ground(page) < 200
@@ -186,6 +200,7 @@ def test_light_and_dark_follow_the_system_until_the_reader_decides(open_page: Op
     assert ground(page) > 600
 
 
+@pytest.mark.nightly
 def test_reduced_motion_stills_everything(open_page: OpenPage, server: ScriptedServer) -> None:
     page = open_page(reduced_motion="reduce")
     server.say(Wait(), "x")
@@ -201,6 +216,7 @@ def test_reduced_motion_stills_everything(open_page: OpenPage, server: ScriptedS
     assert moving.evaluate("document.getAnimations().length") > 0
 
 
+@pytest.mark.nightly
 def test_the_wall_gauge_lies_flat_on_a_phone(open_page: OpenPage) -> None:
     wide = open_page().locator("#gauge").bounding_box()
     flat = open_page(**PHONE).locator("#gauge").bounding_box()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.nightly
 def test_reload_shows_the_conversation_again(page: Page, server: ScriptedServer) -> None:
     server.say("**Bold** words.", Call("", name="f"), Call('{"x": 1}'))
     ask(page, "Hi <b>there</b>")
@@ -60,6 +61,7 @@ def test_an_answer_goes_on_after_a_reload(page: Page, server: ScriptedServer) ->
     assert [m["role"] for m in server.turns()[-1]["messages"]] == ["user", "assistant", "user"]
 
 
+@pytest.mark.nightly
 def test_an_answer_that_goes_on_after_a_reload_can_be_stopped(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -90,6 +92,7 @@ def test_an_answer_that_is_gone_after_a_reload_can_be_asked_for_again(
     assert server.turns()[-1]["messages"] == [{"role": "user", "content": "Go"}]
 
 
+@pytest.mark.nightly
 def test_a_question_that_a_reload_kept_from_being_sent_can_be_asked_again(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -117,6 +120,7 @@ def test_an_answer_goes_on_after_a_lost_connection(page: Page, server: ScriptedS
     assert server.received[-1]["last_seq"] == 1
 
 
+@pytest.mark.nightly
 def test_an_answer_that_goes_on_can_be_stopped(page: Page, server: ScriptedServer) -> None:
     server.say("Half", Drop(), " of it", Wait(), ", and all.")
     ask(page, "Go")
@@ -127,6 +131,7 @@ def test_an_answer_that_goes_on_can_be_stopped(page: Page, server: ScriptedServe
     assert "stopped" in page.inner_text(".meta")
 
 
+@pytest.mark.nightly
 def test_an_answer_that_the_server_has_forgotten_can_be_tried_again(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -153,6 +158,7 @@ def test_a_question_asked_offline_is_sent_when_the_server_is_back(
     expect(page.locator(".prose")).to_have_text("Hello.")
 
 
+@pytest.mark.nightly
 def test_a_question_asked_offline_can_be_withdrawn(page: Page, server: ScriptedServer) -> None:
     server.accepting = False
     server.drop_all()

@@ -62,6 +62,7 @@ def test_a_key_with_several_models_chooses_between_them(
     assert [turn["model"] for turn in server.turns()] == ["support", "base"]
 
 
+@pytest.mark.nightly
 def test_before_the_first_token_the_answer_is_shown_as_pending(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -87,6 +88,7 @@ def test_stop_keeps_what_came_and_frees_the_field(page: Page, server: ScriptedSe
     expect(page.locator("#prompt")).to_be_focused()
 
 
+@pytest.mark.nightly
 def test_escape_stops_too(page: Page, server: ScriptedServer) -> None:
     server.say("Half", Wait())
     ask(page, "Go")
@@ -96,6 +98,7 @@ def test_escape_stops_too(page: Page, server: ScriptedServer) -> None:
     assert "stopped" in page.inner_text(".meta")
 
 
+@pytest.mark.nightly
 def test_the_gate_in_the_mark_is_open_while_an_answer_flows(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -126,6 +129,7 @@ def height_of(element: Locator) -> float:
     return box["height"]
 
 
+@pytest.mark.nightly
 def test_shift_enter_starts_a_new_line_and_the_field_grows(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -140,6 +144,7 @@ def test_shift_enter_starts_a_new_line_and_the_field_grows(
     assert height_of(page.locator("#prompt")) == height
 
 
+@pytest.mark.nightly
 def test_enter_while_composing_does_not_send(page: Page, server: ScriptedServer) -> None:
     page.fill("#prompt", "にほn")
     page.evaluate(
@@ -177,6 +182,7 @@ def test_new_chat_stops_forgets_and_starts_over(page: Page, server: ScriptedServ
     assert "cancel" in [message["type"] for message in server.received]
 
 
+@pytest.mark.nightly
 def test_an_opener_asks_its_question(page: Page, server: ScriptedServer) -> None:
     opener = page.locator("#openers button").first
     question = opener.inner_text()
@@ -221,6 +227,7 @@ def test_a_refused_question_can_be_edited(page: Page, server: ScriptedServer) ->
     assert asked == ["First", "Hello.", "Second\n\nbegun since"]
 
 
+@pytest.mark.nightly
 def test_a_full_context_offers_a_new_chat(page: Page, server: ScriptedServer) -> None:
     server.say(Fail("Too long.", 400, retryable=False, code="context_length_exceeded"))
     ask(page, "Go")
@@ -231,6 +238,7 @@ def test_a_full_context_offers_a_new_chat(page: Page, server: ScriptedServer) ->
     expect(page.locator("#welcome")).to_be_visible()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("text", ["word " * 400, "line\n" * 60])
 def test_a_question_that_fills_screens_shows_its_beginning(
     page: Page, server: ScriptedServer, text: str
@@ -250,6 +258,7 @@ def test_a_question_that_fills_screens_shows_its_beginning(
     expect(page.locator(".question").last).to_have_text("Short")
 
 
+@pytest.mark.nightly
 def test_ask_again_replaces_the_answer(page: Page, server: ScriptedServer) -> None:
     server.say("First try")
     ask(page, "Go")
@@ -261,6 +270,7 @@ def test_ask_again_replaces_the_answer(page: Page, server: ScriptedServer) -> No
     assert server.turns()[1]["messages"] == server.turns()[0]["messages"]
 
 
+@pytest.mark.nightly
 def test_a_length_limit_says_so(page: Page, server: ScriptedServer) -> None:
     server.say("And then", Done("length"))
     ask(page, "Go")
@@ -302,6 +312,7 @@ def test_a_refused_key_is_named_and_replaced(open_page: OpenPage, server: Script
     assert [m.get("api_key") for m in server.received] == ["sk-wrong", KEY]
 
 
+@pytest.mark.nightly
 def test_asking_without_a_key_says_so(open_page: OpenPage) -> None:
     page = open_page(key=None)
     page.click("#key-cancel")
@@ -360,6 +371,7 @@ def test_reasoning_is_open_while_it_lasts_and_stays_out_of_the_history(
     assert server.turns()[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 
+@pytest.mark.nightly
 def test_the_gauge_reads_the_context_in_use(page: Page, server: ScriptedServer) -> None:
     gauge = page.locator("#gauge")
     expect(gauge).to_have_attribute("aria-valuetext", "0 of 2048 tokens")
@@ -391,6 +403,7 @@ def test_scrolling_follows_only_a_reader_at_the_end(page: Page, server: Scripted
     expect(page.locator("#to-end")).to_be_hidden()
 
 
+@pytest.mark.nightly
 def test_screen_readers_hear_the_answer_once(page: Page, server: ScriptedServer) -> None:
     page.evaluate(
         """() => {
@@ -408,6 +421,7 @@ def test_screen_readers_hear_the_answer_once(page: Page, server: ScriptedServer)
     assert page.get_attribute("#transcript", "aria-live") == "off"
 
 
+@pytest.mark.nightly
 def test_every_message_has_a_heading_that_says_whose_it_is(
     page: Page, server: ScriptedServer
 ) -> None:
@@ -420,6 +434,7 @@ def test_every_message_has_a_heading_that_says_whose_it_is(
     assert levels == ["H2", "H2", "H3"]
 
 
+@pytest.mark.nightly
 def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
     page.evaluate("document.activeElement.blur()")
     reached = []
@@ -432,6 +447,7 @@ def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
         assert name in reached
 
 
+@pytest.mark.nightly
 def test_copy_takes_the_markdown_source(open_page: OpenPage, server: ScriptedServer) -> None:
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     server.say("Some **bold**\n\n```py\nx = 1\n```")
@@ -445,8 +461,12 @@ def test_copy_takes_the_markdown_source(open_page: OpenPage, server: ScriptedSer
     assert page.evaluate("navigator.clipboard.readText()") == "x = 1"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stored", ["{not json", "5", "null"])
-def test_a_conversation_broken_in_storage_does_not_break_the_page(page: Page, stored: str) -> None:
+def test_a_conversation_broken_in_storage_does_not_break_the_page(
+    open_page: OpenPage, stored: str
+) -> None:
+    page = open_page()
     page.add_init_script(f"sessionStorage.setItem('sluice.conversation', '{stored}')")
     page.reload()
     page.wait_for_selector("#link-state[data-state=open]")
