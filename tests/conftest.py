@@ -102,6 +102,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return distribution.num_workers()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> distribution.ByUnit | None:
+    is_by_file = config.getoption("dist") == "loadfile"
+    return distribution.ByUnit(config, log) if is_by_file else None
+
+
 def _missing_gpu() -> str | None:
     return None if gpu_collection.has_gpu() else "no CUDA device"
 

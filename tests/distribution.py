@@ -1,7 +1,8 @@
 """How ``make test`` spreads the suite over processes: over how many, and in which order.
 
 Each file runs whole in one process (pytest-xdist's ``--dist loadfile``): what it starts for its
-module is started once. A process takes the next file when it is nearly through with the last one.
+module is started once. So does each folder whose tests share a server. A process takes the next
+file when it is nearly through with the last one.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
+TOGETHER = ("tests/e2e/on_one_demo/", "tests/e2e/on_one_gateway/")
 MAX_WORKERS = 4
 """A container may show more cores than it may use; too many servers at once start too slowly."""
 WORKER_MEMORY_BYTES = 4 * 2**30
@@ -54,10 +58,20 @@ def from_its_part(files: Sequence[Path], number: int, count: int) -> list[Path]:
     return [*files[begin:], *files[:begin]]
 
 
+def unit_of(nodeid: str) -> str:
+    """What runs whole in one process: the test's file, or its folder."""
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+class ByUnit(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
 def in_order(items: Iterable[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
-    """Files that take long first, so that at the end nobody waits for one of them."""
-
-    def taken(item: pytest.Item) -> float:
-        return -seconds.get(item.nodeid.partition("::")[0], 0.0)
-
-    return sorted(items, key=taken)
+    """What takes long first, so that at the end nobody waits for it."""
+    of_units: dict[str, float] = defaultdict(float)
+    for file, taken in seconds.items():
+        of_units[unit_of(file)] += taken
+    return sorted(items, key=lambda item: -of_units[unit_of(item.nodeid)])

@@ -1,6 +1,8 @@
 """A gateway worker for ``test_chaos``: the real one, whose engine's reports are written down.
 
-    python -m tests.e2e.chaos_worker CONFIG READY_FILE REPORTS
+    python -m tests.e2e.chaos_worker CONFIG READY_FILE REPORTS [TOKENS_PER_S]
+
+With a rate, its engine replays a text.
 
 Each report is one line, "request-id tokens", in the system's hands once its tokens are counted.
 """
@@ -9,9 +11,11 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from engine.client.stream import RequestStream
+from engine.client.transport import ReplayProcess
 from engine.messages import RequestOutput
 from gateway import config as configuration
 from gateway.processes import server
@@ -37,7 +41,11 @@ def write_down(reports: Path) -> None:
 
 
 def main() -> None:
-    config_file, ready_file, reports = map(Path, sys.argv[1:])
+    config_file, ready_file, reports = map(Path, sys.argv[1:4])
+    if rates := sys.argv[4:]:
+        assert server.serve.__kwdefaults__ is not None
+        replay = partial(ReplayProcess, tokens_per_s=float(rates[0]))
+        server.serve.__kwdefaults__["transport"] = replay
     write_down(reports)
     assert Quota.__init__.__kwdefaults__ is not None
     Quota.__init__.__kwdefaults__["lease_s"] = LEASE_S

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUESTIONS = ("What is 7 times 8?", "Tell me a story about a fox.")
 NUM_TOKENS = 24
 RESTART_S = 60.0
-RANKS = {"one": 8, "two": 16, "three": 4, "four": 8}
+RANKS = {"one": 8, "two": 16, "three": 4}
 """Adapters by folder; tenant ``one`` has the first as its ``helper``, and so on."""
 
 
@@ -88,7 +88,7 @@ def config_of(folder: Path, **engine: Any) -> Config:
 
 
 class Setup:
-    """A gateway, and tenants ``one`` to ``four`` whose adapters are all called ``helper``."""
+    """A gateway, and tenants ``one`` to ``three`` whose adapters are all called ``helper``."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -266,6 +266,7 @@ async def test_after_the_engines_death_they_are_read_again(
         check(answer, expected[name, QUESTIONS[0]])
 
 
+@pytest.mark.nightly
 async def test_another_gateway_on_the_same_store_serves_them(
     setup: Setup, folder: Path, expected: Mapping[tuple[str, str], Expected]
 ) -> None:
@@ -340,15 +341,15 @@ async def test_files_that_change_later_are_not_taken_for_what_was_loaded(
 ) -> None:
     path = folder / "adapters" / "changing"
     write_adapter(path, MODEL_DIR, seed=7, strength=0.03)
-    assert (await setup.load("four", "changing", "changing")).status_code == 201
-    assert await setup.ask("four", model="changing")
+    assert (await setup.load("three", "changing", "changing")).status_code == 201
+    assert await setup.ask("three", model="changing")
     write_adapter(path, MODEL_DIR, seed=8, strength=0.03)
     for name in ("one", "two"):  # so that it is put away
         await setup.ask(name)
     with pytest.raises(openai.InternalServerError) as caught:
-        await setup.ask("four", model="changing")
+        await setup.ask("three", model="changing")
     assert caught.value.code == "adapter_unavailable"
     assert str(folder) not in caught.value.message
-    assert (await setup.unload("four", "changing")).status_code == 200
-    assert (await setup.load("four", "changing", "changing")).status_code == 201
-    assert await setup.ask("four", model="changing")
+    assert (await setup.unload("three", "changing")).status_code == 200
+    assert (await setup.load("three", "changing", "changing")).status_code == 201
+    assert await setup.ask("three", model="changing")

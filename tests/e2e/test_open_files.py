@@ -28,7 +28,7 @@ from tests.postgres import pg_dsn, postgres_server, run_aside
 __all__ = ["pg_dsn", "postgres_server"]
 pytestmark = pytest.mark.pg
 
-MAX_FILES, NUM_IDLE = 128, 300
+MAX_FILES, NUM_IDLE = 128, 160
 TIMEOUT_S = 60.0
 REPLAY = "100"
 
@@ -115,7 +115,7 @@ def beginning_of_answer(connection: socket.socket) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("command", ["demo", "serve"])
+@pytest.mark.parametrize("command", [pytest.param("demo", marks=pytest.mark.nightly), "serve"])
 def test_idle_connections_beyond_the_limit_get_503_and_it_serves_on(
     command: str, tmp_path: Path, open_folder: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

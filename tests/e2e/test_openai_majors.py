@@ -33,7 +33,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_previous_major_works_as_well(previous: Path) -> None:
-    files = [f"tests/e2e/{name}.py" for name in NAMES]
+    files = [f"tests/e2e/on_one_gateway/{name}.py" for name in NAMES]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider"],
         cwd=ROOT,

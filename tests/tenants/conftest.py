@@ -8,10 +8,10 @@ import pytest_asyncio
 from tenants.memory import MemoryStore
 from tenants.postgres import PostgresStore
 from tenants.store import Store
-from tests.postgres import empty_pg_dsn, pg_dsn, pg_folder, postgres_server
+from tests.postgres import empty_pg_dsn, own_pg_dsn, pg_dsn, pg_folder, postgres_server
 from tests.tenants.reserving import Clock
 
-__all__ = ["empty_pg_dsn", "pg_dsn", "pg_folder", "postgres_server"]
+__all__ = ["empty_pg_dsn", "own_pg_dsn", "pg_dsn", "pg_folder", "postgres_server"]
 
 
 @pytest_asyncio.fixture

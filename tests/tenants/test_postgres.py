@@ -26,6 +26,12 @@ pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
 
 
 @pytest.fixture
+def pg_dsn(own_pg_dsn: str) -> str:
+    """These tests change tables."""
+    return own_pg_dsn
+
+
+@pytest.fixture
 def own_server(pg_folder: Path) -> Iterator[EmbeddedPostgres]:
     """A server this test may stop and start."""
     server = EmbeddedPostgres(pg_folder, settings=FAST)

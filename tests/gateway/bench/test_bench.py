@@ -364,24 +364,14 @@ def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.pg
-def test_responses_are_measured_too() -> None:
-    manner = bench.Manner(max_tokens=5, uses_responses=True)
-    with opened(bench.Target(replay_tokens_per_s=100), Console()) as servers:
-        (server,) = servers
-        level = asyncio.run(Load(server.address, "demo", manner).level(2, 4))
-        unknown = asyncio.run(Load(server.address, "unknown", manner).level(1, 1))
-    assert (level.requests, level.errors) == (4, 0)
-    assert level.tokens_per_s == pytest.approx(5 * 4 / level.duration_s)
-    assert 4 <= level.chunks_per_s * level.duration_s <= 5 * 4
-    assert unknown.errors == 1
-
-
-@pytest.mark.pg
-def test_limits_and_logs_are_measured_where_they_are_wanted(tmp_path: Path) -> None:
+def test_limits_logs_and_responses_are_measured_where_they_are_wanted() -> None:
     manner = bench.Manner(max_tokens=3, resumable=True)
     with opened(bench.Target(replay_tokens_per_s=100, has_limits=True), Console()) as servers:
         (server,) = servers
         level = asyncio.run(Load(server.address, "demo", manner).level(2, 4))
+        responses = bench.Manner(max_tokens=5, uses_responses=True)
+        told = asyncio.run(Load(server.address, "demo", responses).level(2, 4))
+        unknown = asyncio.run(Load(server.address, "unknown", responses).level(1, 1))
         fields = Prompt(model="demo", content="x", max_tokens=1, resumable=True).fields()
         request = urllib.request.Request(
             f"{server.address.url}/v1/chat/completions",
@@ -394,5 +384,9 @@ def test_limits_and_logs_are_measured_where_they_are_wanted(tmp_path: Path) -> N
         with urllib.request.urlopen(request) as response:
             headers = response.headers
     assert (level.requests, level.errors) == (4, 0)
+    assert (told.requests, told.errors) == (4, 0)
+    assert told.tokens_per_s == pytest.approx(5 * 4 / told.duration_s)
+    assert 4 <= told.chunks_per_s * told.duration_s <= 5 * 4
+    assert unknown.errors == 1
     assert "x-ratelimit-remaining-tokens" in headers
     assert "x-sluice-stream-id" in headers

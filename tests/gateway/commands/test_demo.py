@@ -1,4 +1,4 @@
-"""``sluice demo`` in this process; ``tests/e2e/test_demo.py`` has it in one of its own."""
+"""``sluice demo`` in this process; ``tests/e2e/on_one_demo`` has it in one of its own."""
 
 from __future__ import annotations
 

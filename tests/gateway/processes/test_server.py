@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from engine.client.transport import ReplayProcess
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
 from gateway import config as configuration
@@ -144,7 +146,12 @@ async def test_cancelling_is_an_orderly_end_too(
         loaded.set()
 
     serving = asyncio.create_task(
-        server.serve(config, on_progress=lambda progress: begun.set(), on_ready=on_ready)
+        server.serve(
+            config,
+            on_progress=lambda progress: begun.set(),
+            on_ready=on_ready,
+            transport=partial(ReplayProcess, tokens_per_s=100),
+        )
     )
     await (loaded if ready_first else begun).wait()
     children = psutil.Process().children()
@@ -153,7 +160,7 @@ async def test_cancelling_is_an_orderly_end_too(
         async with asyncio.timeout(60):
             await serving
     assert bool(urls) == ready_first
-    assert not [child for child in children if "engine.process" in " ".join(_cmdline(child))]
+    assert not [child for child in children if "engine.replay" in " ".join(_cmdline(child))]
 
 
 def _cmdline(process: psutil.Process) -> list[str]:
@@ -243,7 +250,7 @@ async def test_a_second_ctrl_c_waits_for_nobody(model_dir: Path) -> None:
 
 @pytest.fixture
 def process(tmp_path: Path, pg_dsn: str) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
-    """``server.run`` on PostgreSQL and the bundled model: the process, its URL and a key."""
+    """``server.run`` on PostgreSQL and a replayed text: the process, its URL and a key."""
     made = secrets.create(tmp_path / "secrets.json")
 
     async def provision() -> str:
@@ -259,8 +266,12 @@ def process(tmp_path: Path, pg_dsn: str) -> Iterator[tuple[subprocess.Popen[byte
         f'num_threads = 1\n[tenants]\ndsn = "{pg_dsn}"\nsecrets_file = "secrets.json"\n'
     )
     program = (
-        "import resource, sys; from pathlib import Path; from gateway import config\n"
+        "import resource, sys; from functools import partial; from pathlib import Path\n"
+        "from engine.client.transport import ReplayProcess\n"
+        "from gateway import config\n"
         "from gateway.processes import server\n"
+        "replay = partial(ReplayProcess, tokens_per_s=100)\n"
+        "server.serve.__kwdefaults__['transport'] = replay\n"
         "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))\n"  # as Linux starts it
         "server.run(config.load(Path(sys.argv[1])),"

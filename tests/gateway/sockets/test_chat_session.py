@@ -360,6 +360,7 @@ async def test_refusals_that_nobody_reads_are_bounded_in_sum(model_dir: Path) ->
             client.socket.transport.abort()
 
 
+@pytest.mark.nightly
 async def test_messages_in_crumbs_are_not_collected_for_ever(gateway: Gateway) -> None:
     async with ready(gateway) as client:
         async with asyncio.timeout(120):

@@ -29,7 +29,7 @@ def server(_running_server: ScriptedServer) -> ScriptedServer:
 
 
 class Pages:
-    """Opens pages, and notes what goes wrong on them: the page logs an error, breaks its own content
+    """Opens pages, and notes what goes wrong on them: one logs an error, breaks its own content
     security policy, throws, opens a dialog, or asks any other host for anything."""
 
     def __init__(self, browser: Browser, server: ScriptedServer) -> None:
@@ -111,6 +111,6 @@ def _kept_page(_pages: Pages) -> Page:
 
 @pytest.fixture
 def page(_kept_page: Page, pages: Pages) -> Iterator[Page]:
-    """The page, connected: one for all tests of a module, which leave no handler or script on it."""
+    """The page, connected: one for the tests of a module, which leave no handler on it."""
     yield pages.load(_kept_page, KEY, "/")
     pages.forget(_kept_page)

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator
 from typing import Any
-from uuid import uuid4
 
 import asyncpg
-import msgspec
 import pytest
 import pytest_asyncio
 from openai import APIError, RateLimitError
 
-from engine.client.client import EngineClient
-from engine.demo import MODEL_DIR
-from gateway.config import TenantsConfig
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
-from tests.gateway.serving import MODEL, Gateway, make_config, served, until
-from tests.postgres import module_pg_dsn, postgres_server
+from tests.e2e.on_one_gateway.conftest import with_its_own_tenant
+from tests.gateway.serving import MODEL, Gateway, until
 
-__all__ = ["module_pg_dsn", "postgres_server"]
-
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.pg]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.pg]
 
 HELLO: Any = [{"role": "user", "content": "Hello! What can you do?"}]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(module_pg_dsn: str) -> AsyncIterator[Gateway]:
-    config = make_config(MODEL_DIR, engine={"kv_cache_memory_bytes": 64 * 2**20, "num_threads": 1})
-    config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=module_pg_dsn))
-    store = await PostgresStore.connect(module_pg_dsn)
-    async with served(config, EngineClient(config.engine), store=store) as gateway:
-        yield gateway
-
-
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def gateway(shared: Gateway) -> Gateway:
     """With a tenant and a key of the test's own."""
-    tenant = await shared.store.create_tenant(f"tenant {uuid4()}")
-    own = dataclasses.replace(shared, tenant=tenant)
-    own.api_key = await own.key("chat")
-    return own
+    return await with_its_own_tenant(shared)
 
 
 async def limit(gateway: Gateway, **limits: Any) -> None:
@@ -98,9 +76,7 @@ async def test_limits_as_the_openai_package_meets_them(gateway: Gateway) -> None
     await until(is_spent)
 
 
-async def test_nothing_is_generated_that_is_not_reserved(
-    gateway: Gateway, module_pg_dsn: str
-) -> None:
+async def test_nothing_is_generated_that_is_not_reserved(gateway: Gateway, dsn: str) -> None:
     """Several answers at once run into the end of a budget; what the engine has generated is held
     against what the database has reserved, all the while.
     """
@@ -108,7 +84,7 @@ async def test_nothing_is_generated_that_is_not_reserved(
     await limit(gateway, monthly_tokens=budget)
     engine = gateway.app.state.services.engine
     before = (await engine.fetch_stats()).generation_tokens
-    aside = await asyncpg.connect(module_pg_dsn)
+    aside = await asyncpg.connect(dsn)
     state = "SELECT month_tokens FROM limit_state WHERE scope_id = $1"
 
     async def watch() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.gateway.raw_http import events
 from tests.gateway.serving import Gateway, chat_body, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on the PATH")

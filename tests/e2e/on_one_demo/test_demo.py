@@ -27,6 +27,7 @@ pytestmark = pytest.mark.pg
 
 REPLAY = ("--replay", "200")
 """For what does not depend on the engine: one that starts without torch, in a tenth of the time."""
+SLOW_REPLAY = ("--replay", "50")
 
 
 def ask(ready: dict[str, Any]) -> dict[str, Any]:
@@ -147,74 +148,18 @@ def test_torch_is_in_the_engine_and_not_in_the_gateway(demo_process: DemoProcess
     assert not maps_torch(demo_process.process.pid)
 
 
-@pytest.fixture(scope="module")
-def used_folder(open_folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The data folder of a demo that ran and was asked something, and its ready file."""
-    folder = open_folder / "used"
-    with DemoProcess(folder, *REPLAY) as first:
-        ready = first.wait_ready()
-        ask(ready)
-        assert first.stop() == 0
-    return folder, ready
-
-
-def test_a_second_run_reuses_keys_and_data(used_folder: tuple[Path, dict[str, Any]]) -> None:
-    folder, before = used_folder
-    with DemoProcess(folder, *REPLAY) as again:
-        after = again.wait_ready()
-        assert (after["api_key"], after["admin_key"]) == (before["api_key"], before["admin_key"])
-        ask(after)
-        assert again.stop() == 0
-    assert not (folder / "ready.json").exists()
-
-
-def test_ctrl_c_takes_everything_down_in_order(
-    used_folder: tuple[Path, dict[str, Any]],
-) -> None:
-    """A terminal sends SIGINT to the whole group at once, engine and all."""
-    with DemoProcess(used_folder[0]) as demo:
-        demo.wait_ready()
-        names = {process.name() for process in demo.look()}
-        assert "postgres" in names
-        begun = time.monotonic()
-        demo.interrupt_group()
-        assert demo.wait() == 0
-        assert time.monotonic() - begun < 30
-        assert demo.survivors() == []
-        assert "Traceback" not in demo.output()
-    assert not demo.ready_file.exists()
-
-
-def test_a_second_ctrl_c_does_not_wait_for_requests(
-    used_folder: tuple[Path, dict[str, Any]],
-) -> None:
-    with DemoProcess(used_folder[0], *REPLAY) as demo:
-        stream = begin_endless_stream(demo.wait_ready())
-        demo.interrupt_group()
-        time.sleep(0.3)
-        begun = time.monotonic()
-        demo.interrupt_group()
-        while stream.recv(65_536):
-            pass
-        assert time.monotonic() - begun < 4  # they would be waited for a second longer
-        assert demo.wait() == 0
-        assert demo.survivors() == []
-        assert "Traceback" not in demo.output()
-        stream.close()
-
-
 @pytest.mark.parametrize(
-    ("number", "moment"),
+    ("number", "moment", "options"),
     [
-        (signal.SIGINT, "Starting PostgreSQL"),
-        (signal.SIGTERM, "Starting the engine"),
-        (signal.SIGINT, "Loading"),
+        (signal.SIGINT, "Starting PostgreSQL", REPLAY),
+        pytest.param(signal.SIGTERM, "Starting the engine", (), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, "Loading", (), marks=pytest.mark.nightly),
     ],
 )
 def test_it_can_be_stopped_while_it_starts(
-    open_folder: Path, number: signal.Signals, moment: str
+    open_folder: Path, number: signal.Signals, moment: str, options: tuple[str, ...]
 ) -> None:
-    with DemoProcess(open_folder / moment) as demo:
+    with DemoProcess(open_folder / moment, *options) as demo:
         while moment not in demo.output():
             assert demo.process.poll() is None, demo.output()
             time.sleep(0.01)
@@ -223,40 +168,6 @@ def test_it_can_be_stopped_while_it_starts(
         assert demo.wait() == 0
         assert demo.survivors() == []
         assert "Traceback" not in demo.output()
-
-
-def test_a_killed_demo_leaves_no_engine_and_the_next_one_starts(
-    used_folder: tuple[Path, dict[str, Any]],
-) -> None:
-    """kill -9 of the gateway: the engine follows it; the database waits for the next run."""
-    with DemoProcess(used_folder[0]) as demo:
-        ready = demo.wait_ready()
-        engine = demo.engine()
-        demo.process.kill()
-        demo.process.wait()
-        engine.wait(timeout=60)
-        with DemoProcess(used_folder[0], *REPLAY) as after:
-            again = after.wait_ready()
-            assert again["api_key"] == ready["api_key"]
-            ask(again)
-            assert after.stop() == 0
-            assert after.survivors() == []
-
-
-def test_two_demos_share_a_folder(used_folder: tuple[Path, dict[str, Any]]) -> None:
-    """The database is one; the first to end must not take it from the other."""
-    folder = used_folder[0]
-    with DemoProcess(folder, *REPLAY, name="one") as one:
-        first = one.wait_ready()
-        with DemoProcess(folder, *REPLAY, name="two") as two:
-            ready = two.wait_ready()
-            assert json.loads((folder / "ready.json").read_bytes()) == first
-            assert f"at {first['url']}: this one shares" in " ".join(two.output().split())
-            assert one.stop() == 0
-            ask(ready)
-            assert two.stop() == 0
-            left = (*one.survivors(), *two.survivors())
-            assert [process for process in left if process.name() == "postgres"] == []
 
 
 def test_in_memory_it_needs_no_database_and_forgets(tmp_path: Path) -> None:
@@ -281,6 +192,7 @@ def test_in_memory_it_needs_no_database_and_forgets(tmp_path: Path) -> None:
     assert not (folder / "postgres").exists()
 
 
+@pytest.mark.nightly
 def test_an_engine_that_dies_comes_back(demo: dict[str, Any], demo_process: DemoProcess) -> None:
     engine = demo_process.engine()
     engine.kill()
@@ -298,6 +210,7 @@ def _eventually(attempt: Callable[[], Any], *, within_s: float) -> Any:
             time.sleep(0.2)
 
 
+@pytest.mark.nightly
 def test_another_model_one_that_takes_no_chats(open_folder: Path, tmp_path: Path) -> None:
     """A base model: it is asked to go on with a text, and the curl line asks the same."""
     shutil.copytree(MODEL_DIR, tmp_path / "my-base")
@@ -326,3 +239,64 @@ def test_a_model_that_is_not_there_is_named_before_anything_starts(tmp_path: Pat
             demo.output().splitlines()[-1].startswith("sluice: there is no folder '/no/such/model'")
         )
     assert not (tmp_path / "data" / "postgres").exists()
+
+
+# -- how it ends: the next tests take the demo down and use its folder
+
+
+def test_ctrl_c_takes_everything_down_but_what_another_shares(
+    demo: dict[str, Any], demo_process: DemoProcess
+) -> None:
+    """A terminal sends SIGINT to the whole group at once, engine and all. The database is one with
+    that of a second demo in the same folder, which works on."""
+    folder = demo_process.data_dir
+    with DemoProcess(folder, *REPLAY, name="two") as two:
+        ready = two.wait_ready()
+        assert (ready["api_key"], ready["admin_key"]) == (demo["api_key"], demo["admin_key"])
+        assert json.loads((folder / "ready.json").read_bytes()) == demo
+        assert f"at {demo['url']}: this one shares" in " ".join(two.output().split())
+        names = {process.name() for process in demo_process.look()}
+        assert "postgres" in names
+        demo_process.interrupt_group()
+        assert demo_process.wait() == 0
+        assert "Traceback" not in demo_process.output()
+        assert not (folder / "ready.json").exists()
+        ask(ready)
+        assert two.stop() == 0
+        assert [*demo_process.survivors(), *two.survivors()] == []
+
+
+def test_a_killed_demo_leaves_no_engine_and_the_next_one_starts(
+    demo: dict[str, Any], demo_process: DemoProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 of the gateway: the engine follows it; the database waits for the next run. A second
+    Ctrl-C of that does not wait for requests."""
+    monkeypatch.setenv("SLUICE_SERVER_SHUTDOWN_TIMEOUT_S", "100")
+    assert demo_process.process.poll() is not None, "the test before has ended it"
+    folder = demo_process.data_dir
+    with DemoProcess(folder, *REPLAY, name="killed") as killed:
+        killed.wait_ready()
+        engine = killed.engine()
+        killed.process.kill()
+        killed.process.wait()
+        engine.wait(timeout=60)
+        with DemoProcess(folder, *SLOW_REPLAY, name="after") as after:
+            ready = after.wait_ready()
+            assert ready["api_key"] == demo["api_key"]
+            ask(ready)
+            stream = begin_endless_stream(ready)
+            after.interrupt_group()
+            while "press Ctrl-C again" not in after.output():
+                after.is_starting()
+            after.interrupt_group()
+            told = b""
+            while piece := stream.recv(65_536):
+                told += piece
+            assert b"shutting_down" in told, (
+                "its end, which nobody waited for, is half a minute away"
+            )
+            assert after.wait() == 0
+            assert after.survivors() == []
+            assert "Traceback" not in after.output()
+            stream.close()
+    assert not (folder / "ready.json").exists()

@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
-from engine.client.client import EngineClient
-from engine.demo import MODEL_DIR
-from engine.spec.config import SpeculativeConfig
-from tests.gateway.serving import Gateway, chat_body, make_config, served
+from tests.gateway.serving import Gateway, chat_body
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 COPY = "Repeat after me: the quick brown fox jumps over the lazy dog, again and again and again."
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway() -> AsyncIterator[Gateway]:
-    config = make_config(
-        MODEL_DIR,
-        engine={
-            "kv_cache_memory_bytes": 64 * 2**20,
-            "num_threads": 1,
-            "max_num_seqs": 8,
-            "speculative_config": SpeculativeConfig(
-                method="ngram",
-                num_speculative_tokens=4,
-                prompt_lookup_min=2,
-                prompt_lookup_max=4,
-                adaptive=False,
-            ),
-        },
-    )
-    async with served(config, EngineClient(config.engine)) as gateway:
-        yield gateway
 
 
 async def counters(gateway: Gateway) -> dict[str, float]:

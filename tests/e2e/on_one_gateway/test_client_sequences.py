@@ -15,10 +15,10 @@ from tests.e2e import recorded_clients as recorded
 from tests.gateway.raw_http import events
 from tests.gateway.serving import MODEL, Gateway
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def client(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"authorization": f"Bearer {gateway.api_key}"}
     async with httpx.AsyncClient(

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from tests.gateway.serving import MODEL, Gateway
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello! What can you do?"}]
 WEATHER: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -52,7 +52,7 @@ class Person(BaseModel):
     age: int
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def client(gateway: Gateway) -> AsyncIterator[AsyncOpenAI]:
     async with gateway.openai() as client:
         yield client

@@ -82,6 +82,7 @@ def test_a_question_is_answered(page: Page, demo: dict[str, Any]) -> None:
     assert int(page.get_attribute("#gauge", "aria-valuenow") or 0) > 5
 
 
+@pytest.mark.nightly
 def test_tokens_arrive_one_after_the_other(page: Page) -> None:
     page.evaluate(
         """() => {
@@ -105,6 +106,7 @@ def test_tokens_arrive_one_after_the_other(page: Page) -> None:
     assert "Ada" in page.inner_text(".prose")
 
 
+@pytest.mark.nightly
 def test_stop_keeps_the_beginning_and_the_next_question_is_answered(page: Page) -> None:
     endless(page, True)
     ask(page, STORY)
@@ -120,6 +122,7 @@ def test_stop_keeps_the_beginning_and_the_next_question_is_answered(page: Page) 
     assert "42" in page.locator(".prose").last.inner_text()
 
 
+@pytest.mark.nightly
 def test_an_answer_goes_on_after_a_lost_connection(page: Page) -> None:
     endless(page, True)
     ask(page, STORY)
@@ -154,6 +157,7 @@ def test_an_answer_goes_on_after_a_reload(page: Page) -> None:
     assert page.locator(".fault").count() == 0
 
 
+@pytest.mark.nightly
 def test_an_opener_becomes_a_table(page: Page) -> None:
     """Also in a chat that has begun: who chose one opener types another."""
     opener = page.locator("#openers button", has_text="table").inner_text()
@@ -165,6 +169,7 @@ def test_an_opener_becomes_a_table(page: Page) -> None:
         assert cells == ["France", "Paris", "Spain", "Madrid", "Italy", "Rome"]
 
 
+@pytest.mark.nightly
 def test_a_second_turn_knows_the_first(page: Page) -> None:
     ask(page, "My name is Ida.")
     ended(page)
@@ -174,6 +179,7 @@ def test_a_second_turn_knows_the_first(page: Page) -> None:
     assert "Ida" in page.locator(".prose").last.inner_text()
 
 
+@pytest.mark.nightly
 def test_reload_keeps_the_conversation_and_goes_on(page: Page) -> None:
     ask(page, "My name is Ida.")
     ended(page)
@@ -187,12 +193,14 @@ def test_reload_keeps_the_conversation_and_goes_on(page: Page) -> None:
     assert "Ida" in page.locator(".prose").last.inner_text()
 
 
+@pytest.mark.nightly
 def test_markup_in_a_question_comes_back_as_text(page: Page) -> None:
     ask(page, "Repeat after me: <img src=x onerror=alert(1)>")
     ended(page)
     assert page.locator("#transcript img").count() == 0
 
 
+@pytest.mark.nightly
 def test_a_wrong_key_is_refused_in_words(chromium: Browser, demo: dict[str, Any]) -> None:
     context = chromium.new_context()
     page = context.new_page()

@@ -10,7 +10,7 @@ from tests.gateway.raw_http import RawClient, events, post
 from tests.gateway.serving import Gateway, chat_body, encode
 from tests.gateway.ws_client import connected
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 NUM_HTTP = 150
 NUM_SOCKETS, TURNS = 10, 5

@@ -14,7 +14,7 @@ from tests.e2e.examples import ROOT, example
 from tests.gateway.raw_http import events
 from tests.gateway.serving import MODEL, Gateway
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 
 async def run(*command: str, cwd: Path, **env: str) -> str:

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from tests.gateway.serving import MODEL, Gateway
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
 UNIQUE = {
@@ -34,7 +34,7 @@ UNIQUE = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def client(gateway: Gateway) -> AsyncIterator[AsyncOpenAI]:
     async with gateway.openai() as client:
         yield client

@@ -12,7 +12,7 @@ from tests.gateway.raw_http import RawClient, post
 from tests.gateway.serving import Gateway, chat_body, encode, until
 from tests.gateway.ws_client import connected
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 FREED_S = 0.1
 LONG = {"max_tokens": 1800, "ignore_eos": True}
