@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS =
 BIN := $(VENV)/bin
-PARALLEL = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 10
+PARALLEL = $(BIN)/python -m pytest -n auto --durations 10
 # The tests start hundreds of processes: each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed

@@ -89,9 +89,8 @@ def work_s() -> float:
 class Meter:
     """A plugin for each process that runs tests; ``costs`` is complete after the last test."""
 
-    def __init__(self, config: pytest.Config, server: Path) -> None:
+    def __init__(self, server: Path) -> None:
         self.costs = Costs()
-        self._config = config
         self._pid_file = server / "data" / "postmaster.pid"
         self._cpu_s = 0.0
         self._at = 0.0
@@ -127,43 +126,44 @@ class Meter:
         except (OSError, IndexError, ValueError):
             return None
 
-    def pytest_sessionfinish(self) -> None:
-        if hasattr(self._config, "workeroutput"):
-            costs = self.costs
-            told = {"cpu_s": dict(costs.cpu_s), "seconds": dict(costs.seconds)}
-            self._config.workeroutput["costs"] = told | {"work_s": costs.work_s}
+    # -- in forks, whose costs are their own
+
+    def begin(self) -> None:
+        self.costs = Costs()
+        self._cpu_s, self._at = 0.0, time.monotonic()
+
+    def told(self) -> Any:
+        return {"cpu_s": dict(self.costs.cpu_s), "seconds": dict(self.costs.seconds)}
+
+    def add(self, told: Any) -> None:
+        self.costs.add(Costs(**told))
 
 
 class Keeper:
     """A plugin for the first process of a run: it adds up, tells and decides."""
 
     def __init__(self, own: Meter) -> None:
-        self._costs = own.costs
+        self._own = own
         self._began = time.monotonic()
         self._busy_s = _busy_s()
         self._lines: list[str] = []
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        told = getattr(node, "workeroutput", {}).get("costs")
-        if told is not None:
-            self._costs.add(Costs(**told))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         is_recorded = session.config.getoption("--record-budget")
         if not (is_recorded or _is_whole_fast_tier(session.config)):
             return
-        if not self._costs.work_s:  # no process has come to its tests
+        costs = self._own.costs
+        if not costs.work_s:  # it has not come to its tests
             return
         elapsed_s = time.monotonic() - self._began
-        if session.config.getoption("numprocesses", None):
-            self._costs.cpu_s[PYTEST] += time.process_time()
-        others = (_busy_s() - self._busy_s - sum(self._costs.cpu_s.values())) / elapsed_s
+        if session.config.getoption("num_processes") != "0":  # it has run none itself
+            costs.cpu_s[PYTEST] = time.process_time()
+        others = (_busy_s() - self._busy_s - sum(costs.cpu_s.values())) / elapsed_s
         table = tomllib.loads(TABLE.read_text())
-        lines, is_over = compared(self._costs, table)
+        lines, is_over = compared(costs, table)
         self._lines = [*lines, f"others used {others:.2f} cores meanwhile"]
         if is_recorded:
-            TABLE.write_text(as_toml(renewed(table, self._costs)))
+            TABLE.write_text(as_toml(renewed(table, costs)))
         elif is_over and others > QUIET * (os.cpu_count() or 1):
             self._lines.append("over budget, which does not count on a machine this busy")
         elif is_over and session.exitstatus == pytest.ExitCode.OK:

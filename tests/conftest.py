@@ -10,7 +10,7 @@ import shutil
 import signal
 import tomllib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -45,29 +45,21 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-budget", action="store_true", help="write tests/budget.toml anew")
+    help = "run the tests in so many processes, or auto"
+    # Small letters are kept for pytest itself, which has none of this name.
+    parser.getgroup("processes")._addoption("-n", dest="num_processes", default="0", help=help)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     run_folder.configure(config)
     config.pluginmanager.register(gpu_collection.Selection(config, gpu=gpu_collection.has_gpu()))
-    meter = budget.Meter(config, config.stash[run_folder.FOLDER])
+    meter = budget.Meter(config.stash[run_folder.FOLDER])
     config.pluginmanager.register(meter)
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(budget.Keeper(meter))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    run_folder.tell(node.config, node.workerinput)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    told = getattr(session.config, "workerinput", None)
-    root = session.config.rootpath
-    if told is not None and [root / name for name in session.config.args] == [root / "tests"]:
-        number = int(told["workerid"].removeprefix("gw"))
-        distribution.compile_in_turn(root, number, told["workercount"])
+    count = distribution.num_workers(config.getoption("num_processes"))
+    if count > 1:
+        seconds = tomllib.loads(budget.TABLE.read_text())["seconds"]
+        config.pluginmanager.register(distribution.Spread(config, count, meter, seconds))
+    config.pluginmanager.register(budget.Keeper(meter))
 
 
 def pytest_collection_finish() -> None:
@@ -89,23 +81,6 @@ def collector_as_before() -> Iterator[None]:
     gc.set_threshold(*thresholds)
     gc.unfreeze()
     _set_apart_what_lives()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):  # one of several processes
-        table = tomllib.loads(budget.TABLE.read_text())
-        items[:] = distribution.in_order(items, table["seconds"])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    return distribution.num_workers()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> distribution.ByUnit | None:
-    is_by_file = config.getoption("dist") == "loadfile"
-    return distribution.ByUnit(config, log) if is_by_file else None
 
 
 def _missing_gpu() -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 """The second is that of Windows' Linux."""
 _SOME = re.compile(r"\bmark\.gpu\b")
 _WHOLE = re.compile(r"^pytestmark = .*\bmark\.gpu\b", re.MULTILINE)
-_REPORT = "without_gpu"
 
 
 @functools.cache
@@ -32,7 +30,7 @@ def has_gpu() -> bool:
 
 
 class Selection:
-    """A plugin for each process that collects tests."""
+    """A plugin for the process that collects tests."""
 
     def __init__(self, config: pytest.Config, *, gpu: bool) -> None:
         self._config = config
@@ -73,16 +71,6 @@ class Selection:
             return False
         self._some.add(str(node.path))
         return True
-
-    def pytest_sessionfinish(self) -> None:
-        if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput[_REPORT] = [sorted(self._whole), sorted(self._some)]
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        whole, some = getattr(node, "workeroutput", {}).get(_REPORT, ((), ()))
-        self._whole.update(whole)
-        self._some.update(some)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         # pytest asks for all files of a folder, even if only one of them is to run.

@@ -26,17 +26,10 @@ def make_folder() -> Path:
 
 
 def configure(config: pytest.Config) -> None:
-    """Give this process the run's folder; the run's first process makes and removes it."""
-    told = getattr(config, "workerinput", {}).get("postgres_folder")
-    folder = config.stash[FOLDER] = Path(told) if told else make_folder()
-    if told is None:
-        # Whoever holds this lock keeps the server, which must not end between two workers.
-        held = (folder / "runs").open("ab")
-        fcntl.flock(held, fcntl.LOCK_SH)
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-        config.add_cleanup(held.close)
-
-
-def tell(config: pytest.Config, workerinput: dict[str, object]) -> None:
-    """Tell a worker of pytest-xdist about the run's folder."""
-    workerinput["postgres_folder"] = str(config.stash[FOLDER])
+    """Make the run's folder, and remove it at the end."""
+    folder = config.stash[FOLDER] = make_folder()
+    # Whoever holds this lock keeps the server, which must not end between two forks.
+    held = (folder / "runs").open("ab")
+    fcntl.flock(held, fcntl.LOCK_SH)
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    config.add_cleanup(held.close)
