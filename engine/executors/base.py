@@ -26,7 +26,7 @@ class Executor(ABC):
         self.model = model
 
     def serves(self, step: StepContext) -> bool:
-        """Whether it can run a step. The runner asks those executors that may not be able to."""
+        """Whether it can run a step. Only a fused executor may not be able to."""
         return True
 
     @abstractmethod

@@ -25,5 +25,5 @@ def executors_of(model: Model) -> Executors:
 
 @torch.inference_mode()
 def plain_executor(model: Model) -> Executor:
-    """The one for steps that are recorded, or so small that nobody measures them."""
+    """The one for recorded steps, and for all steps of a model that drafts."""
     return FusedCpu.of(model) or LayerByLayer(model)

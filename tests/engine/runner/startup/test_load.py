@@ -16,7 +16,7 @@ from engine.layers.linear import Linear, TiedLinear
 from engine.layers.parameter import Weight
 from engine.messages import LoadProgress
 from engine.models.base import ModelConfig
-from engine.runner import load_runner
+from engine.runner import load_runner, memory
 from engine.runner.graphs.sized import capture_sizes
 from engine.runner.startup import load
 from engine.runner.startup.model import load_model
@@ -59,7 +59,7 @@ def test_memory_decides_the_number_of_blocks(tiny_config: EngineConfig) -> None:
     )
     assert load_runner(config).num_blocks == 50
     default = changed(tiny_config, num_gpu_blocks_override=None)
-    assert load_runner(default).num_blocks == 512 * 1024 * 1024 // block_bytes
+    assert load_runner(default).num_blocks == memory.CPU_KV_CACHE_BYTES // block_bytes
 
 
 def test_without_a_length_the_cache_may_shorten_it(tiny_config: EngineConfig) -> None:
