@@ -80,10 +80,11 @@ async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 6
             await connection.rollback()
             missing = await connection.scalars(text(_MISSING_ROLES))
             mend = "".join(f"CREATE ROLE {role}; " for role in missing)
+            owner = await connection.scalar(text("SELECT quote_ident(current_user)"))
             raise MigrationRefused(
                 f"{describe(dsn)} refuses us: {getattr(error, 'orig', error)}. Migrate as the "
                 "database's owner; if it may not make or grant roles, let an administrator run: "
-                f"{mend}GRANT sluice_app, sluice_operator TO <owner>"
+                f"{mend}GRANT sluice_app, sluice_operator TO {owner}"
             ) from error
 
 

@@ -10,6 +10,7 @@ with it, so that the next one on the connection is not affected.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
@@ -183,6 +184,10 @@ def translated(where: str, violations: Violations = NO_VIOLATIONS) -> Iterator[N
         raise InvalidValue("value", str(error)) from error
     except asyncpg.ClientConfigurationError as error:
         raise InvalidValue("dsn", str(error)) from error
+    except ssl.SSLError as error:
+        raise StoreUnavailable(
+            f"{where} refuses us: {_reason(error)}; sslrootcert and sslcert name the certificates"
+        ) from error
     except _TRANSIENT as error:
         raise StoreUnavailable(f"{where} does not answer: {_reason(error)}") from error
     except _REFUSED as error:

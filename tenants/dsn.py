@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from tenants.errors import InvalidValue
 
 _SCHEMES = ("postgresql", "postgres")
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+"""What asyncpg would not find without saying what it looks for."""
 
 
 def check_dsn(dsn: str) -> str:
@@ -15,11 +18,15 @@ def check_dsn(dsn: str) -> str:
         parts = urlsplit(dsn)
         scheme = parts.scheme
         _ = parts.port
-        parse_qs(parts.query, strict_parsing=bool(parts.query))
+        options = parse_qs(parts.query, strict_parsing=bool(parts.query))
     except ValueError as error:
         raise InvalidValue("dsn", f"cannot be parsed: {error}") from None
     if scheme not in _SCHEMES:
         raise InvalidValue("dsn", "must look like postgresql://user:password@host:5432/database")
+    for name in _FILES:
+        for file in options.get(name, ()):
+            if not Path(file).is_file():
+                raise InvalidValue("dsn", f"names {file} as {name}, which is no file")
     return dsn
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import asyncpg
 import pytest
 
@@ -55,6 +57,11 @@ def failure(kind: type[asyncpg.PostgresError], **fields: str) -> asyncpg.Postgre
         ),
         (asyncpg.InvalidTextRepresentationError("no uuid"), InvalidValue, "value: no uuid"),
         (asyncpg.ClientConfigurationError("sslmode"), InvalidValue, "dsn: sslmode"),
+        (
+            ssl.SSLCertVerificationError("self-signed certificate"),
+            StoreUnavailable,
+            "refuses us: .*self-signed certificate.*; sslrootcert and sslcert name",
+        ),
         (
             failure(asyncpg.CheckViolationError, constraint_name="tenant_name_check"),
             InvalidValue,

@@ -42,7 +42,13 @@ def own_server(pg_folder: Path) -> Iterator[EmbeddedPostgres]:
 
 class TestConnect:
     @pytest.mark.parametrize(
-        "dsn", ["mysql://u:secret@h/d", "postgresql://h/d?sslmode=nonsense", "x"]
+        "dsn",
+        [
+            "mysql://u:secret@h/d",
+            "postgresql://h/d?sslmode=nonsense",
+            "postgresql://u:secret@h/d?sslmode=verify-full&sslrootcert=/nowhere.crt",
+            "x",
+        ],
     )
     async def test_bad_dsn(self, dsn: str) -> None:
         with pytest.raises(InvalidValue, match="dsn") as caught:
