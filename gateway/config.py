@@ -95,8 +95,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
     """Most bytes kept of all resumable streams of one tenant; ended streams go first."""
     peer_host: str | None = None
-    """This host's address on the private network of the other hosts' gateways; without it only
-    workers of the same host resume each other's streams."""
+    """This host's address for the gateways of other hosts; without it only workers of the same host
+    resume each other's streams."""
     shutdown_timeout_s: Seconds = 30.0
     """Time for running requests to end after SIGTERM, before they are aborted."""
     ws_auth_timeout_s: Seconds = 10.0

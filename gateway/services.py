@@ -31,7 +31,7 @@ from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics.metrics import Metrics
 from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import new_worker_id
-from gateway.peers.wire import derive_secret
+from gateway.peers.wire import derive_keys
 from gateway.prompts.public_prefixes import PublicPrefixes
 from gateway.responses.responses import Responses
 from gateway.secrets import Secrets
@@ -353,7 +353,7 @@ def _create_peers(base: _Base) -> Peers:
     return Peers(
         base.store.shared,
         worker_id=base.worker_id,
-        secret=derive_secret(base.secrets.key_pepper),
+        keys=derive_keys(base.secrets.key_pepper),
         host=base.config.server.peer_host,
     )
 

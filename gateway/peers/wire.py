@@ -1,38 +1,38 @@
-"""The protocol between gateway workers: frames on a socket, after a handshake.
+"""What gateway workers say to each other, over ZeroMQ with CURVE.
 
-    frame       4 bytes of length (big-endian), then a msgspec struct as MessagePack
-    handshake   Challenge ──►, ◄── Hello, Welcome ──►: either side proves by an HMAC that it knows
-                the secret that all gateways of a site share
+A caller connects a DEALER of its own for each request to the other worker's ROUTER, and sends the
+request. ``Follow`` is answered by ``Following`` and items until ``Ended``, all others by one
+``Value``. ``Failed`` can replace any answer: it contains the error for the client. A follower says
+``More`` for each ``Items`` that it has taken, so that no more than ``WINDOW`` are on their way.
 
-A connection has one request. ``Follow`` is answered by ``Following`` and items until ``Ended``, all
-others by one ``Value``. ``Failed`` can replace any answer: it contains the error for the client.
-Frames are not encrypted, so a connection between hosts needs a private network.
+Either side knows the other by the CURVE key that all gateways of a site derive from their secrets:
+who lacks it gets no byte, and nobody between them reads any.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import secrets
-import socket
-import sys
-from typing import Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from gateway import errors
 from gateway.errors import ApiError, InternalError
 from tenants.shared import StreamKind
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-MAX_HANDSHAKE_BYTES = 256
-HANDSHAKE_S = 5.0
-_NONCE_BYTES = 32
-SILENCE_S, PROBE_S, NUM_PROBES = 10, 5, 3
-"""TCP keep-alive: seconds of silence before the first probe, seconds between probes, and how many
-go unanswered before the connection is lost."""
+WINDOW = 8
+HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
+"""How often either side shows that it lives, and the silence after which it has gone, as when a
+host has lost power or its network."""
+LINGER_MS = 1_000
+"""How long what was said last may take to leave after a connection is closed."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 Part = Literal["body", "input"]
@@ -43,17 +43,8 @@ class WireError(Exception):
     """The other side is gone, or breaks the protocol."""
 
 
-class Challenge(msgspec.Struct, tag=True):
-    nonce: bytes
-
-
-class Hello(msgspec.Struct, tag=True):
-    nonce: bytes
-    proof: bytes
-
-
-class Welcome(msgspec.Struct, tag=True):
-    proof: bytes
+class KeyMismatch(WireError):
+    """The other side has another CURVE key."""
 
 
 class Follow(msgspec.Struct, tag=True, kw_only=True):
@@ -103,6 +94,18 @@ class Beat(msgspec.Struct, tag=True):
 
 class Stop(msgspec.Struct, tag=True):
     """From a follower: end the stream's work."""
+
+
+class More(msgspec.Struct, tag=True):
+    """From a follower: it has taken one ``Items``."""
+
+
+class Left(msgspec.Struct, tag=True):
+    """From a caller: it waits for nothing any more."""
+
+
+class Probe(msgspec.Struct, tag=True):
+    """To a follower, for nothing but to learn whether it is there."""
 
 
 class Value(msgspec.Struct, tag=True):
@@ -156,118 +159,137 @@ class Failed(msgspec.Struct, tag=True, kw_only=True):
 
 
 Request = Follow | StopStream | ForgetStream | RedeemTicket | RunningResponse | EndResponse
-Message = (
-    Challenge | Hello | Welcome | Request | Beat | Stop | Value | Following | Items | Ended | Failed
+Message = Request | Beat | Stop | More | Left | Probe | Value | Following | Items | Ended | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def decode(data: bytes) -> Message:
+    """Raises ``WireError``."""
+    try:
+        return _decoder.decode(data)
+    # Invalid UTF-8 and deep nesting have errors of their own.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise WireError(str(exc)) from exc
+
+
+class Keys(NamedTuple):
+    """A CURVE key pair in ZeroMQ's own notation (Z85)."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return "Keys(...)"  # They must not get into a log.
+
+
+def derive_keys(root: bytes) -> Keys:
+    """The site's key pair, from the secret that all its gateways share."""
+    secret = z85.encode(hmac.digest(root, b"sluice gateway peers, version 2", hashlib.sha256))
+    return Keys(zmq.curve_public(secret), secret)
+
+
+def prepare(socket: zmq.asyncio.Socket, keys: Keys) -> None:
+    """What sockets of both sides have in common."""
+    socket.curve_publickey, socket.curve_secretkey = keys
+    socket.linger = LINGER_MS
+    socket.maxmsgsize = MAX_FRAME_BYTES
+    socket.ipv6 = True
+    socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
+
+
+_END = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_WATCHED = (
+    _END
+    | zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 
-_encode = msgspec.msgpack.Encoder().encode
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoder raises: invalid UTF-8 and deep nesting have errors of their own."""
+
+def failure(sent: Any) -> BaseException | None:
+    """Why a message that was sent with ``DONTWAIT`` is not on its way. Its future is done already;
+    looking at it keeps asyncio from warning of an error that nobody saw."""
+    error: BaseException | None = sent.exception()
+    return error
 
 
 class Wire:
-    """One connection between two workers."""
+    """A caller's connection to another worker, for one request."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def send(self, message: Message) -> None:
-        """Send a message, and wait while the other side is slow. Raises ``WireError``."""
-        self.post(message)
+    def __init__(self, address: str, keys: Keys) -> None:
+        """Raises ``WireError`` if ``address`` is none."""
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        prepare(self._socket, keys)
+        self._socket.curve_serverkey = keys.public
+        self._socket.reconnect_ivl = -1  # What another process has at this address knows nothing.
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(_WATCHED)
+        self._seen = 0
+        """The events of the connection so far."""
         try:
-            await self._writer.drain()
-        except OSError as exc:
+            self._socket.connect(address)
+        except zmq.ZMQError as exc:
+            self.close()
             raise WireError(str(exc)) from exc
 
-    def post(self, message: Message) -> None:
-        """Send a message without waiting; only for small ones."""
-        data = _encode(message)
-        self._writer.write(len(data).to_bytes(4, "big") + data)
+    async def opened(self) -> None:
+        """Wait until the other side has shown its key. Raises ``WireError``; ``KeyMismatch`` if it
+        was there and has another one."""
+        while not self._seen & zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if self._seen & ~zmq.EVENT_CONNECTED:
+                kind = KeyMismatch if self._seen & zmq.EVENT_CONNECTED else WireError
+                raise kind("it did not take the handshake")
+            self._note(await self._monitor.recv_multipart())
 
-    async def receive(self, kind: type[T], *, max_bytes: int = MAX_FRAME_BYTES) -> T:
+    def post(self, message: Message) -> None:
+        """Send a message, which goes on its way at once. Nobody gets it if the other side has
+        gone."""
+        failure(self._socket.send(encode(message), zmq.DONTWAIT))
+
+    async def receive(self, kind: type[T]) -> T:
         """The next message, which must be a ``kind``. Raises ``WireError``, or the ``ApiError`` of
         a ``Failed``."""
-        message = await self.receive_any(max_bytes=max_bytes)
+        message = await self.receive_any()
         if isinstance(message, Failed) and not issubclass(Failed, kind):
             raise message.error()
         if not isinstance(message, kind):
             raise WireError(f"expected {kind.__name__}, got {type(message).__name__}")
         return message
 
-    async def receive_any(self, *, max_bytes: int = MAX_FRAME_BYTES) -> Message:
-        """The next message. Raises ``WireError``, also if the other side has closed the
-        connection."""
-        try:
-            size = int.from_bytes(await self._reader.readexactly(4), "big")
-            if size > max_bytes:
-                raise WireError(f"a frame of {size} bytes")
-            return _decoder.decode(await self._reader.readexactly(size))
-        except (OSError, asyncio.IncompleteReadError, *_UNREADABLE) as exc:
-            raise WireError(str(exc)) from exc
+    async def receive_any(self) -> Message:
+        """The next message that is no ``Probe``. Raises ``WireError``, also if the other side has
+        closed the connection."""
+        while True:
+            try:
+                # What had arrived before the end is read, too.
+                message = decode(await self._socket.recv(zmq.DONTWAIT))
+            except zmq.Again:
+                if self._seen & _END:
+                    raise WireError("the other side has gone") from None
+                await self._wait()
+            except zmq.ZMQError as exc:  # closed by another task
+                raise WireError(str(exc)) from exc
+            else:
+                if not isinstance(message, Probe):
+                    return message
 
-    def notice_loss(self) -> None:
-        """Let a TCP connection end soon after the other host has lost power or its network.
+    async def _wait(self) -> None:
+        """Until there is a message or an event."""
+        poller = zmq.asyncio.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        if self._monitor in dict(await poller.poll()):
+            self._note(await self._monitor.recv_multipart())
 
-        By default the system notices that after two hours if nothing is sent, and after a quarter
-        of an hour otherwise. All that time a follower would wait for items, and a stream would run
-        without a reader. Raises ``WireError``.
-        """
-        connection: socket.socket = self._writer.get_extra_info("socket")
-        if connection.family == socket.AF_UNIX:
-            return  # The system closes the sockets of a process that ends.
-        options = [
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, NUM_PROBES),
-        ]
-        if sys.platform == "darwin":
-            options.append((socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, SILENCE_S))
-        else:
-            options.append((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S))
-            # There are no keep-alive probes while sent data are not acknowledged.
-            limit_ms = 1000 * (SILENCE_S + PROBE_S * NUM_PROBES)
-            options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms))
-        try:
-            for option in options:
-                connection.setsockopt(*option)
-        except OSError as exc:  # The connection is lost already.
-            raise WireError(str(exc)) from exc
+    def _note(self, event: list[bytes]) -> None:
+        self._seen |= parse_monitor_message(event)["event"]
 
     def close(self) -> None:
-        """Close the connection after sending what was posted."""
-        self._writer.close()
-
-
-async def greet(wire: Wire, secret: bytes) -> None:
-    """The listener's side of the handshake. Raises ``WireError``, ``TimeoutError``."""
-    wire.notice_loss()
-    async with asyncio.timeout(HANDSHAKE_S):
-        challenge = secrets.token_bytes(_NONCE_BYTES)
-        await wire.send(Challenge(challenge))
-        hello = await wire.receive(Hello, max_bytes=MAX_HANDSHAKE_BYTES)
-        if not hmac.compare_digest(hello.proof, _proof(secret, b"asks", challenge, hello.nonce)):
-            raise WireError("a peer does not know the secret")
-        await wire.send(Welcome(_proof(secret, b"answers", challenge, hello.nonce)))
-
-
-async def introduce(wire: Wire, secret: bytes) -> None:
-    """The caller's side of the handshake. Raises ``WireError``, ``TimeoutError``."""
-    wire.notice_loss()
-    async with asyncio.timeout(HANDSHAKE_S):
-        challenge = (await wire.receive(Challenge, max_bytes=MAX_HANDSHAKE_BYTES)).nonce
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        await wire.send(Hello(nonce, _proof(secret, b"asks", challenge, nonce)))
-        welcome = await wire.receive(Welcome, max_bytes=MAX_HANDSHAKE_BYTES)
-        if not hmac.compare_digest(welcome.proof, _proof(secret, b"answers", challenge, nonce)):
-            raise WireError("a peer does not know the secret")
-
-
-def derive_secret(root: bytes) -> bytes:
-    """The secret of the handshake, derived from the one that all gateways share."""
-    return hmac.digest(root, b"sluice gateway peers, version 1", hashlib.sha256)
-
-
-def _proof(secret: bytes, role: bytes, challenge: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(secret, role + b"\0" + challenge + nonce, hashlib.sha256)
+        """Close the connection after sending what was posted. Idempotent."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close()

@@ -12,11 +12,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from gateway.errors import Gone, Unavailable
 from gateway.peers import peers
 from gateway.peers import wire as peer_wire
-from gateway.peers.peers import PeerGone, Peers
+from gateway.peers.peers import Caller, PeerGone, Peers
 from gateway.peers.wire import (
     Ended,
     Failed,
@@ -24,107 +26,106 @@ from gateway.peers.wire import (
     Following,
     Items,
     RedeemTicket,
+    Request,
     Value,
     Wire,
-    greet,
-    introduce,
+    decode,
+    prepare,
 )
 from tenants.errors import StoreUnavailable
 from tenants.memory import MemoryStore
-from tests.gateway.peering import SECRET, listening, make_peers
+from tests.gateway.peering import KEYS, listening, make_peers, overheard
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
 
 WORKER = "other"
 FOLLOW = Follow(stream_id="s", tenant_id=uuid4(), kind="sse", after=0)
-Behave = Callable[[Wire], Awaitable[None]]
+Behave = Callable[[zmq.asyncio.Socket, Caller], Awaitable[None]]
 
 
 @asynccontextmanager
 async def beside(
     folder: Path, behave: Behave, *, lease: timedelta = timedelta(days=1)
-) -> AsyncIterator[tuple[Peers, list[asyncio.Task[None]]]]:
-    """This worker, and another one that behaves so; with the connections that it has."""
+) -> AsyncIterator[Peers]:
+    """This worker, and another one that behaves so with who asks it first."""
     shared = MemoryStore().shared
-    connections: list[asyncio.Task[None]] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.append(task)
-        try:
-            await behave(Wire(reader, writer))
-            await reader.read()  # until the other side has left
-        finally:
-            writer.close()
-
     path = folder / "socket"
-    server = await asyncio.start_unix_server(serve, path)
-    await shared.register_worker(WORKER, f"unix:{path}", lease)
+    router = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+    prepare(router, KEYS)
+    router.curve_server = True
+    router.bind(f"ipc://{path}")
+    behaving = asyncio.create_task(_behave(router, behave))
+    await shared.register_worker(WORKER, f"ipc://{path}", lease)
     try:
-        yield make_peers(shared), connections
-        await until(lambda: all(task.done() for task in connections), within_s=5.0)
+        yield make_peers(shared)
     finally:
-        server.close()
-        for task in connections:
-            task.cancel()
+        behaving.cancel()
+        await asyncio.gather(behaving, return_exceptions=True)
+        router.close(0)
 
 
-async def silent(wire: Wire) -> None:
-    """As a worker whose event loop stands still."""
+async def _behave(router: zmq.asyncio.Socket, behave: Behave) -> None:
+    while True:
+        identity, data = await router.recv_multipart()
+        if isinstance(decode(data), Request):
+            await behave(router, Caller(router, identity))
 
 
 def answers(*messages: peer_wire.Message) -> Behave:
-    async def behave(wire: Wire) -> None:
-        await greet(wire, SECRET)
-        await wire.receive_any()
+    async def behave(router: zmq.asyncio.Socket, caller: Caller) -> None:
         for message in messages:
-            await wire.send(message)
+            caller.send(message)
 
     return behave
 
 
-async def breaks_off(wire: Wire) -> None:
-    await greet(wire, SECRET)
-    await wire.receive_any()
-    wire.close()
+async def breaks_off(router: zmq.asyncio.Socket, caller: Caller) -> None:
+    router.close(0)
+
+
+async def says_noise(router: zmq.asyncio.Socket, caller: Caller) -> None:
+    await router.send_multipart([caller.identity, b"\x81\xa4type\xa5Value\xff"])
 
 
 async def test_a_worker_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_wire, "HANDSHAKE_S", 0.05)
-    async with beside(tmp_path, silent) as (here, connections):
+    """Its event loop stands still, so that its authenticator does not answer."""
+    monkeypatch.setattr(peers, "CONNECT_S", 0.05)
+    shared = MemoryStore().shared
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        await shared.register_worker(WORKER, f"ipc://{tmp_path}/socket", timedelta(days=1))
+        here = make_peers(shared)
         for asking in (here.ask(WORKER, RedeemTicket("x")), here.follow(WORKER, FOLLOW)):
             with pytest.raises(Unavailable) as caught:
                 await asking
             assert caught.value.code == "worker_lost"
-        assert len(connections) == 2
+        await shared.register_worker(WORKER, f"ipc://{tmp_path}/socket", timedelta(0))
+        with pytest.raises(PeerGone):  # nor does anybody renew its lease
+            await here.ask(WORKER, RedeemTicket("x"))
 
 
-async def test_who_gives_up_amid_the_handshake_hangs_up(tmp_path: Path) -> None:
-    async with beside(tmp_path, silent) as (here, connections):
-        asking = asyncio.create_task(here.ask(WORKER, RedeemTicket("x")))
-        await until(lambda: connections)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        # Else the collector would close it some day, with a warning, which is an error here.
-
-
-@pytest.mark.parametrize("behave", [breaks_off, answers(Ended()), answers(Items([b"x"]))])
+@pytest.mark.parametrize(
+    "behave", [breaks_off, says_noise, answers(Ended()), answers(Items([b"x"]))]
+)
+@pytest.mark.parametrize("asks", ["ask", "follow"])
 async def test_a_worker_that_breaks_off_or_the_protocol_is_lost(
-    tmp_path: Path, behave: Behave
+    tmp_path: Path, behave: Behave, asks: str
 ) -> None:
-    async with beside(tmp_path, behave) as (here, _):
-        for asking in (here.ask(WORKER, RedeemTicket("x")), here.follow(WORKER, FOLLOW)):
-            with pytest.raises(Unavailable) as caught:
-                await asking
-            assert caught.value.code == "worker_lost"
+    async with beside(tmp_path, behave) as here:
+        asking = (
+            here.ask(WORKER, RedeemTicket("x")) if asks == "ask" else here.follow(WORKER, FOLLOW)
+        )
+        with pytest.raises(Unavailable) as caught:
+            await asking
+        assert caught.value.code == "worker_lost"
 
 
 async def test_what_was_said_before_a_worker_broke_off_is_read(tmp_path: Path) -> None:
-    async with beside(tmp_path, answers(Following(), Items([b"a"]), Value(b"odd"))) as (here, _):
+    async with beside(tmp_path, answers(Following(), Items([b"a"]), Value(b"odd"))) as here:
         reader = await here.follow(WORKER, FOLLOW)
         assert list(await anext(reader)) == [b"a"]
         with pytest.raises(Unavailable):
@@ -136,7 +137,7 @@ async def test_what_was_said_before_a_worker_broke_off_is_read(tmp_path: Path) -
 
 async def test_a_stream_that_fails_at_its_worker_fails_the_same_way_here(tmp_path: Path) -> None:
     failed = Failed.of(Gone("Too slow.", code="stream_position_gone"))
-    async with beside(tmp_path, answers(Following(), failed)) as (here, _):
+    async with beside(tmp_path, answers(Following(), failed)) as here:
         reader = await here.follow(WORKER, FOLLOW)
         with pytest.raises(Gone, match="Too slow") as caught:
             await anext(reader)
@@ -144,7 +145,9 @@ async def test_a_stream_that_fails_at_its_worker_fails_the_same_way_here(tmp_pat
         reader.close()
 
 
-@pytest.mark.parametrize("address", ["unix:{folder}/nobody", "127.0.0.1:{port}"])
+@pytest.mark.parametrize(
+    "address", ["ipc://{folder}/nobody", "tcp://127.0.0.1:{port}", "unix:{folder}/older"]
+)
 async def test_where_nobody_listens_any_more_the_worker_is_gone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, address: str
 ) -> None:
@@ -155,23 +158,13 @@ async def test_where_nobody_listens_any_more_the_worker_is_gone(
     await shared.register_worker(WORKER, where, timedelta(days=1))
     with pytest.raises(PeerGone):
         await make_peers(shared).ask(WORKER, RedeemTicket("x"))
-    assert where in caplog.text
-
-
-@pytest.mark.parametrize("behave", [silent, breaks_off])
-async def test_without_a_lease_a_worker_that_does_not_answer_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behave: Behave
-) -> None:
-    monkeypatch.setattr(peer_wire, "HANDSHAKE_S", 0.05)
-    async with beside(tmp_path, behave, lease=timedelta(0)) as (here, _):
-        with pytest.raises(PeerGone if behave is silent else Unavailable):
-            await here.follow(WORKER, FOLLOW)
+    assert where in caplog.text or where.startswith("unix:")
 
 
 async def test_a_worker_that_lives_is_asked_although_its_lease_has_run_out(tmp_path: Path) -> None:
     """As all have at once when the store's clock is set forward."""
     said = answers(Following(), Items([b"a"]), Ended())
-    async with beside(tmp_path, said, lease=timedelta(0)) as (here, _):
+    async with beside(tmp_path, said, lease=timedelta(0)) as here:
         reader = await here.follow(WORKER, FOLLOW)
         assert [items async for items in reader] == [[b"a"]]
         reader.close()
@@ -199,7 +192,11 @@ class Reading:
         self.num_closed += 1
 
 
-async def test_a_follower_that_says_what_it_should_not_has_left() -> None:
+@pytest.mark.parametrize("how", ["odd", "dies"])
+async def test_a_follower_that_says_what_it_should_not_or_nothing_more_has_left(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PROBE_S", 0.02)
     shared, reading = MemoryStore().shared, Reading()
     there = make_peers(shared)
 
@@ -210,15 +207,79 @@ async def test_a_follower_that_says_what_it_should_not_has_left() -> None:
     async with listening(there, shared):
         found = await shared.find_worker(there.worker_id)
         assert found is not None
-        wire = Wire(*await asyncio.open_unix_connection(found.address.removeprefix("unix:")))
-        await introduce(wire, SECRET)
-        await wire.send(FOLLOW)
+        wire = Wire(found.address, KEYS)
+        await wire.opened()
+        wire.post(FOLLOW)
         await wire.receive(Following)
-        await wire.send(Value(b"odd"))
-        with pytest.raises(peer_wire.WireError):
-            await wire.receive_any()
+        if how == "odd":
+            wire.post(Value(b"odd"))
+        else:
+            wire.close()
         await until(lambda: reading.num_closed == 1)
         wire.close()
+
+
+async def test_a_host_that_vanishes_is_noticed_at_both_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connections are never closed: what is sent there is lost."""
+    monkeypatch.setattr(peers, "PROBE_S", 0.05)
+    monkeypatch.setattr(peer_wire, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(peer_wire, "SILENCE_MS", 300)
+    shared, reading, has_vanished = MemoryStore().shared, Reading(), False
+    there = make_peers(shared, host="127.0.0.1")
+
+    async def follow(wanted: Follow) -> Reading:
+        return reading
+
+    there.follow_here = follow  # type: ignore[assignment]
+    async with listening(there, shared):
+        found = await shared.find_worker(there.worker_id)
+        assert found is not None
+        port = int(found.address.rpartition(":")[2])
+        async with overheard(port, [], lambda: not has_vanished) as between:
+            address = f"tcp://127.0.0.1:{between}"
+            await shared.register_worker(there.worker_id, address, timedelta(days=1))
+            reader = await make_peers(shared).follow(there.worker_id, FOLLOW)
+            await asyncio.sleep(0.6)
+            assert reading.num_closed == 0  # silence alone is no loss
+            has_vanished = True
+            with pytest.raises(Unavailable):
+                await anext(reader)
+            await until(lambda: reading.num_closed == 1)
+            reader.close()
+
+
+async def test_a_slow_follower_holds_up_the_stream_and_not_the_worker() -> None:
+    taken = 0
+
+    class Endless(Reading):
+        async def __anext__(self) -> list[bytes]:
+            nonlocal taken
+            taken += 1
+            await asyncio.sleep(0)
+            return [b"x" * 1000]
+
+    shared = MemoryStore().shared
+    there = make_peers(shared)
+
+    async def follow(wanted: Follow) -> Reading:
+        return Endless()
+
+    async def redeem(request: RedeemTicket) -> bytes:
+        return b"y"
+
+    there.follow_here = follow  # type: ignore[assignment]
+    there.answer(RedeemTicket, redeem)
+    async with listening(there, shared):
+        here = make_peers(shared)
+        reader = await here.follow(there.worker_id, FOLLOW)
+        await until(lambda: taken == peer_wire.WINDOW + 1)
+        assert await here.ask(there.worker_id, RedeemTicket("x")) == b"y"
+        assert taken == peer_wire.WINDOW + 1
+        for _ in range(50):
+            assert list(await anext(reader)) == [b"x" * 1000]
+        reader.close()
 
 
 async def test_a_reader_that_fails_is_told_of_and_closed() -> None:

@@ -5,20 +5,21 @@ import gc
 import os
 import tempfile
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from gateway.errors import ApiError, InvalidApiKey, RateLimited, StreamNotFound, Unavailable
+from gateway.errors import ApiError, RateLimited, StreamNotFound, Unavailable
 from gateway.generation.events import Channel, Event
 from gateway.peers.peers import PeerGone, own_folder, sweep
-from gateway.peers.wire import RedeemTicket, StopStream
+from gateway.peers.wire import Keys, RedeemTicket, StopStream, derive_keys
 from gateway.streams.log import MemoryStreamLog, StreamReader
 from gateway.streams.streams import Streams
 from tenants.memory import MemoryStore
 from tenants.shared import SharedState
-from tests.gateway.peering import listening, make_archive, make_peers
+from tests.gateway.peering import KEYS, listening, make_archive, make_peers, overheard
 from tests.gateway.serving import until
 
 ITEMS = [b"%d" % number * 50 for number in range(600)]
@@ -202,32 +203,37 @@ async def test_errors_arrive_as_they_were_raised() -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_does_not_know_the_secret_gets_nothing() -> None:
+@pytest.mark.parametrize("host", [None, "127.0.0.1"])
+async def test_who_has_another_key_gets_nothing_and_one_line_says_so(
+    host: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     shared = MemoryStore().shared
-    there, stranger = make_peers(shared), make_peers(shared, secret=b"a guess")
+    there, friend = make_peers(shared, host=host), make_peers(shared)
+    stranger = make_peers(shared, keys=derive_keys(b"a guess"))
+    # It knows whom to talk to, but is not the one that may.
+    impostor = make_peers(shared, keys=Keys(KEYS.public, derive_keys(b"a guess").secret))
     asked = []
 
     async def redeem(request: RedeemTicket) -> bytes:
         asked.append(request)
-        raise InvalidApiKey("x")
+        return b"x"
 
     there.answer(RedeemTicket, redeem)
     async with listening(there, shared):
-        with pytest.raises(Unavailable):
-            await stranger.ask(there.worker_id, RedeemTicket("x"))
-        found = await shared.find_worker(there.worker_id)
-        assert found is not None
-        reader, writer = await asyncio.open_unix_connection(found.address.removeprefix("unix:"))
-        writer.write((2**31).to_bytes(4, "big"))  # before the handshake frames are small
-        await reader.read()
-        writer.close()
-    assert asked == []
+        for number, other in enumerate((stranger, impostor), 1):
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    await other.ask(there.worker_id, RedeemTicket("x"))
+            assert caplog.text.count("give all hosts the same tenants.secrets_file") == number
+        assert asked == []
+        assert await friend.ask(there.worker_id, RedeemTicket("x")) == b"x"
 
 
 @pytest.mark.asyncio
-async def test_hosts_reach_each_other_over_tcp() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_hosts_reach_each_other_over_tcp_and_nobody_between_them_reads(host: str) -> None:
     shared = MemoryStore().shared
-    here, there = make_peers(shared), make_peers(shared, host="127.0.0.1")
+    here, there = make_peers(shared), make_peers(shared, host=host)
 
     async def redeem(request: RedeemTicket) -> bytes:
         return request.ticket.encode()
@@ -236,8 +242,17 @@ async def test_hosts_reach_each_other_over_tcp() -> None:
     async with listening(there, shared):
         found = await shared.find_worker(there.worker_id)
         assert found is not None
-        assert found.address.startswith("127.0.0.1:")
-        assert await here.ask(there.worker_id, RedeemTicket("x")) == b"x"
+        assert found.address.startswith(f"tcp://{host}:")
+        port = int(found.address.rpartition(":")[2])
+        seen: list[bytes] = []
+        async with overheard(port, seen) as between:
+            address = f"tcp://127.0.0.1:{between}"
+            await shared.register_worker(there.worker_id, address, timedelta(days=1))
+            assert await here.ask(there.worker_id, RedeemTicket("the heron")) == b"the heron"
+    heard = b"".join(seen)
+    assert b"CURVE" in heard
+    assert b"heron" not in heard
+    assert b"RedeemTicket" not in heard
 
 
 @pytest.mark.asyncio
