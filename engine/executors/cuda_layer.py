@@ -116,4 +116,4 @@ def _matrix(linear: Linear, rows: int, *, gated: bool = False) -> Matrix:
 
 
 def _adapters(linear: Linear, rows: int) -> tuple[torch.Tensor, ...] | None:
-    return () if linear.addition is None else linear.addition.joined(rows)
+    return () if linear.addition is None else linear.addition.operands(rows)

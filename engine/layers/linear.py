@@ -26,7 +26,7 @@ class Addition(Protocol):
         """Whether the current step has adapters."""
         ...
 
-    def joined(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
+    def operands(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
         """What is added for ``num_tokens`` tokens, as tensors for ``cuda_layer.Matrix``; None if
         only a call of this object can add it."""
 

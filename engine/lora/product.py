@@ -64,7 +64,7 @@ class LoraAddition:
     def is_active(self) -> bool:
         return self._step.tiles is not None
 
-    def joined(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
+    def operands(self, num_tokens: int) -> tuple[torch.Tensor, ...] | None:
         """See ``linear.Addition``."""
         tiles = self._step.of(num_tokens)
         if tiles is None:

@@ -16,73 +16,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from engine.attention.base import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionShape,
-    DeviceBatch,
-    KVScales,
-)
-from engine.attention.select import select_backend
-from engine.attention.torch_ref import TorchAttention
 from engine.executors.base import Executor
 from engine.executors.cuda_layer import CudaLayers
 from engine.executors.dense import dense_layers
 from engine.executors.layers import LayerByLayer
-from engine.layers.attention import GroupStep, KVCache, SelfAttention, StepContext, Wanted
+from engine.layers.attention import GroupStep, KVCache, SelfAttention, Wanted
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import RouterConfig
-from engine.layers.rope import RopeConfig
 from engine.lora.product import LoraAddition, StepAdapters
-from engine.models.base import ModelConfig, MoEConfig
+from engine.models.base import MoEConfig
 from engine.models.gemma2 import Gemma2DecoderLayer
 from engine.models.granite import GraniteDecoderLayer
 from engine.models.llama import ForCausalLM, LlamaDecoderLayer
 from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3_moe import MoEDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
-from kernels import build, cuda, cuda_lora, cuda_wide, ops, reference
+from kernels import build, cuda, cuda_lora, cuda_wide, ops
 from kernels.lora import AdapterTiles, LoraMatrices
 from kernels.products import Choice, Kind, Product, Products
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
-BLOCK_SIZE, MAX_LEN, HEAD_DIM = 16, 512, 64
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=50,
-    hidden_size=256,
-    intermediate_size=320,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=HEAD_DIM,
-    rms_norm_eps=1e-5,
-    max_position_embeddings=MAX_LEN,
-    rope=RopeConfig(),
-    tie_word_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
-    dtype=torch.float32,
-    eos_token_ids=frozenset(),
-)
-
-
-def model(
-    layer: type[LlamaDecoderLayer] = LlamaDecoderLayer,
-    *,
-    device: torch.device = CPU,
-    dtype: torch.dtype = torch.float32,
-    **changes: Any,
-) -> ForCausalLM:
-    of_family = type("Of", (ForCausalLM,), {"layer_class": layer})
-    config = replace(CONFIG, **changes)
-    made: ForCausalLM = of_family(config, max_model_len=MAX_LEN, dtype=dtype, device=device)
-    gen = torch.Generator().manual_seed(0)
-    for name, weight in made.named_weights():
-        shift = 1.0 if "norm" in name else 0.0
-        weight.data.copy_(torch.randn(weight.data.shape, generator=gen) * 0.1 + shift)
-    return made
+from tests.engine.executors.example import GPU, assert_same, make_step, model
 
 
 def by_calls(of: ForCausalLM) -> CudaLayers:
@@ -91,60 +44,16 @@ def by_calls(of: ForCausalLM) -> CudaLayers:
     return CudaLayers(of, layers)
 
 
-def attention(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionBackend:
-    if device == CPU:
-        return TorchAttention(CPU, dtype)
-    heads = CONFIG.num_heads, CONFIG.num_kv_heads, HEAD_DIM
-    return select_backend(
-        "cuda", device, AttentionShape(dtype, *heads, BLOCK_SIZE, 4, kv_dtype=kv_dtype)
-    )
-
-
 def run(
-    executor: Executor,
-    shapes: list[tuple[int, int]],
-    *,
-    fp8: bool = False,
-    wanted: Wanted | None = None,
-    last: int = 0,
-    adapted: bool = False,
+    executor: Executor, shapes: list[tuple[int, int]], **options: Any
 ) -> tuple[torch.Tensor, KVCache]:
-    """shapes: (tokens of the step, tokens before it) of each sequence. last: of the only sequence,
-    so many tokens are wanted."""
+    """As ``example.run``."""
     assert isinstance(executor.model, ForCausalLM)
-    of = executor.model.model
-    weight = of.norm.weight.data
-    device, dtype = weight.device, weight.dtype
-    gen = torch.Generator().manual_seed(1)
-    shape = 3, 2, 64, BLOCK_SIZE, CONFIG.num_kv_heads, HEAD_DIM
-    values = torch.randn(shape, generator=gen).to(device)
-    scale = torch.tensor([0.02, 0.03], device=device)
-    stored = reference.quantize_heads(values, scale) if fp8 else values.to(dtype)
-    cache: KVCache = [(k, v) for k, v in stored]
-    for layer in of.layers:
-        assert isinstance(layer.self_attn, SelfAttention)
-        layer.self_attn.kv_scales = KVScales(scale, scale) if fp8 else None
-    table = torch.randperm(64, generator=gen).view(4, 16).to(device, torch.int32)[: len(shapes)]
-    query_lens, past = np.array(shapes).T.copy()
-    rows = np.arange(len(shapes))
-    positions = torch.cat([torch.arange(p, p + n) for n, p in shapes]).to(device)
-    token_rows = torch.from_numpy(rows.repeat(query_lens)).to(device)
-    slots = table[token_rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    lens = torch.from_numpy(query_lens + past).to(device, torch.int32)
-    cu_queries = F.pad(torch.from_numpy(query_lens), (1, 0)).cumsum(0).to(device, torch.int32)
-    on_device = DeviceBatch(lens, cu_queries, table)
-    batch = AttentionBatch(query_lens, query_lens + past, rows, table, on_device)
-    backend = attention(device, dtype, stored.dtype)
+    token_ids, step = make_step(executor.model, shapes, **options)
+    ((slots, attend),) = step.groups
     # As a function: attention that also stores the keys may rotate them with other roundings.
-    attend = partial(backend.prepare(batch, BLOCK_SIZE))
-    if last:
-        fewer = replace(batch, query_lens=np.array([last]))
-        index = torch.arange(len(positions) - last, len(positions))
-        wanted = Wanted(index, lambda: backend.prepare(fewer, BLOCK_SIZE))
-    group = GroupStep(slots.long(), attend)
-    step = StepContext(positions, [group], cache, wanted=wanted, adapted=adapted)
-    token_ids = torch.randint(50, (len(positions),), generator=gen).to(device)
-    return executor.hidden_states(token_ids, step), cache
+    step = replace(step, groups=[GroupStep(slots, partial(attend))])
+    return executor.hidden_states(token_ids, step), step.kv_cache
 
 
 def schema(op: str) -> list[str]:
@@ -207,13 +116,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
         ("feed_forward", feed_forward),
     ):
         monkeypatch.setattr(torch.ops.sluice_cuda, op, contract(op, written_out), raising=False)
-
-
-def assert_same(one: tuple[torch.Tensor, KVCache], other: tuple[torch.Tensor, KVCache]) -> None:
-    assert torch.equal(one[0], other[0])
-    for (k, v), (other_k, other_v) in zip(one[1], other[1], strict=True):
-        assert torch.equal(k.view(torch.uint8), other_k.view(torch.uint8))
-        assert torch.equal(v.view(torch.uint8), other_v.view(torch.uint8))
 
 
 WANTED = Wanted(torch.tensor([1, 6, 7]))

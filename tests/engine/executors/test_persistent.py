@@ -32,7 +32,7 @@ from engine.quant.fp8 import OnlineFp8Weight
 from kernels import cuda, ops
 from kernels.persistent_decoder import MAX_TOKENS
 from kernels.reference_decoder import ReferenceDecoder
-from tests.engine.executors.test_cuda_layer import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
+from tests.engine.executors.example import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
 from tests.engine.runner.emulated_graphs import EmulatedAttention
 from tests.kernels.gpu_share import few_sms
 

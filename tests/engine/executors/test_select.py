@@ -7,7 +7,7 @@ import torch
 from engine.executors.layers import LayerByLayer
 from engine.executors.select import executors_of
 from engine.models.granite import GraniteDecoderLayer
-from tests.engine.executors.test_cuda_layer import model
+from tests.engine.executors.example import model
 
 
 def test_a_model_that_nothing_fuses_runs_layer_by_layer() -> None:

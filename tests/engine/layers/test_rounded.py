@@ -55,7 +55,7 @@ class Adapters:
 
     is_active: bool
 
-    def joined(self, num_tokens: int) -> None:
+    def operands(self, num_tokens: int) -> None:
         return None
 
     def __call__(

@@ -111,7 +111,7 @@ def test_the_last_layer_may_compute_some_of_the_tokens(slots: AdapterSlots, mode
     with slots.applied(step, ends):
         every, some = linear(x), linear(x[[5, 8]])
         assert linear.addition is not None
-        assert linear.addition.joined(9) is None, "in float32"
+        assert linear.addition.operands(9) is None, "in float32"
     torch.testing.assert_close(some, every[[5, 8]])
     with slots.applied(step), pytest.raises(AssertionError):
         linear(x[:2])
