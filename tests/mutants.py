@@ -39,7 +39,7 @@ import pytest
 SLOWER = 5.0
 LEAST_TIMEOUT_S = 20.0
 """A mutant's tests may take so much longer than they took before, and at least this long."""
-PRELOADED = ("numpy", "torch", "transformers", "hypothesis", "tokenizers", "jsonschema", "xgrammar")
+PRELOADED = ("numpy", "torch", "transformers", "tokenizers", "jsonschema", "xgrammar")
 """What takes long to import and is none of our code: imported before the forks, where needed."""
 OPTIONS = ("-q", "-x", "--no-header", "-p", "no:xdist", "-p", "no:cacheprovider")
 
@@ -270,9 +270,9 @@ def in_fork(work: Callable[[], int], timeout_s: float) -> int | None:
         code = 70
         try:
             os.setpgid(0, 0)
-            null = os.open(os.devnull, os.O_RDWR)
-            for number in range(3):
-                os.dup2(null, number)
+            said = os.open("said.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            for number in range(1, 3):
+                os.dup2(said, number)
             code = work()
         finally:
             os._exit(code)
@@ -303,7 +303,7 @@ class Bench:
         self._before = Run()
 
     def run_unchanged(self) -> Run:
-        """Raises RuntimeError if a test fails."""
+        """Raises RuntimeError if a test fails, also where it runs as those of a mutant do."""
         told = self._root / "run.pickle"
 
         def work() -> int:
@@ -315,19 +315,26 @@ class Bench:
             told.write_bytes(pickle.dumps(tracer.run))
             return int(code)
 
-        if (status := in_fork(work, timeout_s=3600)) != pytest.ExitCode.OK:
-            raise RuntimeError(f"the tests fail without any change: exit status {status}")
+        self._must_pass(in_fork(work, timeout_s=3600))
         self._before = pickle.loads(told.read_bytes())
         for name in self._before.modules:
             importlib.import_module(name)
+        self._must_pass(self._run(self._original, self._before.seconds))
         return self._before
+
+    def _must_pass(self, status: int | None) -> None:
+        if status != pytest.ExitCode.OK:
+            said = (self._root / "said.txt").read_text()
+            raise RuntimeError(f"without any change the tests end with {status}: {said}")
 
     def kills(self, mutant: Mutant) -> bool:
         seconds = self._before.seconds
         chosen = {name: seconds[name] for name in self._before.tests_of(mutant)}
-        if not chosen:
-            return False
-        self._write(mutant.text)
+        return bool(chosen) and self._run(mutant.text, chosen) != pytest.ExitCode.OK
+
+    def _run(self, text: str, chosen: dict[str, float]) -> int | None:
+        """How the chosen tests end if the module has this text; None if they do not in time."""
+        self._write(text)
         files = sorted(set(map(_file_of, chosen)))
         timeout_s = LEAST_TIMEOUT_S + SLOWER * sum(chosen.values())
 
@@ -335,7 +342,7 @@ class Bench:
             return int(pytest.main([*OPTIONS, *files], plugins=[Selection(chosen)]))
 
         try:
-            return in_fork(work, timeout_s) != pytest.ExitCode.OK
+            return in_fork(work, timeout_s)
         finally:
             self._write(self._original)
 
@@ -380,6 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         copy_tree(Path(name))
         os.chdir(name)
         os.environ["PYTHONPATH"] = name
+        sys.modules.pop("tests", None)  # of the tree that this was started in
         sys.path[:] = [name, *(path for path in sys.path if path not in ("", str(home)))]
         try:
             survivors = _try_all(Bench(Path(name), options.module, options.tests), tried)
