@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway import context
-from gateway.answers.chat import ChatChunks
+from gateway.answers.chat import ChatEncoder
 from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.errors import EngineUnavailable
 from gateway.generation.answer import Answer, Delivery
@@ -110,7 +110,7 @@ async def run(
     *,
     heartbeat_s: float = 60.0,
 ) -> bytes:
-    chunks = ChatChunks(completion_id="c", created=1, model="m", num_choices=1, has_usage=False)
+    chunks = ChatEncoder(completion_id="c", created=1, model="m", num_choices=1, has_usage=False)
     response = EventStream(Answer(cast(Generation, generation), chunks), heartbeat_s=heartbeat_s)
     async with asyncio.timeout(30):
         await response(connection.scope(spec), connection.receive, connection.send)
