@@ -273,12 +273,7 @@ class EngineCore:
             self._runner.forward(step.plan)
             if not step.constrained:
                 step.launched = self._runner.sample(None)
-            step.noted = self._speculator.planned(
-                step.plan,
-                step.num_tokens,
-                overlaps=num_due > 0,
-                constrained=bool(step.constrained),
-            )
+            step.noted = self._speculator.planned(step)
         if num_due:
             self._collect()
         if step is not None:
@@ -320,11 +315,11 @@ class EngineCore:
     def _prepare_drafts(self) -> None:
         """Draft for the next step. Where drafts are likely, this first waits for the step in
         flight."""
-        if self._speculator.rests(len(self.scheduler.running), goes_on=self._was_busy):
+        if not self._speculator.begin(len(self.scheduler.running), goes_on=self._was_busy):
             return
         running = self.scheduler.running.values()
         if self.scheduler.in_flight and (
-            self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
+            self.scheduler.drafts_in_flight or self._speculator.foresees(running)
         ):
             self._collect()
         # While a step is in flight the last tokens are unknown, so nothing can be drafted.
@@ -337,7 +332,7 @@ class EngineCore:
         assert step.launched is not None, "a step is due that was never sampled"
         result = step.launched.collect()
         new_tokens = self.scheduler.update(result)
-        self._speculator.collected(step.noted, result, new_tokens, [s.noted for s in in_flight])
+        self._speculator.collected(step.noted, result)
         for request, token_ids in new_tokens:
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)

@@ -1,47 +1,41 @@
-"""The time of a step, with and without drafts: measured at start-up, and corrected while running.
+"""What a step costs with and without drafts: measured at start-up, and compared while running.
 
-The table from the start-up is of short texts and an idle host, without a scheduler. Real steps take
-longer, by a time that depends on the batch and on the drafts: beside steps without drafts, for
-instance, the host's work is hidden. So each kind of step has a correction of its own.
-"""
+The table from start-up is of the device alone. In a running engine a step with drafts takes longer
+than that, because the host's work is not hidden behind the step before, and because a draft network
+must catch up with new prompts. What this comes to follows from steps with and without drafts that
+were timed shortly after each other, so that it does not depend on how fast the machine is now."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median_low
-from typing import TYPE_CHECKING
-
-from engine.spec.pace import Pace
+from functools import lru_cache
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-# The kind of a step in which requests have different numbers of drafts.
-_MIXED = -1
-
-# What is left of a correction's weight after a step of its kind; and of the overall correction's.
-_DECAY, _OVERALL_DECAY = 0.95, 0.98
-# What is left of a correction's weight after a step of another kind.
-_AGEING = 0.99
-# Weight of the prior, in steps.
-_PRIOR_WEIGHT = 2.0
-# With this many steps without drafts, their correction is used without a prior. It does not age
-# until such steps are measured anew; then at least this part of its weight is kept.
-_SURE, _KEPT = 4, 0.2
-# If the last steps with drafts of a kind are more steps ago than this, what they took counts for as
-# little as this, at least, beside what such steps take now.
-_LONG_AGO, _KEPT_DRAFTED = 32, 0.05
-# What a step counts for the correction of its kind, if it was used to update the pace.
-_PACED_SHARE = 0.1
-# A step that takes longer than this many times the expected time counts as if it took just that:
-# another process had the processor.
-OUTLIER = 1.3
-# But the expectation itself may be wrong by this factor or more, for instance where the host is
-# slower than the device. The median of the first steps of a kind tells: then the correction starts
-# from it.
-_FAR_OFF, _NUM_FIRST = 1.7, 8
+LOOK = 8
+"""Steps of a batch size and kind that make one measurement."""
+# Measurements with and without drafts are compared if no more timed steps lie between their ends.
+_MAX_APART = 128
+# A step counts as no longer than so many times the median, as another process may have had the
+# processor.
+_OUTLIER = 4.0
+# About so many of the latest comparisons count; of one size of batches, beside so many of all.
+_MAX_COMPARED, _PRIOR_WEIGHT = 4.0, 2.0
+# What is believed less of a ratio whenever it is doubted.
+_DOUBT = 0.2
+# No comparison counts as less: the host's work for drafts may hide, but does not vanish.
+_LEAST_RATIO = 0.8
+# About so many of the latest newcomers count. Until there were ``_FEW``, with and without drafts,
+# they are taken to cost the same with drafts; at most, they cost so many steps more.
+_MEMORY, _FEW, _MAX_MORE = 64.0, 2.0, 4.0
+# The weight of the latest time in what beginning to draft costs, and the most steps that it counts
+# as: the first time may take far longer.
+_LATEST, _MAX_START = 0.25, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +57,13 @@ class StepCosts:
         """The numbers of drafts to choose from, ascending."""
         return self.lengths[1:] if self.is_padded else range(1, self.lengths[-1] + 1)
 
-    def kind(self, batch: int, longest: int, num_drafts: int) -> tuple[int, float]:
-        """(kind, length): the drafts of each request, or ``_MIXED`` if they differ; and the mean
-        number of drafts for which the step takes the time."""
-        if self.is_padded:
-            length = self.lengths[bisect_left(self.lengths, longest)]
-            return length, length
-        is_uniform = num_drafts == batch * longest
-        return longest if is_uniform else _MIXED, num_drafts / batch
-
     def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
         """Seconds of a step of ``batch`` requests with ``num_drafts`` drafts in all, at most
         ``longest`` for a request."""
-        _, length = self.kind(batch, longest, num_drafts)
-        return _interpolate(self.lengths, self.by_length(batch), length)
-
-    def by_length(self, batch: int) -> list[float]:
-        """[lengths]: seconds of steps of this batch."""
-        return [_at(self.batches, row, batch) for row in self.taken_s]
+        by_length = [_at(self.batches, row, batch) for row in self.taken_s]
+        if self.is_padded:
+            return by_length[bisect_left(self.lengths, longest)]
+        return _interpolate(self.lengths, by_length, num_drafts / batch)
 
 
 def _at(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
@@ -97,192 +80,204 @@ def _interpolate(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
     return ys[index - 1] + share * (ys[index] - ys[index - 1])
 
 
-class _Correction:
-    """Corrects the expected seconds of a kind of step by decaying means of measured and of expected
-    seconds.
+_ALL = -1
 
-    If steps take longer than expected, the difference is assumed to be a constant: the host's work,
-    or longer texts. For a step with a larger expectation than the mean, as many seconds are added;
-    for one with a smaller, the same share. If steps take less than expected, the ratio is assumed
-    to be constant: the device is that much faster."""
 
-    __slots__ = ("_expected_s", "_first", "_measured_s", "num_steps", "seen", "weight")
+class TimedStep(NamedTuple):
+    """What ``LearnedCosts`` learns from."""
+
+    batch: int
+    longest: int
+    """Drafts of the request that has the most."""
+    num_drafts: int
+    """Drafts of all requests."""
+    seconds: float
+    num_tokens: int
+    """Tokens that it generated."""
+    newcomers: float
+    """Requests that have a prompt in it or had one in the step before, each of which counts as
+    half."""
+    has_drafts: bool
+    """It has drafts, or was planned late in order to have some."""
+    drafting: bool
+    """Drafts are made at this time, if not in this step."""
+    is_usual: bool
+    """Neither it nor the step before has prompts, and both have drafts or both have none."""
+
+
+class _Kind(NamedTuple):
+    """A kind of steps that are measured together."""
+
+    size: int
+    """Of the batch: the power of two, rounded up."""
+    drafting: bool
+    is_mixed: bool
+    """Whether steps with prompts, and those after them, count as well."""
+
+
+class _Mean(NamedTuple):
+    factor: float
+    """How many times as long as a step without drafts in the table such a step takes, less what
+    its drafts cost the device according to the table."""
+    at: int
+    """The number of timed steps by then."""
+
+
+class _Ratio:
+    """How many times as long as a step without drafts one with drafts takes, apart from what the
+    drafts cost the device."""
+
+    __slots__ = ("value", "weight")
 
     def __init__(self) -> None:
-        self._first: list[float] = []
-        """Measured minus expected seconds of the first steps."""
-        self._measured_s = self._expected_s = self.weight = 0.0
-        self.num_steps = 0
-        """Steps that were measured."""
-        self.seen = 0
-        """Number of the last of these, among the steps of all kinds."""
+        self.value, self.weight = 1.0, 0.0
 
-    def seconds(self, expected_s: float) -> float:
-        """The corrected seconds of a step for which the table says ``expected_s``."""
-        if not self.weight:
-            return expected_s
-        mean_s = self._expected_s / self.weight
-        more_s = self._measured_s / self.weight - mean_s
-        share = expected_s / mean_s
-        return expected_s + more_s * (share if more_s < 0 else min(1.0, share))
+    def add(self, found: float) -> None:
+        self.weight = min(self.weight + 1, _MAX_COMPARED)
+        self.value += (found - self.value) / self.weight
 
-    def blended(self, expected_s: float, prior_s: float, ageing: float = 1.0) -> float:
-        """As ``seconds``, with a prior. ageing: the part of the weight that is left by now."""
-        weight = ageing * self.weight
-        found = weight * self.seconds(expected_s) + _PRIOR_WEIGHT * prior_s
-        return found / (weight + _PRIOR_WEIGHT)
+    def blended(self, prior: float) -> float:
+        return (self.weight * self.value + _PRIOR_WEIGHT * prior) / (self.weight + _PRIOR_WEIGHT)
 
-    def begin(self, measured_s: float, expected_s: float, num_steps: int) -> float | None:
-        """Note some of the first steps; returns the seconds that their median implies for
-        ``expected_s``, or None if there was only one so far."""
-        self._first += [measured_s - expected_s] * num_steps
-        return expected_s + median_low(self._first) if len(self._first) > 1 else None
-
-    def restart(self, measured_s: float, expected_s: float) -> None:
-        """Start anew, as if each of the first steps had taken ``measured_s``."""
-        self.weight = len(self._first)
-        self._measured_s, self._expected_s = self.weight * measured_s, self.weight * expected_s
-
-    def observe(self, measured_s: float, expected_s: float, kept: float, added: float) -> None:
-        """Add a measurement. kept: the part of the earlier weight that is left; added: its own."""
-        self._measured_s = kept * self._measured_s + added * measured_s
-        self._expected_s = kept * self._expected_s + added * expected_s
-        self.weight = kept * self.weight + added
-
-    def weaken(self, share: float) -> None:
-        """Multiply the weight by ``share``."""
-        self._measured_s *= share
-        self._expected_s *= share
-        self.weight *= share
+    def doubt(self) -> None:
+        self.value -= _DOUBT * (self.value - 1)
+        self.weight = min(self.weight, 1.0)
 
 
-def _weights(decay: float, num_steps: float) -> tuple[float, float]:
-    """(kept, added) of ``_Correction.observe`` for ``num_steps`` equal measurements at once."""
-    kept: float = decay**num_steps
-    return kept, (1 - kept) / (1 - decay)
+@dataclass(slots=True)
+class _Newcomers:
+    """Decayed sums over requests that were admitted while drafts were made, or while none were."""
+
+    number: float = 0.0
+    steps: float = 0.0
+    """What they cost beyond the usual time, in steps without drafts."""
+
+    def add(self, number: float, steps: float) -> None:
+        self.number += number
+        self.steps += steps
+        if self.number > _MEMORY:
+            self.steps *= _MEMORY / self.number
+            self.number = _MEMORY
 
 
 class LearnedCosts:
-    """``StepCosts`` with corrections for each kind of step: by its batch, rounded up to a power of
-    two, and its drafts per request. Kinds without measurements get the corrections of the others.
-
-    All results are seconds at the usual ``pace``, so that they can be compared.
-    """
+    """Compares steps with and without drafts."""
 
     def __init__(self, table: StepCosts) -> None:
-        assert table.lengths[0] == 0
-        assert all(low < high for low, high in pairwise(table.lengths))
         self.table = table
-        self._kinds: dict[tuple[int, int], _Correction] = {}
-        self._plain, self._drafted = _Correction(), _Correction()
-        self._latest: dict[int, _Correction] = {}
-        """By size of the batch: the correction of the last steps with drafts."""
         self._num_steps = 0
-        self._pace = Pace()
-        self._by_length: dict[int, list[float]] = {}
-        """Cache of ``table.by_length``, which is needed many times a step."""
-        self._known: dict[tuple[int, int, int], float] = {}
-        """Cache of ``seconds``, cleared by every observation."""
+        self._recent: dict[_Kind, list[float]] = {}
+        """Factors of the timed steps that make the next measurement, see ``_Mean``."""
+        self._means: dict[_Kind, _Mean] = {}
+        self._ratios: dict[bool, defaultdict[int, _Ratio]] = {
+            is_mixed: defaultdict(_Ratio) for is_mixed in (False, True)
+        }
+        """By ``_Kind.is_mixed`` and ``size``; that of all sizes is at ``_ALL``."""
+        self._plain: dict[int, float] = {}
+        """By size: how many times as long as the table says a step without drafts takes."""
+        self._newcomers = {True: _Newcomers(), False: _Newcomers()}
+        """By whether drafts were made."""
+        self.start = 0.0
+        """How much longer the first step with drafts takes than those after it, in steps without
+        drafts: a network catches up with what was generated meanwhile."""
+        self._num_came = self._num_tokens = 0.0
+        """Decayed sums over timed steps."""
+        self._more = lru_cache(4096)(self._more_in_table)
 
-    @property
-    def pace(self) -> float:
-        """How many times as long as usual steps take now, see ``Pace``."""
-        return self._pace.value
+    def _more_in_table(self, batch: int, longest: int, num_drafts: int) -> float:
+        seconds = self.table.seconds
+        return seconds(batch, longest, num_drafts) / seconds(batch, 0, 0) - 1
 
-    def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
-        """As ``StepCosts.seconds``, corrected."""
-        asked = batch, longest, num_drafts
-        seconds = self._known.get(asked)
-        if seconds is None:
-            kind, length = self.table.kind(*asked)
-            seconds = self._corrected(batch, kind, self._expected(batch, length))
-            self._known[asked] = seconds
-        return seconds
+    def _of_drafts(self, batch: int, longest: int, num_drafts: int) -> float:
+        """What drafts cost the device, in steps without drafts in the table. Where steps are
+        shorter than in the table, the device is faster, and drafts cost less, too; where they are
+        longer, that may be due to the host or to long texts."""
+        faster = min(1.0, _nearest(self._plain, _size(batch)))
+        return faster * self._more(batch, longest, num_drafts)
 
-    def uniform(self, batch: int, length: int) -> float:
-        """Seconds of a step in which each request has ``length`` drafts."""
-        return self.seconds(batch, length, batch * length)
+    def plain_s(self, batch: int) -> float:
+        """Seconds of a step without drafts."""
+        factor = _nearest(self._plain, _size(batch))
+        return factor * self.table.seconds(batch, 0, 0)
 
-    def hopeful(self, batch: int, length: int) -> float:
-        """As ``uniform``, but optimistic: as if steps with drafts needed no more correction than
-        those without. What is not known yet is worth a try."""
-        plain_too = self._corrected(batch, 0, self._expected(batch, length))
-        return min(self.uniform(batch, length), plain_too)
+    def relative(self, batch: int, longest: int, num_drafts: int) -> float:
+        """What a step with such drafts takes, in steps without drafts."""
+        size = _size(batch)
+        drafts = self._of_drafts(batch, longest, num_drafts) / _nearest(self._plain, size)
+        return max(1.0, self._ratio(size) + drafts)
 
-    def num_seen(self, batch: int, longest: int, num_drafts: int) -> int:
-        """How many steps of this kind were measured."""
-        kind, _ = self.table.kind(batch, longest, num_drafts)
-        of_kind = self._kinds.get(((batch - 1).bit_length(), kind))
-        return 0 if of_kind is None else of_kind.num_steps
+    def _ratio(self, size: int) -> float:
+        # The time of steps without prompts says more, where there are such steps.
+        known = self._ratios[False] or self._ratios[True]
+        if not known:
+            return 1.0
+        overall = known[_ALL].value
+        return known[size].blended(overall) if size in known else overall
 
-    def observe(
-        self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1
-    ) -> None:
-        """``num_steps`` steps took ``seconds`` each, at the present pace."""
-        kind, length = self.table.kind(batch, longest, num_drafts)
-        known_s, surprise = self.seconds(batch, longest, num_drafts), OUTLIER**num_steps
-        self._known.clear()
-        self._num_steps += num_steps
-        of_kind = self._kinds.setdefault(((batch - 1).bit_length(), kind), _Correction())
-        slowdown = min(max(seconds / self.pace / known_s, 1 / surprise), surprise)
-        is_paced = self._pace.observe(
-            slowdown, num_steps, of_kind.num_steps, has_drafts=num_drafts > 0
-        )
-        expected_s = self._expected(batch, length)
-        likely_s: float | None = None
-        if of_kind.num_steps < _NUM_FIRST:
-            likely_s = of_kind.begin(seconds / self.pace, expected_s, num_steps)
-        if likely_s is not None and not known_s / _FAR_OFF < likely_s < known_s * _FAR_OFF:
-            found_s = max(0.0, likely_s)
-            of_kind.restart(found_s, expected_s)
-        else:
-            found_s = min(max(seconds / self.pace, known_s / surprise), known_s * surprise)
-            age = self._num_steps - num_steps - of_kind.seen
-            if num_drafts == 0:
-                # Measurements of steps without drafts do not age: reduce their weight now.
-                of_kind.weaken(max(_KEPT, _AGEING**age))
-            elif age > _LONG_AGO:
-                of_kind.weaken(max(_KEPT_DRAFTED, _AGEING**age))
-            share = _PACED_SHARE if is_paced else 1.0
-            of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
-        of_kind.num_steps += num_steps
-        of_kind.seen = self._num_steps
-        if num_drafts:
-            self._latest[(batch - 1).bit_length()] = of_kind
-        overall = self._drafted if kind else self._plain
-        overall.observe(found_s, expected_s, *_weights(_OVERALL_DECAY, num_steps))
+    def doubt(self) -> None:
+        """What was learned about steps with drafts is old."""
+        for known in self._ratios.values():
+            for ratio in known.values():
+                ratio.doubt()
 
-    def _expected(self, batch: int, length: float) -> float:
-        """What the table says."""
-        row = self._by_length.get(batch)
-        if row is None:
-            row = self._by_length[batch] = self.table.by_length(batch)
-        return _interpolate(self.table.lengths, row, length)
+    def of_newcomers(self, batch: int) -> float:
+        """What newcomers cost more while drafts are made, for each token of every request of the
+        batch, in steps without drafts."""
+        with_drafts, without = self._newcomers[True], self._newcomers[False]
+        if not self._ratios[False] or min(with_drafts.number, without.number) < _FEW:
+            return 0.0
+        more = with_drafts.steps / with_drafts.number - without.steps / without.number
+        return batch * min(max(more, 0.0), _MAX_MORE) * self._num_came / self._num_tokens
 
-    def _corrected(self, batch: int, kind: int, expected_s: float) -> float:
-        size = (batch - 1).bit_length()
-        plain, of_kind = self._kinds.get((size, 0)), self._kinds.get((size, kind))
-        knows_plain = plain is not None and plain.num_steps >= _SURE
-        if kind == 0 and plain is not None and knows_plain:
-            return plain.seconds(expected_s)
-        prior_s = self._prior_s(size, kind, expected_s)
-        if kind and plain is not None and knows_plain:
-            # A step with drafts takes no less than one without; longer texts slow both.
-            prior_s = max(prior_s, plain.seconds(expected_s))
-        if of_kind is None:
-            return prior_s
-        ageing = _AGEING ** (self._num_steps - of_kind.seen)
-        return of_kind.blended(expected_s, prior_s, ageing)
+    def observe(self, step: TimedStep) -> None:
+        """A step is over."""
+        self._num_steps += 1
+        size, batch = _size(step.batch), step.batch
+        factor = step.seconds / self.table.seconds(batch, 0, 0)
+        factor -= self._of_drafts(batch, step.longest, step.num_drafts)
+        if step.is_usual:
+            self._add(_Kind(size, step.has_drafts, is_mixed=False), factor)
+        self._add(_Kind(size, step.drafting, is_mixed=True), factor)
+        self._num_came = 0.98 * self._num_came + step.newcomers
+        self._num_tokens = 0.98 * self._num_tokens + step.num_tokens
+        usual = self._means.get(_Kind(size, step.has_drafts, is_mixed=False))
+        if usual is None or step.is_usual:
+            return
+        more = (factor - usual.factor) / _nearest(self._plain, size)
+        if step.newcomers:
+            self._newcomers[step.drafting].add(step.newcomers, more)
+        elif step.has_drafts:
+            self.start += _LATEST * (min(max(more, 0.0), _MAX_START) - self.start)
 
-    def _prior_s(self, size: int, kind: int, expected_s: float) -> float:
-        """The prior of a kind: the correction of the latest steps with drafts of such a batch, if
-        known, else that of all steps."""
-        # The table leaves out the host's work. Until a step without drafts was measured, the
-        # correction of those with drafts is used for both: else the comparison would be unfair.
-        overall = self._plain if kind == 0 and self._plain.weight else self._drafted
-        prior_s = overall.blended(expected_s, expected_s)
-        latest = self._latest.get(size) if kind else None
-        if latest is not None and latest.num_steps >= _SURE:
-            ageing = _AGEING ** (self._num_steps - latest.seen)
-            prior_s = latest.blended(expected_s, prior_s, ageing)
-        return prior_s
+    def _add(self, kind: _Kind, factor: float) -> None:
+        recent = self._recent.setdefault(kind, [])
+        recent.append(factor)
+        if len(recent) == (2 * LOOK if kind.is_mixed else LOOK):
+            del self._recent[kind]
+            mean = median(recent)
+            if kind.is_mixed:  # Prompts must count, too.
+                mean = sum(min(each, _OUTLIER * mean) for each in recent) / len(recent)
+            mean = max(mean, 1e-9)
+            self._means[kind] = _Mean(mean, self._num_steps)
+            if not (kind.drafting or kind.is_mixed):
+                self._plain[kind.size] = mean
+            self._compare(kind)
+
+    def _compare(self, kind: _Kind) -> None:
+        size, is_mixed = kind.size, kind.is_mixed
+        plain = self._means.get(_Kind(size, drafting=False, is_mixed=is_mixed))
+        drafted = self._means.get(_Kind(size, drafting=True, is_mixed=is_mixed))
+        if plain is None or drafted is None or abs(plain.at - drafted.at) > _MAX_APART:
+            return
+        found = max(drafted.factor / plain.factor, _LEAST_RATIO)
+        self._ratios[is_mixed][size].add(found)
+        self._ratios[is_mixed][_ALL].add(found)
+
+
+def _size(batch: int) -> int:
+    return (batch - 1).bit_length()
+
+
+def _nearest(known: Mapping[int, float], size: int) -> float:
+    """What is known of the most similar size; 1 if nothing is."""
+    return known[min(known, key=lambda other: abs(other - size))] if known else 1.0

@@ -28,7 +28,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from engine.messages import RequestOutput
 from gateway.errors import ApiError
@@ -36,47 +36,49 @@ from gateway.generation.choice import Choice
 from gateway.generation.delta import Delta
 from gateway.generation.events import Channel, Encoder, Event, Text, TextSink
 from gateway.generation.flushes import Flushes
-from gateway.schemas.common import NO_USAGE, Usage
+from gateway.schemas.common import Usage
 
-if TYPE_CHECKING:
-    from gateway.generation.generation import Generation
+
+class Source(Protocol):
+    """What an answer says: a ``Generation``."""
+
+    def deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]: ...
+
+    async def usage(self) -> Usage: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Answer:
     """What a generation says, in one format. ``close`` it in a ``finally``."""
 
-    def __init__(self, generation: Generation | None, encoder: Encoder) -> None:
-        """``generation``: None if there is nothing to say."""
-        self.generation = generation
+    def __init__(self, source: Source, encoder: Encoder) -> None:
         self.encoder = encoder
         self.failure: ApiError | None = None
         """What the events ended with, until ``close``."""
+        self._source = source
 
     def events(self, channel: Channel | None = None) -> AsyncGenerator[Sequence[Event], None]:
         """All events, except those that callbacks give to ``channel`` meanwhile. A failure is an
         event as well, and is not raised."""
         return self._encoded(None if channel is None else Delivery(self.encoder, channel))
 
-    async def _encoded(self, delivery: Delivery | None) -> AsyncGenerator[Sequence[Event], None]:
+    async def _encoded(self, sink: Sink | None) -> AsyncGenerator[Sequence[Event], None]:
         encoder = self.encoder
         if opening := encoder.opening():
             yield opening
         try:
-            async with aclosing(self._deltas(delivery)) as deltas:
+            async with aclosing(self._source.deltas(sink)) as deltas:
                 async for delta in deltas:
                     if events := encoder.delta(delta):
                         yield events
-            last = encoder.closing(await self._usage())
+            last = encoder.closing(await self._source.usage())
         except ApiError as exc:
             self.failure = exc
             last = encoder.failure(exc)
         yield await self._end(last)
-
-    def _deltas(self, delivery: Delivery | None) -> AsyncGenerator[Delta, None]:
-        return _nothing() if self.generation is None else self.generation.deltas(delivery)
-
-    async def _usage(self) -> Usage:
-        return NO_USAGE if self.generation is None else await self.generation.usage()
 
     async def _end(self, last: Sequence[Event]) -> Sequence[Event]:
         """What must be done before the last events are sent; returns these."""
@@ -92,24 +94,31 @@ class Answer:
 
     def cancel(self) -> None:
         """End it because the client asked for it: it ends soon, with what there is until now."""
-        if self.generation is not None:
-            self.generation.cancel()
+        self._source.cancel()
 
     def close(self) -> None:
         """Stop it if it still runs. Idempotent."""
         self.failure = None  # Its traceback refers to this object.
-        if self.generation is not None:
-            self.generation.close()
+        self._source.close()
 
 
-async def _nothing() -> AsyncGenerator[Delta, None]:
-    nothing: tuple[Delta, ...] = ()
-    for delta in nothing:
-        yield delta
+class Sink(Protocol):
+    """Sends deltas in the callback that received them: a ``Delivery``."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can take a delta now."""
+
+    def put(self, delta: Delta) -> None:
+        """Send a delta; only while ``is_free``. Must not block."""
+
+    def text_sink(self, index: int) -> TextSink | None:
+        """A faster way for content of one choice alone; None if there is none. ``index``: of the
+        choice."""
 
 
 class Delivery:
-    """Encodes deltas in the callback that received them, and gives them to the channel."""
+    """Encodes what callbacks send, and gives it to the channel."""
 
     __slots__ = ("_channel", "_encoder")
 
@@ -119,17 +128,13 @@ class Delivery:
 
     @property
     def is_free(self) -> bool:
-        """Whether it can take a delta now."""
         return self._channel.is_free
 
     def put(self, delta: Delta) -> None:
-        """Send a delta; only while ``is_free``."""
         if events := self._encoder.delta(delta):
             self._channel.put(events)
 
     def text_sink(self, index: int) -> TextSink | None:
-        """A faster way for content of one choice alone; None if there is none. ``index``: of the
-        choice."""
         form = self._encoder.text_form(index)
         return None if form is None else self._channel.text_sink(form)
 
@@ -145,14 +150,14 @@ class Reader:
         choices: Sequence[Choice],
         advance: Advance,
         flushes: Flushes,
-        delivery: Delivery | None,
+        sink: Sink | None,
     ) -> None:
-        """``advance`` makes a delta of an output that the task reads. ``delivery`` gets the deltas
-        that callbacks send; without it the task reads everything."""
-        self.delivery = delivery
+        """``advance`` makes a delta of an output that the task reads. ``sink`` gets the deltas that
+        callbacks send; without it the task reads everything."""
+        self.sink = sink
         self._advance = advance
         self._readings = [
-            Reading(choice, flushes, None if delivery is None else delivery.text_sink(choice.index))
+            Reading(choice, flushes, None if sink is None else sink.text_sink(choice.index))
             for choice in choices
         ]
         self._loop = asyncio.get_running_loop()
@@ -160,7 +165,7 @@ class Reader:
         self._error: Exception | None = None
 
     async def deltas(self, first_output: RequestOutput | None) -> AsyncGenerator[Delta, None]:
-        """All deltas that ``delivery`` did not get, among them the last one of each choice.
+        """All deltas that ``sink`` did not get, among them the last one of each choice.
 
         ``first_output``: an output of the first choice that was read before.
         """
@@ -208,11 +213,11 @@ class Reader:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def drop_delivery(self) -> None:
+    def drop_sink(self) -> None:
         """Let ``deltas`` yield everything from here on."""
-        self.delivery = None
+        self.sink = None
         for reading in self._readings:
-            reading.drop_delivery()
+            reading.drop_sink()
 
     def fail(self, error: Exception) -> None:
         """Let ``deltas`` raise ``error``, because the callback where it came up serves other
@@ -291,7 +296,7 @@ class Reading:
         self.sender = _NOBODY
         self.stream.on_change = self.stream.take = self._reader = None
 
-    def drop_delivery(self) -> None:
+    def drop_sink(self) -> None:
         self._text_sink = None
         self.is_settled = False
 
@@ -340,12 +345,12 @@ class Reading:
         return self._take_delta(output, now)
 
     def _take_delta(self, output: RequestOutput, now: float) -> bool:
-        """Send what ``output`` adds to the choice. The task must go on if the channel is not free,
-        or if the answer ends with it."""
+        """Send what ``output`` adds to the choice. If the sink is not free, or the answer ends with
+        it, the task must go on."""
         reader = self._reader
         assert reader is not None
-        delivery = reader.delivery
-        if delivery is None or not delivery.is_free:
+        sink = reader.sink
+        if sink is None or not sink.is_free:
             reader.wake()
             return False
         try:
@@ -357,7 +362,7 @@ class Reading:
                 return False
             if delta.content or not delta.is_empty:
                 self.due_at = now + self.pause_s
-                delivery.put(delta)
+                sink.put(delta)
         except Exception as exc:
             return self._failed(exc)
         return True

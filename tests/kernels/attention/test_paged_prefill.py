@@ -197,8 +197,7 @@ def test_fp8_cache(index: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
-@pytest.mark.parametrize("cases", ["[1:]", pytest.param("[:1]", marks=pytest.mark.nightly)])
-def test_interpreted_it_equals_float64(cases: str) -> None:
+def test_interpreted_it_equals_float64() -> None:
     code = (
         "import torch\n"
         "from tests.kernels.attention.test_paged_prefill import *\n"
@@ -207,8 +206,8 @@ def test_interpreted_it_equals_float64(cases: str) -> None:
         "        *lens, heads=4, kv_heads=2, dim=24, dtype=torch.float32, device='cpu'\n"
         "    )\n"
         "    assert_close(run(case, lens[1]), case)\n"
-        f"for index in range(len(FP8_CASES)){cases}:\n"
+        "for index in range(len(FP8_CASES)):\n"
         "    check_fp8(index, torch.float32, 'cpu')\n"
-        "check_fp8(1, torch.bfloat16, 'cpu')\n"
+        "check_fp8(0, torch.bfloat16, 'cpu')\n"
     )
     interpret(code)

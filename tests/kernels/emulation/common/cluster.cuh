@@ -18,8 +18,7 @@ inline void arrive_at_cluster() {
   ++all.generation;
 }
 inline void wait_for_cluster() {
-  const unsigned own = generations[emulation::current];
-  emulation::wait_until([own] { return emulation::cluster.generation != own; });
+  while (emulation::cluster.generation == generations[emulation::current]) emulation::yield();
 }
 
 template <typename V>
@@ -33,7 +32,7 @@ void send(int rank, V* to, V v, uint64_t* barrier) {
 }
 
 inline void wait_for_results(uint64_t* barrier) {
-  emulation::wait_until([barrier] { return *barrier == 0; });
+  while (*barrier != 0) emulation::yield();
 }
 
 }  // namespace sluice

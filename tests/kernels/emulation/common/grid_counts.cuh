@@ -8,7 +8,10 @@ namespace sluice {
 inline void publish(int* count) { ++*count; }
 
 inline void await_count(const int* count, int target) {
-  emulation::wait_until([=] { return *count >= target; });
+  for (int i = 0; *count < target; ++i) {
+    if (i == 1 << 20) std::abort();  // nobody comes any more
+    emulation::yield();
+  }
 }
 
 inline void await_count_awake(const int* count, int target) { await_count(count, target); }
