@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from uuid import UUID
 
+from engine.garbage import return_freed
 from engine.text.tokenizer import Tokenizer
 from gateway.concurrency.lanes import Lanes
 from gateway.errors import ContextLengthExceeded
 
 LONG_CHARS = 32_768
 """A text of this length or more is long: tokenizing it takes tens of milliseconds."""
+HUGE_CHARS = 1_000_000
+"""For a text of this length or more, a tokenizer takes a hundred megabytes and more."""
 NUM_THREADS = 2
 """The number of threads for short texts, and also of those for long ones."""
 
@@ -36,7 +39,15 @@ class PromptThreads:
         loop = asyncio.get_running_loop()
         if size < LONG_CHARS:
             return await loop.run_in_executor(self._short, work)
-        return await self._lanes.run(tenant, lambda: loop.run_in_executor(self._long, work))
+
+        def long_work() -> T:
+            try:
+                return work()
+            finally:
+                if size >= HUGE_CHARS:
+                    return_freed()
+
+        return await self._lanes.run(tenant, lambda: loop.run_in_executor(self._long, long_work))
 
     def close(self) -> None:
         self._short.shutdown(wait=False)

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import pytest
 import pytest_asyncio
 
-from gateway.prompts.threads import LONG_CHARS, NUM_THREADS, PromptThreads
+from gateway.prompts.threads import HUGE_CHARS, LONG_CHARS, NUM_THREADS, PromptThreads
 
 pytestmark = pytest.mark.asyncio
 
@@ -129,3 +131,24 @@ async def test_errors_are_the_callers(threads: PromptThreads, size: int) -> None
 
     with pytest.raises(ValueError, match="no"):
         await threads.run(fail, tenant=uuid4(), size=size)
+
+
+async def test_what_a_huge_text_took_is_given_back(threads: PromptThreads) -> None:
+    """Of a tokenizer's memory, the C library would keep the most that was ever in use."""
+    libc, process = ctypes.CDLL(None), psutil.Process()
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def work() -> int:
+        blocks = [libc.malloc(60_000) for _ in range(2_000)]  # too small to be mapped one by one
+        for block in blocks:
+            ctypes.memset(block, 1, 60_000)
+        last, peak = libc.malloc(60_000), process.memory_info().rss
+        for block in blocks:
+            libc.free(block)
+        kept.append(last)  # without which the end of the heap would be given back at once
+        return peak
+
+    kept: list[int] = []
+    peak = await threads.run(work, tenant=uuid4(), size=HUGE_CHARS)
+    assert process.memory_info().rss < peak - 100_000_000
+    libc.free(kept.pop())
