@@ -104,6 +104,7 @@ class SocketSession(ABC):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            del self._outbox  # It refers to this object, and that to all of the connection.
 
     def drain(self) -> None:
         """The server shuts down: take no more work, and close the socket after the last task."""

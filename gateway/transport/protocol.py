@@ -147,6 +147,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._intake.end()  # RFC 6455, section 4.1: frames come after the server's handshake.
         super().handle_websocket_upgrade()
+        # A cycle of the two would keep all of the connection.
+        self.parser = None  # type: ignore[assignment]
 
     # -- headers
 
@@ -446,7 +448,18 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._intake.end()
         self._send_deadline.stop()
         self._close_writer()
+        self._writer = None
         super().connection_lost(exc)
+        for error in (self.conn.handshake_exc, self.conn.parser_exc):
+            if error is not None:  # Its traceback refers to the connection, which keeps the error.
+                error.__traceback__ = error.__context__ = error.__cause__ = None
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        # What the application and its server have put there refers to the connection: such a cycle
+        # has a hundred objects, so that strangers who come and go would have many collected at
+        # once.
+        self.scope.clear()  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         if self.handshake_initiated:
