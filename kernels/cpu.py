@@ -302,6 +302,7 @@ def paged_attention(
     softcap: float | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the sequences of ``step`` (see ``reference.paged_attention``), into out.
 
@@ -325,6 +326,7 @@ def paged_attention(
         scale,
         window or 0,
         softcap or 0.0,
+        None if sinks is None else sinks.data_ptr(),
         torch.get_num_threads(),
     )
 
@@ -345,7 +347,9 @@ def library() -> ctypes.CDLL:
         + [_int] * 5
         + [_pointer] * 2
         + [_float, _int, _int],
-        "sluice_paged_attention": [_pointer] * 4 + [_int] * 5 + [_float, _int, _float, _int],
+        "sluice_paged_attention": [_pointer] * 4
+        + [_int] * 5
+        + [_float, _int, _float, _pointer, _int],
         "sluice_sample_rows": [_pointer] * 7 + [_int] * 4,
         "sluice_apply_penalties": [_pointer] * 4 + [_int] * 3,
         "sluice_pack": [_pointer] * 2 + [_int] * 2,

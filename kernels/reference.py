@@ -293,6 +293,7 @@ def paged_attention(
     softcap: float | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of each sequence over its paged keys, in float32.
 
@@ -301,7 +302,8 @@ def paged_attention(
     heads of a group share a KV head (arXiv 2305.13245). Nothing past a sequence's end is read.
     window: keys a query sees, its own included (arXiv 2004.05150); softcap: scores become
     ``softcap * tanh(score / softcap)``. k_scale, v_scale: [num_kv_heads] float32, what caches in
-    FP8 are multiplied with.
+    FP8 are multiplied with. sinks: [num_q_heads], a score of each head that takes part in the
+    softmax and has no value (arXiv 2309.17453).
     """
     out = torch.empty_like(q)
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
@@ -322,7 +324,11 @@ def paged_attention(
         hidden = key > position
         if window is not None:
             hidden |= key <= position - window
-        weights = scores.masked_fill(hidden, _NEG_INF).softmax(-1)
+        scores = scores.masked_fill(hidden, _NEG_INF)
+        if sinks is not None:
+            sink = sinks.float().view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, sink), -1)
+        weights = scores.softmax(-1)[..., :length]
         out[first:last] = torch.einsum("hgqk,khd->qhgd", weights, v).reshape_as(q[first:last])
     return out
 

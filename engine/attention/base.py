@@ -29,6 +29,22 @@ class KVScales:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What a layer's attention does with the products of queries and keys."""
+
+    scale: float
+    window: int | None = None
+    """Tokens that a query sees, its own included; None: all."""
+    softcap: float | None = None
+    """Scores become ``softcap * tanh(score / softcap)``."""
+    kv_scales: KVScales | None = None
+    """Of a cache in FP8."""
+    sinks: torch.Tensor | None = None
+    """[num_q_heads] float32: scores that take part in the softmax and have no value. Only backends
+    that do not refuse them get them (``AttentionShape.has_sinks``)."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """The model's attention and its cache, as far as the choice of a backend depends on them."""
 
@@ -41,6 +57,7 @@ class AttentionShape:
     window: int | None = None
     """The narrowest window of a layer that has one."""
     softcap: float | None = None
+    has_sinks: bool = False
     kv_dtype: torch.dtype | None = None
     """Of the cache; None: ``dtype``."""
     max_num_parts: int = 0
@@ -100,18 +117,12 @@ class StepAttention(Protocol):
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         """Attend causally to the cache, the step's own keys included, which it holds already.
 
         q: [num_tokens, num_q_heads, head_dim], heads contiguous; returns that shape, contiguous.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; they may be one tensor.
-        window: tokens a query sees, its own included; None: all. softcap: scores become
-        ``softcap * tanh(score / softcap)``. kv_scales: of a cache in FP8.
         """
 
 
@@ -129,9 +140,7 @@ class FusedRotationAttention(StepAttention, Protocol):
         cos_sin: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         """Rotate queries and keys, store keys and values in the cache, and attend.
 

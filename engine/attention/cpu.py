@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, KVScales
+from engine.attention.base import AttentionBatch, AttentionOptions
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
 from kernels import cpu
 
@@ -59,16 +59,10 @@ class CpuStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         if self.rest is not None and len(self.sequences.rows) == 0:
-            return self.rest(
-                q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-            )
+            return self.rest(q, k_cache, v_cache, how)
         out = torch.empty(q.shape)
         cpu.paged_attention(
             out,
@@ -76,14 +70,13 @@ class CpuStepAttention:
             k_cache,
             v_cache,
             self.struct,
-            scale,
-            window=window,
-            softcap=softcap,
-            k_scale=None if kv_scales is None else kv_scales.k,
-            v_scale=None if kv_scales is None else kv_scales.v,
+            how.scale,
+            window=how.window,
+            softcap=how.softcap,
+            k_scale=None if how.kv_scales is None else how.kv_scales.k,
+            v_scale=None if how.kv_scales is None else how.kv_scales.v,
+            sinks=how.sinks,
         )
         if self.rest is not None:
-            self.rest.attend_into(
-                out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-            )
+            self.rest.attend_into(out, q, k_cache, v_cache, how)
         return out

@@ -15,9 +15,9 @@ import torch
 
 from engine.attention.base import (
     AttentionBatch,
+    AttentionOptions,
     AttentionShape,
     DeviceBatch,
-    KVScales,
     StepAttention,
 )
 from engine.attention.hopper import CopiedStepAttention, Fp8Copies, HopperStepAttention
@@ -80,6 +80,8 @@ class CudaAttention:
         if shape.head_dim not in cuda.DECODE_HEAD_DIMS:
             sizes = ", ".join(map(str, sorted(cuda.DECODE_HEAD_DIMS)))
             return f"it serves head sizes {sizes}, not {shape.head_dim}"
+        if shape.has_sinks:
+            return "it has no attention sinks"
         return TritonAttention.refusal(device, shape)
 
     def prepare(self, batch: AttentionBatch, block_size: int) -> StepAttention:
@@ -180,16 +182,10 @@ class _ShortStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(
-            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-        )
+        self.attend_into(out, q, k_cache, v_cache, how)
         return out
 
     @property
@@ -210,15 +206,13 @@ class _ShortStepAttention:
         cos_sin: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        fresh = self._schedule_once(window, q.device)
+        fresh = self._schedule_once(how.window, q.device)
         caches = k_cache, v_cache
         new = {"new_k": k, "new_v": v, "cos_sin": cos_sin}
-        self._decode(out, q, caches, window, scale=scale, wait_first=fresh, **new)
+        self._decode(out, q, caches, how, wait_first=fresh, **new)
         return out
 
     def attend_into(
@@ -227,13 +221,9 @@ class _ShortStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> None:
-        fresh = self._schedule_once(window, q.device)
+        fresh = self._schedule_once(how.window, q.device)
         batch = self.batch
         if batch.shared is not None:
             cuda.shared_prefix(
@@ -244,18 +234,17 @@ class _ShortStepAttention:
                 batch.seq_lens,
                 batch.cu_queries,
                 batch.shared,
-                scale=scale,
+                scale=how.scale,
             )
         self._decode(
             out,
             q,
             (k_cache, v_cache),
-            window,
-            scale=scale,
-            soft_cap=softcap or 0.0,
+            how,
+            soft_cap=how.softcap or 0.0,
             wait_first=fresh,
-            k_scale=None if kv_scales is None else kv_scales.k,
-            v_scale=None if kv_scales is None else kv_scales.v,
+            k_scale=None if how.kv_scales is None else how.kv_scales.k,
+            v_scale=None if how.kv_scales is None else how.kv_scales.v,
         )
 
     def _decode(
@@ -263,11 +252,11 @@ class _ShortStepAttention:
         out: torch.Tensor,
         q: torch.Tensor,
         caches: tuple[torch.Tensor, torch.Tensor],
-        window: int | None,
+        how: AttentionOptions,
         **options: Any,
     ) -> None:
-        """options: the arguments of ``cuda.paged_decode`` that do not follow from the step and the
-        window."""
+        """options: the arguments of ``cuda.paged_decode`` that do not follow from the step, the
+        scale and the window."""
         cuda.paged_decode(
             out,
             q,
@@ -275,9 +264,10 @@ class _ShortStepAttention:
             self.batch.block_table,
             self.batch.seq_lens,
             self.batch.cu_queries,
-            self.workspaces[self._workspace_key(window)],
+            self.workspaces[self._workspace_key(how.window)],
             max_queries=self.max_queries,
-            window=window or 0,
+            scale=how.scale,
+            window=how.window or 0,
             shared=self.batch.shared,
             clusters=self._clusters,
             **options,
@@ -350,16 +340,8 @@ class _MixedStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
-        out = self.long(
-            q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-        )
-        self.short.attend_into(
-            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-        )
+        out = self.long(q, k_cache, v_cache, how)
+        self.short.attend_into(out, q, k_cache, v_cache, how)
         return out

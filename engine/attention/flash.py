@@ -11,9 +11,9 @@ import torch
 
 from engine.attention.base import (
     AttentionBatch,
+    AttentionOptions,
     AttentionShape,
     DeviceBatch,
-    KVScales,
     StepAttention,
 )
 from kernels import cuda
@@ -46,6 +46,8 @@ class FlashAttention:
             return f"its KV cache has the model's dtype, not {shape.kv_dtype}"
         if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 8:
             return f"it serves head sizes up to {MAX_HEAD_DIM} in steps of 8, not {shape.head_dim}"
+        if shape.has_sinks:
+            return "it has no attention sinks"
         if importlib.util.find_spec("flash_attn") is None:
             return "the package flash-attn is not installed"
         if not cuda.available():
@@ -71,13 +73,13 @@ class FlashAttention:
         return _DecodeStep(batch)
 
 
-def _options(scale: float, window: int | None, softcap: float | None) -> dict[str, Any]:
+def _options(how: AttentionOptions) -> dict[str, Any]:
     """What both functions take. Their window counts the keys before the query's own."""
     return {
-        "softmax_scale": scale,
+        "softmax_scale": how.scale,
         "causal": True,
-        "window_size": (-1, -1) if window is None else (window - 1, 0),
-        "softcap": softcap or 0.0,
+        "window_size": (-1, -1) if how.window is None else (how.window - 1, 0),
+        "softcap": how.softcap or 0.0,
     }
 
 
@@ -90,13 +92,9 @@ class _DecodeStep:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
-        assert kv_scales is None, "refused when the backend was chosen"
+        assert how.kv_scales is None, "refused when the backend was chosen"
         from flash_attn import flash_attn_with_kvcache
 
         out: torch.Tensor = flash_attn_with_kvcache(
@@ -105,7 +103,7 @@ class _DecodeStep:
             v_cache,
             cache_seqlens=self.batch.seq_lens,
             block_table=self.batch.block_table,
-            **_options(scale, window, softcap),
+            **_options(how),
         )
         return out[:, 0]
 
@@ -122,13 +120,9 @@ class _PromptStep:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
-        assert kv_scales is None, "refused when the backend was chosen"
+        assert how.kv_scales is None, "refused when the backend was chosen"
         from flash_attn import flash_attn_varlen_func
 
         out: torch.Tensor = flash_attn_varlen_func(
@@ -140,6 +134,6 @@ class _PromptStep:
             max_seqlen_q=self.max_queries,
             max_seqlen_k=self.max_keys,
             block_table=self.batch.block_table,
-            **_options(scale, window, softcap),
+            **_options(how),
         )
         return out

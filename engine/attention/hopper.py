@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, KVScales
+from engine.attention.base import AttentionBatch, AttentionOptions, AttentionShape, DeviceBatch
 from kernels import cuda
 from kernels.tiles import tile_list
 from kernels.transfer import to_device
@@ -44,13 +44,9 @@ class HopperStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
-        assert kv_scales is None, "what is in FP8 is copied first"
+        assert how.kv_scales is None, "what is in FP8 is copied first"
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         cuda.paged_prefill(
             out,
@@ -61,9 +57,9 @@ class HopperStepAttention:
             self.batch.seq_lens,
             self.batch.cu_queries,
             self.tiles,
-            scale=scale,
-            window=window or 0,
-            soft_cap=softcap or 0.0,
+            scale=how.scale,
+            window=how.window or 0,
+            soft_cap=how.softcap or 0.0,
         )
         return out
 
@@ -126,20 +122,17 @@ class CopiedStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
-        assert kv_scales is not None
+        scales = how.kv_scales
+        assert scales is not None
         cuda.dequantize_blocks(
             self.k_copies,
             self.v_copies,
             k_cache,
             v_cache,
             self.blocks,
-            k_scale=kv_scales.k,
-            v_scale=kv_scales.v,
+            k_scale=scales.k,
+            v_scale=scales.v,
         )
-        return self.attend(q, self.k_copies, self.v_copies, scale, window=window, softcap=softcap)
+        return self.attend(q, self.k_copies, self.v_copies, replace(how, kv_scales=None))

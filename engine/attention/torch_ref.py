@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from engine.attention.base import AttentionBatch, KVScales
+from engine.attention.base import AttentionBatch, AttentionOptions
 from kernels.reference import dequantize_heads
 
 _GROUP_COST = 8192
@@ -144,18 +144,12 @@ class TorchStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         if self.groups[0].token_index is None:
-            return _attend(self.groups[0], q, k_cache, v_cache, scale, window, softcap, kv_scales)
+            return _attend(self.groups[0], q, k_cache, v_cache, how)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        self.attend_into(
-            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-        )
+        self.attend_into(out, q, k_cache, v_cache, how)
         return out
 
     def attend_into(
@@ -164,18 +158,14 @@ class TorchStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> None:
         """Write the tokens of the groups, and no others."""
         for group in self.groups:
             assert group.token_index is not None
             assert group.out_tokens is not None
             queries = q[group.token_index]
-            attended = _attend(group, queries, k_cache, v_cache, scale, window, softcap, kv_scales)
+            attended = _attend(group, queries, k_cache, v_cache, how)
             if group.out_rows is not None:
                 attended = attended[group.out_rows]
             out.index_copy_(0, group.out_tokens, attended)
@@ -186,46 +176,51 @@ def _attend(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    scales: KVScales | None,
+    how: AttentionOptions,
 ) -> torch.Tensor:
     """q, result: [B * query_len, num_q_heads, head_dim]."""
     grouped = q.reshape(-1, group.query_len, *q.shape[1:]).transpose(1, 2)
-    batch, (k_scale, v_scale) = grouped.shape[0], (scales.k, scales.v) if scales else (None, None)
+    batch, scales, window = grouped.shape[0], how.kv_scales, how.window
+    k_scale, v_scale = (scales.k, scales.v) if scales else (None, None)
     keys = _gather(group, k_cache, batch, k_scale, q.dtype)
     values = keys if v_cache is k_cache else _gather(group, v_cache, batch, v_scale, q.dtype)
     if window is not None and window >= group.kv_len:
         window = None
-    causal = group.causal and window is None and softcap is None
+    is_fused = how.softcap is None and how.sinks is None
+    causal = group.causal and window is None and is_fused
     mask = None if causal else _mask(group, window, q)
-    if softcap is None:
+    if is_fused:
         out = F.scaled_dot_product_attention(
-            grouped, keys, values, mask, is_causal=causal, scale=scale, enable_gqa=True
+            grouped, keys, values, mask, is_causal=causal, scale=how.scale, enable_gqa=True
         )
     else:
-        out = _capped_attention(grouped, keys, values, mask, scale, softcap)
+        out = _unfused_attention(grouped, keys, values, mask, how)
     return out.transpose(1, 2).reshape(q.shape).contiguous()
 
 
-def _capped_attention(
+def _unfused_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
-    softcap: float,
+    how: AttentionOptions,
 ) -> torch.Tensor:
     """What torch's fused attention does not offer. q: [B, num_q_heads, query_len, head_dim]."""
     group_size = q.shape[1] // k.shape[1]
     # The queries of a KV head side by side: [B, num_kv_heads, group_size, query_len, head_dim].
     by_kv_head = q.reshape(q.shape[0], -1, group_size, *q.shape[2:])
     scores = torch.matmul(by_kv_head, k.unsqueeze(2).transpose(-1, -2)).float()
-    scores = torch.tanh(scores * (scale / softcap)).mul_(softcap)
+    if how.softcap is None:
+        scores *= how.scale
+    else:
+        scores = torch.tanh(scores * (how.scale / how.softcap)).mul_(how.softcap)
     if mask is not None:
         scores += mask.unsqueeze(1)
-    return torch.matmul(scores.softmax(-1).to(v.dtype), v.unsqueeze(2)).flatten(1, 2)
+    if how.sinks is not None:
+        sinks = how.sinks.float().view(-1, group_size, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].to(v.dtype)
+    return torch.matmul(weights, v.unsqueeze(2)).flatten(1, 2)
 
 
 def _mask(group: _Group, window: int | None, like: torch.Tensor) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, KVScales
+from engine.attention.base import AttentionBatch, AttentionOptions, AttentionShape, DeviceBatch
 from kernels import cuda
 from kernels.tiles import tile_list
 from kernels.transfer import to_device
@@ -85,16 +85,10 @@ class TritonStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(
-            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-        )
+        self.attend_into(out, q, k_cache, v_cache, how)
         return out
 
     def attend_into(
@@ -103,17 +97,14 @@ class TritonStepAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
+        how: AttentionOptions,
     ) -> None:
         """Write the tokens of the sequences being served, and no others."""
         from kernels.triton import latent_attention, paged_prefill
 
-        k_scale = None if kv_scales is None else kv_scales.k
-        plain = window is None and softcap is None
+        scales = how.kv_scales
+        k_scale = None if scales is None else scales.k
+        plain = how.window is None and how.softcap is None and how.sinks is None
         if plain and v_cache is k_cache and self.how.rows == latent_attention.ROWS:
             latent_attention.latent_attention(
                 out,
@@ -123,7 +114,7 @@ class TritonStepAttention:
                 self.batch.seq_lens,
                 self.batch.cu_queries,
                 self.tiles,
-                scale=scale,
+                scale=how.scale,
                 k_scale=k_scale,
             )
             return
@@ -137,9 +128,10 @@ class TritonStepAttention:
             self.batch.cu_queries,
             self.tiles,
             self.how,
-            scale=scale,
-            window=window or 0,
-            soft_cap=softcap or 0.0,
+            scale=how.scale,
+            window=how.window or 0,
+            soft_cap=how.softcap or 0.0,
             k_scale=k_scale,
-            v_scale=None if kv_scales is None else kv_scales.v,
+            v_scale=None if scales is None else scales.v,
+            sinks=how.sinks,
         )

@@ -76,7 +76,7 @@ class CudaLayer:
         attention = self._layer.attention
         qkv_proj, o_proj, gate_up_proj, down_proj = self._layer.linears
         slots, attend = step.of(attention.layer)
-        scales = attention.kv_scales
+        scales = attention.options.kv_scales
         q = cuda_layer.attention_inputs(
             x,
             residual,

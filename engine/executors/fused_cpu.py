@@ -62,7 +62,7 @@ class FusedCpu(Executor):
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
             eps=norm.eps,
-            scale=attention.scale,
+            scale=attention.options.scale,
         )
         return cls(model, decoder, layers)
 
@@ -79,7 +79,7 @@ class FusedCpu(Executor):
             return self.model.hidden_states(token_ids, step)
         ((slots, attend),) = step.groups
         assert isinstance(attend, CpuStepAttention)
-        scales = [a.kv_scales for a in self._attentions if a.kv_scales is not None]
+        scales = [a.options.kv_scales for a in self._attentions if a.options.kv_scales is not None]
         hidden = self._decoder(
             self._embed(token_ids),  # which are overwritten
             step.kv_cache,

@@ -60,7 +60,7 @@ class PersistentLayers(Executor):
         eps = first.input_norm.eps
         head_eps = eps if attention.q_norm is None else attention.q_norm.eps
         decoder = PersistentDecoder(
-            weights, **shape, eps=eps, head_eps=head_eps, scale=attention.scale
+            weights, **shape, eps=eps, head_eps=head_eps, scale=attention.options.scale
         )
         why = decoder.refused()
         if why is not None:
@@ -102,7 +102,8 @@ def _is_served(layer: DenseLayer) -> bool:
     """Whether ``_weights`` are all that it computes with, and it attends to all tokens with scores
     as they are."""
     _, *others = layer.linears
-    attends_to_all = layer.attention.window is None and layer.attention.softcap is None
+    how = layer.attention.options
+    attends_to_all = how.window is None and how.softcap is None and how.sinks is None
     return (
         attends_to_all and layer.has_plain_weights and all(linear.bias is None for linear in others)
     )

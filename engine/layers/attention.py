@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import KVScales, StepAttention, fused_rotation
+from engine.attention.base import AttentionOptions, StepAttention, fused_rotation
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
+from engine.layers.parameter import Weight
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -83,6 +84,7 @@ class AttentionConfig:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
     qk_norm: type[RMSNorm] | None = None
     """The norm applied to each head of queries and keys before the rotation."""
     norm_eps: float = 1e-6
@@ -97,14 +99,14 @@ class SelfAttention(Module):
         self, layer: int, config: AttentionConfig, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layer = layer
-        self.kv_scales: KVScales | None = None
-        """Scales of a cache in FP8; None: the cache has the layer's dtype."""
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
-        self.scale = config.scale
-        self.window = config.window
-        self.softcap = config.softcap
+        self.options = AttentionOptions(config.scale, config.window, config.softcap)
+        if config.has_sinks:
+            sinks = torch.empty(config.num_heads, dtype=torch.float32, device=device)
+            self.sinks = Weight(sinks)
+            self.options = replace(self.options, sinks=sinks)
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
@@ -130,14 +132,17 @@ class SelfAttention(Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is causal attention over all tokens: no window, soft cap, or norm of queries
-        and keys."""
-        return self.window is None and self.softcap is None and self.q_norm is None
+        """Whether it is causal attention over all tokens: no window, soft cap, sinks, or norm of
+        queries and keys."""
+        how = self.options
+        is_plain = how.window is None and how.softcap is None and how.sinks is None
+        return is_plain and self.q_norm is None
 
     def _may_fuse_rotation(self, step: StepContext) -> bool:
         """Whether the attention kernel may rotate queries and keys and store the keys and values
         itself (``FusedRotationAttention``): nothing else comes between projection and attention."""
-        plain = self.q_norm is None and self.softcap is None and self.kv_scales is None
+        how = self.options
+        plain = self.q_norm is None and how.softcap is None and how.kv_scales is None
         return plain and (step.wanted is None or step.wanted.prepare is None)
 
     @property
@@ -155,11 +160,9 @@ class SelfAttention(Module):
         slots, attend = step.of(self.layer)
         fused = fused_rotation(attend) if self._may_fuse_rotation(step) else None
         if fused is not None and fused.can_store(cos_sin):
-            attended = fused.store_and_attend(
-                *(q, k, v, cos_sin, k_cache, v_cache, self.scale), window=self.window
-            )
+            attended = fused.store_and_attend(q, k, v, cos_sin, k_cache, v_cache, self.options)
             return self.o_proj(step.kept(attended.view(len(q), -1)))
-        scales = self.kv_scales
+        scales = self.options.kv_scales
         k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
         store = partial(
             ops.rope_and_cache,
@@ -182,13 +185,6 @@ class SelfAttention(Module):
         prepare = None if step.wanted is None else step.wanted.prepare
         if prepare is not None:
             q, attend = step.kept(q), prepare()
-        attended = attend(
-            q,
-            *step.kv_cache[self.layer],
-            self.scale,
-            window=self.window,
-            softcap=self.softcap,
-            kv_scales=self.kv_scales,
-        )
+        attended = attend(q, *step.kv_cache[self.layer], self.options)
         attended = attended.view(q.shape[0], -1)
         return step.kept(attended) if prepare is None else attended

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import torch
 
-from engine.attention.base import KVScales
+from engine.attention.base import AttentionOptions
 from engine.layers.attention import StepContext
 from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.module import Module
@@ -87,10 +87,8 @@ class LatentAttention(Module):
         device: torch.device,
     ) -> None:
         self.layer = layer
-        self.kv_scales: KVScales | None = None
-        """As in ``SelfAttention``."""
         self.num_heads = num_heads
-        self.scale = scale
+        self.options = AttentionOptions(scale)
         self._config = config
         qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
         q_size = {"": num_heads * qk_head_dim}
@@ -135,7 +133,7 @@ class LatentAttention(Module):
         torch.bmm(q_plain.transpose(0, 1), to_keys, out=q[..., rotary_dim:].transpose(0, 1))
         cache, _ = step.kv_cache[self.layer]
         slots, attend = step.of(self.layer)
-        scales = self.kv_scales
+        scales = self.options.kv_scales
         ops.store_latents(
             q,
             q_turned,
@@ -150,7 +148,7 @@ class LatentAttention(Module):
             scale=None if scales is None else scales.k,
         )
 
-        attended = attend(q, cache, cache, self.scale, kv_scales=scales)[..., rotary_dim:]
+        attended = attend(q, cache, cache, self.options)[..., rotary_dim:]
         values = x.new_empty(num_tokens, self.num_heads, config.v_head_dim)
         torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
         return self.o_proj(step.kept(values.view(num_tokens, -1)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from engine.layers.linear import Linear
@@ -11,6 +13,18 @@ from kernels.rounded import Activations
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 """Supported activations, by transformers' names."""
+
+
+class FeedForward(Protocol):
+    """What a layer computes of each token by itself."""
+
+    @property
+    def reader(self) -> Linear | None:
+        """The only linear layer that reads the input; None if there are several, or other ones."""
+        ...
+
+    def __call__(self, x: Activations) -> torch.Tensor:
+        """[num_tokens, hidden] to the same shape."""
 
 
 class GatedMLP(Module):
@@ -44,7 +58,6 @@ class GatedMLP(Module):
 
     @property
     def reader(self) -> Linear:
-        """The only layer that reads the input."""
         return self.gate_up_proj
 
     def __call__(self, x: Activations) -> torch.Tensor:

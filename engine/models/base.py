@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -43,6 +43,8 @@ class MoEConfig:
     """Layers that have a plain feed-forward block instead."""
     shared_size: int | None = None
     """Width of the block that every token goes through beside its experts."""
+    swiglu: tuple[float, float] | None = None
+    """Slope and limit of gpt-oss's activation, see ``BiasedSwiglu``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class ModelConfig:
     attention_scale: float | None = None
     """None means head_dim ** -0.5."""
     attention_softcap: float | None = None
+    attention_sinks: bool = False
+    """Each head has a learned score that takes part in its softmax and has no value."""
     qk_norm: bool = False
     """Whether each head of queries and keys is normalized before the rotation."""
     logits_softcap: float | None = None
@@ -141,6 +145,8 @@ class ModelFacts(Protocol):
     def narrowest_window(self) -> int | None: ...
     @property
     def attention_softcap(self) -> float | None: ...
+    @property
+    def attention_sinks(self) -> bool: ...
 
 
 class Model(Module, ABC):
@@ -169,7 +175,7 @@ class Model(Module, ABC):
         """From now on store keys and values in FP8, with these scales for each layer."""
         for module in self.modules():
             if isinstance(module, SelfAttention | LatentAttention):
-                module.kv_scales = scales[module.layer]
+                module.options = replace(module.options, kv_scales=scales[module.layer])
 
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:

@@ -16,9 +16,8 @@ from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
-from engine.layers.mlp import GatedMLP
+from engine.layers.mlp import FeedForward, GatedMLP
 from engine.layers.module import Module
-from engine.layers.moe import SparseMoE
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
@@ -64,6 +63,7 @@ class LlamaDecoderLayer(Module):
             scale=config.scale,
             window=config.window(layer),
             softcap=config.attention_softcap,
+            has_sinks=config.attention_sinks,
             qk_norm=self.norm_class if config.qk_norm else None,
             norm_eps=config.rms_norm_eps,
             fused_checkpoint=self.fused_checkpoint,
@@ -71,7 +71,7 @@ class LlamaDecoderLayer(Module):
         return SelfAttention(layer, attention, dtype=self._dtype, device=self._device)
 
     def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:
-        self.mlp: GatedMLP | SparseMoE = self._dense(config)
+        self.mlp: FeedForward = self._dense(config)
 
     def _dense(self, config: ModelConfig) -> GatedMLP:
         return GatedMLP(

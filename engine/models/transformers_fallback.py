@@ -47,6 +47,7 @@ class FallbackConfig:
     tie_word_embeddings: bool
     source: Any
     """transformers' config."""
+    attention_sinks: bool = False
 
     @property
     def narrowest_window(self) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.attention.base import KVScales
+from engine.attention.base import AttentionOptions, KVScales
 from engine.layers.attention import StepContext
 from engine.models.base import Model
 from kernels import ops
@@ -145,15 +145,13 @@ def _attention(
         store_heads(k_cache, slots, k, k_scale)
         store_heads(v_cache, slots, v, v_scale)
     scaling = how.get("scaling")
-    attended = attend(
-        q,
-        k_cache,
-        v_cache,
+    options = AttentionOptions(
         q.shape[2] ** -0.5 if scaling is None else float(scaling),
-        window=how.get("sliding_window"),
-        softcap=softcap_of(how),
-        kv_scales=scales,
+        how.get("sliding_window"),
+        softcap_of(how),
+        scales,
     )
+    attended = attend(q, k_cache, v_cache, options)
     return attended.unsqueeze(0), None
 
 

@@ -58,6 +58,7 @@ def paged_prefill(
     soft_cap: float = 0.0,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the sequences in ``tiles``, into their rows of ``out``.
 
@@ -66,7 +67,8 @@ def paged_prefill(
     int32; seq_lens: [batch] int32, the queries included, 0 for padding; cu_queries: [batch + 1]
     int32; tiles: [num_tiles, 2] int32 of ``tiles.tile_list``, cut as ``how`` says. window: keys a
     query sees at most, itself included, 0 = all. Nothing past a sequence's end is read. k_scale,
-    v_scale: [num_kv_heads] float32, of caches in FP8 (e4m3).
+    v_scale: [num_kv_heads] float32, of caches in FP8 (e4m3). sinks: [num_q_heads] float32, see
+    ``reference.paged_attention``.
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
     if k_scale is not None:  # as bytes: not every GPU that can serve this knows FP8
@@ -83,6 +85,7 @@ def paged_prefill(
         tiles,
         k_scale,
         v_scale,
+        sinks,
         scale,
         soft_cap,
         window,
@@ -99,6 +102,7 @@ def paged_prefill(
         WINDOW=window > 0,
         SOFT_CAP=soft_cap > 0,
         FP8=k_scale is not None,
+        SINKS=sinks is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=how.num_warps,
         num_stages=how.num_stages,
@@ -256,6 +260,7 @@ def _kernel(
     tiles,
     k_scale,
     v_scale,
+    sinks,
     scale,
     soft_cap,
     window,
@@ -272,6 +277,7 @@ def _kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     FP8: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(0) % NUM_KV_HEADS
@@ -305,6 +311,9 @@ def _kernel(
     key = tl.arange(0, KEYS)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if SINKS:  # as if a first key without a value had been folded in
+        best = tl.load(sinks + q_head) * 1.4426950408889634
+        total += 1.0
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     # fmt: off
     for start in tl.range(begin, whole_end, KEYS):

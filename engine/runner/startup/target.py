@@ -43,6 +43,7 @@ class Target:
             self.config.num_seqs,
             window=self.facts.narrowest_window,
             softcap=self.facts.attention_softcap,
+            has_sinks=self.facts.attention_sinks,
             kv_dtype=self.kv_dtype,
             max_num_parts=max_checked_tokens(self.config.num_seqs, num_drafts) if num_drafts else 0,
         )

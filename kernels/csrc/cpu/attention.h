@@ -29,6 +29,7 @@ struct AttentionShape {
   float scale;
   int64_t window;  // keys a query sees, its own included; 0: all
   float softcap;   // scores become softcap * tanh(score / softcap); 0: as they are
+  const float* sinks = nullptr;  // [num_q_heads]: a score without a value; null: none
 };
 
 // Lane i of the result is the sum of the lanes of parts[i]: a transpose by halves, adding on the
@@ -70,12 +71,12 @@ inline void score_keys_slowly(float* scores, const float* query, const float* ke
   }
 }
 
-// Turns scores into the weights of the values, in place.
-inline void softmax(float* scores, int64_t count) {
-  float best = scores[0];
+// Turns scores into the weights of the values, in place. sink: see AttentionShape; null: none.
+inline void softmax(float* scores, int64_t count, const float* sink) {
+  float best = sink ? std::max(scores[0], *sink) : scores[0];
 #pragma omp simd reduction(max : best)
   for (int64_t j = 0; j < count; ++j) best = std::max(best, scores[j]);
-  float sum = 0.0f;
+  float sum = sink ? exp_nonpositive(*sink - best) : 0.0f;
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < count; ++j) {
     scores[j] = exp_nonpositive(scores[j] - best);
@@ -187,7 +188,7 @@ void attend(float* out, const float* q, const LayerCache& cache, const Attention
     if (shape.softcap > 0)
       for (int64_t j = 0; j < count; ++j)
         scores[j] = shape.softcap * std::tanh(scores[j] / shape.softcap);
-    softmax(scores, count);
+    softmax(scores, count, shape.sinks ? shape.sinks + head(row) : nullptr);
   }
   for (int64_t i = first_block; i < num_blocks; ++i) {
     prefetch_block(values, i + 1);

@@ -52,9 +52,10 @@ void sluice_rope_and_cache(float* q, const float* k, const float* v, const Layer
 void sluice_paged_attention(float* out, const float* q, const LayerCache* cache,
                             const AttentionStep* step, int64_t num_q_heads, int64_t num_kv_heads,
                             int64_t head_dim, int64_t block_size, int64_t q_stride, float scale,
-                            int64_t window, float softcap, int64_t num_threads) {
-  const AttentionShape shape{num_q_heads, num_kv_heads, head_dim, block_size,
-                             q_stride,    scale,        window,   softcap};
+                            int64_t window, float softcap, const float* sinks,
+                            int64_t num_threads) {
+  const AttentionShape shape{num_q_heads, num_kv_heads, head_dim, block_size, q_stride,
+                             scale,       window,       softcap,  sinks};
   const Attend attend = attend_for(head_dim);
   // With few sequences their heads are shared out, else a sequence stays with one thread, which
   // then reads whole blocks.

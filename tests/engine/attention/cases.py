@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionBatch, KVScales
+from engine.attention.base import AttentionBackend, AttentionBatch, AttentionOptions, KVScales
 from kernels import reference
 
 BLOCK_SIZE, KV_HEADS = 4, 2
@@ -38,6 +38,7 @@ def attend(
     softcap: float | None = None,
     fp8: bool = False,
     left_behind: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run sequences through the backend and the oracle. fp8: over a cache in FP8.
 
@@ -81,7 +82,7 @@ def attend(
         query_lens, seq_lens, rows.numpy(), table, window=window if left_behind else None
     )
     step = backend.prepare(batch, BLOCK_SIZE)
-    out = step(q, k_cache, v_cache, 0.4, window=window, softcap=softcap, kv_scales=scales)
+    out = step(q, k_cache, v_cache, AttentionOptions(0.4, window, softcap, scales, sinks))
     assert out.is_contiguous()
     k_cache, v_cache, table = before
     expected = reference.paged_attention(
@@ -96,5 +97,6 @@ def attend(
         softcap=softcap,
         k_scale=scales.k if scales else None,
         v_scale=scales.v if scales else None,
+        sinks=sinks,
     )
     return out, expected

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.base import AttentionBatch
+from engine.attention.base import AttentionBatch, AttentionOptions
 from engine.attention.cpu import CpuAttention
 from kernels import cpu
 from tests.engine.attention.cases import SHAPES, attend
@@ -28,6 +28,16 @@ def test_windows_and_soft_caps_equal_the_oracle(
     shapes: list[tuple[int, int]], window: int | None, softcap: float | None
 ) -> None:
     out, expected = attend(CpuAttention(), shapes, 6, window=window, softcap=softcap)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, None), (8, 2.0)])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_sinks_equal_the_oracle(
+    shapes: list[tuple[int, int]], window: int | None, softcap: float | None
+) -> None:
+    sinks = torch.tensor([-3.0, 0.0, 1.0, 2.0, 5.0, 9.0])
+    out, expected = attend(CpuAttention(), shapes, 6, window=window, softcap=softcap, sinks=sinks)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -88,7 +98,9 @@ def test_a_sequence_gets_the_same_bits_in_any_batch_and_chunking() -> None:
     def attend_batch(lens: list[tuple[int, int]], queries: torch.Tensor) -> torch.Tensor:
         query_lens, seq_lens = np.array(lens).T.copy()
         batch = AttentionBatch(query_lens, seq_lens, np.arange(len(lens)), table)
-        return CpuAttention().prepare(batch, block_size)(queries, k_cache, v_cache, 0.3)
+        return CpuAttention().prepare(batch, block_size)(
+            queries, k_cache, v_cache, AttentionOptions(0.3)
+        )
 
     chunk = attend_batch([(7, 27)], q)
     single = torch.cat([attend_batch([(1, 21 + i)], q[i : i + 1]) for i in range(7)])

@@ -12,6 +12,7 @@ import torch
 from engine.attention.base import (
     AttentionBackend,
     AttentionBatch,
+    AttentionOptions,
     AttentionShape,
     DeviceBatch,
     KVScales,
@@ -72,9 +73,9 @@ def test_windows_and_soft_caps(
         on_device,
     )
     step = how.prepare(batch, 256)
-    options = {"window": window or None, "softcap": soft_cap or None}
+    options = AttentionOptions(128**-0.5, window or None, soft_cap or None)
     for _ in range(2):  # as two layers do
-        out = step(case.q, case.k_cache, case.v_cache, 128**-0.5, **options)  # type: ignore[arg-type]
+        out = step(case.q, case.k_cache, case.v_cache, options)
         error = (out.double() - case.expected).norm() / case.expected.norm()
         assert error < 1e-2
 
@@ -89,7 +90,7 @@ def test_keys_push_out_what_a_long_prompt_has_written(prompt: int, displaces: bo
     batch = AttentionBatch(
         *(np.array(query_lens), np.array(seq_lens), np.arange(161), case.block_table, on_device)
     )
-    out = how.prepare(batch, 16)(case.q, case.k_cache, case.v_cache, 128**-0.5)
+    out = how.prepare(batch, 16)(case.q, case.k_cache, case.v_cache, AttentionOptions(128**-0.5))
     error = (out.double() - case.expected).norm() / case.expected.norm()
     assert error < 1e-2
     (workspace,) = how._workspaces.values()
@@ -123,16 +124,9 @@ def test_a_cache_in_fp8(
     )
     step = how.prepare(batch, 16)
     scales = KVScales(case.scales["k_scale"], case.scales["v_scale"])
-    options = {"window": window or None, "softcap": soft_cap or None}
+    options = AttentionOptions(128**-0.5, window or None, soft_cap or None, scales)
     for _ in range(2):  # as two layers do
-        out = step(
-            case.q,
-            case.k_cache,
-            case.v_cache,
-            128**-0.5,
-            kv_scales=scales,
-            **options,  # type: ignore[arg-type]
-        )
+        out = step(case.q, case.k_cache, case.v_cache, options)
         error = (out.double() - case.expected).norm() / case.expected.norm()
         assert error < 1e-2
 
@@ -164,8 +158,7 @@ def test_new_keys_are_stored_on_the_way(window: int) -> None:
             cos_sin,
             case.k_cache,
             case.v_cache,
-            128**-0.5,
-            window=window or None,
+            AttentionOptions(128**-0.5, window or None),
         )
         error = (out.double() - case.expected).norm() / case.expected.norm()
         assert error < 1e-2
@@ -185,7 +178,7 @@ def test_layers_of_different_windows_share_a_step() -> None:
         16,
     )
     for window, case in ((64, narrow), (None, whole), (64, narrow)):
-        out = step(case.q, case.k_cache, case.v_cache, 128**-0.5, window=window)
+        out = step(case.q, case.k_cache, case.v_cache, AttentionOptions(128**-0.5, window))
         assert (out.double() - case.expected).norm() / case.expected.norm() < 1e-2
 
 
@@ -206,7 +199,9 @@ def test_a_prompt_in_place_of_a_longer_one(query_len: int, seq_len: int, window:
     starts = torch.tensor([0, query_len, size]).to(case.cu_queries)
     filled = DeviceBatch(torch.tensor([seq_len, 0]).to(case.seq_lens), starts, table)
     step = how.prepare_prompt(filled, size)
-    out = step(q, case.k_cache, case.v_cache, 128**-0.5, window=window or None)[:query_len]
+    out = step(q, case.k_cache, case.v_cache, AttentionOptions(128**-0.5, window or None))[
+        :query_len
+    ]
     error = (out.double() - case.expected).norm() / case.expected.norm()
     assert error < 1e-2
 

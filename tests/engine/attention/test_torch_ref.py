@@ -35,6 +35,16 @@ def test_windows_and_soft_caps_equal_the_oracle(
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, None), (8, 2.0)])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_sinks_equal_the_oracle(
+    shapes: list[tuple[int, int]], window: int | None, softcap: float | None
+) -> None:
+    sinks = torch.tensor([-3.0, 0.0, 1.0, 2.0, 5.0, 9.0])
+    out, expected = attend(BACKEND, shapes, 6, window=window, softcap=softcap, sinks=sinks)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [1, 3, 8, 25])
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_what_a_window_has_left_behind_is_not_read(

@@ -97,7 +97,8 @@ def make_step(
     cache: KVCache = [(k, v) for k, v in stored]
     for layer in of.model.layers:
         assert isinstance(layer.self_attn, SelfAttention)
-        layer.self_attn.kv_scales = KVScales(scale, scale) if fp8 else None
+        scales = KVScales(scale, scale) if fp8 else None
+        layer.self_attn.options = replace(layer.self_attn.options, kv_scales=scales)
     table = torch.randperm(128, generator=gen).view(8, 16).to(device, torch.int32)
     query_lens, past = np.array(shapes).T.copy()
     rows = np.arange(len(shapes))[::-1].copy()

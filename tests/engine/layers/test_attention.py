@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionBatch, StepAttention
+from engine.attention.base import AttentionBatch, AttentionOptions, StepAttention
 from engine.attention.torch_ref import TorchAttention
 from engine.layers.attention import AttentionConfig, GroupStep, SelfAttention, StepContext
 from engine.layers.norm import OffsetRMSNorm, RMSNorm
@@ -48,15 +48,12 @@ class Storing:
         cos_sin: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        next_weight: torch.Tensor | None = None,
+        how: AttentionOptions,
     ) -> torch.Tensor:
         self.stored += 1
         q, at = q.clone(), self._positions
         reference.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, at, at)
-        return self._attend(q, k_cache, v_cache, scale, window=window)
+        return self._attend(q, k_cache, v_cache, how)
 
     def __call__(self, *arguments: Any, **options: Any) -> torch.Tensor:
         return self._attend(*arguments, **options)

@@ -77,7 +77,7 @@ def expanded(
     k_rope = turned(k_turned[:, None]).expand(-1, HEADS, -1)
     queries = torch.cat((q[..., :NOPE], turned(q[..., NOPE:])), -1)
     keys = torch.cat((k_plain, k_rope), -1)
-    scores = torch.einsum("qhd,khd->hqk", queries, keys) * layer.scale
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) * layer.options.scale
     future = torch.ones(TOKENS, TOKENS).triu(1).bool()
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     return layer.o_proj(torch.einsum("hqk,khd->qhd", weights, v).reshape(TOKENS, -1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import reference
 from tests.kernels.attention.paged_cases import Case, make_case
 from tests.kernels.interpreter import interpret
 
@@ -196,6 +197,23 @@ def test_fp8_cache(index: int, dtype: torch.dtype) -> None:
     check_fp8(index, dtype, "cuda")
 
 
+def check_sinks(window: int, dtype: torch.dtype, device: str) -> None:
+    lens = SHAPES[1]
+    case = make_case(*lens, heads=4, kv_heads=2, dim=24, dtype=dtype, device=device)
+    sinks = torch.tensor([-2.0, 0.0, 1.0, 6.0], device=device)
+    paged = case.k_cache, case.v_cache, case.block_table, case.seq_lens, case.cu_queries
+    case.expected = reference.paged_attention(
+        case.q.float(), *paged, scale=24**-0.5, window=window or None, sinks=sinks
+    ).double()
+    assert_close(run(case, lens[1], window=window, sinks=sinks), case)
+
+
+@gpu
+@pytest.mark.parametrize("window", [0, 16])
+def test_sinks(window: int) -> None:
+    check_sinks(window, torch.bfloat16, "cuda")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
 def test_interpreted_it_equals_float64() -> None:
     code = (
@@ -209,5 +227,6 @@ def test_interpreted_it_equals_float64() -> None:
         "for index in range(len(FP8_CASES)):\n"
         "    check_fp8(index, torch.float32, 'cpu')\n"
         "check_fp8(0, torch.bfloat16, 'cpu')\n"
+        "check_sinks(16, torch.float32, 'cpu')\n"
     )
     interpret(code)

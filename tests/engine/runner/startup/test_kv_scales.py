@@ -48,7 +48,7 @@ def layers_of(config: EngineConfig) -> list[KVScales]:
     model = runner._forward_pass.executors.eager.model
     layers = [m for m in model.modules() if isinstance(m, SelfAttention)]
     assert len(layers) == 3
-    return [layer.kv_scales for layer in layers if layer.kv_scales is not None]
+    return [layer.options.kv_scales for layer in layers if layer.options.kv_scales is not None]
 
 
 def fp8(tiny_config: EngineConfig, **options: Any) -> EngineConfig:
