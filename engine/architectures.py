@@ -35,10 +35,11 @@ NATIVE = {
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
     "Glm4MoeForCausalLM": Family("glm4_moe", "GLM-4.5"),
+    "GptOssForCausalLM": Family("gpt_oss", "gpt-oss"),
 }
 """Keyed by the name in a checkpoint's ``architectures``."""
 
-QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt"]
+QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "mxfp4"]
 """Weight formats that native families load, by vLLM's names."""
 QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)

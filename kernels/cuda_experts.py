@@ -8,6 +8,7 @@ import torch
 
 from kernels import ops, reference_experts
 from kernels.experts import (
+    BiasedSwiglu,
     ExpertMatrices,
     Fp8Experts,
     Int4Experts,
@@ -81,12 +82,13 @@ def apply_experts(
     down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
+    swiglu: BiasedSwiglu | None = None,
 ) -> torch.Tensor:
     """See ``reference_experts.apply_experts``. What ``serves`` excludes goes to the next
     backend."""
-    if not serves(x, gate_up, down, experts):
+    if swiglu is not None or not serves(x, gate_up, down, experts):
         behind = ops.resolve("apply_experts", "cuda", x.dtype, behind="cuda")
-        made: torch.Tensor = behind(x, gate_up, down, experts, weights)
+        made: torch.Tensor = behind(x, gate_up, down, experts, weights, swiglu)
         return made
     inner = linear(x, gate_up, experts, pairs_per_row=experts.shape[1], gated=True)
     stored = _stored(down)
@@ -171,6 +173,7 @@ def _stored(matrices: ExpertMatrices) -> _Stored:
         case Int4Experts():
             group_size = matrices.packed.shape[2] * 8 // matrices.groups.shape[2]
             return _Stored(matrices.packed, matrices.groups, 1, group_size)
+    assert isinstance(matrices, torch.Tensor), "gpt-oss's, for another backend"
     return _Stored(matrices)
 
 

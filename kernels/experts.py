@@ -43,7 +43,48 @@ class Int4Experts:
         return self.packed.shape[1]
 
 
-ExpertMatrices = torch.Tensor | Fp8Experts | Int4Experts
+MXFP4_BLOCK = 32
+"""Numbers of a row that share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Experts:
+    """MXFP4 weights of all experts of a layer."""
+
+    packed: torch.Tensor
+    """[num_experts, features, k / 2] uint8, see ``reference_experts.dequantize_mxfp4``."""
+    scale: torch.Tensor
+    """[num_experts, features, k / 32] uint8: exponents of two plus 127"""
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @property
+    def features(self) -> int:
+        return self.packed.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedSwiglu:
+    """What gpt-oss's experts compute between and around their matrices, in place of ``silu(gate) *
+    up``: ``(clip(up, -limit, limit) + 1) * g * sigmoid(alpha * g)`` with ``g = min(gate, limit)``,
+    after biases were added."""
+
+    gate_up_bias: torch.Tensor
+    """[num_experts, 2 * inner], gate first, of the activations' dtype"""
+    down_bias: torch.Tensor
+    """[num_experts, hidden]"""
+    alpha: float
+    limit: float
+
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[pairs, 2 * inner], biases included; returns [pairs, inner]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+
+
+ExpertMatrices = torch.Tensor | Fp8Experts | Int4Experts | Mxfp4Experts
 """A plain tensor is [num_experts, features, k]."""
 
 

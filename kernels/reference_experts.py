@@ -6,7 +6,16 @@ import torch
 from torch.nn import functional as F
 
 from kernels import reference
-from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts, PairTiles, max_tiles
+from kernels.experts import (
+    MXFP4_BLOCK,
+    BiasedSwiglu,
+    ExpertMatrices,
+    Fp8Experts,
+    Int4Experts,
+    Mxfp4Experts,
+    PairTiles,
+    max_tiles,
+)
 
 
 def route_experts(
@@ -65,8 +74,10 @@ def apply_experts(
     down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
+    swiglu: BiasedSwiglu | None = None,
 ) -> torch.Tensor:
-    """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each.
+    """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each, or with
+    ``swiglu`` what that says.
 
     x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
     [num_experts, hidden, inner], either of them quantized or not; experts: [num_tokens, top_k]
@@ -75,8 +86,12 @@ def apply_experts(
     out = torch.zeros_like(x)
     for expert in torch.unique(experts).tolist():
         tokens, places = (experts == expert).nonzero(as_tuple=True)
-        inner = reference.silu_mul(F.linear(x[tokens], matrix_of(gate_up, expert, x.dtype)))
-        made = F.linear(inner, matrix_of(down, expert, x.dtype))
+        first, second = (matrix_of(each, expert, x.dtype) for each in (gate_up, down))
+        if swiglu is None:
+            made = F.linear(reference.silu_mul(F.linear(x[tokens], first)), second)
+        else:
+            inner = swiglu.activate(F.linear(x[tokens], first, swiglu.gate_up_bias[expert]))
+            made = F.linear(inner, second, swiglu.down_bias[expert])
         weighted = made * weights[tokens, places].unsqueeze(1)
         out.index_add_(0, tokens, weighted.to(x.dtype))
     return out
@@ -102,4 +117,17 @@ def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torc
             return reference.dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(
                 dtype
             )
+        case Mxfp4Experts():
+            return dequantize_mxfp4(matrices.packed[expert], matrices.scale[expert]).to(dtype)
     return matrices[expert]
+
+
+def dequantize_mxfp4(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """packed: [..., k / 2] uint8, the lower four bits of a byte first; a number is a sign, two bits
+    of exponent and one of mantissa (E2M1). scale: [..., k / 32] uint8, an exponent of two plus 127
+    (E8M0) for each block. Returns [..., k] float32, exact (OCP Microscaling Formats 1.0)."""
+    sizes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    numbers = torch.tensor([*sizes, *(-size for size in sizes)], device=packed.device)
+    nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    blocks = numbers[nibbles.int()].view(*scale.shape, MXFP4_BLOCK)
+    return torch.ldexp(blocks, scale.int().unsqueeze(-1) - 127).flatten(-2)

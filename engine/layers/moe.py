@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch.nn import functional as F
@@ -38,6 +38,8 @@ class RouterConfig:
     by its two best experts (arXiv 2408.15664); without it, by its best one."""
     in_float32: bool = False
     """The scores are computed in float32, whatever the model's dtype."""
+    projection_bias: bool = False
+    """A learned bias is part of the scores themselves."""
 
 
 class Router(Module):
@@ -49,6 +51,9 @@ class Router(Module):
         self._config = config
         shape = config.num_experts, hidden_size
         self.weight = Weight(torch.empty(shape, dtype=dtype, device=device))
+        self.bias: Weight | None = None
+        if config.projection_bias:
+            self.bias = Weight(torch.empty(config.num_experts, dtype=dtype, device=device))
         self.e_score_correction_bias: Weight | None = None
         if config.has_bias:
             bias = torch.empty(config.num_experts, dtype=torch.float32, device=device)
@@ -71,7 +76,7 @@ class Router(Module):
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight.data
         if not self._config.in_float32 or x.dtype == torch.float32:
-            return F.linear(x, weight)
+            return F.linear(x, weight, None if self.bias is None else self.bias.data)
         if x.is_cuda:  # which sums in float32 anyway, and need not round
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return F.linear(x.float(), weight.float())
@@ -166,8 +171,7 @@ class Experts(Module):
 class SparseMoE(Module):
     """The experts of each token, weighted and summed up, and shared experts beside them."""
 
-    reader: ClassVar[None] = None
-    """No single layer reads the input: many do."""
+    reader = None
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.mla import UpProjection
 from engine.layers.module import Module
 from engine.layers.moe import ExpertLinear
+from engine.layers.stacked_experts import StackedExperts
 from engine.weights.names import checkpoint_name
 
 Quantizable = Linear | ExpertLinear | UpProjection
@@ -21,6 +22,8 @@ class CheckpointQuantization(ABC):
 
     is_online: bool = False
     """Whether the checkpoint is not quantized, and its weights are quantized while they load."""
+    stacks_experts: bool = False
+    """Whether the matrices of ``StackedExperts`` are quantized, in MXFP4."""
     skipped: Sequence[str] = ()
     """Suffixes of the names of tensors that a checkpoint may hold but are not needed."""
 
@@ -53,6 +56,8 @@ def quantize(model: Module, quantization: CheckpointQuantization) -> None:
     """Replace the weights of a model by quantized ones; call it before they are loaded. Raises
     ``ModelLoadError`` naming a layer that cannot be quantized."""
     for path, module in _named_modules(model):
+        if isinstance(module, StackedExperts):
+            _quantize_stacked(path, module, quantization)
         if not isinstance(module, Quantizable):
             continue
         if isinstance(module, UpProjection) and quantization.is_online:
@@ -62,6 +67,21 @@ def quantize(model: Module, quantization: CheckpointQuantization) -> None:
             continue
         try:
             module.quantize(of_layer.weight)
+        except ValueError as error:
+            raise ModelLoadError(f"quantization: {path}: {error}") from error
+
+
+def _quantize_stacked(
+    path: str, experts: StackedExperts, quantization: CheckpointQuantization
+) -> None:
+    if not quantization.stacks_experts and quantization.of(path) is not None:
+        raise ModelLoadError(
+            f"quantization: {path}: experts that are stored together can be in MXFP4 only: take "
+            "the checkpoint in MXFP4, or leave quantization out"
+        )
+    if quantization.stacks_experts:
+        try:
+            experts.quantize()
         except ValueError as error:
             raise ModelLoadError(f"quantization: {path}: {error}") from error
 

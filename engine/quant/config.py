@@ -22,6 +22,7 @@ from engine.quant.fp8 import Fp8
 from engine.quant.fp8_blocks import Fp8Blocks
 from engine.quant.gptq import Gptq
 from engine.quant.mixed import ALL_LINEAR, Group, Mixed
+from engine.quant.mxfp4 import Mxfp4
 
 
 class _Fp8Config(msgspec.Struct):
@@ -90,6 +91,15 @@ class _GptqConfig(msgspec.Struct):
             zero_offset=int(self.checkpoint_format == "gptq"),
             unquantized=() if self.lm_head else ("lm_head",),
         )
+
+
+class _Mxfp4Config(msgspec.Struct):
+    """gpt-oss's own format. What is not converted is all but the experts, whose form is known."""
+
+    modules_to_not_convert: list[str] | None = None
+
+    def quantization(self) -> CheckpointQuantization:
+        return Mxfp4()
 
 
 class _Numbers(msgspec.Struct):
@@ -183,6 +193,7 @@ _Reader = (
     | type[_GptqConfig]
     | type[_CompressedTensorsConfig]
     | type[_ModelOptConfig]
+    | type[_Mxfp4Config]
 )
 _READERS: dict[str, _Reader] = {
     "fp8": _Fp8Config,
@@ -190,6 +201,7 @@ _READERS: dict[str, _Reader] = {
     "gptq": _GptqConfig,
     "compressed-tensors": _CompressedTensorsConfig,
     "modelopt": _ModelOptConfig,
+    "mxfp4": _Mxfp4Config,
 }
 
 

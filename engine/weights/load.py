@@ -25,7 +25,7 @@ OnProgress = Callable[[LoadProgress], None]
 
 _PROGRESS_STEP = 0.01
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32}
+_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8}
 """Dtypes of quantized weights, by safetensors' names."""
 _NOT_TOGETHER = "config.json and the weights do not belong together"
 

@@ -14,9 +14,11 @@ import triton.language as tl
 
 from kernels import ops
 from kernels.experts import (
+    BiasedSwiglu,
     ExpertMatrices,
     Fp8Experts,
     Int4Experts,
+    Mxfp4Experts,
     PairTiles,
     features_of,
     tile_rows,
@@ -37,15 +39,20 @@ def apply_experts(
     down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
+    swiglu: BiasedSwiglu | None = None,
 ) -> torch.Tensor:
     """See ``reference_experts.apply_experts``. INT4: groups of a multiple of 32 inputs."""
     num_tokens, top_k = experts.shape
     rows = tile_rows(experts.numel(), len(gate_up))
     groups = ops.group_pairs(experts, len(gate_up), rows)
     inner = x.new_empty(num_tokens * top_k, features_of(gate_up))
-    product(inner, x, gate_up, groups, pairs_per_row=top_k)
     out = x.new_empty(num_tokens * top_k, features_of(down))
-    product(out, ops.silu_mul(inner), down, groups)
+    if swiglu is None:
+        product(inner, x, gate_up, groups, pairs_per_row=top_k)
+        product(out, ops.silu_mul(inner), down, groups)
+    else:
+        product(inner, x, gate_up, groups, pairs_per_row=top_k, bias=swiglu.gate_up_bias)
+        product(out, swiglu.activate(inner), down, groups, bias=swiglu.down_bias)
     return ops.combine_experts(out, weights)
 
 
@@ -56,8 +63,9 @@ def product(
     groups: PairTiles,
     *,
     pairs_per_row: int = 1,
+    bias: torch.Tensor | None = None,
 ) -> None:
-    """out[pair] = matrix[expert of pair] @ x[pair // pairs_per_row].
+    """out[pair] = matrix[expert of pair] @ x[pair // pairs_per_row] + bias[expert of pair].
 
     All contiguous; pairs of the expert ``num_experts``, which is none, are left alone.
     """
@@ -76,6 +84,9 @@ def product(
             group_size = width // factors.shape[2]
             depth = 32 if group_size % 64 else depth
             assert group_size % depth == 0, f"groups of {group_size} inputs"
+        case Mxfp4Experts():
+            weight, factors, kind = matrices.packed, matrices.scale, "mxfp4"
+            depth = 32 if width % 64 else depth
         case _:
             weight, kind = matrices, "plain"
     grid = (groups.tiles.shape[1], triton.cdiv(features, columns))
@@ -84,6 +95,7 @@ def product(
         x,
         weight,
         factors,
+        bias,
         groups.order,
         groups.tiles,
         groups.tiles.shape[1],
@@ -97,6 +109,7 @@ def product(
         COLUMNS=columns,
         DEPTH=depth,
         KIND=kind,
+        HAS_BIAS=bias is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3,
@@ -133,11 +146,40 @@ def _int4_block(
 
 
 @triton.jit
+def _mxfp4_block(
+    packed,
+    scales,
+    feature,
+    in_features,
+    start,
+    width,
+    DEPTH: tl.constexpr,
+    like,
+):
+    """Inputs [start, start + DEPTH) of some features, dequantized exactly."""
+    byte = tl.arange(0, DEPTH // 2)
+    bytes_at = packed + feature[:, None] * (width // 2) + start // 2 + byte[None, :]
+    pairs = tl.load(bytes_at, mask=in_features[:, None], other=0).to(tl.int32)
+    numbers = tl.reshape(tl.join(pairs & 15, pairs >> 4), (pairs.shape[0], DEPTH))
+    exponent, mantissa = (numbers >> 1) & 3, numbers & 1
+    # A float's bits: an exponent of 0 is a subnormal, which is 0 or 0.5 here.
+    normal = ((exponent + 126) << 23) | (mantissa << 22)
+    bits = tl.where(exponent > 0, normal, mantissa * (126 << 23)) | ((numbers & 8) << 28)
+    values = tl.reshape(bits.to(tl.float32, bitcast=True), (pairs.shape[0], DEPTH // 32, 32))
+    block = tl.arange(0, DEPTH // 32)
+    scales_at = scales + feature[:, None] * (width // 32) + start // 32 + block[None, :]
+    powers = tl.load(scales_at, mask=in_features[:, None], other=0).to(tl.int32) << 23
+    values *= powers.to(tl.float32, bitcast=True)[:, :, None]
+    return tl.reshape(values, (pairs.shape[0], DEPTH)).to(like.dtype.element_ty)
+
+
+@triton.jit
 def _kernel(
     out,
     x,
     weight,
     factors,
+    bias,
     order,
     tiles,
     max_tiles,
@@ -151,6 +193,7 @@ def _kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -179,6 +222,8 @@ def _kernel(
             b = _int4_block(
                 weight, factors, feature, in_features, start, width, group_size, DEPTH, x
             )
+        elif KIND == "mxfp4":
+            b = _mxfp4_block(weight, factors, feature, in_features, start, width, DEPTH, x)
         else:
             b = tl.load(w_at + start, mask=in_features[:, None] & inside, other=0)
             if KIND == "fp8" or KIND == "fp8 blocks":
@@ -190,5 +235,7 @@ def _kernel(
             acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
     if KIND == "fp8":
         acc *= tl.load(factors + feature, mask=in_features, other=0.0)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias + feature, mask=in_features, other=0.0).to(tl.float32)[None, :]
     at = out + pair[:, None] * features + column[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=real[:, None] & in_features[None, :])

@@ -90,6 +90,14 @@ GLM = {
     "routed_scaling_factor": 1.5,
 }
 
+GPT_OSS = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,
+    "swiglu_limit": 0.5,
+    "rope_parameters": {**YARN, "truncate": False},
+}
+
 CASES = [
     Case("llama2", "LlamaForCausalLM", {"num_key_value_heads": 4}),
     Case("llama3", "LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -172,6 +180,7 @@ CASES = [
         "DeepseekV3ForCausalLM",
         {**MLA, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
     ),
+    Case("gpt-oss", "GptOssForCausalLM", GPT_OSS),
     Case("glm-4.5", "Glm4MoeForCausalLM", {**GLM, "n_group": 4, "topk_group": 2}),
     Case(
         "glm-4.5-normed",

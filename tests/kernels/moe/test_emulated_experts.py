@@ -90,7 +90,7 @@ def call(
         case Int4Experts():
             weight, scales, stored = matrices.packed, matrices.groups, 2
             group_size = x.shape[1] // scales.shape[2]
-        case _:
+        case torch.Tensor():
             weight = matrices
     tensors = (out, x, weight, scales, experts, shares)
     pointers = [None if t is None else t.data_ptr() for t in tensors]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import reference_experts
-from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
+from kernels.experts import BiasedSwiglu, ExpertMatrices, Fp8Experts, Int4Experts, Mxfp4Experts
 from tests.kernels.interpreter import interpret
 
 pytest.importorskip("triton")
@@ -37,7 +37,8 @@ SHAPES = [(1, 4, 2), (7, 5, 3), (40, 3, 1), (5, 64, 2)]
 """(tokens, experts, top_k)"""
 
 
-KINDS = ["plain", "fp8", "fp8 blocks", "int4", "mixed"]
+KINDS = ["plain", "fp8", "fp8 blocks", "int4", "mixed", "mxfp4"]
+"""The last with the biases and the activation of gpt-oss."""
 
 
 def draw_quantized(
@@ -56,6 +57,10 @@ def draw_quantized(
             numbers = torch.randn(*shape, generator=gen).to(torch.float8_e4m3fn)
             scale = torch.rand(num_experts, features, 1, generator=gen) * 0.2
             return Fp8Experts(numbers.to(device), scale.to(device))
+        if quantized == "mxfp4":
+            packed = torch.randint(256, (*shape[:2], k // 2), generator=gen)
+            powers = torch.randint(122, 126, (*shape[:2], k // 32), generator=gen)
+            return Mxfp4Experts(*(each.to(device, torch.uint8) for each in (packed, powers)))
         words = torch.randint(-(2**31), 2**31, (*shape[:2], k // 8), generator=gen)
         groups = torch.rand(*shape[:2], k // 32, 2, generator=gen)
         groups = groups * torch.tensor([0.05, 15.0])
@@ -79,6 +84,9 @@ def check(
     if kind != "plain":
         gate_up, down, x = draw_quantized(kind, num_tokens, num_experts, top_k, dtype, device)
         case = x, gate_up, down, *case[3:]
+    if kind == "mxfp4":
+        first, second = (torch.randn(num_experts, n).to(device, dtype) for n in (128, 96))
+        case = *case, BiasedSwiglu(first, second, 1.7, 4.0)
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     got, want = grouped_gemm.apply_experts(*case), reference_experts.apply_experts(*case)
     atol = tolerance * max(1.0, float(want.abs().max()) / 4)
