@@ -16,7 +16,7 @@ from gateway.routes.http import id_of, query_tenant, secret_answer
 from gateway.routes.paging import MAX_LIMIT, listing_of_all, page_of
 from gateway.schemas.admin import EngineState, StreamObject, TenantLoad
 from gateway.services import Services
-from tenants.types import RunningRequest, Tenant
+from tenants.types import Tenant
 
 
 async def list_streams(services: Services, request: Request) -> Response:
@@ -30,7 +30,7 @@ async def list_streams(services: Services, request: Request) -> Response:
         if tenant_id in (None, generation.admitted.principal.tenant.id)
     }
     elsewhere = [
-        _elsewhere(running)
+        StreamObject.of(running, id=str(running.request_id), is_here=False)
         for running in await services.store.list_running(tenant_id)
         if running.request_id not in here
     ]
@@ -84,21 +84,6 @@ def _here(generation: Generation) -> StreamObject:
         generated_tokens=generation.num_generated_tokens,
         created_at=generation.created,
         is_here=True,
-    )
-
-
-def _elsewhere(running: RunningRequest) -> StreamObject:
-    return StreamObject(
-        id=str(running.request_id),
-        tenant_id=str(running.tenant_id),
-        tenant_name=running.tenant_name,
-        key_id=str(running.key_id),
-        model=running.model,
-        state=running.state,
-        prompt_tokens=running.prompt_tokens,
-        generated_tokens=running.generated_tokens,
-        created_at=int(running.created_at.timestamp()),
-        is_here=False,
     )
 
 

@@ -102,7 +102,7 @@ async def create_key(services: Services, request: Request, body: CreateKey) -> R
         model_aliases=body.model_aliases,
         expires_at=None if body.expires_at is None else moment(body.expires_at, "expires_at"),
     )
-    return secret_answer(KeyObject.of(key, text), 201)
+    return secret_answer(KeyObject.of(key, key=text), 201)
 
 
 async def list_keys(services: Services, request: Request) -> Response:
@@ -135,7 +135,7 @@ async def rotate_key(services: Services, request: Request, body: RotateKey) -> R
         grace=timedelta(seconds=body.grace_seconds),
     )
     services.revocations.on_change(Change(public_id=key.public_id))
-    return secret_answer(KeyObject.of(new, text), 201)
+    return secret_answer(KeyObject.of(new, key=text), 201)
 
 
 async def list_limits(services: Services, request: Request) -> Response:

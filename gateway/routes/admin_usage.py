@@ -71,7 +71,7 @@ async def usage(services: Services, request: Request) -> Response:
         sums,
         page,
         lambda row: msgspec.convert(row, _Place, from_attributes=True),
-        lambda row: UsageObject.of(row, names.get(row.tenant_id) if row.tenant_id else None),
+        lambda row: UsageObject.of(row, tenant_name=row.tenant_id and names.get(row.tenant_id)),
     )
 
 
@@ -139,7 +139,7 @@ async def audit_log(services: Services, request: Request) -> Response:
         entries,
         page,
         lambda entry: entry.id,
-        lambda entry: AuditObject.of(entry, names.get(entry.tenant_id)),
+        lambda entry: AuditObject.of(entry, tenant_name=names.get(entry.tenant_id)),
     )
 
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenants.limits import Limits
-from tenants.types import (
-    Adapter,
-    ApiKey,
-    AuditEntry,
-    Project,
-    Scope,
-    Tenant,
-    UsageEvent,
-    UsageStatus,
-    UsageSum,
-)
+from tenants.types import Scope, UsageEvent, UsageStatus, UsageSum
 
 
 class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +47,18 @@ class RotateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long the old key goes on working."""
 
 
-class TenantObject(msgspec.Struct, frozen=True, kw_only=True):
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown of something that the store has."""
+
+    @classmethod
+    def of(cls, row: Any, **given: Any) -> Self:
+        """The fields that ``row`` has by the same names, ids as text and times in Unix seconds, and
+        those that are given."""
+        own = (name for name in cls.__struct_fields__ if name not in given and hasattr(row, name))
+        return cls(**{name: _plain(getattr(row, name)) for name in own}, **given)
+
+
+class TenantObject(Shown, frozen=True, kw_only=True):
     id: str
     name: str
     weight: float
@@ -65,19 +67,8 @@ class TenantObject(msgspec.Struct, frozen=True, kw_only=True):
     disabled_at: int | None
     object: Literal["tenant"] = "tenant"
 
-    @classmethod
-    def of(cls, tenant: Tenant) -> TenantObject:
-        return cls(
-            id=str(tenant.id),
-            name=tenant.name,
-            weight=tenant.weight,
-            priority=tenant.priority,
-            created_at=int(tenant.created_at.timestamp()),
-            disabled_at=seconds(tenant.disabled_at),
-        )
 
-
-class ProjectObject(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectObject(Shown, frozen=True, kw_only=True):
     id: str
     tenant_id: str
     name: str
@@ -85,18 +76,8 @@ class ProjectObject(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     object: Literal["project"] = "project"
 
-    @classmethod
-    def of(cls, project: Project) -> ProjectObject:
-        return cls(
-            id=str(project.id),
-            tenant_id=str(project.tenant_id),
-            name=project.name,
-            is_default=project.is_default,
-            created_at=int(project.created_at.timestamp()),
-        )
 
-
-class KeyObject(msgspec.Struct, frozen=True, kw_only=True):
+class KeyObject(Shown, frozen=True, kw_only=True):
     """A key without its secret, but for the one answer that makes it."""
 
     id: str
@@ -117,26 +98,6 @@ class KeyObject(msgspec.Struct, frozen=True, kw_only=True):
     """The text to hand to its user: in the answer that makes it, and never again."""
     object: Literal["api_key"] = "api_key"
 
-    @classmethod
-    def of(cls, key: ApiKey, text: str | UnsetType = UNSET) -> KeyObject:
-        return cls(
-            id=str(key.id),
-            public_id=key.public_id,
-            tenant_id=str(key.tenant_id),
-            project_id=str(key.project_id),
-            name=key.name,
-            scopes=key.scopes,
-            allowed_models=key.allowed_models,
-            model_aliases=key.model_aliases,
-            created_at=int(key.created_at.timestamp()),
-            expires_at=seconds(key.expires_at),
-            revoked_at=seconds(key.revoked_at),
-            revoke_at=seconds(key.revoke_at),
-            last_used_at=seconds(key.last_used_at),
-            replaces_key_id=None if key.replaces_key_id is None else str(key.replaces_key_id),
-            key=text,
-        )
-
 
 class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
@@ -145,7 +106,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Its folder in PEFT's layout, below ``models.adapters_dir``."""
 
 
-class AdapterObject(msgspec.Struct, frozen=True, kw_only=True):
+class AdapterObject(Shown, frozen=True, kw_only=True):
     id: str
     tenant_id: str
     name: str
@@ -158,20 +119,6 @@ class AdapterObject(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     created_at: int
     object: Literal["adapter"] = "adapter"
-
-    @classmethod
-    def of(cls, adapter: Adapter) -> AdapterObject:
-        return cls(
-            id=str(adapter.id),
-            tenant_id=str(adapter.tenant_id),
-            name=adapter.name,
-            parent=adapter.parent,
-            path=adapter.path,
-            base_model=adapter.base_model,
-            rank=adapter.rank,
-            digest=adapter.digest,
-            created_at=int(adapter.created_at.timestamp()),
-        )
 
 
 class AdapterDeleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +135,7 @@ class LimitsObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["limits"] = "limits"
 
 
-class UsageObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UsageObject(Shown, frozen=True, kw_only=True, omit_defaults=True):
     """A sum; groups that were not asked for are left out."""
 
     prompt_tokens: int
@@ -205,24 +152,12 @@ class UsageObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     model: str | None = None
 
     @classmethod
-    def of(cls, usage: UsageSum, tenant_name: str | None) -> UsageObject:
-        return cls(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            total_tokens=usage.prompt_tokens + usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            requests=usage.requests,
-            cost_micro=usage.cost_micro,
-            start_time=seconds(usage.start),
-            tenant_id=_text(usage.tenant_id),
-            tenant_name=tenant_name,
-            project_id=_text(usage.project_id),
-            key_id=_text(usage.key_id),
-            model=usage.model,
-        )
+    def of(cls, row: UsageSum, **given: Any) -> Self:
+        total = row.prompt_tokens + row.completion_tokens
+        return super().of(row, total_tokens=total, start_time=seconds(row.start), **given)
 
 
-class UsageRowObject(msgspec.Struct, frozen=True, kw_only=True):
+class UsageRowObject(Shown, frozen=True, kw_only=True):
     """One request in the ledger."""
 
     id: str
@@ -240,23 +175,12 @@ class UsageRowObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["usage.request"] = "usage.request"
 
     @classmethod
-    def of(cls, event: UsageEvent) -> UsageRowObject:
-        return cls(
-            id=str(event.request_id),
-            tenant_id=str(event.tenant_id),
-            key_id=str(event.key_id),
-            model=event.model,
-            status=event.status,
-            prompt_tokens=event.prompt_tokens,
-            cached_tokens=event.cached_tokens,
-            completion_tokens=event.completion_tokens,
-            cost_micro=event.cost_micro,
-            created_at=event.created_at.timestamp(),
-            end_user=event.end_user,
-        )
+    def of(cls, row: UsageEvent, **given: Any) -> Self:
+        ended_at = row.created_at.timestamp()
+        return super().of(row, id=str(row.request_id), created_at=ended_at, **given)
 
 
-class StreamObject(msgspec.Struct, frozen=True, kw_only=True):
+class StreamObject(Shown, frozen=True, kw_only=True):
     """A request that runs, or waits for its turn."""
 
     id: str
@@ -275,7 +199,7 @@ class StreamObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["stream"] = "stream"
 
 
-class AuditObject(msgspec.Struct, frozen=True, kw_only=True):
+class AuditObject(Shown, frozen=True, kw_only=True):
     id: int
     tenant_id: str
     tenant_name: str | None
@@ -286,20 +210,6 @@ class AuditObject(msgspec.Struct, frozen=True, kw_only=True):
     before: dict[str, Any] | None
     after: dict[str, Any] | None
     object: Literal["audit_entry"] = "audit_entry"
-
-    @classmethod
-    def of(cls, entry: AuditEntry, tenant_name: str | None) -> AuditObject:
-        return cls(
-            id=entry.id,
-            tenant_id=str(entry.tenant_id),
-            tenant_name=tenant_name,
-            at=int(entry.at.timestamp()),
-            actor=entry.actor,
-            action=entry.action,
-            object_id=entry.object_id,
-            before=entry.before,
-            after=entry.after,
-        )
 
 
 class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,5 +244,7 @@ def seconds(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
 
 
-def _text(value: object | None) -> str | None:
-    return None if value is None else str(value)
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return seconds(value)
+    return str(value) if isinstance(value, UUID) else value

@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.schemas.common import Typed
 from gateway.schemas.sampling import SamplingFields
 
 
-class TextPart(
-    msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True
-):
+class TextPart(Typed, frozen=True, tag="text"):
     text: str
     cache_control: Any = None
     """Changes nothing: every prefix of a tenant's prompts is cached anyway."""
@@ -64,40 +63,23 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """Some clients send a streamed call back as they received it."""
 
 
-class SystemMessage(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="role",
-    tag="system",
-    forbid_unknown_fields=True,
+class _Message(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="role", forbid_unknown_fields=True
 ):
     content: Content
     name: str | None = None
 
 
-class DeveloperMessage(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="role",
-    tag="developer",
-    forbid_unknown_fields=True,
-):
-    content: Content
-    name: str | None = None
+class SystemMessage(_Message, frozen=True, tag="system"):
+    pass
 
 
-class UserMessage(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="role",
-    tag="user",
-    forbid_unknown_fields=True,
-):
-    content: Content
-    name: str | None = None
+class DeveloperMessage(_Message, frozen=True, tag="developer"):
+    pass
+
+
+class UserMessage(_Message, frozen=True, tag="user"):
+    pass
 
 
 class AssistantMessage(
@@ -115,18 +97,10 @@ class AssistantMessage(
     function_call: None = None
 
 
-class ToolMessage(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="role",
-    tag="tool",
-    forbid_unknown_fields=True,
-):
-    content: Content
+class ToolMessage(_Message, frozen=True, kw_only=True, tag="tool"):
+    """Its ``name`` is the function's, for templates that ask for it."""
+
     tool_call_id: str
-    name: str | None = None
-    """The function's; for templates that ask for it."""
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
@@ -142,15 +116,7 @@ class FunctionDefinition(
     strict: bool | None = None
 
 
-class FunctionTool(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="type",
-    tag="function",
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-):
+class FunctionTool(Typed, frozen=True, kw_only=True, tag="function", omit_defaults=True):
     function: FunctionDefinition
     cache_control: Any = None
     """As in ``TextPart``."""
@@ -169,9 +135,7 @@ class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-class NamedFunction(
-    msgspec.Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True
-):
+class NamedFunction(Typed, frozen=True, tag="function"):
     """Names a function; ``allowed_tools`` names each of its tools in this form."""
 
     function: FunctionName
@@ -188,9 +152,7 @@ class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tools: list[NamedFunction | NamedCustomTool]
 
 
-class AllowedToolsChoice(
-    msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
-):
+class AllowedToolsChoice(Typed, frozen=True, tag="allowed_tools"):
     allowed_tools: AllowedTools
 
 

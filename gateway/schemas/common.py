@@ -5,6 +5,10 @@ from __future__ import annotations
 import msgspec
 
 
+class Typed(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    """Base of what clients send as one of several kinds, told apart by ``type``."""
+
+
 class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
     """What is inside ``{"error": ...}``; clients rely on all four fields being there."""
 

@@ -5,27 +5,15 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.schemas.common import Typed
 
-class TextFormat(
-    msgspec.Struct,
-    frozen=True,
-    tag_field="type",
-    tag="text",
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-):
+
+class TextFormat(Typed, frozen=True, tag="text", omit_defaults=True):
     json_schema: None = None
     """Some clients send all names that a format can have."""
 
 
-class JsonObjectFormat(
-    msgspec.Struct,
-    frozen=True,
-    tag_field="type",
-    tag="json_object",
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-):
+class JsonObjectFormat(Typed, frozen=True, tag="json_object", omit_defaults=True):
     json_schema: None = None
 
 
@@ -36,9 +24,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strict: bool | None = None
 
 
-class JsonSchemaFormat(
-    msgspec.Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
-):
+class JsonSchemaFormat(Typed, frozen=True, tag="json_schema"):
     json_schema: JsonSchema
 
 

@@ -13,15 +13,14 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.schemas.chat import ReasoningEffort, ServiceTier
+from gateway.schemas.common import Typed
 from gateway.schemas.sampling import SamplingFields
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 
 
-class InputText(
-    msgspec.Struct, frozen=True, tag_field="type", tag="input_text", forbid_unknown_fields=True
-):
+class InputText(Typed, frozen=True, tag="input_text"):
     text: str
 
 
@@ -65,9 +64,7 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sent back with our answers by SDKs; templates do not know it."""
 
 
-class DirectCaller(
-    msgspec.Struct, frozen=True, tag_field="type", tag="direct", forbid_unknown_fields=True
-):
+class DirectCaller(Typed, frozen=True, tag="direct"):
     pass
 
 
@@ -133,20 +130,11 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     strict: bool | None = None
 
 
-class FunctionChoice(
-    msgspec.Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True
-):
+class FunctionChoice(Typed, frozen=True, tag="function"):
     name: str
 
 
-class AllowedTools(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="type",
-    tag="allowed_tools",
-    forbid_unknown_fields=True,
-):
+class AllowedTools(Typed, frozen=True, kw_only=True, tag="allowed_tools"):
     mode: Literal["auto", "required"]
     tools: list[FunctionChoice]
 
@@ -154,26 +142,15 @@ class AllowedTools(
 ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
 
 
-class TextFormat(
-    msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True
-):
+class TextFormat(Typed, frozen=True, tag="text"):
     pass
 
 
-class JsonObjectFormat(
-    msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
-):
+class JsonObjectFormat(Typed, frozen=True, tag="json_object"):
     pass
 
 
-class JsonSchemaFormat(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="type",
-    tag="json_schema",
-    forbid_unknown_fields=True,
-):
+class JsonSchemaFormat(Typed, frozen=True, kw_only=True, tag="json_schema"):
     name: str
     schema: msgspec.Raw
     description: str | None = None
