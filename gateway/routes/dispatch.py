@@ -100,7 +100,7 @@ def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
 def _check_query(operation: Operation, request: Request) -> None:
     """Refuse parameters that the operation does not read: a misspelt ``tenant_id`` would show the
     sums of all tenants as one tenant's."""
-    known = [one.name for one in operation.parameters if one.place == "query"]
+    known = [one.name for one in operation.query]
     for name in request.query_params:
         if name not in known:
             mend = f"; this route takes {', '.join(known)}" if known else ""

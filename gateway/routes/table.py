@@ -69,34 +69,22 @@ from tenants.limits import Limits
 from tenants.types import USAGE_GROUPS, USAGE_STATUSES
 
 
-def _in_path(name: str, description: str) -> Parameter:
-    return Parameter(name, "path", {"type": "string"}, description)
-
-
 def _text(name: str, description: str) -> Parameter:
-    return Parameter(name, "query", {"type": "string"}, description)
+    return Parameter(name, {"type": "string"}, description)
 
 
 def _integer(name: str, description: str, **schema: int) -> Parameter:
-    return Parameter(name, "query", {"type": "integer", **schema}, description)
+    return Parameter(name, {"type": "integer", **schema}, description)
 
 
 def _one_of(name: str, description: str, *values: str) -> Parameter:
-    return Parameter(name, "query", {"enum": list(values), "default": values[0]}, description)
+    return Parameter(name, {"enum": list(values), "default": values[0]}, description)
 
 
-_MODEL = _in_path("model", "A model's name, or alias.")
-_STREAM_ID = _in_path("stream_id", "The id that the header x-sluice-stream-id named.")
-_RESPONSE_ID = _in_path("response_id", "A response's id.")
-_TENANT_ID = _in_path("tenant_id", "A tenant's id.")
-_PROJECT = (_TENANT_ID, _in_path("project_id", "A project's id."))
-_KEY = (_TENANT_ID, _in_path("key_id", "A key's id, or its public id."))
-_ADAPTER = (_TENANT_ID, _in_path("adapter", "An adapter's name, or id."))
 _FROM = _integer("from", "Number of whole events already read.", minimum=0, default=0)
 _EVENTS = (
     Parameter(
         "stream",
-        "query",
         {"type": "boolean", "default": False},
         "Return the events of a background or resumable response instead.",
     ),
@@ -126,7 +114,7 @@ _SUMS = (
 _ROWS = (
     _text("key_id", "Only this key's."),
     _text("model", "Only this model's."),
-    Parameter("status", "query", {"enum": list(USAGE_STATUSES)}, "Only those that ended so."),
+    Parameter("status", {"enum": list(USAGE_STATUSES)}, "Only those that ended so."),
     _text("end_user", "Only this end user's."),
     _one_of("format", "csv and jsonl export all rows.", "json", "csv", "jsonl"),
 )
@@ -155,186 +143,132 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/v1/chat/completions", "Answer a chat", chat.create,
         body=ChatCompletionRequest, answer=bodies.ChatCompletionAnswer,
-        events=bodies.ChatCompletionChunk, reserves=True, idempotent=True,
-    ),
+        events=bodies.ChatCompletionChunk, reserves=True, idempotent=True),
     Operation(
         "POST", "/v1/completions", "Continue a text", completions.create,
         body=CompletionRequest, answer=bodies.CompletionAnswer, events=bodies.CompletionAnswer,
-        reserves=True, idempotent=True,
-    ),
+        reserves=True, idempotent=True),
     Operation(
         "POST", "/v1/responses", "Create a response", responses.create, "responses",
         body=ResponseRequest, answer=response_answers.ResponseAnswer,
-        events=response_answers.ResponseEvent, reserves=True, idempotent=True,
-    ),
+        events=response_answers.ResponseEvent, reserves=True, idempotent=True),
     Operation(
         "POST", "/v1/responses/input_tokens", "Count the tokens of a response's input",
-        responses.count, "responses", body=ResponseFields, answer=InputTokens,
-    ),
+        responses.count, "responses", body=ResponseFields, answer=InputTokens),
     # They would be taken for the ids of responses.
     Operation("GET", "/v1/responses/compact", "", responses.not_served, "responses"),
     Operation("POST", "/v1/responses/compact", "", responses.not_served, "responses"),
     Operation(
         "GET", "/v1/responses/{response_id}", "A response, or the rest of its events",
         responses.retrieve, "responses", answer=response_answers.ResponseAnswer,
-        events=response_answers.ResponseEvent, parameters=(_RESPONSE_ID, *_EVENTS),
-    ),
+        events=response_answers.ResponseEvent, query=_EVENTS),
     Operation(
-        "DELETE", "/v1/responses/{response_id}", "Delete a response",
-        responses.delete, "responses", answer=DeletedResponse, parameters=(_RESPONSE_ID,),
-    ),
+        "DELETE", "/v1/responses/{response_id}", "Delete a response", responses.delete, "responses",
+        answer=DeletedResponse),
     Operation(
-        "POST", "/v1/responses/{response_id}/cancel", "Cancel a running response",
-        responses.cancel, "responses", answer=response_answers.ResponseAnswer,
-        parameters=(_RESPONSE_ID,),
-    ),
+        "POST", "/v1/responses/{response_id}/cancel", "Cancel a running response", responses.cancel,
+        "responses", answer=response_answers.ResponseAnswer),
     Operation(
         "GET", "/v1/responses/{response_id}/input_items", "The input items of a response",
-        responses.input_items, "responses", answer=InputItemList,
-        parameters=(_RESPONSE_ID, *_ITEMS),
-    ),
+        responses.input_items, "responses", answer=InputItemList, query=_ITEMS),
     Operation(
         SOCKET, "/v1/responses", "Responses as messages", sockets.open_responses, "responses",
-        body=ws.Auth | responses_ws.ClientMessage, events=responses_ws.ServerMessage,
-    ),
+        body=ws.Auth | responses_ws.ClientMessage, events=responses_ws.ServerMessage),
     Operation(
         SOCKET, "/v1/chat", "Chats of browsers, several at once", sockets.open_chat,
-        body=ws.ClientMessage, events=ws.ServerMessage,
-    ),
+        body=ws.ClientMessage, events=ws.ServerMessage),
     Operation(
         "POST", "/v1/ws-tickets", "A ticket that opens one WebSocket within 30 s, at any worker",
-        tickets.create, answer=WsTicket,
-    ),
+        tickets.create, answer=WsTicket),
     Operation(
         "GET", "/v1/streams/{stream_id}", "Continue reading a resumable stream, at any worker",
-        streams.resume, events=bodies.ChatCompletionChunk, parameters=(_STREAM_ID, _FROM),
-    ),
+        streams.resume, events=bodies.ChatCompletionChunk, query=(_FROM,)),
     Operation(
-        "DELETE", "/v1/streams/{stream_id}", "Stop a resumable stream", streams.stop, status=204,
-        parameters=(_STREAM_ID,),
-    ),
+        "DELETE", "/v1/streams/{stream_id}", "Stop a resumable stream", streams.stop, status=204),
     Operation("GET", "/v1/models", "The models a key may use", models.list_all, answer=ModelList),
+    Operation("GET", "/v1/models/{model:path}", "One model", models.retrieve, answer=Model),
     Operation(
-        "GET", "/v1/models/{model:path}", "One model", models.retrieve, answer=Model,
-        parameters=(_MODEL,),
-    ),
+        "POST", "/v1/tokenize", "The tokens of a prompt", tokenize.tokenize, body=TokenizeRequest,
+        answer=TokenizeAnswer),
     Operation(
-        "POST", "/v1/tokenize", "The tokens of a prompt", tokenize.tokenize,
-        body=TokenizeRequest, answer=TokenizeAnswer,
-    ),
-    Operation(
-        "POST", "/v1/detokenize", "The text of tokens", tokenize.detokenize,
-        body=DetokenizeRequest, answer=DetokenizeAnswer,
-    ),
+        "POST", "/v1/detokenize", "The text of tokens", tokenize.detokenize, body=DetokenizeRequest,
+        answer=DetokenizeAnswer),
     Operation(
         "POST", f"{_ADMIN}/tenants", "Create a tenant", admin_tenants.create_tenant, "admin",
-        body=CreateTenant, answer=TenantObject, status=201,
-    ),
+        body=CreateTenant, answer=TenantObject, status=201),
     Operation(
         "GET", f"{_ADMIN}/tenants", "All tenants", admin_tenants.list_tenants, "admin",
-        answer=ListObject, parameters=_PAGE,
-    ),
+        answer=ListObject, query=_PAGE),
+    Operation("GET", _TENANT, "A tenant", admin_tenants.get_tenant, "admin", answer=TenantObject),
     Operation(
-        "GET", _TENANT, "A tenant", admin_tenants.get_tenant, "admin", answer=TenantObject,
-        parameters=(_TENANT_ID,),
-    ),
-    Operation(
-        "PATCH", _TENANT, "Rename, weigh, disable or enable a tenant",
-        admin_tenants.update_tenant, "admin", body=UpdateTenant, answer=TenantObject,
-        parameters=(_TENANT_ID,),
-    ),
+        "PATCH", _TENANT, "Rename, weigh, disable or enable a tenant", admin_tenants.update_tenant,
+        "admin", body=UpdateTenant, answer=TenantObject),
     Operation(
         "GET", f"{_TENANT}/limits", "The limits of a tenant, its projects and its keys",
-        admin_tenants.list_limits, "admin", answer=ListObject, parameters=(_TENANT_ID, *_PAGE),
-    ),
+        admin_tenants.list_limits, "admin", answer=ListObject, query=_PAGE),
     Operation(
         "PUT", f"{_TENANT}/limits", "Replace a tenant's limits", admin_tenants.put_tenant_limits,
-        "admin", body=Limits, answer=LimitsObject, parameters=(_TENANT_ID,),
-    ),
+        "admin", body=Limits, answer=LimitsObject),
     Operation(
         "POST", f"{_TENANT}/projects", "Create a project", admin_tenants.create_project, "admin",
-        body=NamedProject, answer=ProjectObject, status=201, parameters=(_TENANT_ID,),
-    ),
+        body=NamedProject, answer=ProjectObject, status=201),
     Operation(
         "GET", f"{_TENANT}/projects", "A tenant's projects", admin_tenants.list_projects, "admin",
-        answer=ListObject, parameters=(_TENANT_ID, *_PAGE),
-    ),
+        answer=ListObject, query=_PAGE),
     Operation(
         "PATCH", f"{_TENANT}/projects/{{project_id}}", "Rename a project",
-        admin_tenants.rename_project, "admin", body=NamedProject, answer=ProjectObject,
-        parameters=_PROJECT,
-    ),
+        admin_tenants.rename_project, "admin", body=NamedProject, answer=ProjectObject),
     Operation(
         "PUT", f"{_TENANT}/projects/{{project_id}}/limits", "Replace a project's limits",
-        admin_tenants.put_project_limits, "admin", body=Limits, answer=LimitsObject,
-        parameters=_PROJECT,
-    ),
+        admin_tenants.put_project_limits, "admin", body=Limits, answer=LimitsObject),
     Operation(
         "POST", f"{_TENANT}/keys", "Create a key; only this answer shows it",
-        admin_tenants.create_key, "admin", body=CreateKey, answer=KeyObject, status=201,
-        parameters=(_TENANT_ID,),
-    ),
+        admin_tenants.create_key, "admin", body=CreateKey, answer=KeyObject, status=201),
     Operation(
         "GET", f"{_TENANT}/keys", "A tenant's keys", admin_tenants.list_keys, "admin",
-        answer=ListObject, parameters=(_TENANT_ID, *_PAGE),
-    ),
+        answer=ListObject, query=_PAGE),
     Operation(
         "GET", f"{_TENANT}/keys/{{key_id}}", "A key", admin_tenants.get_key, "admin",
-        answer=KeyObject, parameters=_KEY,
-    ),
+        answer=KeyObject),
     Operation(
         "DELETE", f"{_TENANT}/keys/{{key_id}}", "Revoke a key", admin_tenants.revoke_key, "admin",
-        answer=KeyObject, parameters=_KEY,
-    ),
+        answer=KeyObject),
     Operation(
         "POST", f"{_TENANT}/keys/{{key_id}}/revoke", "Revoke a key", admin_tenants.revoke_key,
-        "admin", answer=KeyObject, parameters=_KEY,
-    ),
+        "admin", answer=KeyObject),
     Operation(
         "POST", f"{_TENANT}/keys/{{key_id}}/rotate", "Replace a key; the old one works for a while",
-        admin_tenants.rotate_key, "admin", body=RotateKey, answer=KeyObject, status=201,
-        parameters=_KEY,
-    ),
+        admin_tenants.rotate_key, "admin", body=RotateKey, answer=KeyObject, status=201),
     Operation(
         "PUT", f"{_TENANT}/keys/{{key_id}}/limits", "Replace a key's limits",
-        admin_tenants.put_key_limits, "admin", body=Limits, answer=LimitsObject, parameters=_KEY,
-    ),
+        admin_tenants.put_key_limits, "admin", body=Limits, answer=LimitsObject),
     Operation(
         "POST", f"{_TENANT}/adapters", "Load an adapter (LoRA)", admin_adapters.load, "admin",
-        body=LoadAdapter, answer=AdapterObject, status=201, parameters=(_TENANT_ID,),
-    ),
+        body=LoadAdapter, answer=AdapterObject, status=201),
     Operation(
         "GET", f"{_TENANT}/adapters", "A tenant's adapters", admin_adapters.list_all, "admin",
-        answer=ListObject, parameters=(_TENANT_ID, *_PAGE),
-    ),
+        answer=ListObject, query=_PAGE),
     Operation(
         "DELETE", f"{_TENANT}/adapters/{{adapter:path}}", "Unload an adapter",
-        admin_adapters.unload, "admin", answer=AdapterDeleted, parameters=_ADAPTER,
-    ),
+        admin_adapters.unload, "admin", answer=AdapterDeleted),
     Operation(
         "GET", f"{_ADMIN}/usage", "Sums of usage", admin_usage.usage, "usage", answer=ListObject,
-        parameters=(*_SPAN, *_SUMS, *_PAGE),
-    ),
+        query=(*_SPAN, *_SUMS, *_PAGE)),
     Operation(
         "GET", f"{_ADMIN}/usage/requests", "The ledger's single requests, the newest first",
-        admin_usage.requests, "usage", answer=ListObject, parameters=(*_SPAN, *_ROWS, *_PAGE[1:]),
-    ),
+        admin_usage.requests, "usage", answer=ListObject, query=(*_SPAN, *_ROWS, *_PAGE[1:])),
     Operation(
         "GET", f"{_ADMIN}/audit_log", "Who changed what", admin_usage.audit_log, "admin",
-        answer=ListObject, parameters=(_SPAN[0], *_PAGE),
-    ),
+        answer=ListObject, query=(_SPAN[0], *_PAGE)),
     Operation(
         "GET", f"{_ADMIN}/streams", "Requests that run", admin_live.list_streams, "admin",
-        answer=ListObject, parameters=(_SPAN[0], *_PAGE),
-    ),
+        answer=ListObject, query=(_SPAN[0], *_PAGE)),
     Operation(
         "DELETE", f"{_ADMIN}/streams/{{stream_id}}", "End a request", admin_live.kill_stream,
-        "admin", status=204, parameters=(_in_path("stream_id", "The request's id."),),
-    ),
+        "admin", status=204),
     Operation(
         "GET", f"{_ADMIN}/engine", "The engine, and who uses it", admin_live.state, "admin",
-        answer=EngineState,
-    ),
+        answer=EngineState),
     Operation("GET", "/openapi.json", "This description of the HTTP API", _openapi, None),
     Operation("GET", "/asyncapi.json", "The messages of the WebSockets", _asyncapi, None),
     Operation("GET", "/livez", "Whether the process is alive", health.livez, None),

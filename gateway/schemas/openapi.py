@@ -3,6 +3,7 @@ are decoded into."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,6 +14,16 @@ from gateway.schemas.common import ErrorBody
 from gateway.schemas.operation import SOCKET, Operation, Parameter
 
 _REFS = "#/components/schemas/{name}"
+_NAME = re.compile(r"\{(\w+)")
+_PATH_PARAMETERS = {
+    "model": "A model's name, or alias.",
+    "stream_id": "A stream's id, as the header x-sluice-stream-id or the list of them names it.",
+    "response_id": "A response's id.",
+    "tenant_id": "A tenant's id.",
+    "project_id": "A project's id.",
+    "key_id": "A key's id, or its public id.",
+    "adapter": "An adapter's name, or id.",
+}
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
@@ -76,8 +87,10 @@ def _operation(operation: Operation, name: str) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": _ref(operation.body)}},
         }
-    if operation.parameters:
-        written["parameters"] = [_parameter(parameter) for parameter in operation.parameters]
+    parameters = [_in_path(name) for name in _NAME.findall(operation.path)]
+    parameters += [_in_query(parameter) for parameter in operation.query]
+    if parameters:
+        written["parameters"] = parameters
     if operation.scope is None:
         written["security"] = []
     return written
@@ -86,11 +99,21 @@ def _operation(operation: Operation, name: str) -> dict[str, Any]:
 _TO_ID = str.maketrans({"/": "_", "-": "_", ".": "_", "{": None, "}": None})
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
+def _in_path(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string"},
+        "description": _PATH_PARAMETERS[name],
+    }
+
+
+def _in_query(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
-        "in": parameter.place,
-        "required": parameter.place == "path",
+        "in": "query",
+        "required": False,
         "schema": parameter.schema,
         "description": parameter.description,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,8 +14,9 @@ SOCKET = "WEBSOCKET"
 
 
 class Parameter(NamedTuple):
+    """One that is given in the query."""
+
     name: str
-    place: Literal["path", "query"]
     schema: dict[str, Any]
     description: str
 
@@ -40,7 +41,7 @@ class Operation(msgspec.Struct, frozen=True):
     events: Any = None
     """The data of a streamed answer's events; what the server sends, for a socket."""
     status: int = 200
-    parameters: tuple[Parameter, ...] = ()
+    query: tuple[Parameter, ...] = ()
     reserves: bool = False
     """Whether it reserves tokens of the client's limits: if these are known to be used up, the
     request is refused before its body is read."""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from typing import get_type_hints
 
 from gateway.routes.table import OPERATIONS
@@ -35,12 +34,6 @@ def test_every_field_of_a_chat_is_documented() -> None:
     assert {"messages", "tools", "logprobs", "structured_outputs"} <= set(
         schemas["ChatCompletionRequest"]["properties"]
     )
-
-
-def test_parameters_are_those_of_the_path() -> None:
-    for operation in OPERATIONS:
-        named = {one.name for one in operation.parameters if one.place == "path"}
-        assert named == set(re.findall(r"\{(\w+)", operation.path)), operation.path
 
 
 def test_handlers_take_the_body_that_the_table_states() -> None:
