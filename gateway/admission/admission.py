@@ -111,6 +111,8 @@ class Admission:
         between. Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``, which
         ``errors.to_api_error`` translates for the client.
         """
+        if request.client_name is None:
+            return await self._admit(request)
         with in_the_clients_words(request.client_name):
             return await self._admit(request)
 
@@ -119,6 +121,7 @@ class Admission:
 
         Raises as ``admit`` does for the fields that the prompt is made of.
         """
+        assert request.client_name is not None, "only Responses ask for this"
         with in_the_clients_words(request.client_name):
             require_scope(request.principal.key, request.scope)
             self._check_serving()

@@ -59,11 +59,8 @@ def _of(
 
 
 @contextmanager
-def in_the_clients_words(client_name: Callable[[str], str] | None) -> Iterator[None]:
+def in_the_clients_words(client_name: Callable[[str], str]) -> Iterator[None]:
     """Let what fails name the client's own fields. Raises ``ApiError`` for what is foreseen."""
-    if client_name is None:
-        yield
-        return
     try:
         yield
     except Exception as exc:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import QueueFull
 from gateway.admission.request import in_the_clients_words
-from gateway.errors import InvalidRequestError
+from gateway.errors import InvalidRequestError, Overloaded
 from gateway.responses.fields import (
     chat_fields,
     check,
@@ -146,7 +146,7 @@ def test_what_names_no_field_or_is_not_foreseen_passes() -> None:
     assert caught.value.param is None
     with pytest.raises(ZeroDivisionError), in_the_clients_words(client_name):
         raise ZeroDivisionError
-    with pytest.raises(QueueFull), in_the_clients_words(None):
+    with pytest.raises(Overloaded), in_the_clients_words(client_name):
         raise QueueFull
 
 
