@@ -86,7 +86,7 @@ class FusedCpu(Executor):
             attend.struct,
             step.positions,
             slots,
-            step.taps,
+            step.aux_hidden_states,
             [(scale.k, scale.v) for scale in scales] or None,
         )
         return step.kept(hidden)

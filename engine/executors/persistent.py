@@ -69,8 +69,8 @@ class PersistentLayers(Executor):
         return cls(model, decoder)
 
     def serves(self, step: StepContext) -> bool:
-        """Few tokens, of which all are wanted and none has an adapter. What is tapped of steps with
-        one token of each sequence is left to the layers."""
+        """Few tokens, of which all are wanted and none has an adapter. Steps with one token of each
+        sequence that keep auxiliary hidden states are left to the layers."""
         if step.adapted or len(step.groups) > 1 or step.wanted:
             return False
         batch = plain_batch(step.groups[0].attend)
@@ -78,7 +78,7 @@ class PersistentLayers(Executor):
             return False
         num_tokens = len(step.positions)
         if num_tokens == len(batch.seq_lens):
-            return num_tokens <= self.max_batch and not step.taps
+            return num_tokens <= self.max_batch and not step.aux_hidden_states
         return num_tokens <= self.max_drafted
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
@@ -93,7 +93,7 @@ class PersistentLayers(Executor):
             slots,
             batch.block_table,
             batch.seq_lens,
-            step.taps,
+            step.aux_hidden_states,
         )
         return self._model.norm(hidden)
 

@@ -51,7 +51,7 @@ class StepContext:
     groups: Sequence[GroupStep]
     """By layer group."""
     kv_cache: KVCache
-    taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    aux_hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     """Where to copy the input of some layers, by layer index, for a draft network: [num_tokens,
     hidden] each, all with the same strides."""
     adapted: bool = False

@@ -150,9 +150,9 @@ class LlamaModel(Module):
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
         tables = zip(layers or self.layers, self._tables, strict=True)
         for index, (layer, cos_sin) in enumerate(tables):
-            if index in step.taps:
-                tap = step.taps[index]
-                tap.copy_(x) if residual is None else torch.add(x, residual, out=tap)
+            if index in step.aux_hidden_states:
+                target = step.aux_hidden_states[index]
+                target.copy_(x) if residual is None else torch.add(x, residual, out=target)
             x, residual = layer(x, residual, cos_sin, step if index == last else inner)
         return self.norm(x, residual)
 

@@ -20,16 +20,16 @@ class DraftNetwork(Module, ABC):
 
     feature_size: int = 0
     """0: the network needs tokens only."""
-    tapped_layers: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     """Indices of the target's layers whose inputs ``feature`` reads."""
-    tapped_size: int = 0
-    """Width of the input of each tapped layer."""
+    aux_size: int = 0
+    """Width of the input of each of these layers."""
 
     def feature(self, source: torch.Tensor) -> torch.Tensor:
         """The features of tokens: [num_tokens, feature_size].
 
-        source: the inputs of the tapped layers, concatenated: [num_tokens, len(tapped_layers) *
-        tapped_size]; or, without tapped layers, the target's final, normed hidden states.
+        source: the inputs of these layers, concatenated: [num_tokens, len(aux_layers) *
+        aux_size]; or, without such layers, the target's final, normed hidden states.
         """
         return source
 

@@ -177,11 +177,11 @@ class Eagle3Head(_EagleBase):
         super().__init__(blueprint)
         config, where = self.config, blueprint.where
         hidden, target_hidden = config.hidden_size, blueprint.target_config.hidden_size
-        self.tapped_layers = _tapped_layers(blueprint, fields)
-        self.tapped_size = target_hidden
-        tapped = len(self.tapped_layers) * target_hidden
+        self.aux_layers = _aux_layers(blueprint, fields)
+        self.aux_size = target_hidden
+        joined_size = len(self.aux_layers) * target_hidden
         draft_ids = _draft_ids(blueprint, fields)
-        self.fc = Linear(tapped, {"": hidden}, bias=False, **where)
+        self.fc = Linear(joined_size, {"": hidden}, bias=False, **where)
         self.midlayer = _MidLayer(config, norm_before_residual=fields.norm_before_residual, **where)
         self.norm = RMSNorm(hidden, config.rms_norm_eps, **where)
         self.lm_head = Linear(hidden, {"": len(draft_ids)}, bias=False, **where)
@@ -265,7 +265,7 @@ def _read_config(folder: Path, target: ModelConfig) -> ModelConfig:
     return config
 
 
-def _tapped_layers(blueprint: _Blueprint, fields: _Fields) -> tuple[int, ...]:
+def _aux_layers(blueprint: _Blueprint, fields: _Fields) -> tuple[int, ...]:
     """Unless the config names others: the inputs of layers 2, n // 2 and n - 3."""
     folder, num_layers = blueprint.folder, blueprint.target_config.num_layers
     if not fields.eagle_config.use_aux_hidden_state:
@@ -274,7 +274,12 @@ def _tapped_layers(blueprint: _Blueprint, fields: _Fields) -> tuple[int, ...]:
     if layers is None:
         layers = [2, num_layers // 2, num_layers - 3]
     if not layers or min(layers) < 0 or max(layers) >= num_layers:
-        raise mismatch(folder, "one of the tapped layers", layers, f"only 0 to {num_layers - 1}")
+        raise mismatch(
+            folder,
+            "one of the layers of auxiliary hidden states",
+            layers,
+            f"only 0 to {num_layers - 1}",
+        )
     return tuple(layers)
 
 

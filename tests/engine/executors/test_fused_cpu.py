@@ -77,19 +77,19 @@ def test_gives_the_bits_of_the_layers_one_by_one(
         torch.set_num_threads(before)
 
 
-def test_what_goes_into_a_layer_can_be_tapped() -> None:
+def test_what_goes_into_a_layer_can_be_kept() -> None:
     fused = packed()
     shapes = [(2, 3), (8, 0), (1, 20)]
-    tapped = []
+    found = []
     for executor in (fused, LayerByLayer(fused.model)):
-        taps = dict(zip((0, 2), torch.full((11, 84), torch.nan).chunk(2, -1), strict=True))
-        run(executor, shapes, backend=CpuAttention(), taps=taps)
-        tapped.append(taps)
+        states = dict(zip((0, 2), torch.full((11, 84), torch.nan).chunk(2, -1), strict=True))
+        run(executor, shapes, backend=CpuAttention(), aux_hidden_states=states)
+        found.append(states)
     for layer in (0, 2):
-        assert torch.equal(tapped[0][layer], tapped[1][layer])
+        assert torch.equal(found[0][layer], found[1][layer])
     assert isinstance(fused.model, ForCausalLM)
     token_ids, _ = make_step(fused.model, shapes)
-    assert torch.equal(tapped[0][0], fused._embed(token_ids)), "the embeddings"
+    assert torch.equal(found[0][0], fused._embed(token_ids)), "the embeddings"
 
 
 def test_a_new_cache_is_noticed() -> None:

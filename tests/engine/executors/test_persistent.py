@@ -160,14 +160,14 @@ def test_serves_few_tokens_that_nothing_else_is_wanted_of(monkeypatch: pytest.Mo
         assert not decoder.serves(replace(step, **other)), other
     monkeypatch.setattr(PersistentLayers, "max_batch", 5)
     monkeypatch.setattr(PersistentLayers, "max_drafted", 4)
-    for queries, num_sequences, serves, serves_tapped in (
+    for queries, num_sequences, serves, serves_aux in (
         *((1, 4, True, False), (1, 5, True, False), (1, 6, False, False)),
         *((2, 2, True, True), (2, 3, False, False), (4, 1, True, True), (5, 1, False, False)),
     ):
         _, several = prepared(made, *[9] * num_sequences, queries=queries)
         assert decoder.serves(several) == serves
-        tap = torch.zeros(queries * num_sequences, 256)
-        assert decoder.serves(replace(several, taps={1: tap})) == serves_tapped
+        states = torch.zeros(queries * num_sequences, 256)
+        assert decoder.serves(replace(several, aux_hidden_states={1: states})) == serves_aux
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -179,14 +179,14 @@ def test_several_tokens_of_a_sequence_see_each_other(
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_inputs_of_layers_are_tapped() -> None:
+def test_inputs_of_layers_are_kept() -> None:
     made = model()
     found = []
     for executor in (whole(made), LayerByLayer(made)):
         token_ids, step = prepared(made, 30, queries=3)
-        taps = dict(zip((0, 2), torch.zeros(3, 2, CONFIG.hidden_size).unbind(1), strict=True))
-        executor.hidden_states(token_ids, replace(step, taps=taps))
-        found.append(torch.cat(list(taps.values()), 1))
+        states = dict(zip((0, 2), torch.zeros(3, 2, CONFIG.hidden_size).unbind(1), strict=True))
+        executor.hidden_states(token_ids, replace(step, aux_hidden_states=states))
+        found.append(torch.cat(list(states.values()), 1))
     assert found[0].any(1).all()
     assert distance(*found) < 1e-4
 

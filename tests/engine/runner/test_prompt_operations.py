@@ -66,7 +66,7 @@ def test_a_head_at_rest_adds_hardly_any(monkeypatch: pytest.MonkeyPatch) -> None
     def launch(places: torch.Tensor, copies: torch.Tensor, *, block_size: int) -> None:
         launches.append(len(copies))
 
-    monkeypatch.setattr(features, "keeps_taps", lambda network, device: False)
+    monkeypatch.setattr(features, "keeps_aux", lambda network, device: False)
     monkeypatch.setattr(BlockCopies, "serves", staticmethod(lambda stacks: True))
     monkeypatch.setattr(cuda, "load", lambda: None)
     monkeypatch.setattr(cuda, "copy_leading_slots", launch)

@@ -29,7 +29,7 @@ def test_an_eagle_head_may_bring_its_own_embedding_and_bias(
 
 
 def test_aux_layers_default_to_those_of_the_paper(copy: Copy, target: ForCausalLM) -> None:
-    assert load(copy("eagle3", eagle_config=None), target).tapped_layers == (2, 4, 5)
+    assert load(copy("eagle3", eagle_config=None), target).aux_layers == (2, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_aux_layers_default_to_those_of_the_paper(copy: Copy, target: ForCausalL
         (
             "eagle3",
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}},
-            r"tapped layers is \[2, 16, 29\], the model's is only 0 to 7",
+            r"layers of auxiliary hidden states is \[2, 16, 29\], the model's is only 0 to 7",
         ),
         (
             "eagle3",

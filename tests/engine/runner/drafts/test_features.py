@@ -8,7 +8,7 @@ from engine.executors.layers import LayerByLayer
 from engine.layers.attention import GroupStep, StepContext
 from engine.models.base import Model
 from engine.runner.block_copies import BlockCopies, as_stack
-from engine.runner.drafts.features import FeatureCache, TapBuffers, kept_size, watched
+from engine.runner.drafts.features import AuxBuffers, FeatureCache, kept_size, watched
 from engine.spec.draft_network import DraftNetwork
 
 SIZE, BLOCK_SIZE = 3, 4
@@ -18,10 +18,10 @@ CPU = torch.device("cpu")
 class Sums(DraftNetwork):
     """The feature is one more than what it is made of, added up."""
 
-    feature_size = tapped_size = SIZE
+    feature_size = aux_size = SIZE
 
-    def __init__(self, tapped_layers: tuple[int, ...]) -> None:
-        self.tapped_layers = tapped_layers
+    def __init__(self, aux_layers: tuple[int, ...]) -> None:
+        self.aux_layers = aux_layers
         self.num_tokens: list[int] = []
         """Of each call."""
 
@@ -35,7 +35,7 @@ def cache(network: DraftNetwork) -> FeatureCache:
 
 
 def keep(features: FeatureCache, slots: list[int], value: float) -> None:
-    width = SIZE * max(1, len(features._network.tapped_layers))
+    width = SIZE * max(1, len(features._network.aux_layers))
     features.keep(torch.tensor(slots), torch.full((len(slots), width), value))
 
 
@@ -72,7 +72,7 @@ def test_what_is_cleared_is_as_if_it_had_never_been_kept() -> None:
     assert read(features, 0, 1, 2) == [2.0, 0.0, 0.0]
 
 
-def test_a_cpu_makes_features_of_taps_only_where_somebody_asks() -> None:
+def test_a_cpu_makes_features_of_auxiliary_states_only_where_somebody_asks() -> None:
     network = Sums((1, 2))
     features = cache(network)
     for _ in range(5):
@@ -107,8 +107,8 @@ class Target(Model):
         """It has no weights."""
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        for layer, tap in step.taps.items():
-            tap.copy_((token_ids + layer)[:, None].expand(-1, SIZE))
+        for layer, kept in step.aux_hidden_states.items():
+            kept.copy_((token_ids + layer)[:, None].expand(-1, SIZE))
         return step.kept((token_ids + 10.0)[:, None].expand(-1, SIZE))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -139,11 +139,11 @@ def test_whatever_runs_the_target_its_features_are_kept(layers: tuple[int, ...],
         assert (found == expected).all()
 
 
-def test_taps_of_short_steps_share_memory() -> None:
+def test_auxiliary_states_of_short_steps_share_memory() -> None:
     network = Sums((1, 4))
     features = FeatureCache(1024, BLOCK_SIZE, network, dtype=torch.float32, device=CPU)
-    buffers = TapBuffers(network, features)
-    first, again, other, long = (buffers.of(n).tapped for n in (3, 3, 512, 513))
+    buffers = AuxBuffers(network, features)
+    first, again, other, long = (buffers.of(n).joined for n in (3, 3, 512, 513))
     assert first.data_ptr() == again.data_ptr() == other.data_ptr() != long.data_ptr()
     assert [each.shape for each in (first, other, long)] == [(n, 2 * SIZE) for n in (3, 512, 513)]
     assert len(buffers._buffers) == 2

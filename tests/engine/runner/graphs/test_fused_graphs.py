@@ -188,10 +188,10 @@ def test_attention_that_keeps_its_work_to_itself_is_not_replaced(
     assert not graphs_of(runner)._fused
 
 
-@pytest.mark.parametrize(("method", "taps"), [("eagle3", True), ("eagle", False)])
+@pytest.mark.parametrize(("method", "has_aux"), [("eagle3", True), ("eagle", False)])
 def test_features_are_kept_from_it_unless_they_are_taken_within(
     method: str,
-    taps: bool,
+    has_aux: bool,
     calls: list[int],
     measured: Measure,
     tmp_path: Path,
@@ -204,12 +204,12 @@ def test_features_are_kept_from_it_unless_they_are_taken_within(
     runner = runner_of(llm)
     emulate(runner, monkeypatch, 3)
     decoding = graphs_of(runner)
-    assert (Kind() in decoding._fused) == (not taps)
+    assert (Kind() in decoding._fused) == (not has_aux)
     for kind in [kind for kind in decoding._fused if kind.num_queries > 1]:
         del decoding._fused[kind]
     calls.clear()
     assert outputs(llm) == expected
-    assert bool(calls) == (not taps)
+    assert bool(calls) == (not has_aux)
     # Steps that keep no features have it in any case.
     one = np.ones(1, np.int64)
     fields = ChunkFields(0 * one, 4 * one, one, one)
