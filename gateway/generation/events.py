@@ -170,7 +170,9 @@ class MadeTexts:
         # Asked first, because an event that is made but not sent would leave a gap in the numbers.
         if not to.is_free or (data := make(text)) is None:
             return False
-        return to.offer(self._before + data + self._after, now)
+        if self._before:
+            data = self._before + data + self._after
+        return to.offer(data, now)
 
 
 def text_sink(form: TextForm, frame: Frame, to: Offers) -> TextSink:

@@ -315,8 +315,9 @@ class _MadeItems:
         data = make(text)
         if data is None:
             return False
-        kept = text if self._is_numbered else None
-        record.append(self._before + data + self._after, now, text=kept)
+        if self._before:
+            data = self._before + data + self._after
+        record.append(data, now, text=text if self._is_numbered else None)
         return True
 
 

@@ -42,7 +42,8 @@ class Outlet:
         self._error: BaseException | None = None
 
     def offer(self, message: bytes, now: float) -> bool:
-        """``put`` a message; False if the outlet is not free. ``now``: the event loop's time."""
+        """Begin to send a message; False if the outlet is not free. Neither blocks nor raises.
+        ``now``: the event loop's time."""
         if not self.is_free:
             return False
         self.put_at = now
@@ -57,15 +58,9 @@ class Outlet:
         return True
 
     def put(self, message: bytes) -> None:
-        """Begin to send a message; only while the outlet is free. Neither blocks nor raises."""
+        """As ``offer``, with ``put_at`` unchanged; only while the outlet is free."""
         assert self.is_free
-        try:
-            if self._write is not None and self._write(message):
-                return
-        except Exception as exc:
-            self._fail(exc)
-        else:
-            self._begin(message)
+        self.offer(message, self.put_at)
 
     def _begin(self, message: bytes) -> None:
         """Run ``send`` until it waits for something; a task does the rest."""
