@@ -41,6 +41,10 @@ CALL = {
     },
 }
 
+pytestmark = (
+    pytest.mark.nightly
+)  # the same engine answers in on_one_gateway/test_structured_outputs.py
+
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:

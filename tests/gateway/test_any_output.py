@@ -50,7 +50,7 @@ async def test_whatever_a_model_writes_the_answer_ends(model_dir: Path, name: st
     config = make_config(model_dir, models=models)
     double = EngineDouble(Tokenizer.load(model_dir), script=lambda _: Play(text=text, interval_s=0))
     async with served(config, double_client(config, double)) as gateway:
-        for _ in range(25):
+        for _ in range(12):
             text = output(SIGNS[name][0], rng)
             for path, body in REQUESTS:
                 sent = post(gateway, encode(body)).replace(b"/v1/chat/completions", path.encode())

@@ -106,40 +106,6 @@ def test_tokens_arrive_one_after_the_other(page: Page) -> None:
     assert "Ada" in page.inner_text(".prose")
 
 
-@pytest.mark.nightly
-def test_stop_keeps_the_beginning_and_the_next_question_is_answered(page: Page) -> None:
-    endless(page, True)
-    ask(page, STORY)
-    begun(page)
-    page.click("#stop")
-    ended(page)
-    endless(page, False)
-    assert "stopped" in page.inner_text(".meta")
-    assert len(page.inner_text(".prose")) > 20
-    ask(page, "What is 17 plus 25?")
-    expect(page.locator(".turn")).to_have_count(4)
-    ended(page)
-    assert "42" in page.locator(".prose").last.inner_text()
-
-
-@pytest.mark.nightly
-def test_an_answer_goes_on_after_a_lost_connection(page: Page) -> None:
-    endless(page, True)
-    ask(page, STORY)
-    begun(page)
-    page.evaluate("socket.close()")
-    expect(page.locator("#link-state")).to_have_attribute("data-state", "waiting")
-    before = len(page.inner_text(".prose"))
-    page.wait_for_selector("#link-state[data-state=open]")
-    expect(page.locator(".prose")).to_have_text(re.compile(rf".{{{before + 20}}}", re.DOTALL))
-    page.click("#stop")
-    ended(page)
-    endless(page, False)
-    # Stopped, or at the context's end where the model is quicker than a browser.
-    expect(page.locator(".meta")).to_have_text(re.compile("stopped|cut off"))
-    assert page.locator(".fault").count() == 0
-
-
 def test_an_answer_goes_on_after_a_reload(page: Page) -> None:
     endless(page, True)
     ask(page, STORY)
@@ -167,49 +133,6 @@ def test_an_opener_becomes_a_table(page: Page) -> None:
         ended(page)
         cells = page.locator(".prose").last.locator("td").all_inner_texts()
         assert cells == ["France", "Paris", "Spain", "Madrid", "Italy", "Rome"]
-
-
-@pytest.mark.nightly
-def test_a_second_turn_knows_the_first(page: Page) -> None:
-    ask(page, "My name is Ida.")
-    ended(page)
-    ask(page, "What is my name?")
-    expect(page.locator(".turn")).to_have_count(4)
-    ended(page)
-    assert "Ida" in page.locator(".prose").last.inner_text()
-
-
-@pytest.mark.nightly
-def test_reload_keeps_the_conversation_and_goes_on(page: Page) -> None:
-    ask(page, "My name is Ida.")
-    ended(page)
-    answer = page.inner_text(".prose")
-    page.reload()
-    page.wait_for_selector("#link-state[data-state=open]")
-    assert page.inner_text(".prose") == answer
-    ask(page, "What is my name?")
-    expect(page.locator(".turn")).to_have_count(4)
-    ended(page)
-    assert "Ida" in page.locator(".prose").last.inner_text()
-
-
-@pytest.mark.nightly
-def test_markup_in_a_question_comes_back_as_text(page: Page) -> None:
-    ask(page, "Repeat after me: <img src=x onerror=alert(1)>")
-    ended(page)
-    assert page.locator("#transcript img").count() == 0
-
-
-@pytest.mark.nightly
-def test_a_wrong_key_is_refused_in_words(chromium: Browser, demo: dict[str, Any]) -> None:
-    context = chromium.new_context()
-    page = context.new_page()
-    page.goto(demo["url"] + "/#key=sk-slc-wrong")
-    expect(page.locator("#key-error")).to_contain_text("API key")
-    page.fill("#key-input", demo["api_key"])
-    page.press("#key-input", "Enter")
-    page.wait_for_selector("#link-state[data-state=open]")
-    context.close()
 
 
 def test_an_engine_killed_in_mid_answer_is_told_and_mended(

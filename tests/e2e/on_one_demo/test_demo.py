@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -190,24 +189,6 @@ def test_in_memory_it_needs_no_database_and_forgets(tmp_path: Path) -> None:
             assert demo.survivors() == []
     assert keys[0] != keys[1]
     assert not (folder / "postgres").exists()
-
-
-@pytest.mark.nightly
-def test_an_engine_that_dies_comes_back(demo: dict[str, Any], demo_process: DemoProcess) -> None:
-    engine = demo_process.engine()
-    engine.kill()
-    _eventually(lambda: ask(demo)["choices"], within_s=90)
-    assert demo_process.engine().pid != engine.pid
-
-
-def _eventually(attempt: Callable[[], Any], *, within_s: float) -> Any:
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            return attempt()
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
 
 
 @pytest.mark.nightly
