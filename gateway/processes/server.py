@@ -203,10 +203,12 @@ async def serve_on(
     limits = msgspec.structs.replace(config.server, max_connections=num_connections)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
-        if store is None:
-            store = await _connect(config.tenants)
-        stack.push_async_callback(store.close)
+        dsn = "" if store is not None else _dsn_of(config.tenants)
         loaded = secrets.load(Path(config.tenants.secrets_file))
+        if store is None:
+            pooled = config.tenants.transaction_pooling
+            store = await PostgresStore.connect(dsn, is_pooled=pooled)
+        stack.push_async_callback(store.close)
         app = create_app(
             config,
             engine=engine,
@@ -219,10 +221,10 @@ async def serve_on(
         await _serve(served, listener, engine, url_of(listener), on_ready)
 
 
-async def _connect(settings: TenantsConfig) -> Store:
+def _dsn_of(settings: TenantsConfig) -> str:
     if settings.dsn is None:
         raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
-    return await PostgresStore.connect(settings.dsn, is_pooled=settings.transaction_pooling)
+    return settings.dsn
 
 
 async def _serve(
