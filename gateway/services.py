@@ -40,7 +40,7 @@ from gateway.sockets.responses_session import ResponsesSession
 from gateway.sockets.strangers import Strangers
 from gateway.sockets.tickets import Tickets
 from gateway.streams.archive import StreamArchive
-from gateway.streams.log import MemoryStreamLog
+from gateway.streams.log import StreamLog
 from gateway.streams.streams import Streams
 from gateway.transport.cork import Cork
 from grammar.compiler import GrammarChecker
@@ -360,7 +360,7 @@ def _create_peers(base: _Base) -> Peers:
 
 def _create_streams(base: _Base, peers: Peers) -> Streams:
     server = base.config.server
-    log = MemoryStreamLog(
+    log = StreamLog(
         max_stream_bytes=server.max_stream_log_bytes,
         max_tenant_bytes=server.max_tenant_stream_log_bytes,
         retention_s=server.stream_retention_s,

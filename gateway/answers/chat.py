@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.answers.chunks import NUM_AROUND, StreamEnds, obfuscated, shown
+from gateway.answers.chunks import CompletionEncoder, shown
 from gateway.generation.delta import Delta
 from gateway.generation.events import Around, Event
 from gateway.generation.token_logprobs import ChoiceLogprobs, TokenLogprob
 from gateway.parsers.base import joined_pieces
-from gateway.schemas.common import Compliance, Usage
+from gateway.schemas.common import Compliance
 
 _encode = msgspec.json.Encoder().encode
 
 
-class ChatChunks(StreamEnds):
-    """The ``Encoder`` of a streamed chat completion. Choice 0 opens before choice 1: SDKs fail on
-    any other order."""
+class ChatEncoder(CompletionEncoder):
+    """The ``Encoder`` of a chat completion, whole or streamed. Choice 0 opens before choice 1: SDKs
+    fail on any other order."""
 
     def __init__(
         self,
@@ -32,20 +32,26 @@ class ChatChunks(StreamEnds):
         created: int,
         model: str,
         num_choices: int,
-        has_usage: bool,
+        has_usage: bool = False,
+        metadata: dict[str, str] | None = None,
         service_tier: str | None = None,
         is_obfuscated: bool = False,
     ) -> None:
-        self._has_usage = has_usage
-        self._is_obfuscated = is_obfuscated
-        self._num_choices = num_choices
-        tier = b"" if service_tier is None else b'"service_tier":%s,' % orjson.dumps(service_tier)
-        self._head = (
-            b'{"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,%s'
-            b'"system_fingerprint":null,"choices":['
-            % (orjson.dumps(completion_id), created, orjson.dumps(model), tier)
+        super().__init__(
+            completion_id=completion_id,
+            created=created,
+            model=model,
+            kinds=("chat.completion", "chat.completion.chunk"),
+            has_usage=has_usage,
+            is_obfuscated=is_obfuscated,
+            service_tier=service_tier,
         )
-        self._tail = b'],"usage":null}' if has_usage else b"]}"
+        if metadata is not None:
+            self._whole["metadata"] = metadata
+        if service_tier is not None:
+            self._whole["service_tier"] = service_tier
+        self._collected = [_CollectedChoice() for _ in range(num_choices)]
+        self._num_choices = num_choices
         self._content_heads = [
             self._head + b'{"index":%d,"delta":{"content":' % index for index in range(num_choices)
         ]
@@ -78,9 +84,7 @@ class ChatChunks(StreamEnds):
         ]
         if delta.finish_reason is not None:
             events.append(self._last(delta))
-        if self._is_obfuscated:
-            events = [obfuscated(event, num_around=NUM_AROUND) for event in events]
-        return [Event("", event) for event in events]
+        return [self._padded(event) for event in events]
 
     def text_form(self, index: int) -> Around | None:
         if self._is_obfuscated:
@@ -120,40 +124,6 @@ class ChatChunks(StreamEnds):
             finish_reason,
             self._tail,
         )
-
-
-class ChatCompletion:
-    """Collects the deltas of a chat completion that is not streamed, and writes its body."""
-
-    def __init__(
-        self,
-        *,
-        completion_id: str,
-        created: int,
-        model: str,
-        num_choices: int,
-        metadata: dict[str, str] | None = None,
-        service_tier: str | None = None,
-    ) -> None:
-        self._head: dict[str, Any] = {
-            "id": completion_id,
-            "object": "chat.completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": None,
-        }
-        if metadata is not None:
-            self._head["metadata"] = metadata
-        if service_tier is not None:
-            self._head["service_tier"] = service_tier
-        self._choices = [_CollectedChoice() for _ in range(num_choices)]
-
-    def add(self, delta: Delta) -> None:
-        self._choices[delta.index].add(delta)
-
-    def body(self, usage: Usage) -> bytes:
-        choices = [choice.object(index) for index, choice in enumerate(self._choices)]
-        return _encode({**self._head, "choices": choices, "usage": usage})
 
 
 class _CollectedChoice:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 import orjson
 
 from gateway.errors import ApiError
+from gateway.generation.delta import Delta
 from gateway.generation.events import Event
 from gateway.schemas.common import Usage
 
 DONE = Event("", b"[DONE]")
 
-NUM_AROUND = len(b"data: \n\n")
+_NUM_AROUND = len(b"data: \n\n")
 """Bytes around the data of a server-sent event."""
 _PADDED_BYTES = 64
 _PADDING = b',"obfuscation":"%s"'
@@ -21,14 +24,54 @@ _PADDING = b',"obfuscation":"%s"'
 _encode = msgspec.json.Encoder().encode
 
 
-class StreamEnds:
-    """The last events of a stream, the same in Chat Completions and Completions."""
+class Collected(Protocol):
+    """One choice of an answer that is not streamed."""
 
-    _head: bytes
-    """What a chunk begins with, up to its list of choices."""
-    _has_usage: bool
+    def add(self, delta: Delta) -> None: ...
+
+    def object(self, index: int) -> dict[str, Any]: ...
+
+
+class CompletionEncoder:
+    """What is the same in Chat Completions and Completions: whole bodies, and the last events of
+    streams."""
+
+    _collected: Sequence[Collected]
+    """The choices of the body so far."""
     _heartbeat: bytes
     """A chunk without content. A comment would not do: some SDKs fail on comments."""
+
+    def __init__(
+        self,
+        *,
+        completion_id: str,
+        created: int,
+        model: str,
+        kinds: tuple[str, str],
+        has_usage: bool,
+        is_obfuscated: bool,
+        service_tier: str | None = None,
+    ) -> None:
+        """``kinds``: what bodies and chunks call themselves."""
+        self._has_usage = has_usage
+        self._is_obfuscated = is_obfuscated
+        fields = {"id": completion_id, "object": kinds[0], "created": created, "model": model}
+        self._whole: dict[str, Any] = fields | {"system_fingerprint": None}
+        """The fields of the body but its choices and usage."""
+        tier = {} if service_tier is None else {"service_tier": service_tier}
+        head = fields | {"object": kinds[1]} | tier | {"system_fingerprint": None}
+        self._head = orjson.dumps(head)[:-1] + b',"choices":['
+        """What a chunk begins with, up to its list of choices."""
+        self._tail = b'],"usage":null}' if has_usage else b"]}"
+
+    def add(self, delta: Delta) -> None:
+        """Collect a delta for ``body``."""
+        self._collected[delta.index].add(delta)
+
+    def body(self, usage: Usage) -> bytes:
+        """The whole answer."""
+        choices = [choice.object(index) for index, choice in enumerate(self._collected)]
+        return _encode({**self._whole, "choices": choices, "usage": usage})
 
     def closing(self, usage: Usage) -> list[Event]:
         """The events after the last delta, only after success: ``[DONE]`` tells the client that
@@ -43,6 +86,12 @@ class StreamEnds:
 
     def heartbeat(self) -> Event:
         return Event("", self._heartbeat)
+
+    def _padded(self, chunk: bytes) -> Event:
+        """A chunk with text, padded if that is asked for."""
+        return Event(
+            "", obfuscated(chunk, num_around=_NUM_AROUND) if self._is_obfuscated else chunk
+        )
 
 
 def shown(finish_reason: str) -> bytes:

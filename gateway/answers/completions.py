@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.answers.chunks import NUM_AROUND, StreamEnds, obfuscated, shown
+from gateway.answers.chunks import CompletionEncoder, shown
 from gateway.generation.delta import Delta
 from gateway.generation.events import Around, Event
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.prompts.prompt import Echo
-from gateway.schemas.common import Usage
 
 _NO_TEXT = b'"text":""'
 _encode = msgspec.json.Encoder().encode
@@ -68,8 +67,8 @@ def _top(token: TokenLogprob) -> dict[str, float]:
     return found
 
 
-class TextChunks(StreamEnds):
-    """The ``Encoder`` of a streamed text completion."""
+class TextEncoder(CompletionEncoder):
+    """The ``Encoder`` of a text completion, whole or streamed."""
 
     def __init__(
         self,
@@ -78,20 +77,21 @@ class TextChunks(StreamEnds):
         created: int,
         model: str,
         echoes: Sequence[Echo],
-        has_usage: bool,
+        has_usage: bool = False,
         is_obfuscated: bool = False,
     ) -> None:
         """``echoes``: one for each choice."""
-        self._has_usage = has_usage
-        self._is_obfuscated = is_obfuscated
+        super().__init__(
+            completion_id=completion_id,
+            created=created,
+            model=model,
+            kinds=("text_completion", "text_completion"),
+            has_usage=has_usage,
+            is_obfuscated=is_obfuscated,
+        )
+        self._collected = [_CollectedText(echo) for echo in echoes]
         self._echoes = echoes
         self._offsets = [_Offsets() for _ in echoes]
-        self._head = (
-            b'{"id":%s,"object":"text_completion","created":%d,"model":%s,'
-            b'"system_fingerprint":null,"choices":['
-            % (orjson.dumps(completion_id), created, orjson.dumps(model))
-        )
-        self._tail = b'],"usage":null}' if has_usage else b"]}"
         self._heads = [self._head + b'{"index":%d,"text":' % index for index in range(len(echoes))]
         self._heartbeat = self._choice(0, "")
 
@@ -117,9 +117,7 @@ class TextChunks(StreamEnds):
         if delta.logprobs:
             logprobs_text = _encode(offsets.logprobs(delta.logprobs))
         chunk = self._choice(delta.index, delta.content, reason, logprobs=logprobs_text)
-        if self._is_obfuscated:
-            chunk = obfuscated(chunk, num_around=NUM_AROUND)
-        return [*events, Event("", chunk)]
+        return [*events, self._padded(chunk)]
 
     def text_form(self, index: int) -> Around | None:
         if self._is_obfuscated:
@@ -142,30 +140,6 @@ class TextChunks(StreamEnds):
             finish_reason,
             self._tail,
         )
-
-
-class TextCompletion:
-    """Collects the deltas of a text completion that is not streamed, and writes its body."""
-
-    def __init__(
-        self, *, completion_id: str, created: int, model: str, echoes: Sequence[Echo]
-    ) -> None:
-        """``echoes``: one for each choice."""
-        self._head: dict[str, Any] = {
-            "id": completion_id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": None,
-        }
-        self._choices = [_CollectedText(echo) for echo in echoes]
-
-    def add(self, delta: Delta) -> None:
-        self._choices[delta.index].add(delta)
-
-    def body(self, usage: Usage) -> bytes:
-        choices = [choice.object(index) for index, choice in enumerate(self._choices)]
-        return _encode({**self._head, "choices": choices, "usage": usage})
 
 
 class _CollectedText:

@@ -20,7 +20,7 @@ import orjson
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers.chat import ChatChunks
+from gateway.answers.chat import ChatEncoder
 from gateway.generation.delta import Delta
 from gateway.generation.events import as_sse
 from gateway.generation.generation import usage_of
@@ -67,7 +67,7 @@ class Floor:
         await self._stream(orjson.loads(body)["max_tokens"], send)
 
     async def _stream(self, num_tokens: int, send: Send) -> None:
-        chunks = ChatChunks(
+        chunks = ChatEncoder(
             completion_id="chatcmpl-" + "0" * 32,
             created=0,
             model=MODEL,

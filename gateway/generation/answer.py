@@ -28,7 +28,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from enum import Enum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from engine.messages import RequestOutput
 from gateway.errors import ApiError
@@ -36,49 +36,47 @@ from gateway.generation.choice import Choice
 from gateway.generation.delta import Delta
 from gateway.generation.events import Channel, Encoder, Event, Text, TextSink
 from gateway.generation.flushes import Flushes
-from gateway.schemas.common import Usage
+from gateway.schemas.common import NO_USAGE, Usage
 
-
-class Source(Protocol):
-    """What an answer says: a ``Generation``."""
-
-    def deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]: ...
-
-    async def usage(self) -> Usage: ...
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from gateway.generation.generation import Generation
 
 
 class Answer:
     """What a generation says, in one format. ``close`` it in a ``finally``."""
 
-    def __init__(self, source: Source, encoder: Encoder) -> None:
+    def __init__(self, generation: Generation | None, encoder: Encoder) -> None:
+        """``generation``: None if there is nothing to say."""
+        self.generation = generation
         self.encoder = encoder
         self.failure: ApiError | None = None
         """What the events ended with, until ``close``."""
-        self._source = source
 
     def events(self, channel: Channel | None = None) -> AsyncGenerator[Sequence[Event], None]:
         """All events, except those that callbacks give to ``channel`` meanwhile. A failure is an
         event as well, and is not raised."""
         return self._encoded(None if channel is None else Delivery(self.encoder, channel))
 
-    async def _encoded(self, sink: Sink | None) -> AsyncGenerator[Sequence[Event], None]:
+    async def _encoded(self, delivery: Delivery | None) -> AsyncGenerator[Sequence[Event], None]:
         encoder = self.encoder
         if opening := encoder.opening():
             yield opening
         try:
-            async with aclosing(self._source.deltas(sink)) as deltas:
+            async with aclosing(self._deltas(delivery)) as deltas:
                 async for delta in deltas:
                     if events := encoder.delta(delta):
                         yield events
-            last = encoder.closing(await self._source.usage())
+            last = encoder.closing(await self._usage())
         except ApiError as exc:
             self.failure = exc
             last = encoder.failure(exc)
         yield await self._end(last)
+
+    def _deltas(self, delivery: Delivery | None) -> AsyncGenerator[Delta, None]:
+        return _nothing() if self.generation is None else self.generation.deltas(delivery)
+
+    async def _usage(self) -> Usage:
+        return NO_USAGE if self.generation is None else await self.generation.usage()
 
     async def _end(self, last: Sequence[Event]) -> Sequence[Event]:
         """What must be done before the last events are sent; returns these."""
@@ -94,31 +92,24 @@ class Answer:
 
     def cancel(self) -> None:
         """End it because the client asked for it: it ends soon, with what there is until now."""
-        self._source.cancel()
+        if self.generation is not None:
+            self.generation.cancel()
 
     def close(self) -> None:
         """Stop it if it still runs. Idempotent."""
         self.failure = None  # Its traceback refers to this object.
-        self._source.close()
+        if self.generation is not None:
+            self.generation.close()
 
 
-class Sink(Protocol):
-    """Sends deltas in the callback that received them: a ``Delivery``."""
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it can take a delta now."""
-
-    def put(self, delta: Delta) -> None:
-        """Send a delta; only while ``is_free``. Must not block."""
-
-    def text_sink(self, index: int) -> TextSink | None:
-        """A faster way for content of one choice alone; None if there is none. ``index``: of the
-        choice."""
+async def _nothing() -> AsyncGenerator[Delta, None]:
+    nothing: tuple[Delta, ...] = ()
+    for delta in nothing:
+        yield delta
 
 
 class Delivery:
-    """Encodes what callbacks send, and gives it to the channel."""
+    """Encodes deltas in the callback that received them, and gives them to the channel."""
 
     __slots__ = ("_channel", "_encoder")
 
@@ -128,13 +119,17 @@ class Delivery:
 
     @property
     def is_free(self) -> bool:
+        """Whether it can take a delta now."""
         return self._channel.is_free
 
     def put(self, delta: Delta) -> None:
+        """Send a delta; only while ``is_free``."""
         if events := self._encoder.delta(delta):
             self._channel.put(events)
 
     def text_sink(self, index: int) -> TextSink | None:
+        """A faster way for content of one choice alone; None if there is none. ``index``: of the
+        choice."""
         form = self._encoder.text_form(index)
         return None if form is None else self._channel.text_sink(form)
 
@@ -150,14 +145,14 @@ class Reader:
         choices: Sequence[Choice],
         advance: Advance,
         flushes: Flushes,
-        sink: Sink | None,
+        delivery: Delivery | None,
     ) -> None:
-        """``advance`` makes a delta of an output that the task reads. ``sink`` gets the deltas that
-        callbacks send; without it the task reads everything."""
-        self.sink = sink
+        """``advance`` makes a delta of an output that the task reads. ``delivery`` gets the deltas
+        that callbacks send; without it the task reads everything."""
+        self.delivery = delivery
         self._advance = advance
         self._readings = [
-            Reading(choice, flushes, None if sink is None else sink.text_sink(choice.index))
+            Reading(choice, flushes, None if delivery is None else delivery.text_sink(choice.index))
             for choice in choices
         ]
         self._loop = asyncio.get_running_loop()
@@ -165,7 +160,7 @@ class Reader:
         self._error: Exception | None = None
 
     async def deltas(self, first_output: RequestOutput | None) -> AsyncGenerator[Delta, None]:
-        """All deltas that ``sink`` did not get, among them the last one of each choice.
+        """All deltas that ``delivery`` did not get, among them the last one of each choice.
 
         ``first_output``: an output of the first choice that was read before.
         """
@@ -213,11 +208,11 @@ class Reader:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def drop_sink(self) -> None:
+    def drop_delivery(self) -> None:
         """Let ``deltas`` yield everything from here on."""
-        self.sink = None
+        self.delivery = None
         for reading in self._readings:
-            reading.drop_sink()
+            reading.drop_delivery()
 
     def fail(self, error: Exception) -> None:
         """Let ``deltas`` raise ``error``, because the callback where it came up serves other
@@ -296,7 +291,7 @@ class Reading:
         self.sender = _NOBODY
         self.stream.on_change = self.stream.take = self._reader = None
 
-    def drop_sink(self) -> None:
+    def drop_delivery(self) -> None:
         self._text_sink = None
         self.is_settled = False
 
@@ -345,12 +340,12 @@ class Reading:
         return self._take_delta(output, now)
 
     def _take_delta(self, output: RequestOutput, now: float) -> bool:
-        """Send what ``output`` adds to the choice. If the sink is not free, or the answer ends with
-        it, the task must go on."""
+        """Send what ``output`` adds to the choice. The task must go on if the channel is not free,
+        or if the answer ends with it."""
         reader = self._reader
         assert reader is not None
-        sink = reader.sink
-        if sink is None or not sink.is_free:
+        delivery = reader.delivery
+        if delivery is None or not delivery.is_free:
             reader.wake()
             return False
         try:
@@ -362,7 +357,7 @@ class Reading:
                 return False
             if delta.content or not delta.is_empty:
                 self.due_at = now + self.pause_s
-                sink.put(delta)
+                delivery.put(delta)
         except Exception as exc:
             return self._failed(exc)
         return True

@@ -28,7 +28,7 @@ from gateway.admission.admitted import Admitted
 from gateway.concurrency.live_set import LiveSet
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.errors import ApiError, Gone, InternalError, to_api_error
-from gateway.generation.answer import Reader, Sink
+from gateway.generation.answer import Delivery, Reader
 from gateway.generation.choice import Choice, engine_error
 from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.delta import Delta
@@ -125,16 +125,16 @@ class Generation:
             raise engine_error(output)
         self._first_output = output
 
-    async def deltas(self, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, delivery: Delivery | None = None) -> AsyncGenerator[Delta, None]:
         """The deltas of all choices as they come; the last one of each has its finish reason, which
         is ``cancelled`` after ``cancel``.
 
-        Two deltas of a choice are at least ``flushes.pause_s`` apart, except for the last. ``sink``
-        gets those that come while the caller waits for the next delta; they are not yielded. The
-        last one of each choice always is. Raises ``ApiError`` when the request fails.
+        Two deltas of a choice are at least ``flushes.pause_s`` apart, except for the last.
+        ``delivery`` gets those that come while the caller waits for the next delta; they are not
+        yielded. The last one of each choice always is. Raises ``ApiError`` when the request fails.
         """
         try:
-            async with aclosing(self._read(sink)) as running:
+            async with aclosing(self._read(delivery)) as running:
                 async for delta in running:
                     if delta.finish_reason is not None:
                         delta.compliance = await self._compliance(self._choices[delta.index])
@@ -147,19 +147,19 @@ class Generation:
             self._failed_as = "error"
             raise to_api_error(exc) from exc
 
-    def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+    def _read(self, delivery: Delivery | None) -> AsyncGenerator[Delta, None]:
         first_output, self._first_output = self._first_output, None
-        sink = None if self._cancelled else sink
-        self._reader = Reader(self._choices, self._advance, self._owner.flushes, sink)
+        delivery = None if self._cancelled else delivery
+        self._reader = Reader(self._choices, self._advance, self._owner.flushes, delivery)
         return self._reader.deltas(first_output)
 
     def cancel(self) -> None:
         """Stop because the client asked for it: ``deltas`` ends soon, with what was generated until
-        now. It yields all of that: the sink gets nothing more.
+        now. It yields all of that: the delivery gets nothing more.
         """
         self._cancelled = True
         if self._reader is not None:
-            self._reader.drop_sink()
+            self._reader.drop_delivery()
         self._abort()
 
     def end(self) -> None:

@@ -14,51 +14,14 @@ import msgspec
 import orjson
 
 from gateway.errors import ApiError, Gone
-from gateway.generation.answer import Answer, Sink
+from gateway.generation.answer import Answer, Delivery
 from gateway.generation.delta import Delta
 from gateway.generation.events import Channel, Event
 from gateway.generation.generation import Generation
 from gateway.responses.events import ResponseEvents
 from gateway.responses.items import plain_items
-from gateway.schemas.common import PromptTokensDetails, Usage
 from gateway.schemas.responses import Item
 from tenants.shared import StoredResponse
-
-_NO_USAGE = Usage(
-    prompt_tokens=0,
-    completion_tokens=0,
-    total_tokens=0,
-    prompt_tokens_details=PromptTokensDetails(),
-)
-
-
-class _Said:
-    """What a response says: its generation, if it has one."""
-
-    def __init__(self, generation: Generation | None, encoder: ResponseEvents) -> None:
-        self._generation = generation
-        self._encoder = encoder
-
-    async def deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
-        if self._generation is None:
-            return
-        try:
-            async with aclosing(self._generation.deltas(sink)) as deltas:
-                async for delta in deltas:
-                    yield delta
-        except Gone:  # nobody read it any more
-            self._encoder.finish_reason = "cancelled"
-
-    async def usage(self) -> Usage:
-        return _NO_USAGE if self._generation is None else await self._generation.usage()
-
-    def cancel(self) -> None:
-        if self._generation is not None:
-            self._generation.cancel()
-
-    def close(self) -> None:
-        if self._generation is not None:
-            self._generation.close()
 
 
 class ResponseRun(Answer):
@@ -85,9 +48,8 @@ class ResponseRun(Answer):
         on_end: stores the response, before its last event is sent. on_abandon: must call
         ``give_up`` in a task of its own."""
         encoder = ResponseEvents(response, is_obfuscated=is_obfuscated)
-        super().__init__(_Said(generation, encoder), encoder)
+        super().__init__(generation, encoder)
         self.encoder: ResponseEvents = encoder
-        self.generation = generation
         self.tenant_id = tenant_id
         self.is_stored = is_stored
         self._earlier = earlier
@@ -152,6 +114,14 @@ class ResponseRun(Answer):
         async with self._source_lock:
             return self._unread.popleft() if self._unread else await anext(source, None)
 
+    async def _deltas(self, delivery: Delivery | None) -> AsyncGenerator[Delta, None]:
+        try:
+            async with aclosing(super()._deltas(delivery)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except Gone:  # nobody read it any more
+            self.encoder.finish_reason = "cancelled"
+
     async def _end(self, last: Sequence[Event]) -> Sequence[Event]:
         await self._store()
         return [*last, self.encoder.last()]
@@ -198,7 +168,7 @@ class ResponseRun(Answer):
     async def give_up(self) -> None:
         """End it as cancelled, with the output so far, because its reader has left."""
         self.encoder.finish_reason = "cancelled"
-        self.encoder.closing(await self._source.usage())
+        self.encoder.closing(await self._usage())
         await self._store()
 
     def record(self) -> StoredResponse:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,14 +10,13 @@ from starlette.responses import Response
 from gateway import context
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
+from gateway.answers.chat import ChatEncoder
+from gateway.answers.completions import TextEncoder
 from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.errors import ApiError, InvalidRequestError, to_api_error
 from gateway.generation.answer import Answer
-from gateway.generation.delta import Delta
-from gateway.generation.events import Encoder
 from gateway.generation.generation import Generation
 from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
-from gateway.schemas.common import Usage
 from gateway.schemas.completions import CompletionRequest
 from gateway.services import Services
 from gateway.transport.disconnect import until_disconnect
@@ -27,14 +25,6 @@ FIRST_OUTPUT_S = 0.1
 """An error of the engine within this time is answered with its HTTP status; a later one is an event
 of the stream."""
 RESUMABLE_HEADER = "x-sluice-resumable"
-
-
-class Completion(Protocol):
-    """Collects an answer that is not streamed."""
-
-    def add(self, delta: Delta) -> None: ...
-
-    def body(self, usage: Usage) -> bytes: ...
 
 
 def begin(request: Request, body: ChatCompletionRequest | CompletionRequest) -> bool:
@@ -53,16 +43,19 @@ async def generate(services: Services, request: Request, asked: GenerationReques
     return services.generations.begin(admitted)
 
 
-async def stream(
+async def send(
     services: Services,
     request: Request,
     generation: Generation,
-    encoder: Encoder,
+    encoder: ChatEncoder | TextEncoder,
     *,
+    stream: bool,
     resumable: bool,
 ) -> Response:
-    """The generation as server-sent events. It is closed by the response, or by ``Streams`` if it
-    is resumable."""
+    """The generation as one JSON object, or as server-sent events. It is closed here, by the
+    response, or by ``Streams`` if it is resumable."""
+    if not stream:
+        return await collect(request, generation, encoder)
     await wait_for_refusal(request, generation)
     heartbeat_s = services.config.server.heartbeat_s
     answer = Answer(generation, encoder)
@@ -100,21 +93,23 @@ async def wait_for_refusal(request: Request, generation: Generation) -> None:
         raise
 
 
-async def collect(request: Request, generation: Generation, completion: Completion) -> Response:
+async def collect(
+    request: Request, generation: Generation, encoder: ChatEncoder | TextEncoder
+) -> Response:
     """The whole answer as one JSON object. Closes the generation."""
     departure = context.of(request.scope).departure
     try:
-        return await until_disconnect(request.receive, _collect(generation, completion), departure)
+        return await until_disconnect(request.receive, _collect(generation, encoder), departure)
     finally:  # Not in ``_collect``, which does not run if the client has already left.
         generation.close()
 
 
-async def _collect(generation: Generation, completion: Completion) -> Response:
+async def _collect(generation: Generation, encoder: ChatEncoder | TextEncoder) -> Response:
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
-                completion.add(delta)
-        answer = completion.body(await generation.usage())
+                encoder.add(delta)
+        answer = encoder.body(await generation.usage())
         return Response(answer, media_type="application/json")
     except ApiError as exc:
         return error_response(exc, began=generation.num_generated_tokens > 0)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from gateway import context
 from gateway.admission.request import of_chat
-from gateway.answers.chat import ChatChunks, ChatCompletion
+from gateway.answers.chat import ChatEncoder
 from gateway.routes import answers
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.services import Services
@@ -19,24 +19,16 @@ async def create(services: Services, request: Request, body: ChatCompletionReque
     asked = of_chat(body, request_id=known.request_id, principal=principal)
     generation = await answers.generate(services, request, asked)
     admitted = generation.admitted
-    completion_id = f"chatcmpl-{admitted.id.hex}"
-    if not body.stream:
-        completion = ChatCompletion(
-            completion_id=completion_id,
-            created=generation.created,
-            model=admitted.model,
-            num_choices=generation.num_choices,
-            metadata=body.metadata,
-            service_tier=admitted.service_tier,
-        )
-        return await answers.collect(request, generation, completion)
-    chunks = ChatChunks(
-        completion_id=completion_id,
+    encoder = ChatEncoder(
+        completion_id=f"chatcmpl-{admitted.id.hex}",
         created=generation.created,
         model=admitted.model,
         num_choices=generation.num_choices,
-        has_usage=answers.has_usage(body.stream_options),
+        metadata=body.metadata,
         service_tier=admitted.service_tier,
+        has_usage=answers.has_usage(body.stream_options),
         is_obfuscated=answers.is_obfuscated(body.stream_options),
     )
-    return await answers.stream(services, request, generation, chunks, resumable=resumable)
+    return await answers.send(
+        services, request, generation, encoder, stream=bool(body.stream), resumable=resumable
+    )

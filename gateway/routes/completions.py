@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from gateway import context
 from gateway.admission.request import of_texts
-from gateway.answers.completions import TextChunks, TextCompletion
+from gateway.answers.completions import TextEncoder
 from gateway.routes import answers
 from gateway.schemas.completions import CompletionRequest
 from gateway.services import Services
@@ -19,21 +19,14 @@ async def create(services: Services, request: Request, body: CompletionRequest) 
     asked = of_texts(body, request_id=known.request_id, principal=principal)
     generation = await answers.generate(services, request, asked)
     admitted = generation.admitted
-    completion_id = f"cmpl-{admitted.id.hex}"
-    if not body.stream:
-        completion = TextCompletion(
-            completion_id=completion_id,
-            created=generation.created,
-            model=admitted.model,
-            echoes=admitted.echoes,
-        )
-        return await answers.collect(request, generation, completion)
-    chunks = TextChunks(
-        completion_id=completion_id,
+    encoder = TextEncoder(
+        completion_id=f"cmpl-{admitted.id.hex}",
         created=generation.created,
         model=admitted.model,
         echoes=admitted.echoes,
         has_usage=answers.has_usage(body.stream_options),
         is_obfuscated=answers.is_obfuscated(body.stream_options),
     )
-    return await answers.stream(services, request, generation, chunks, resumable=resumable)
+    return await answers.send(
+        services, request, generation, encoder, stream=bool(body.stream), resumable=resumable
+    )

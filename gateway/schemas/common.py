@@ -74,3 +74,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+
+NO_USAGE = Usage(
+    prompt_tokens=0,
+    completion_tokens=0,
+    total_tokens=0,
+    prompt_tokens_details=PromptTokensDetails(),
+)

@@ -1,8 +1,7 @@
 """Logs of resumable streams: the items of each, for clients that come back for them.
 
-``StreamLog`` is the interface. ``MemoryStreamLog`` holds the logs of the streams that run in this
-process; ``streams`` connects readers at other processes to it, and ``archive`` keeps logs of
-streams that have ended.
+``StreamLog`` holds the logs of the streams that run in this process; ``streams`` connects readers
+at other processes to it, and ``archive`` keeps logs of streams that have ended.
 """
 
 from __future__ import annotations
@@ -53,61 +52,6 @@ class StreamReader(Protocol):
         """Stop reading. Idempotent. The stream continues."""
 
 
-class StreamLog(Protocol):
-    """An append-only list of items for each stream. A *position* is a number of items."""
-
-    async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
-        """Begin a log. Raises ``RateLimited`` if the tenant's running streams leave no memory for
-        another."""
-
-    def append(self, stream_id: str, items: Sequence[bytes]) -> None:
-        """Append items. Does nothing if the stream has ended."""
-
-    def text_sink(self, stream_id: str, form: TextForm, frame: Frame) -> TextSink | None:
-        """Appends an item for each text, as ``Record.text_sink`` does; None also if the stream is
-        forgotten."""
-
-    def appended_at(self, stream_id: str) -> float:
-        """When the last item was appended, by the event loop's clock; infinity if the stream is
-        forgotten."""
-
-    async def end(self, stream_id: str) -> None:
-        """Accept no more items. From now on the stream is kept for a limited time."""
-
-    def attach(self, stream_id: str) -> None:
-        """Count a reader. An ended stream that has one is not dropped to make room for others. Does
-        nothing if the stream is unknown."""
-
-    def detach(self, stream_id: str) -> None:
-        """Undo one ``attach``."""
-
-    async def forget(self, stream_id: str, tenant_id: UUID) -> None:
-        """Drop all items at once; a running stream accepts no more. Does nothing if the stream is
-        unknown, or another tenant's."""
-
-    def kept(self, stream_id: str) -> Kept | None:
-        """All items that are kept; None if the stream is forgotten."""
-
-    async def check(
-        self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
-    ) -> None:
-        """Check that ``tenant_id`` can read from position ``after`` on.
-
-        Raises:
-            StreamNotFound: the stream is unknown, forgotten, another tenant's or of another kind,
-                which the client cannot tell apart.
-            Gone: the next item is no longer kept.
-            InvalidRequestError: the stream has fewer items.
-        """
-
-    async def read(self, stream_id: str, cursor: Cursor) -> Sequence[bytes]:
-        """Wait for the next items and return them, at least one; none if the stream has ended.
-
-        Moves the cursor. Items that come while it waits are offered to the cursor's ``take`` first.
-        Raises as ``check`` does, also if items are dropped before a slow reader has read them.
-        """
-
-
 class Kept(NamedTuple):
     """The contents of a stream's log."""
 
@@ -119,8 +63,9 @@ class Kept(NamedTuple):
     """What makes items of the texts; None if there are no texts."""
 
 
-class MemoryStreamLog:
-    """A ``StreamLog`` in this process's memory, bounded in bytes.
+class StreamLog:
+    """An append-only list of items for each stream, in memory and bounded in bytes. A *position* is
+    a number of items.
 
     A stream above ``max_stream_bytes`` loses its oldest items. A tenant above ``max_tenant_bytes``
     loses its oldest ended streams, except for those that have readers. If there are no others, it
@@ -143,6 +88,8 @@ class MemoryStreamLog:
         """One for all, because a timer keeps the ``contextvars`` of its creator in memory."""
 
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
+        """Begin a log. Raises ``RateLimited`` if the tenant's running streams leave no memory for
+        another."""
         assert stream_id not in self._records
         share = self._shares.get(tenant_id) or Share(tenant_id)
         self._forget_ended(share, room_for=STREAM_OVERHEAD_BYTES)
@@ -156,19 +103,25 @@ class MemoryStreamLog:
         self._records[stream_id] = Record(self, share, kind)
 
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
+        """Append items. Does nothing if the stream has ended."""
         record = self._records.get(stream_id)
         if record is not None:
             record.add(items)
 
     def text_sink(self, stream_id: str, form: TextForm, frame: Frame) -> TextSink | None:
+        """Appends an item for each text, as ``Record.text_sink`` does; None also if the stream is
+        forgotten."""
         record = self._records.get(stream_id)
         return None if record is None else record.text_sink(form, frame)
 
     def appended_at(self, stream_id: str) -> float:
+        """When the last item was appended, by the event loop's clock; infinity if the stream is
+        forgotten."""
         record = self._records.get(stream_id)
         return math.inf if record is None else record.appended_at
 
     async def end(self, stream_id: str) -> None:
+        """Accept no more items. From now on the stream is kept for a limited time."""
         record = self._records.get(stream_id)
         if record is None or record.ended:
             return
@@ -181,17 +134,21 @@ class MemoryStreamLog:
             self._timer = loop.call_later(self._retention_s, self._forget_old)
 
     def attach(self, stream_id: str) -> None:
+        """Count a reader. An ended stream that has one is not dropped to make room for others. Does
+        nothing if the stream is unknown."""
         if (record := self._records.get(stream_id)) is not None:
             record.num_readers += 1
             record.share.idle.pop(stream_id, None)
 
     def detach(self, stream_id: str) -> None:
+        """Undo one ``attach``."""
         if (record := self._records.get(stream_id)) is not None:
             record.num_readers -= 1
             if record.ended and not record.num_readers:
                 record.share.idle[stream_id] = record
 
     def kept(self, stream_id: str) -> Kept | None:
+        """All items that are kept; None if the stream is forgotten."""
         record = self._records.get(stream_id)
         if record is None:
             return None
@@ -200,6 +157,8 @@ class MemoryStreamLog:
         return Kept(record.num_dropped, whole(record.items, record.form, record.num_dropped), None)
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
+        """Drop all items at once; a running stream accepts no more. Does nothing if the stream is
+        unknown, or another tenant's."""
         record = self._records.get(stream_id)
         if record is not None and record.share.tenant_id == tenant_id:
             self._forget(stream_id)
@@ -207,6 +166,14 @@ class MemoryStreamLog:
     async def check(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
     ) -> None:
+        """Check that ``tenant_id`` can read from position ``after`` on.
+
+        Raises:
+            StreamNotFound: the stream is unknown, forgotten, another tenant's or of another kind,
+                which the client cannot tell apart.
+            Gone: the next item is no longer kept.
+            InvalidRequestError: the stream has fewer items.
+        """
         record = self._record(stream_id)
         if record.share.tenant_id != tenant_id or kind not in (None, record.kind):
             raise stream_not_found()
@@ -214,6 +181,11 @@ class MemoryStreamLog:
             record.check(after)
 
     async def read(self, stream_id: str, cursor: Cursor) -> Sequence[bytes]:
+        """Wait for the next items and return them, at least one; none if the stream has ended.
+
+        Moves the cursor. Items that come while it waits are offered to the cursor's ``take`` first.
+        Raises as ``check`` does, also if items are dropped before a slow reader has read them.
+        """
         while True:
             record = self._record(stream_id)
             record.check(cursor.after)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from gateway.errors import Gone, InvalidRequestError
 from gateway.generation.events import Around, Frame, Made, Text, TextForm, TextSink, framed
 from tenants.shared import StreamKind
+
+if TYPE_CHECKING:
+    from gateway.streams.log import StreamLog
 
 ITEM_OVERHEAD_BYTES = 48
 """Memory that Python needs for an item beside its bytes. It counts towards the bounds."""
@@ -42,19 +45,6 @@ class Cursor:
         self.after = after
         """How many items of the stream it has read."""
         self.take = take
-
-
-class Bounds(Protocol):
-    """The bounds of a log, which all its records share."""
-
-    max_stream_bytes: int
-    max_tenant_bytes: int
-    """For all streams of one tenant together."""
-    stretch_bytes: int
-    """By how much a stream's size is increased at a time."""
-
-    def make_room(self, record: Record) -> None:
-        """Enforce the bounds, because a record has grown beyond one."""
 
 
 def whole(items: Sequence[bytes], form: Around | Numbered | None, position: int) -> list[bytes]:
@@ -131,7 +121,7 @@ class Record:
         "waiting",
     )
 
-    def __init__(self, log: Bounds, share: Share, kind: StreamKind) -> None:
+    def __init__(self, log: StreamLog, share: Share, kind: StreamKind) -> None:
         self.share = share
         self.kind = kind
         self.items: list[bytes] = []

@@ -4,21 +4,26 @@ import json
 
 import pytest
 
-from gateway.answers.chunks import DONE, NUM_AROUND, StreamEnds, obfuscated
+from gateway.answers.chunks import DONE, CompletionEncoder, obfuscated
 from gateway.errors import EngineUnavailable
 from gateway.generation.events import Event, as_sse
 from gateway.generation.generation import usage_of
 
 
-class Ends(StreamEnds):
-    def __init__(self, *, has_usage: bool) -> None:
-        self._head = b'{"choices":['
-        self._has_usage = has_usage
+def encoder(*, has_usage: bool) -> CompletionEncoder:
+    return CompletionEncoder(
+        completion_id="c",
+        created=1,
+        model="m",
+        kinds=("body", "chunk"),
+        has_usage=has_usage,
+        is_obfuscated=False,
+    )
 
 
 @pytest.mark.parametrize("size", range(130))
 def test_padding_hides_how_long_a_chunk_is(size: int) -> None:
-    data = obfuscated(b'{"text":"%s"}' % (b"x" * size), num_around=NUM_AROUND)
+    data = obfuscated(b'{"text":"%s"}' % (b"x" * size), num_around=len("data: \n\n"))
     assert len(as_sse(Event("", data))) % 64 == 0
     parsed = json.loads(data)
     assert parsed.pop("obfuscation").isascii()
@@ -27,12 +32,12 @@ def test_padding_hides_how_long_a_chunk_is(size: int) -> None:
 
 def test_done_comes_last_and_usage_before_it_only_if_asked_for() -> None:
     usage = usage_of(prompt_tokens=3, cached_tokens=0, completion_tokens=4)
-    assert Ends(has_usage=False).closing(usage) == [DONE]
-    told, done = Ends(has_usage=True).closing(usage)
+    assert encoder(has_usage=False).closing(usage) == [DONE]
+    told, done = encoder(has_usage=True).closing(usage)
     assert done == DONE
     assert json.loads(told.data)["usage"]["total_tokens"] == 7
 
 
 def test_a_failed_stream_does_not_end_with_done() -> None:
-    (event,) = Ends(has_usage=True).failure(EngineUnavailable("gone"))
+    (event,) = encoder(has_usage=True).failure(EngineUnavailable("gone"))
     assert json.loads(event.data)["error"]["message"] == "gone"

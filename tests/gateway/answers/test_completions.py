@@ -8,7 +8,7 @@ import msgspec
 from openai.types import Completion
 
 from gateway.answers.chunks import DONE
-from gateway.answers.completions import TextChunks, TextCompletion
+from gateway.answers.completions import TextEncoder
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
 from gateway.generation.events import Event, Text
@@ -18,8 +18,8 @@ from gateway.prompts.prompt import Echo
 USAGE = usage_of(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
 
 
-def chunks(*echoes: str, has_usage: bool = False) -> TextChunks:
-    return TextChunks(
+def chunks(*echoes: str, has_usage: bool = False) -> TextEncoder:
+    return TextEncoder(
         completion_id="cmpl-1",
         created=7,
         model="m",
@@ -83,7 +83,7 @@ def test_heartbeats_and_errors() -> None:
 
 
 def test_collecting() -> None:
-    completion = TextCompletion(
+    completion = TextEncoder(
         completion_id="cmpl-1", created=7, model="m", echoes=[Echo("p"), Echo("q")]
     )
     for delta in (Delta(1, "a"), Delta(0, "b"), Delta(1, "c", (), "stop"), Delta(0, "", (), "x")):

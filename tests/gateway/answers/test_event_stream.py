@@ -13,12 +13,12 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway import context
-from gateway.answers.chat import ChatChunks
+from gateway.answers.chat import ChatEncoder
 from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.errors import EngineUnavailable
-from gateway.generation.answer import Answer, Sink
+from gateway.generation.answer import Answer, Delivery
 from gateway.generation.delta import Delta
-from gateway.generation.generation import usage_of
+from gateway.generation.generation import Generation, usage_of
 from gateway.schemas.common import Usage
 from gateway.streams.archive import ArchivedReader
 from tests.gateway.loop_clock import LoopClock
@@ -35,7 +35,7 @@ class ScriptedGeneration:
     closed: int = 0
     left: bool = False
 
-    async def deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, sink: Delivery | None) -> AsyncGenerator[Delta, None]:
         """Through ``sink`` as long as it is free, as a ``Generation`` does it."""
         assert sink is not None
         try:
@@ -53,9 +53,6 @@ class ScriptedGeneration:
 
     async def usage(self) -> Usage:
         return usage_of(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
-
-    def cancel(self) -> None:
-        raise AssertionError
 
     def close(self) -> None:
         self.closed += 1
@@ -113,8 +110,8 @@ async def run(
     *,
     heartbeat_s: float = 60.0,
 ) -> bytes:
-    chunks = ChatChunks(completion_id="c", created=1, model="m", num_choices=1, has_usage=False)
-    response = EventStream(Answer(generation, chunks), heartbeat_s=heartbeat_s)
+    chunks = ChatEncoder(completion_id="c", created=1, model="m", num_choices=1, has_usage=False)
+    response = EventStream(Answer(cast(Generation, generation), chunks), heartbeat_s=heartbeat_s)
     async with asyncio.timeout(30):
         await response(connection.scope(spec), connection.receive, connection.send)
     assert generation.closed == 1
@@ -203,7 +200,7 @@ async def test_whatever_is_sent_puts_the_next_heartbeat_off(
     steps: asyncio.Queue[Delta] = asyncio.Queue()
 
     class Told(ScriptedGeneration):
-        async def deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+        async def deltas(self, sink: Delivery | None) -> AsyncGenerator[Delta, None]:
             assert sink is not None
             while True:
                 step = await steps.get()
@@ -238,7 +235,7 @@ async def test_whatever_is_sent_puts_the_next_heartbeat_off(
 async def test_nothing_passes_a_chunk_that_waits_for_its_turn() -> None:
     """A slow reader has taken what was put at last; what was yielded meanwhile is next."""
     stalled, go_on = asyncio.Event(), asyncio.Event()
-    sinks: list[Sink] = []
+    sinks: list[Delivery] = []
 
     class Slow(Connection):
         async def send(self, message: Message) -> None:
@@ -248,7 +245,7 @@ async def test_nothing_passes_a_chunk_that_waits_for_its_turn() -> None:
             await super().send(message)
 
     class Yielding(ScriptedGeneration):
-        async def deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+        async def deltas(self, sink: Delivery | None) -> AsyncGenerator[Delta, None]:
             assert sink is not None
             sinks.append(sink)
             await asyncio.sleep(0)

@@ -378,7 +378,7 @@ def _held(services: Services) -> dict[str, object]:
         "streams": streams._running,
         "readers": streams.readers,
         "archiving": streams._archiving,
-        "read": [r for r in streams._log._records.values() if r.num_readers or r.waiting],  # type: ignore[attr-defined]
+        "read": [r for r in streams._log._records.values() if r.num_readers or r.waiting],
         "responses": services.responses._running,
         "storing": services.responses._tasks,
         "sessions": services.lifecycle.sessions,

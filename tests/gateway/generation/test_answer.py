@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.messages import FinishReason, RequestOutput, StepOutputs
 from gateway.errors import InternalError
+from gateway.generation.answer import Delivery
 from gateway.generation.delta import Delta
 from gateway.generation.events import Text, TextSink
 from gateway.generation.generation import Generation
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.asyncio
 
 @dataclass
 class Sink:
-    """Free while ``is_free``; remembers in which task it was given what."""
+    """In place of a ``Delivery``; remembers in which task it was given what."""
 
     is_free: bool = True
     is_short: bool = False
@@ -100,7 +102,7 @@ async def driven(
         sink = Sink(is_short=is_short)
 
         async def read() -> None:
-            async for delta in generation.deltas(sink):
+            async for delta in generation.deltas(cast(Delivery, sink)):
                 yielded.append(delta)
 
         reading = asyncio.create_task(read())
@@ -312,7 +314,7 @@ async def test_whatever_the_pace_the_text_is_whole_and_in_order(
         await asyncio.gather(engine.reading, return_exceptions=True)
 
         async def read() -> None:
-            async for delta in engine.generation.deltas(engine.sink):
+            async for delta in engine.generation.deltas(cast(Delivery, engine.sink)):
                 show(delta)
 
         reading = asyncio.create_task(read())

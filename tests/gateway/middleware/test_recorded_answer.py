@@ -13,7 +13,7 @@ from gateway import context
 from gateway.errors import InternalError, RateLimited, Unavailable
 from gateway.middleware.recorded_answer import AnswerWork, give
 from gateway.streams.archive import ArchivedReader
-from gateway.streams.log import MemoryStreamLog, StreamReader
+from gateway.streams.log import StreamLog, StreamReader
 from gateway.streams.streams import LogChannel
 from tests.gateway.raw_http import events
 
@@ -51,7 +51,7 @@ async def play(app: ASGIApp, *, body: bytes = b"") -> tuple[list[bytes], list[bo
 
 async def items_of(work: AnswerWork) -> list[bytes]:
     channel = LogChannel(
-        MemoryStreamLog(max_stream_bytes=0, max_tenant_bytes=0, retention_s=0), "", "answer"
+        StreamLog(max_stream_bytes=0, max_tenant_bytes=0, retention_s=0), "", "answer"
     )
     return [event.data async for some in work.events(channel) for event in some]
 

@@ -15,7 +15,7 @@ from gateway.errors import ApiError, RateLimited, StreamNotFound, Unavailable
 from gateway.generation.events import Channel, Event
 from gateway.peers.peers import PeerGone, own_folder, sweep
 from gateway.peers.wire import Keys, RedeemTicket, StopStream, derive_keys
-from gateway.streams.log import MemoryStreamLog, StreamReader
+from gateway.streams.log import StreamLog, StreamReader
 from gateway.streams.streams import Streams
 from tenants.memory import MemoryStore
 from tenants.shared import SharedState
@@ -61,7 +61,7 @@ class Site:
         self.peers = [make_peers(self.shared) for _ in range(2)]
         self.streams = [
             Streams(
-                MemoryStreamLog(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60),
+                StreamLog(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60),
                 make_archive(self.shared),
                 peers,
                 grace_s=0.5,

@@ -14,7 +14,7 @@ from gateway.answers.turns import TurnEvents
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
 from gateway.generation.delta import Delta
 from gateway.generation.events import Around, Made, Text, as_message, as_sse
-from gateway.streams.log import SWEEP_S, MemoryStreamLog
+from gateway.streams.log import SWEEP_S, StreamLog
 from gateway.streams.record import (
     ITEM_OVERHEAD_BYTES,
     MAX_READ_ITEMS,
@@ -29,21 +29,21 @@ ACME, OTHER = uuid4(), uuid4()
 
 def make(
     *, max_stream_bytes: int = 10**6, max_tenant_bytes: int = 10**7, retention_s: float = 60.0
-) -> MemoryStreamLog:
-    return MemoryStreamLog(
+) -> StreamLog:
+    return StreamLog(
         max_stream_bytes=max_stream_bytes,
         max_tenant_bytes=max_tenant_bytes,
         retention_s=retention_s,
     )
 
 
-def size_of(log: MemoryStreamLog, tenant_id: UUID) -> int:
+def size_of(log: StreamLog, tenant_id: UUID) -> int:
     """The bytes that count for a tenant's bound."""
     share = log._shares.get(tenant_id)
     return 0 if share is None else share.num_bytes
 
 
-async def read_all(log: MemoryStreamLog, stream_id: str, after: int = 0) -> list[bytes]:
+async def read_all(log: StreamLog, stream_id: str, after: int = 0) -> list[bytes]:
     found: list[bytes] = []
     cursor = Cursor(after)
     while some := await log.read(stream_id, cursor):
@@ -97,7 +97,7 @@ async def test_what_comes_is_taken_at_once_until_it_is_not() -> None:
 class Follower:
     """Reads a stream, and takes what comes at once while it is free."""
 
-    def __init__(self, log: MemoryStreamLog, *, takes: bool) -> None:
+    def __init__(self, log: StreamLog, *, takes: bool) -> None:
         self.is_free = True
         self.found: list[bytes] = []
         self.cursor = Cursor(0, self.take if takes else None)

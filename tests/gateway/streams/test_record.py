@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.streams.log import MemoryStreamLog
+from gateway.streams.log import StreamLog
 from gateway.streams.record import MAX_READ_ITEMS, Cursor
 
 pytestmark = pytest.mark.asyncio
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.asyncio
 ACME = uuid4()
 
 
-async def opened() -> MemoryStreamLog:
+async def opened() -> StreamLog:
     """The log of a stream "s"."""
-    log = MemoryStreamLog(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60.0)
+    log = StreamLog(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60.0)
     await log.create("s", ACME, "sse")
     return log
 
 
-async def follow(log: MemoryStreamLog, found: list[bytes], *, takes: bool) -> None:
+async def follow(log: StreamLog, found: list[bytes], *, takes: bool) -> None:
     """Read all items, or take them as they come."""
 
     def take(item: bytes, now: float) -> bool:

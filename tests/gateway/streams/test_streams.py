@@ -12,7 +12,7 @@ from gateway.errors import ApiError, StreamNotFound
 from gateway.generation.events import Channel, Event
 from gateway.peers.peers import Peers
 from gateway.streams.archive import StreamArchive
-from gateway.streams.log import MemoryStreamLog, StreamReader
+from gateway.streams.log import StreamLog, StreamReader
 from gateway.streams.streams import LocalReader, Streams, Work
 from tenants.memory import MemoryStore
 from tests.gateway.loop_clock import LoopClock
@@ -56,7 +56,7 @@ def endless(*items: bytes) -> ScriptedWork:
     return ScriptedWork(*items, until=asyncio.Event())
 
 
-class FailingLog(MemoryStreamLog):
+class FailingLog(StreamLog):
     """Loses the second item."""
 
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
@@ -65,12 +65,12 @@ class FailingLog(MemoryStreamLog):
         super().append(stream_id, items)
 
 
-def make_log(kind: type[MemoryStreamLog] = MemoryStreamLog) -> MemoryStreamLog:
+def make_log(kind: type[StreamLog] = StreamLog) -> StreamLog:
     return kind(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60)
 
 
 def make_streams(
-    log: MemoryStreamLog,
+    log: StreamLog,
     *,
     grace_s: float,
     heartbeat_s: float,
@@ -128,7 +128,7 @@ async def test_what_a_channel_is_given_is_read_at_its_place() -> None:
 
 
 async def test_a_reader_gets_the_end_however_full_the_log_is() -> None:
-    log = MemoryStreamLog(max_stream_bytes=10**6, max_tenant_bytes=4096, retention_s=60)
+    log = StreamLog(max_stream_bytes=10**6, max_tenant_bytes=4096, retention_s=60)
     streams = make_streams(log, grace_s=9, heartbeat_s=9)
     slow = await open_stream(streams, ScriptedWork(b"a" * 900, b"b"))
     going_on = await open_stream(streams, endless())
