@@ -190,6 +190,50 @@ async def test_what_comes_too_soon_is_merged(model_dir: Path) -> None:
         assert not engine.yielded
 
 
+async def test_who_sends_next(model_dir: Path) -> None:
+    """As ``docs/architecture.md`` draws it."""
+    async with driven(model_dir, flush_interval_s=0.05) as engine:
+        assert engine.generation._reader is not None
+        (reading,) = engine.generation._reader._readings
+        senders = [reading.sender]
+        engine.say("a")
+        senders.append(reading.sender)
+        engine.say("b")  # too soon
+        senders.append(reading.sender)
+        await until(lambda: engine.sink.text == "ab")
+        senders.append(reading.sender)
+        await asyncio.sleep(0.06)
+        engine.sink.is_free = False
+        engine.say("c")  # the task must go on
+        await until(lambda: engine.text == "c")
+        senders.append(reading.sender)
+        engine.say("d")  # too soon again, now after a piece of the task's
+        senders.append(reading.sender)
+        engine.say("e", "stop")
+        await engine.reading
+        senders.append(reading.sender)
+        assert [sender.name for sender in senders] == [
+            "CALLBACK", "CALLBACK", "TIMER", "CALLBACK", "CALLBACK", "TIMER", "NOBODY",
+        ]  # fmt: skip
+
+
+async def test_while_the_task_sends_nobody_overtakes_it(model_dir: Path) -> None:
+    async with driven(model_dir) as engine:
+        engine.reading.cancel()
+        await asyncio.gather(engine.reading, return_exceptions=True)
+        engine.sink.is_free = False
+        deltas = engine.generation.deltas(cast(Delivery, engine.sink))
+        reading = asyncio.create_task(anext(deltas))
+        await asyncio.sleep(0)
+        engine.say("a")
+        assert (await reading).content == "a"
+        engine.sink.is_free = True
+        engine.say("b")  # while "a" is being sent
+        assert not engine.sink.deltas
+        assert (await anext(deltas)).content == "b"
+        await deltas.aclose()
+
+
 async def test_what_waits_goes_to_the_reader_where_the_sink_cannot_take_it(model_dir: Path) -> None:
     async with driven(model_dir, flush_interval_s=0.05) as engine:
         engine.say("a")
