@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,6 @@ def test_from_leaving_to_hearing(tmp_path: Path) -> None:
 
 def test_what_the_engine_never_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aborts, "WAIT_S", 0.01)
-    began = time.monotonic()
     latencies = Aborts(tmp_path / "none").latencies_s([Sample(request_id="aa", left_at_s=1.0)])
     assert latencies == [math.inf]
-    assert time.monotonic() - began < 4
     assert Aborts(tmp_path / "none").latencies_s([]) == []

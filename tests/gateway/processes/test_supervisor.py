@@ -177,14 +177,12 @@ async def test_a_second_ctrl_c_hurries_those_that_drain(
 ) -> None:
     programs = Programs([STUBBORN])
     async with running(programs, tmp_path, monkeypatch, workers=2) as (boss, task, ready):
-        boss._stop_timeout_s = 30.0
+        boss._stop_timeout_s = 1000.0  # longer than the test may take
         await ready.wait()
-        begun = time.monotonic()
         task.cancel()
         await asyncio.sleep(0.02)
         boss.hurry()  # SIGINT, which they do not ignore
         await asyncio.gather(task, return_exceptions=True)
-        assert time.monotonic() - begun < 10
 
 
 async def test_a_worker_whose_figures_cannot_be_read_is_replaced_all_the_same(
