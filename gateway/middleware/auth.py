@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -37,17 +36,13 @@ class Operations:
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         self.all = tuple(operations)
-        self._fixed: dict[tuple[str, str], Operation] = {}
-        self._patterns: list[tuple[re.Pattern[str], Operation]] = []
-        for operation in self.all:
-            self._fixed[operation.method, operation.path] = operation
-            if "{" in operation.path:
-                self._patterns.append((compile_path(operation.path)[0], operation))
+        self.fixed = {(one.method, one.path): one for one in self.all if "{" not in one.path}
+        """Those without parameters in their path: one look finds them."""
+        self._patterns = [(compile_path(one.path)[0], one) for one in self.all if "{" in one.path]
 
     def find(self, method: str, path: str) -> tuple[Operation | None, dict[str, str]]:
         """The operation, and the parameters in its path."""
-        fixed = self._fixed.get((method, path))
-        if fixed is not None:
+        if (fixed := self.fixed.get((method, path))) is not None:
             return fixed, {}
         for pattern, operation in self._patterns:
             if operation.method == method and (match := pattern.match(path)) is not None:
@@ -75,16 +70,22 @@ class Auth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            needed = self._route(scope)
+            method = scope["method"] if scope["type"] == "http" else SOCKET
+            found = self._operations.fixed.get((method, scope["path"]))
+            if found is None:
+                needed = self._search(scope, "GET" if method == "HEAD" else method)
+            else:
+                context.of(scope).operation = found
+                needed = None if method == SOCKET else found.scope
             if needed is not None:
                 await self._authorize(scope, needed)
         await self._app(scope, receive, send)
 
-    def _route(self, scope: Scope) -> KeyScope | None:
-        """Find the operation. Returns the scope that a key needs; None if none is needed."""
-        method = SOCKET if scope["type"] == "websocket" else scope["method"]
+    def _search(self, scope: Scope, method: str) -> KeyScope | None:
+        """Find an operation that is not at a fixed path. Returns the scope that a key needs; None
+        if none is needed."""
         path: str = scope["path"]
-        found, params = self._operations.find("GET" if method == "HEAD" else method, path)
+        found, params = self._operations.find(method, path)
         context.of(scope).operation = found
         scope["path_params"] = params
         if found is not None:

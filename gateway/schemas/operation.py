@@ -9,8 +9,8 @@ import msgspec
 
 from tenants.types import Scope
 
-SOCKET = "WEBSOCKET"
-"""In place of a method, for the handshake of a WebSocket."""
+SOCKET = "(WebSocket)"
+"""In place of a method, for the handshake of a WebSocket; no method of HTTP can be called so."""
 
 
 class Parameter(NamedTuple):
