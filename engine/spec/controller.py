@@ -31,8 +31,8 @@ PROBE_REQUESTS = 4
 # Of so many steps with drafts the last ``LOOK`` are learned from.
 _PERIOD = 32
 # Steps of a trial without drafts, of which the first are not the usual ones. A probe goes on until
-# drafts were checked so many times.
-_TRIAL, _PROBE_CHECKS = LOOK + 2, 8
+# drafts were checked so many times, or for so many steps if no first draft is likely to be right.
+_TRIAL, _PROBE_CHECKS, _POOR_STEPS, _POOR = LOOK + 2, 8, 3, 0.2
 # Steps until the first trial and until the first probe; from each to the next it is so many times
 # as long, up to a limit.
 _FIRST_TRIAL, _FIRST_PROBE, _LONGER, _MAX_INTERVAL = 32, 128, 4, 2048
@@ -266,6 +266,9 @@ class Controller:
             if not self.is_on and _share_right(outcomes) > self.acceptance.survival()[0] + _NEWS:
                 self._interval = _FIRST_PROBE  # Things have changed: ask again soon.
             self.acceptance.observe(outcomes, by_request=self._by_request)
+            is_poor = self._since >= _POOR_STEPS and self.acceptance.survival()[0] < _POOR
+            if self.is_probe and is_poor:
+                self._end_trial()
         drafts = [len(chunk.draft_token_ids) for chunk in step.chunks] if step.has_drafts else [0]
         self.costs.observe(
             TimedStep(

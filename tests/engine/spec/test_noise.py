@@ -83,7 +83,7 @@ def test_a_host_that_is_slow_for_seconds(rate: float) -> None:
 def test_what_is_done_for_the_first_time_decides_nothing(step: tuple[int, int, float]) -> None:
     batch, num_drafts, rate = step
     fixed, adaptive = speed_ups(SLOW_HOST, batch, rate, num_drafts, mean_tokens=24)
-    assert adaptive > 0.98
+    assert adaptive > 0.97
     assert adaptive > 0.93 * fixed
 
 
