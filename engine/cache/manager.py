@@ -124,7 +124,7 @@ class CacheManager:
 
     def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
         limit = len(token_ids) - 1
-        # Followers wait for blocks by their keys, so all are computed even if none is looked up.
+        # Requests wait for blocks by their keys, so all are computed even if none is looked up.
         self._extend_keys(table, token_ids, limit // self.block_size)
         if table.skip_reading:
             return PrefixHit()

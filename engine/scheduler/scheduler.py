@@ -26,11 +26,11 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
+from engine.scheduler.capacity import Capacity
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.drafts import Lookahead, fitting_drafts, judge_drafts
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
-from engine.scheduler.room import Room
 from engine.scheduler.step import Step
 from engine.scheduler.step_budget import StepBudget
 from engine.scheduler.tenants import TenantTotals
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from engine.cache.manager import CacheManager
     from engine.config import EngineConfig
     from engine.messages import FinishReason
+    from engine.scheduler.capacity import Fit
     from engine.scheduler.claim import Claim
     from engine.scheduler.policy import SchedulingPolicy
-    from engine.scheduler.room import Fit
 
 
 class Scheduler:
     """Owns the running requests. ``WaitingQueue`` owns the others, in the order of the policy, and
-    ``Room`` decides which of them fit in the cache.
+    ``Capacity`` decides which of them fit in the cache.
 
     ``schedule`` plans a step and assumes that it will run; ``update`` processes the results of
     steps, in the order in which they were planned. At most two steps are in flight.
@@ -87,7 +87,7 @@ class Scheduler:
         self._released_rows: list[int] = []
         self.in_flight: deque[Step] = deque()
         """Steps that are planned and not updated yet, the oldest first."""
-        self._room = Room(config, cache)
+        self._capacity = Capacity(config, cache)
         self._is_short = False
         """Whether the last step left a request waiting, or a prompt without the tokens it could
         have used."""
@@ -189,7 +189,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.cache.release(request.block_table, request.token_ids)
-        self._room.release()
+        self._capacity.release()
         self._released_rows.append(request.row)
         self._free_rows.append(request.row)
         request.row = -1
@@ -235,7 +235,7 @@ class Scheduler:
                 if self.waiting.lacks_slot(claim, self.running.values()):
                     continue
                 hit = self.cache.lookup(request.block_table, request.token_ids)
-                if self.waiting.hold_as_follower(request, hit):
+                if self.waiting.wait_for_prefix(request, hit):
                     break
                 fit = self._claim_room(step, claim, limit)
                 if fit is None:
@@ -284,8 +284,8 @@ class Scheduler:
     def _fit_claim(self, claim: Claim, budget: int) -> Fit:
         request = claim.request
         hit = self.cache.lookup(request.block_table, request.token_ids)
-        self._room.begin_step(self.running.values())
-        return self._room.fit(request, hit, budget, at_once=claim.at_once)
+        self._capacity.begin_step(self.running.values())
+        return self._capacity.fit(request, hit, budget, at_once=claim.at_once)
 
     @property
     def _num_blocks_coming(self) -> int:
@@ -368,7 +368,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Admit requests from the queue while rows, blocks and budget last."""
-        self._room.begin_step(self.running.values())
+        self._capacity.begin_step(self.running.values())
         self.waiting.free_adapter_slots(self.running.values())
         max_num_partial, num_partial = self._max_num_partial_prefills, 0
         if max_num_partial is not None:
@@ -383,20 +383,20 @@ class Scheduler:
                 if not self.waiting.hold_for_adapter_slot(request):
                     return
                 continue
-            if self._room.still_lacking(request) > 0:
+            if self._capacity.still_lacking(request) > 0:
                 return
             hit = self.cache.lookup(request.block_table, request.token_ids)
-            if self.waiting.hold_as_follower(request, hit):
-                if self.waiting.has_too_many_followers:
+            if self.waiting.wait_for_prefix(request, hit):
+                if self.waiting.has_too_many_prefix_waits:
                     return
                 continue
-            fit = self._room.fit(request, hit, budget)
+            fit = self._capacity.fit(request, hit, budget)
             if fit.num_lacking > 0:
                 return
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
             if max_num_partial is not None and num_partial > max_num_partial:
                 return
-            self._room.admit()
+            self._capacity.admit()
             self.waiting.admit(request)
             self._enter_batch(step, request, fit)
             self._add_chunk(step, request, fit.num_tokens)
@@ -477,7 +477,7 @@ class Scheduler:
 
     def _account_prefill(self, step: Step, request: Request, start: int, end: int) -> None:
         """Charge the prompt tokens that are computed for the first time, count those computed
-        again, and tell the followers which blocks the step computes."""
+        again, and tell those who wait for a prefix which blocks the step computes."""
         first_time = max(start, min(request.num_once_computed, end))
         self.stats.recomputed_tokens += first_time - start
         num_charged = min(end, request.num_prompt_tokens) - first_time
@@ -486,7 +486,7 @@ class Scheduler:
             self.tenants.of(request.fair_key).computed_tokens += num_charged
         block_size = self.cache.block_size
         keys = request.block_table.keys[start // block_size : end // block_size]
-        self.waiting.followers.expect(keys)
+        self.waiting.prefix_waits.expect(keys)
         step.computed_keys += keys
 
     # ---- processing results ---------------------------------------------------------------------
@@ -528,7 +528,7 @@ class Scheduler:
             else:
                 table.num_written = num_written
             if reason is not None:
-                self._room.observe(request)
+                self._capacity.observe(request)
                 self.finish(request, reason)
             elif taken and request.awaits_grant:
                 self.waiting.note_grant(request)
@@ -539,8 +539,8 @@ class Scheduler:
             self._release(self._draining.pop(request.arrival))
         if step.plan.block_copies:
             self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
-            self._room.release()
-        self.waiting.free_followers(step.computed_keys)
+            self._capacity.release()
+        self.waiting.end_prefix_waits(step.computed_keys)
         return new_tokens
 
     def _observe_time(self, step: Step) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.request import RequestState
 from engine.scheduler.adapter_slots import AdapterSlotQueue
-from engine.scheduler.followers import Followers
+from engine.scheduler.prefix_waits import PrefixWaits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
 """The states of requests that wait to be admitted."""
 # The most requests that are set aside until a step in flight has computed a block for them; looking
 # each of them up takes time in every step.
-_MAX_FOLLOWERS = 32
+_MAX_PREFIX_WAITS = 32
 
 
 class WaitingQueue:
@@ -45,7 +45,7 @@ class WaitingQueue:
         granted more; and whether they are out of the policy's order for that. One that ran keeps
         its row and blocks."""
         self.adapter_slots = AdapterSlotQueue(max_loras)
-        self.followers = Followers()
+        self.prefix_waits = PrefixWaits()
 
     def add(self, request: Request) -> None:
         self._policy.enqueue(request)
@@ -55,8 +55,8 @@ class WaitingQueue:
         """Take a request out, wherever it waits."""
         if self.ungranted.pop(request, False):
             return
-        if request in self.followers:
-            self.followers.discard(request)
+        if request in self.prefix_waits:
+            self.prefix_waits.discard(request)
         elif request in self.adapter_slots:
             self.adapter_slots.discard(request)
         else:
@@ -137,7 +137,7 @@ class WaitingQueue:
             return self.adapter_slots.lacks_slot(claim.request, running)
         return self.adapter_slots.must_wait(claim.request, running)
 
-    def hold_as_follower(self, request: Request, hit: PrefixHit) -> bool:
+    def wait_for_prefix(self, request: Request, hit: PrefixHit) -> bool:
         """Set the head aside if a step in flight computes the block that it needs next: then it
         will find it in the cache, and need not compute it again. Returns whether it was set aside.
 
@@ -146,24 +146,24 @@ class WaitingQueue:
         keys, index = request.block_table.keys, hit.num_blocks
         if hit.is_swapped or request.block_table.skip_reading:
             return False
-        if index >= len(keys) or not self.followers.expects(keys[index]):
+        if index >= len(keys) or not self.prefix_waits.expects(keys[index]):
             return False
         self._policy.dequeue(request)
-        self.followers.hold(request, keys[index])
+        self.prefix_waits.hold(request, keys[index])
         return True
 
     @property
-    def has_too_many_followers(self) -> bool:
-        return len(self.followers) > _MAX_FOLLOWERS
+    def has_too_many_prefix_waits(self) -> bool:
+        return len(self.prefix_waits) > _MAX_PREFIX_WAITS
 
-    def free_followers(self, computed_keys: Sequence[bytes]) -> None:
+    def end_prefix_waits(self, computed_keys: Sequence[bytes]) -> None:
         """Take back those that waited for the blocks with these keys: the step is over."""
-        for request in self.followers.release(computed_keys):
+        for request in self.prefix_waits.release(computed_keys):
             self._policy.enqueue(request)
 
     def check_integrity(self, *, idle: bool) -> None:
         """Nobody waits for what has come. idle: no step is in flight."""
-        assert not idle or not len(self.followers), "requests wait for a step that is over"
+        assert not idle or not len(self.prefix_waits), "requests wait for a step that is over"
         assert all(request.state is RequestState.PARKED for request in self.parked)
         for request, is_set_aside in self.ungranted.items():
             assert request.awaits_grant, "it may generate, but is not in the queue"

@@ -43,7 +43,9 @@ class FeatureHoles:
         for row in plan.released_rows:
             self._release(row)
         for admission in plan.admissions:
-            self._release(admission.row)  # In a rest nobody heard of the end of the one before.
+            self._release(
+                admission.row
+            )  # Plans that were not followed told the end of the one before.
             self._known[admission.row] = len(admission.token_ids)
             if self.are_open:
                 self._begun[admission.row] = len(admission.token_ids)

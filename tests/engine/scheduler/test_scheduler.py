@@ -338,7 +338,7 @@ class TestPrefixHits:
             harness.add(f"r{i}", list(range(10, 22)), max_tokens=2, ignore_eos=True)
         harness.step()
         assert len(harness.scheduler.in_flight) == 1, "who waits for it is not released yet"
-        assert 30 <= len(harness.scheduler.waiting.followers) <= 33
+        assert 30 <= len(harness.scheduler.waiting.prefix_waits) <= 33
         harness.run()
         harness.check_outputs()
 

@@ -110,18 +110,18 @@ class EngineMachine(RuleBasedStateMachine):
 
         def begun(batch: int, *, goes_on: bool) -> bool:
             considers_drafts = begin(batch, goes_on=goes_on)
-            self.seen["rested from drafts"] += not considers_drafts
+            self.seen["idle for drafts"] += not considers_drafts
             return considers_drafts
 
         speculator.begin = begun  # type: ignore[method-assign]
-        followers = self.harness.scheduler.waiting.followers
-        hold = followers.hold
+        waits = self.harness.scheduler.waiting.prefix_waits
+        hold = waits.hold
 
         def counted(request: Request, key: bytes) -> None:
             self.seen["followed"] += 1
             hold(request, key)
 
-        followers.hold = counted
+        waits.hold = counted
         slots = self.harness.scheduler.waiting.adapter_slots
         set_aside = slots.hold
 
@@ -223,13 +223,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(expected=st.booleans())
     def expect_drafts(self, expected: bool) -> None:
-        """A rest of a draft network begins or ends: slots behind the tokens are planned or not."""
+        """A draft network begins or ceases to draft: slots behind the tokens are planned or not."""
         core = self.harness.core
         if expected and not core._speculator.keeps_features:
-            self.seen["rest ended"] += 1
+            self.seen["features kept again"] += 1
             states = {request.state for request in core._requests.values()}
             is_amid = not states.isdisjoint((RequestState.PREEMPTED, RequestState.SWAPPED))
-            self.seen["rest ended amid preemption"] += is_amid
+            self.seen["features kept again amid preemption"] += is_amid
         core._speculator.keeps_features = expected
 
     @rule(count=st.integers(1, 4))
@@ -301,15 +301,15 @@ SITUATIONS = (
     "request cancelled while parked",
     "granted while running",
     "granted while waiting",
-    "rested from drafts",
-    "rest ended amid preemption",
+    "idle for drafts",
+    "features kept again amid preemption",
 )
 
 
 # Windows leave so much room that it hardly ever happens to them; test_hybrid.py makes it happen.
 HYBRID_SITUATIONS = (
-    *(s for s in SITUATIONS if s not in ("swapped in", "rest ended amid preemption")),
-    "rest ended",
+    *(s for s in SITUATIONS if s not in ("swapped in", "features kept again amid preemption")),
+    "features kept again",
     "prefix behind a window",
     "full groups grow less",
 )

@@ -21,7 +21,7 @@ def make_queue(*requests: Request, max_loras: int = 1) -> tuple[WaitingQueue, Fc
     return waiting, policy
 
 
-def follower(arrival: int) -> Request:
+def sharing(arrival: int) -> Request:
     request = make_request(arrival)
     request.block_table.keys.append(KEY)
     return request
@@ -60,36 +60,36 @@ def test_a_request_in_flight_keeps_its_place_although_it_lacks_a_grant() -> None
 
 
 def test_followers_come_back_when_their_block_is_there() -> None:
-    leader, second, other = follower(0), follower(1), make_request(2)
+    leader, second, other = sharing(0), sharing(1), make_request(2)
     waiting, _ = make_queue(leader, second, other)
-    assert not waiting.hold_as_follower(leader, MISS)
+    assert not waiting.wait_for_prefix(leader, MISS)
     waiting.admit(leader)
-    waiting.followers.expect([KEY])
-    assert waiting.hold_as_follower(second, MISS)
+    waiting.prefix_waits.expect([KEY])
+    assert waiting.wait_for_prefix(second, MISS)
     assert waiting.head() is other
     with pytest.raises(AssertionError, match="a step that is over"):
         waiting.check_integrity(idle=True)
-    waiting.free_followers([KEY])
+    waiting.end_prefix_waits([KEY])
     waiting.check_integrity(idle=True)
     assert order(waiting) == [1, 2]
 
 
 def test_who_must_not_read_the_cache_follows_nobody() -> None:
-    request = follower(0)
+    request = sharing(0)
     request.block_table.skip_reading = True
     waiting, _ = make_queue(request)
-    waiting.followers.expect([KEY])
-    assert not waiting.hold_as_follower(request, MISS)
+    waiting.prefix_waits.expect([KEY])
+    assert not waiting.wait_for_prefix(request, MISS)
 
 
 def test_only_so_many_follow() -> None:
-    requests = [follower(arrival) for arrival in range(33)]
+    requests = [sharing(arrival) for arrival in range(33)]
     waiting, _ = make_queue(*requests)
-    waiting.followers.expect([KEY])
+    waiting.prefix_waits.expect([KEY])
     for request in requests:
-        assert not waiting.has_too_many_followers
-        assert waiting.hold_as_follower(request, MISS)
-    assert waiting.has_too_many_followers
+        assert not waiting.has_too_many_prefix_waits
+        assert waiting.wait_for_prefix(request, MISS)
+    assert waiting.has_too_many_prefix_waits
 
 
 def test_adapters_wait_for_a_slot() -> None:
@@ -106,7 +106,7 @@ def test_adapters_wait_for_a_slot() -> None:
 
 @pytest.mark.parametrize("lacks", ["nothing", "a grant", "an adapter slot", "a block"])
 def test_a_request_can_be_taken_out_wherever_it_waits(lacks: str) -> None:
-    request = follower(0)
+    request = sharing(0)
     waiting, policy = make_queue(request)
     match lacks:
         case "a grant":
@@ -115,11 +115,11 @@ def test_a_request_can_be_taken_out_wherever_it_waits(lacks: str) -> None:
         case "an adapter slot":
             assert waiting.hold_for_adapter_slot(request)
         case "a block":
-            waiting.followers.expect([KEY])
-            assert waiting.hold_as_follower(request, MISS)
+            waiting.prefix_waits.expect([KEY])
+            assert waiting.wait_for_prefix(request, MISS)
     assert len(policy) == (lacks == "nothing")
     waiting.discard(request)
     waiting.free_adapter_slots([])
-    waiting.free_followers([KEY])
+    waiting.end_prefix_waits([KEY])
     assert waiting.head() is None
     waiting.check_integrity(idle=True)

@@ -90,7 +90,7 @@ def test_prompts_are_kept_in_any_case() -> None:
     assert other.holes.take([0]) == []
 
 
-def test_a_row_has_as_many_holes_as_there_were_rests() -> None:
+def test_a_row_has_as_many_holes_as_times_without_features() -> None:
     engine = Engine()
     engine.step(new={0: 2}, keeps=True)
     for keeps in (False, True, False, False, True):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from engine.request import Request
 
 
-class Followers:
+class PrefixWaits:
     """The waiting requests, by the key of the block.
 
     Without this, requests that arrive together and share a prompt (the branches of one request, or

@@ -29,7 +29,7 @@ class Fit(msgspec.Struct, frozen=True, gc=False):
     """Free blocks that are missing; 0 or less if there are enough."""
 
 
-class Room:
+class Capacity:
     """Compares what a waiting request needs with the free blocks and with the forecast."""
 
     def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
