@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -32,6 +33,7 @@ from gateway.config import Config, ServerConfig
 from gateway.errors import SetupError
 from gateway.lifecycle import ABORT_S
 from gateway.metrics import board
+from gateway.peers.peers import sweep
 from gateway.processes import server
 from gateway.processes.engine_client import make_engine_client
 from gateway.processes.signals import ending_signals_sent_to
@@ -216,6 +218,7 @@ class Supervisor:
             self._bury(worker)
 
     def _bury(self, worker: Worker) -> None:
+        sweep(Path(tempfile.gettempdir()))  # If all stops now, nobody starts who would.
         try:
             board.bury(Path(self._launch.metrics_folder), worker.pid)
         except (OSError, msgspec.DecodeError) as error:
