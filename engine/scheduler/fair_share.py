@@ -340,8 +340,11 @@ class FairSharePolicy:
             request = account.candidates()[0]
             lower = outranked(request, running, self._aging_s) if is_mixed else []
             num_blocks = self._num_groups * -(-request.num_tokens // self._block_size)
+            most_blocks = self._num_groups * -(-request.max_total_tokens // self._block_size)
             cost = self._cost_to_come(request)
-            margin = holdings.margin(request, num_blocks, cost)
+            if account.counter > accounts[0].counter + self._quantum:
+                most_blocks = self._num_blocks  # Those who were served less go first.
+            margin = holdings.margin(request, num_blocks, most_blocks, cost)
             if not lower and margin is None:
                 continue
             others: Iterable[Request] = ()

@@ -2,7 +2,9 @@
 
 A tenant's *holding* is the share of the rows or of the blocks that its running requests have,
 whichever is larger, divided by its weight. Its fair share is one part of the weights of all tenants
-that wait or run. A tenant that holds at most an eighth of its share claims room for a request:
+that wait or run. A tenant claims room for a request if it holds at most an eighth of its share; or
+if it holds at most half of it with all that the request may need, and was served no more than a
+quantum above whoever waits:
 
 * If it then holds no more than its share, the request is admitted at once, unless all who run were
   served less (their counters are more than a quantum below). The forecast of what others may need
@@ -10,7 +12,7 @@ that wait or run. A tenant that holds at most an eighth of its share claims room
 * Otherwise (there may be fewer rows than tenants, or the request is large) it is admitted as soon
   as somebody was served so much more that this stays so until the request has ended.
 
-For it, running requests of tenants give way that hold their share or more. The eighth, the quantum
+For it, running requests of tenants give way that hold their share or more. The half, the quantum
 and the cost of the request keep tenants from taking turns: between those that hold about as much,
 the order of admission decides, and room comes with the ends of requests. And a request that gave
 way does so again only after it got further than it was, so each turn is progress.
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from engine.request import Request
 
-_HOLDS_LITTLE = 0.125
+_HOLDS_LITTLE, _HOLDS_LESS = 0.125, 0.5
 
 
 class Holdings:
@@ -72,12 +74,16 @@ class Holdings:
         """Of all tenants, by class and fair key."""
         return {key: self.of(request) for key, request in self._tenants.items()}
 
-    def margin(self, request: Request, num_blocks: int, cost: float) -> float | None:
+    def margin(
+        self, request: Request, num_blocks: int, most_blocks: int, cost: float
+    ) -> float | None:
         """By how much the counter of a waiting request's tenant may be above those of others that
         give way to it, or has to be below them; None if it claims nothing. It takes so many blocks,
-        and until it ends at most so much service."""
+        ``most_blocks`` in the end, and until then at most so much service."""
         if self.of(request) > _HOLDS_LITTLE * self._share:
-            return None
+            in_the_end = self.of(request, more_blocks=most_blocks, more_rows=1)
+            if in_the_end > _HOLDS_LESS * self._share:
+                return None
         fits = self.of(request, more_blocks=num_blocks, more_rows=1) <= self._share
         margin = self._quantum if fits else -cost
         least = 0.0 if fits else self._share

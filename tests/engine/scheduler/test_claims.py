@@ -96,13 +96,25 @@ class TestClaims:
         policy.enqueue(make_request(1, fair_key="b"))
         assert claims(policy, running) == [("r1", ["r0"])]
 
-    def test_who_holds_an_eighth_of_its_share_waits_for_its_turn(self) -> None:
-        running = [held(0, "a", 40), held(1, "b", 4)]
+    def test_who_holds_half_of_its_share_waits_for_its_turn(self) -> None:
+        """With all that its request may come to need."""
+        running = [held(0, "a", 40), held(1, "b", 14)]
         policy = contended(*running)
-        policy.enqueue(make_request(2, fair_key="b"))
+        policy.enqueue(make_request(2, fair_key="b", num_prompt_tokens=16, max_tokens=16))
         assert claims(policy, running) == [("r2", ["r0"])]
-        running[1].block_table.num_held = 5
+        running[1].block_table.num_held = 15
         assert claims(policy, running) == []
+
+    def test_who_holds_an_eighth_waits_for_those_who_were_served_less(self) -> None:
+        running = [held(0, "a", 40), held(1, "b", 5)]
+        policy = contended(*running)
+        policy.enqueue(make_request(2, fair_key="b", num_prompt_tokens=16, max_tokens=16))
+        policy.enqueue(make_request(3, fair_key="c", num_prompt_tokens=60 * 16))
+        for request in running:
+            policy.charge_output(request, 2048)
+        assert claims(policy, running) == [("r3", ["r0"])]
+        running[1].block_table.num_held = 2
+        assert ("r2", ["r0"]) in claims(policy, running)
 
     def test_weights_count(self) -> None:
         running = [held(0, "a", 50, weight=4.0)]

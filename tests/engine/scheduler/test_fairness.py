@@ -196,21 +196,39 @@ class TestFullCache:
     """One tenant fills rows and blocks with long streams; another sends short requests."""
 
     @staticmethod
-    def ttfts(num_floods: int, *, num_streams: int, **options: Any) -> list[float]:
+    def ttfts(
+        num_floods: int, *, num_streams: int, own_tokens: int = 0, **options: Any
+    ) -> list[float]:
+        """Of the short requests. own_tokens: of a long one that runs beside them."""
         flood = [
             Arrival(0.0, f"flood {i}", max_tokens=600)
             for i in range(num_floods)
             for _ in range(num_streams)
         ]
         probes = [Arrival(1 + i, "probe", max_tokens=8) for i in range(20)]
+        own = [Arrival(0.5, "probe", max_tokens=own_tokens)] if own_tokens else []
         options.setdefault("max_num_seqs", 64)
         options.setdefault("policy", "fair_share")
-        return Simulation(flood + probes, num_blocks=256, **options).run(25).ttfts("probe")
+        simulation = Simulation(flood + own + probes, num_blocks=256, **options).run(25)
+        return sorted(
+            outcome.ttft_s
+            for outcome in simulation.outcomes.values()
+            if outcome.arrival in probes and outcome.first_token_s is not None
+        )
 
     @pytest.mark.parametrize("num_rows", [8, 64], ids=["rows", "blocks"])
     @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
     def test_a_newcomer_is_admitted_at_once(self, num_rows: int, overlap: bool) -> None:
         options: dict[str, Any] = {"max_num_seqs": num_rows, "async_scheduling": overlap}
+        calm = self.ttfts(1, num_streams=1, **options)
+        flooded = self.ttfts(1, num_streams=150, **options)
+        assert len(flooded) == len(calm) == 20
+        assert flooded[-1] <= 4 * calm[-1]
+
+    @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+    def test_what_it_runs_already_is_no_reason_to_wait(self, overlap: bool) -> None:
+        """Its long stream holds more than an eighth of its share."""
+        options: dict[str, Any] = {"own_tokens": 700, "async_scheduling": overlap}
         calm = self.ttfts(1, num_streams=1, **options)
         flooded = self.ttfts(1, num_streams=150, **options)
         assert len(flooded) == len(calm) == 20
