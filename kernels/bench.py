@@ -118,7 +118,7 @@ def decode_case(
             table,
             lens,
             cu,
-            workspace,
+            workspace=workspace,
             scale=HEAD_DIM**-0.5,
             max_queries=queries,
             k_scale=ones,
@@ -167,14 +167,14 @@ def prefill_case(
 
     def step() -> None:
         if hopper:
-            cuda.paged_prefill(*inputs, scale=HEAD_DIM**-0.5)
+            cuda.native.paged_prefill(*inputs, scale=HEAD_DIM**-0.5)
         else:
             paged_prefill.paged_prefill(*inputs, how, scale=HEAD_DIM**-0.5)
 
     ms = do_bench(step, return_mode="median")
     products = 4 * batch * HEADS * HEAD_DIM * (chunk * before + chunk * (chunk + 1) / 2)
     return {
-        "kernel": "cuda.paged_prefill" if hopper else "triton.paged_prefill",
+        "kernel": "cuda.native.paged_prefill" if hopper else "triton.paged_prefill",
         "batch": batch,
         "chunk": chunk,
         "before": before,

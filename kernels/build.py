@@ -1,4 +1,4 @@
-"""Builds the CUDA kernels once per source, compiler, torch and architecture.
+"""Builds the CUDA kernels, a Python module, once per source, compiler, torch and architecture.
 
 ``library()`` returns the shared object, building it on first use; ``python -m kernels build`` does
 the same ahead of time. Builds go to a cache folder named by a hash of everything that matters,
@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,33 +146,45 @@ def _build(target: Path, arch: str, nvcc: str) -> None:
             for source in sorted(SOURCES.rglob("*.cu"))
         ]
         commands += [
-            (binding, _binding_command(binding, scratch / f"{binding.stem}.o", nvcc))
-            for binding in sorted(SOURCES.glob("binding/*.cpp"))
+            (path, host_command(path, scratch / f"{path.parent.name}-{path.stem}.o", nvcc))
+            for path in host_sources()
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: _compile(*job), commands))
         objects = [str(path) for path in sorted(scratch.glob("*.o"))]
         linked = scratch / target.name
-        _compile(target, [nvcc, "-shared", *objects, "-o", str(linked), *_link_flags()])
+        libraries = torch_libraries("c10_cuda", "torch_cuda")
+        _compile(target, [nvcc, "-shared", *objects, "-o", str(linked), *libraries])
         linked.rename(target)  # appears whole or not at all
 
 
-def _binding_command(source: Path, output: Path, nvcc: str) -> list[str]:
-    """The binding is plain C++, but nvcc knows where CUDA's headers are."""
+def host_sources() -> list[Path]:
+    """What states the ops' arguments, and binds them: plain C++."""
+    return [path for path in sorted(SOURCES.rglob("*.cpp")) if path.parent.name != "cpu"]
+
+
+def host_command(source: Path, output: Path, compiler: str, *flags: str) -> list[str]:
+    """Only those of ``binding`` include torch's headers; nvcc knows where CUDA's are."""
     import torch
     from torch.utils.cpp_extension import include_paths
 
-    includes = [f"-I{path}" for path in [SOURCES, *include_paths()]]
+    includes = [f"-I{SOURCES}"]
+    if source.parent.name == "binding":
+        includes += [f"-I{path}" for path in (*include_paths(), sysconfig.get_paths()["include"])]
     abi = int(torch.compiled_with_cxx11_abi())
-    flags = ["-O2", "-std=c++20", "-Xcompiler", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
-    return [nvcc, *flags, *includes, "-c", str(source), "-o", str(output)]
+    flags = ("-O2", "-std=c++20", "-Xcompiler", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *flags)
+    return [compiler, *flags, *includes, "-c", str(source), "-o", str(output)]
 
 
-def _link_flags() -> Sequence[str]:
+def torch_libraries(*more: str) -> Sequence[str]:
+    """What a module for Python that uses torch is linked to."""
     from torch.utils.cpp_extension import library_paths
 
     folders = [f"-L{path}" for path in library_paths()]
-    return [*folders, "-lc10", "-lc10_cuda", "-ltorch", "-ltorch_cpu", "-ltorch_cuda"]
+    return [
+        *folders,
+        *(f"-l{name}" for name in ("c10", "torch", "torch_cpu", "torch_python", *more)),
+    ]
 
 
 def _compile(source: Path, command: list[str]) -> None:

@@ -1,12 +1,14 @@
-"""Python bindings of the CUDA kernels for mixtures of experts. ``cuda.load`` must run before."""
+"""Mixtures of experts by the CUDA kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from typing import Any
 
 import torch
 
 from kernels import ops, reference_experts
+from kernels.cuda import native
 from kernels.experts import (
     BiasedSwiglu,
     ExpertMatrices,
@@ -28,40 +30,26 @@ def register() -> None:
     """Serve mixtures of experts on GPUs."""
     ops.register("route_experts", "cuda", route_experts, dtypes=FLOATS)
     ops.register("group_pairs", "cuda", group_pairs)
-    ops.register("combine_experts", "cuda", combine_experts, dtypes=HALVES)
+    ops.register("combine_experts", "cuda", native.combine_experts, dtypes=HALVES)
     ops.register("apply_experts", "cuda", apply_experts, dtypes=HALVES)
 
 
+@functools.wraps(reference_experts.route_experts)
 def route_experts(
     logits: torch.Tensor,
     bias: torch.Tensor | None,
     *,
     top_k: int,
-    sigmoid: bool = False,
-    renormalize: bool = False,
-    scale: float = 1.0,
     num_groups: int = 1,
-    top_k_groups: int = 1,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``reference_experts.route_experts``, which serves what is too large for the kernel."""
-    if logits.shape[1] > MAX_EXPERTS or max(top_k, num_groups) > MAX_CHOSEN:
-        return reference_experts.route_experts(
-            logits,
-            bias,
-            top_k=top_k,
-            sigmoid=sigmoid,
-            renormalize=renormalize,
-            scale=scale,
-            num_groups=num_groups,
-            top_k_groups=top_k_groups,
-        )
-    shape, device = (len(logits), top_k), logits.device
-    experts = torch.empty(shape, dtype=torch.int64, device=device)
-    weights = torch.empty(shape, dtype=torch.float32, device=device)
-    torch.ops.sluice_cuda.route_experts(
-        experts, weights, logits, bias, sigmoid, renormalize, scale, num_groups, top_k_groups
+    large = logits.shape[1] > MAX_EXPERTS or max(top_k, num_groups) > MAX_CHOSEN
+    route: Any = reference_experts.route_experts if large else native.route_experts
+    chosen: tuple[torch.Tensor, torch.Tensor] = route(
+        logits, bias, top_k=top_k, num_groups=num_groups, **options
     )
-    return experts, weights
+    return chosen
 
 
 def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
@@ -69,11 +57,8 @@ def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles
     one expert come in any order."""
     if num_experts > MAX_EXPERTS or experts.shape[1] > MAX_CHOSEN:
         return reference_experts.group_pairs(experts, num_experts, rows)
-    num_pairs = experts.numel()
-    order = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
-    tiles = order.new_empty(3, max_tiles(num_pairs, num_experts, rows))
-    torch.ops.sluice_cuda.group_pairs(order, tiles, experts, num_experts, rows)
-    return PairTiles(rows, order, tiles)
+    num_tiles = max_tiles(experts.numel(), num_experts, rows)
+    return PairTiles(rows, *native.group_pairs(experts, num_experts, rows, num_tiles))
 
 
 def apply_experts(
@@ -91,18 +76,8 @@ def apply_experts(
         made: torch.Tensor = behind(x, gate_up, down, experts, weights, swiglu)
         return made
     inner = linear(x, gate_up, experts, pairs_per_row=experts.shape[1], gated=True)
-    stored = _stored(down)
-    out = x.new_empty(len(x), features_of(down))
-    torch.ops.sluice_cuda.expert_sum(
-        out,
-        inner,
-        stored.weight,
-        stored.scales,
-        experts,
-        weights,
-        stored.block_rows,
-        stored.group_size,
-    )
+    weight, scales = _stored(down)
+    out: torch.Tensor = native.expert_sum(inner, weight, experts=experts, shares=weights, **scales)
     return out
 
 
@@ -128,53 +103,28 @@ def linear(
 ) -> torch.Tensor:
     """For each pair its expert's matrix times its row of x: [num_pairs, features].
 
-    x: [num_pairs / pairs_per_row, k] bfloat16 or float16; matrices: of features a multiple of 16
-    and k of 64, in INT4 of 128. gated: features are [gate | up], and the result is ``silu(gate) *
-    up``. Pairs of the expert ``num_experts``, which does not exist, are skipped.
+    x: [num_pairs / pairs_per_row, k]. See ``native.expert_linear``; pairs of the expert
+    ``num_experts``, which does not exist, are skipped.
     """
-    stored = _stored(matrices)
-    out = x.new_empty(experts.numel(), features_of(matrices) // (2 if gated else 1))
-    torch.ops.sluice_cuda.expert_linear(
-        out,
-        x,
-        stored.weight,
-        stored.scales,
-        experts,
-        pairs_per_row,
-        gated,
-        stored.block_rows,
-        stored.group_size,
+    weight, scales = _stored(matrices)
+    out: torch.Tensor = native.expert_linear(
+        x, weight, experts=experts, pairs_per_row=pairs_per_row, gated=gated, **scales
     )
     return out
 
 
-def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """See ``reference_experts.combine_experts``; rows are multiples of 8 elements."""
-    out = each.new_empty(len(weights), each.shape[1])
-    torch.ops.sluice_cuda.combine_experts(out, each, weights)
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """The matrices as arguments of the kernels."""
-
-    weight: torch.Tensor
-    scales: torch.Tensor | None = None
-    block_rows: int = 1
-    group_size: int = 1
-
-
-def _stored(matrices: ExpertMatrices) -> _Stored:
+def _stored(matrices: ExpertMatrices) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The matrices as the kernels' ``weight``, and their arguments for its scales."""
     match matrices:
         case Fp8Experts():
             rows, columns = matrices.block or (1, matrices.weight.shape[2])
-            return _Stored(matrices.weight, matrices.scale, rows, columns)
+            scales = {"scales": matrices.scale, "block_rows": rows, "group_size": columns}
+            return matrices.weight, scales
         case Int4Experts():
             group_size = matrices.packed.shape[2] * 8 // matrices.groups.shape[2]
-            return _Stored(matrices.packed, matrices.groups, 1, group_size)
+            return matrices.packed, {"scales": matrices.groups, "group_size": group_size}
     assert isinstance(matrices, torch.Tensor), "gpt-oss's, for another backend"
-    return _Stored(matrices)
+    return matrices, {}
 
 
 def _is_whole(matrices: ExpertMatrices, k: int) -> bool:
@@ -185,5 +135,5 @@ def _is_whole(matrices: ExpertMatrices, k: int) -> bool:
             group_multiple = 64
         case Int4Experts():
             k_multiple, group_multiple = 128, 32
-    is_grouped = _stored(matrices).group_size % group_multiple == 0
+    is_grouped = _stored(matrices)[1].get("group_size", 1) % group_multiple == 0
     return features_of(matrices) % 16 == 0 == k % k_multiple and is_grouped

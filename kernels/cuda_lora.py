@@ -1,4 +1,4 @@
-"""Python bindings of the CUDA kernels for adapters. ``cuda.load`` must run before."""
+"""Adapters by the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import torch
 
 from kernels import cuda, ops
+from kernels.cuda import native
 from kernels.lora import AdapterTiles, LoraMatrices
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
@@ -34,9 +35,8 @@ def shrink_lora(x: torch.Tensor, matrices: LoraMatrices, tiles: AdapterTiles) ->
         other = ops.resolve("shrink_lora", "cuda", x.dtype, behind="cuda")
         found: torch.Tensor = other(x, matrices, tiles)
         return found
-    low = _sums(x, matrices)
     x = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 else x.contiguous()
-    torch.ops.sluice_cuda.shrink_lora(low, x, *described(matrices, tiles))
+    low: torch.Tensor = native.shrink_lora(x, *described(matrices, tiles))
     return low
 
 
@@ -45,7 +45,7 @@ def expand_lora(
 ) -> None:
     """See ``reference.expand_lora``."""
     if takes(matrices, tiles.num_tokens):
-        torch.ops.sluice_cuda.expand_lora(out, low, *described(matrices, tiles))
+        native.expand_lora(out, low, *described(matrices, tiles))
     else:
         ops.resolve("expand_lora", "cuda", out.dtype, behind="cuda")(out, low, matrices, tiles)
 
@@ -60,11 +60,6 @@ def described(matrices: LoraMatrices, tiles: AdapterTiles) -> tuple[torch.Tensor
     """The tensors of both, in the order of the kernels' arguments."""
     m = matrices
     return m.down, m.up, m.ranks, m.ends, tiles.slots, tiles.tokens
-
-
-def _sums(x: torch.Tensor, matrices: LoraMatrices) -> torch.Tensor:
-    columns = matrices.down.shape[1] * matrices.down.shape[2]
-    return x.new_empty(SLICES, len(x), columns, dtype=torch.float32)
 
 
 def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -96,17 +91,11 @@ def linear(
     [gate | up], and the result is ``silu(gate) * up``. See ``reference.shrink_lora`` and
     ``reference.expand_lora``.
     """
-    features = weight.shape[0]
-    out = x.new_empty(len(x), features // 2 if gated else features)
-    torch.ops.sluice_cuda.lora_linear(
-        out,
-        _sums(x, matrices),
-        _counters(x.device),
-        x,
-        weight,
-        bias,
-        *described(matrices, tiles),
-        gated,
+    columns = matrices.down.shape[1] * matrices.down.shape[2]
+    low = x.new_empty(SLICES, len(x), columns, dtype=torch.float32)
+    adapters = described(matrices, tiles)
+    out: torch.Tensor = native.lora_linear(
+        low, _counters(x.device), x, weight, bias, *adapters, gated=gated
     )
     return out
 

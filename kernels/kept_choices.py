@@ -20,7 +20,7 @@ from kernels import build
 from kernels.products import Kind, Product
 
 _PARTS = Path(__file__).parent
-_MEASURED = ("cuda.py", "cuda_wide.py", "kept_choices.py", "products.py", "tuning.py")
+_MEASURED = ("cuda.py", "kept_choices.py", "products.py", "tuning.py")
 """Beside the kernels' sources, what decides which product is the fastest."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 

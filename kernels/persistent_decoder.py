@@ -1,6 +1,6 @@
 """All layers of a decoder for a few tokens of a few sequences, in one launch.
 
-These are Python bindings of ``csrc/decoder/persistent_decoder.cu``. ``cuda.load`` must run before.
+The kernel is ``csrc/decoder/persistent_decoder.cu``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+
+from kernels.cuda import native
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
 HEAD_DIMS = frozenset({64, 128})
@@ -150,8 +152,13 @@ class PersistentDecoder:
         names = [field.name for field in fields(LayerWeights)]
         self._table = _table([[getattr(layer, n) for n in names] for layer in layers], device)
         self._heads = (num_heads, num_kv_heads, head_dim)
-        self._numbers = (eps, head_eps, scale)
-        ctas = torch.ops.sluice_cuda.persistent_ctas()
+        self._numbers = {
+            **{"intermediate": first.intermediate, "head_dim": head_dim},
+            **{"q_heads": num_heads, "kv_heads": num_kv_heads},
+            **{"eps": eps, "head_eps": head_eps, "scale": scale},
+        }
+        # The kernel runs one CTA on each SM.
+        ctas = torch.cuda.get_device_properties(device).multi_processor_count
         size = exchange_bytes(first.hidden, first.intermediate, *self._heads, ctas)
         self._workspace = (
             torch.zeros(_COUNTS, dtype=torch.int32, device=device),
@@ -185,10 +192,8 @@ class PersistentDecoder:
         copied to, by the layers' indices: of x's shape and dtype, with contiguous rows and the same
         stride.
         """
-        out = torch.empty_like(x)
         table, stride = self._tap_table(taps, x) if taps else (None, 0)
-        torch.ops.sluice_cuda.persistent_decoder(
-            out,
+        out: Tensor = native.persistent_decoder(
             x,
             self._table,
             self._cache_table(kv_cache),
@@ -197,13 +202,11 @@ class PersistentDecoder:
             slots,
             block_table,
             seq_lens,
-            table,
-            stride,
             *self._workspace,
-            self._layers[0].intermediate,
-            *self._heads,
-            kv_cache[0][0].shape[1],
-            *self._numbers,
+            taps=table,
+            tap_stride=stride,
+            block_size=kv_cache[0][0].shape[1],
+            **self._numbers,
         )
         return out
 
@@ -231,7 +234,7 @@ class PersistentDecoder:
                     block_table=lens[:, None],
                     seq_lens=lens,
                 )
-        except NotImplementedError as error:  # by ``check_launch`` of its binding
+        except NotImplementedError as error:
             return str(error).partition("\n")[0]
         finally:
             self._caches.clear()

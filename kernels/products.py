@@ -4,7 +4,7 @@ There are three ways to multiply:
 
 * *library*: ``torch.nn.functional.linear``, for which cuBLAS chooses an algorithm;
 * *skinny*: our kernel for up to 16 rows, which is bound by reading the weight;
-* *wide*: our kernel for many rows on Hopper (``cuda_wide``).
+* *wide*: our kernel for many rows on Hopper (``wide_linear``).
 
 ``tuning.measure`` compares them on the weights of a model; without it, the library is used.
 """
@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_wide, ops
+from kernels import ops
+from kernels.cuda import native
 
 MAX_CHOSEN_ROWS = 1024
 """The most rows for which products are measured. With more rows the GPU's power limit decides, and
@@ -28,6 +29,33 @@ writing and reading the ungated result."""
 _LEAST_FILLED = 0.98
 """With a smaller part of the square tiles filled (``square_tiles_filled``), the library's product
 is as fast, because it has tiles of other sizes."""
+
+
+WIDE_WIDTHS = (192, 224, 256)
+"""Features of a tile. With narrower tiles, fewer SMs are left without work in the last wave."""
+SQUARE = 192
+"""Tokens and features of the square tiles for more than 1,024 tokens. Of all tiles that fit, these
+load the fewest operands, and so take the least power."""
+
+
+def has_wide(device: torch.device) -> bool:
+    """Whether ``wide_linear`` serves this GPU."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def takes(x: torch.Tensor) -> bool:
+    """Whether TMA, the copy engine, can read these rows."""
+    whole = x.dim() == 2 and x.stride(1) == 1 and x.stride(0) % 8 == 0
+    return whole and x.data_ptr() % 16 == 0
+
+
+def square_tiles_filled(tokens: int, features: int, num_sms: int) -> float:
+    """The useful part of what all SMs compute, in [0, 1], for more than 1,024 tokens in tiles of
+    ``SQUARE``: the rest is padding of tiles, and SMs without a tile in the last wave. A pair of SMs
+    takes two tiles at a time."""
+    pairs = num_sms // 2
+    tiles = -(-tokens // (2 * SQUARE)) * -(-features // SQUARE)
+    return tokens * features / (-(-tiles // pairs) * pairs * 2 * SQUARE**2)
 
 
 class Kind(NamedTuple):
@@ -57,18 +85,20 @@ class Product:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool
     ) -> torch.Tensor:
+        out: torch.Tensor
         match self.name:
             case "skinny":
-                return cuda.skinny_linear(x, weight, bias, gated=gated, warps=self.warps)
-            case "wide" if cuda_wide.takes(x):
-                return cuda_wide.wide_linear(x, weight, bias, gated=gated, width=self.width)
+                out = native.skinny_linear(x, weight, bias, gated=gated, warps=self.warps)
+            case "wide" if takes(x):
+                out = native.wide_linear(x, weight, bias, gated=gated, width=self.width)
             case _:
                 out = F.linear(x, weight, bias)
-        return ops.silu_mul(out) if gated else out
+                out = ops.silu_mul(out) if gated else out
+        return out
 
 
 LIBRARY = Product("library")
-_SQUARE = Product("wide", width=cuda_wide.SQUARE)
+_SQUARE = Product("wide", width=SQUARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +136,7 @@ class Products:
         return self._product(x.shape[0], weight, gated=True)(x, weight, bias, gated=True)
 
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
-        """The product for this number of contiguous rows, encoded for ``bind_layer.cpp``: 0 is the
+        """The product for this number of contiguous rows, as ``cuda_layer`` takes it: 0 is the
         library's, 1 to 16 a skinny product with so many warps, a larger number a wide product of
         that width."""
         if rows > MAX_CHOSEN_ROWS:
@@ -125,7 +155,7 @@ class Products:
             return choice.product(rows)
         if not gated or not self._num_wide_sms:
             return LIBRARY
-        filled = cuda_wide.square_tiles_filled(rows, weight.shape[0], self._num_wide_sms)
+        filled = square_tiles_filled(rows, weight.shape[0], self._num_wide_sms)
         return _SQUARE if filled >= _LEAST_FILLED else LIBRARY
 
 

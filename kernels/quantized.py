@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_quantized, ops, reference, rounded
+from kernels import cuda, ops, reference, rounded
+from kernels.cuda import native
 from kernels.rounded import Activations, RoundedRows
 
 INT4_INPUTS = 32
@@ -71,7 +72,7 @@ def fp8_linear(
     if isinstance(x, torch.Tensor):
         (rows, k), features = x.shape, weight.shape[0]
         if _is_served(rows, features, k, x.dtype, 64):
-            return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, block=block)
+            return _skinny_fp8(x, weight, scale, bias, block)
         if block is not None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_BLOCKS_ROWS):
             return _tiled_blocks(x, weight, scale, bias, block[0])
         if not round_x or block is not None or not rounds(rows, weight, x.dtype):
@@ -98,7 +99,7 @@ def fp8_gated_linear(
     """
     rows, k = x.shape
     if isinstance(x, torch.Tensor) and _is_served(rows, weight.shape[0], k, x.dtype, 64):
-        return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, gated=True, block=block)
+        return _skinny_fp8(x, weight, scale, bias, block, gated=True)
     if block is None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_FP8_ROWS):
         x = rounded.quantize(x) if isinstance(x, torch.Tensor) else x
         return _tiled_fp8(x, weight, scale, bias, gated=True)
@@ -172,12 +173,13 @@ def _int4(
     few = _SKINNY_INT4_ROWS if tiled else 2 * cuda.MAX_SKINNY_TOKENS
     if group_size % 32 == 0 and serves(few):
         parts = [
-            cuda_quantized.skinny_int4_linear(part, *weight, bias, gated=gated)
+            native.skinny_int4_linear(part, *weight, bias, gated=gated)
             for part in torch.split(x, cuda.MAX_SKINNY_TOKENS)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     if tiled and serves(_TILED_INT4_ROWS):
-        return cuda_quantized.tiled_int4_linear(x, *weight, bias, gated=gated)
+        made: torch.Tensor = native.tiled_int4_linear(x, *weight, bias, gated=gated)
+        return made
     out = ops.linear_int4(x, *weight)
     out = out if bias is None else out.add_(bias)
     return ops.silu_mul(out) if gated else out
@@ -207,7 +209,7 @@ def _is_tiled(rows: int, weight: torch.Tensor, dtype: torch.dtype, max_rows: int
 
 @functools.cache
 def _has_tiled(device: torch.device) -> bool:
-    return cuda_quantized.has_tiled(device)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @functools.cache
@@ -232,6 +234,22 @@ def _widening_product(
     return F.linear(x, reference.dequantize_fp8(weight, scale).to(x.dtype), bias)
 
 
+def _skinny_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    block: tuple[int, int] | None,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    rows, columns = block or (0, 0)
+    out: torch.Tensor = native.skinny_fp8_linear(
+        x, weight, scale, bias, gated=gated, block_rows=rows, group_size=columns
+    )
+    return out
+
+
 def _tiled_fp8(
     x: RoundedRows,
     weight: torch.Tensor,
@@ -240,9 +258,7 @@ def _tiled_fp8(
     *,
     gated: bool = False,
 ) -> torch.Tensor:
-    return cuda_quantized.tiled_fp8_linear(
-        x.values, x.scale, weight, scale, bias, dtype=x.dtype, gated=gated
-    )
+    return tiled_fp8_linear(x.values, x.scale, weight, scale, bias, dtype=x.dtype, gated=gated)
 
 
 def _tiled_blocks(
@@ -257,9 +273,29 @@ def _tiled_blocks(
     from kernels.triton.fp8_linear import quantize_pieces  # Triton is there where GPUs are.
 
     values, x_scale = quantize_pieces(x)
-    return cuda_quantized.tiled_fp8_linear(
+    return tiled_fp8_linear(
         values, x_scale, weight, scale, bias, dtype=x.dtype, gated=gated, block_rows=block_rows
     )
+
+
+def tiled_fp8_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    gated: bool = False,
+    **options: int,
+) -> torch.Tensor:
+    """``(x * x_scale) @ (weight * scale).T + bias`` in ``dtype``; gated: ``silu_mul`` of that.
+
+    options: ``block_rows`` and ``split`` of ``native.tiled_fp8_linear``.
+    """
+    out = x.new_empty(len(x), len(weight) // (1 + gated), dtype=dtype)
+    native.tiled_fp8_linear(x, weight, scale, bias, x_scale, out=out, gated=gated, **options)
+    return out
 
 
 def _scaled_product(

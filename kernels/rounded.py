@@ -7,7 +7,11 @@ from typing import TypeAlias
 
 import torch
 
-from kernels import cuda, cuda_quantized, ops
+from kernels import cuda, ops
+from kernels.cuda import native
+
+MAX_ROW_BYTES = 65536
+"""The longest row that can be rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +37,16 @@ Activations: TypeAlias = torch.Tensor | RoundedRows
 def fits(width: int, dtype: torch.dtype) -> bool:
     """Whether the kernels below can round rows of this width."""
     num_bytes = width * dtype.itemsize
-    return num_bytes % 16 == 0 and num_bytes <= cuda_quantized.MAX_ROW_BYTES
+    return num_bytes % 16 == 0 and num_bytes <= MAX_ROW_BYTES
 
 
 def quantize(x: torch.Tensor) -> RoundedRows:
     """Round x: [rows, width], by the fastest kernel that serves it."""
     if x.dtype in cuda.FLOATS and fits(x.shape[1], x.dtype) and _is_aligned(x):
-        return RoundedRows(*cuda_quantized.round_rows(x), x.dtype)
-    return RoundedRows(*ops.quantize_rows(x), x.dtype)
+        values, scale = native.round_rows(x if x.stride(1) == 1 else x.contiguous())
+    else:
+        values, scale = ops.quantize_rows(x)
+    return RoundedRows(values, scale, x.dtype)
 
 
 def _is_aligned(x: torch.Tensor) -> bool:
@@ -52,9 +58,11 @@ def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
 ) -> RoundedRows:
     """``ops.rms_norm``, rounded; x: [rows, width] of a width that ``fits``."""
-    return RoundedRows(*cuda_quantized.rms_norm_rounded(x, weight, eps, residual), x.dtype)
+    values, scale = native.rms_norm_rounded(x, weight, eps, residual)
+    return RoundedRows(values, scale, x.dtype)
 
 
 def silu_mul(x: torch.Tensor) -> RoundedRows:
     """``ops.silu_mul``, rounded; x: [rows, 2 * width] of a width that ``fits``."""
-    return RoundedRows(*cuda_quantized.silu_mul_rounded(x), x.dtype)
+    values, scale = native.silu_mul_rounded(x)
+    return RoundedRows(values, scale, x.dtype)

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels import cuda
+
 MAX_ARGUMENT_BYTES = 2 * 4064
 """The most bytes that are sent as arguments of kernels, of which one launch takes half. A launch
 takes 2 us; to alternate kernels and the copy engine takes 10 us."""
@@ -24,7 +26,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return host.to(device)
     if _is_small(host):
         target = torch.empty_like(host, device=device)
-        torch.ops.sluice_cuda.store_values(target, host)
+        cuda.native.store_values(target, host)
         return target
     return _pinned_copy(host).to(device, non_blocking=True)
 
@@ -34,7 +36,7 @@ def write(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
     copies."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     if target.is_cuda and _is_small(host):
-        torch.ops.sluice_cuda.store_values(target, host)
+        cuda.native.store_values(target, host)
     else:
         target.copy_(_pinned_copy(host) if target.is_cuda else host, non_blocking=True)
 
@@ -45,8 +47,8 @@ def put(table: torch.Tensor, found: npt.NDArray[np.int64]) -> None:
     table: contiguous, int32 or int64. found: [2, n], values of at most 32 bits, no two places
     alike.
     """
-    if table.is_cuda and found.nbytes <= 2 * MAX_ARGUMENT_BYTES and _has_kernels():
-        torch.ops.sluice_cuda.put_values(table, torch.from_numpy(np.ascontiguousarray(found)))
+    if table.is_cuda and found.nbytes <= 2 * MAX_ARGUMENT_BYTES and cuda.is_loaded():
+        cuda.native.put_values(table, torch.from_numpy(np.ascontiguousarray(found)))
         return
     sent = to_device(found, table.device)
     table.view(-1).index_copy_(0, sent[0], sent[1].to(table.dtype))
@@ -55,12 +57,7 @@ def put(table: torch.Tensor, found: npt.NDArray[np.int64]) -> None:
 def _is_small(host: torch.Tensor) -> bool:
     """Whether an array can be sent as arguments, which are 32-bit words."""
     fits = host.nbytes <= MAX_ARGUMENT_BYTES and host.element_size() >= 4
-    return fits and _has_kernels()
-
-
-def _has_kernels() -> bool:
-    """Whether ``cuda.load`` was called."""
-    return hasattr(torch.ops.sluice_cuda, "store_values")
+    return fits and cuda.is_loaded()
 
 
 def _pinned_copy(host: torch.Tensor) -> torch.Tensor:

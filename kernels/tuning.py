@@ -10,16 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_wide, ops
+from kernels import cuda, ops
 from kernels.kept_choices import KeptChoices
 from kernels.products import (
     LIBRARY,
     MAX_CHOSEN_ROWS,
     UNMEASURED,
+    WIDE_WIDTHS,
     Choice,
     Kind,
     Product,
     Products,
+    has_wide,
 )
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
@@ -92,11 +94,7 @@ def measure(
     chosen = {
         kind: _chosen(kind, some, kept, batches, on_measuring) for kind, some in by_kind.items()
     }
-    sms = (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if cuda_wide.has_wide(device)
-        else 0
-    )
+    sms = torch.cuda.get_device_properties(device).multi_processor_count if has_wide(device) else 0
     return Products(chosen, sms)
 
 
@@ -166,8 +164,8 @@ def _candidates(rows: int, device: torch.device) -> Iterator[Product]:
     if rows <= cuda.MAX_SKINNY_TOKENS:
         for warps in cuda.SKINNY_WARPS:
             yield Product("skinny", warps=warps)
-    elif cuda_wide.has_wide(device):
-        for width in cuda_wide.WIDTHS:
+    elif has_wide(device):
+        for width in WIDE_WIDTHS:
             yield Product("wide", width=width)
 
 

@@ -27,6 +27,7 @@ DOCUMENTS = [
         "engine/demo/README.md",
         "gateway/README.md",
         "grammar/README.md",
+        "kernels/README.md",
         "tenants/README.md",
         "tests/README.md",
     )

@@ -233,7 +233,7 @@ class _ShortStepAttention:
                 batch.block_table,
                 batch.seq_lens,
                 batch.cu_queries,
-                batch.shared,
+                shared=batch.shared,
                 scale=how.scale,
             )
         self._decode(
@@ -264,7 +264,7 @@ class _ShortStepAttention:
             self.batch.block_table,
             self.batch.seq_lens,
             self.batch.cu_queries,
-            self.workspaces[self._workspace_key(how.window)],
+            workspace=self.workspaces[self._workspace_key(how.window)],
             max_queries=self.max_queries,
             scale=how.scale,
             window=how.window or 0,

@@ -22,7 +22,7 @@ MAX_COPIED_TOKENS = 32_768
 
 @dataclass(frozen=True, slots=True)
 class HopperStepAttention:
-    """A step through ``cuda.paged_prefill``."""
+    """A step through ``native.paged_prefill``."""
 
     batch: DeviceBatch
     tiles: torch.Tensor
@@ -48,7 +48,7 @@ class HopperStepAttention:
     ) -> torch.Tensor:
         assert how.kv_scales is None, "what is in FP8 is copied first"
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        cuda.paged_prefill(
+        cuda.native.paged_prefill(
             out,
             q,
             k_cache,
@@ -124,15 +124,7 @@ class CopiedStepAttention:
         v_cache: torch.Tensor,
         how: AttentionOptions,
     ) -> torch.Tensor:
-        scales = how.kv_scales
+        scales, copies = how.kv_scales, (self.k_copies, self.v_copies)
         assert scales is not None
-        cuda.dequantize_blocks(
-            self.k_copies,
-            self.v_copies,
-            k_cache,
-            v_cache,
-            self.blocks,
-            k_scale=scales.k,
-            v_scale=scales.v,
-        )
+        cuda.native.dequantize_blocks(*copies, k_cache, v_cache, scales.k, scales.v, self.blocks)
         return self.attend(q, self.k_copies, self.v_copies, replace(how, kv_scales=None))

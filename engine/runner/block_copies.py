@@ -34,9 +34,8 @@ class BlockCopies:
         self._stacks = stacks
         self._block_size = stacks[0].shape[2]
         self._addresses: torch.Tensor | None = None
-        """[num_tensors, 2] int64: the ``tensors`` of ``cuda.copy_leading_slots``."""
+        """[num_tensors, 2] int64: the ``tensors`` of ``native.copy_leading_slots``."""
         if self.serves(stacks) if in_one is None else in_one:
-            cuda.load()
             table = [(tensor.data_ptr(), stack.shape[3]) for stack in stacks for tensor in stack]
             self._addresses = to_device(np.array(table, np.int64), stacks[0].device)
 
@@ -53,7 +52,7 @@ class BlockCopies:
             return
         if self._addresses is not None:
             sent = to_device(np.array(copies, np.int32), self._addresses.device)
-            cuda.copy_leading_slots(self._addresses, sent, block_size=self._block_size)
+            cuda.native.copy_leading_slots(self._addresses, sent, block_size=self._block_size)
             return
         for stack in self._stacks:
             for source, target, num_slots in copies:

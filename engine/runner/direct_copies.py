@@ -27,10 +27,9 @@ class DirectCopies:
     def __init__(self, tensors: Sequence[torch.Tensor], host: torch.Tensor) -> None:
         """tensors: for which ``serves``; [num_cache_blocks, bytes of a block] uint8 each. host:
         pinned, [num_blocks, sum of these bytes] uint8."""
-        cuda.load()
         device = tensors[0].device
         self._tensors = to_device(places(tensors), device)
-        self._host_address = cuda.mapped_address(host)
+        self._host_address = cuda.native.mapped_address(host)
         self._row_bytes = host.shape[1]
         self._owned = tensors, host  # Keeps the memory alive to which the addresses point.
 
@@ -47,7 +46,7 @@ class DirectCopies:
             return
         blocks, host_blocks = np.array(pairs, np.int64).T
         device = self._tensors.device
-        cuda.copy_blocks(
+        cuda.native.copy_blocks(
             self._tensors,
             to_device(self._host_address + host_blocks * self._row_bytes, device),
             to_device(blocks.astype(np.int32), device),

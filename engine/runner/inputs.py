@@ -176,12 +176,12 @@ def _build_on_device(fields: ChunkFields, table: RowTable, block_size: int) -> S
     for group, block_table in enumerate(table.block_tables):
         slots = torch.empty(num_tokens, dtype=torch.int64, device=device)
         batch_table = block_table.new_empty(batch, width)
-        cuda.step_inputs(
+        cuda.native.step_inputs(
             table.tokens,
             block_table,
             rows,
             computed,
-            cu_queries,
+            cu_queries=cu_queries,
             token_ids=token_ids,
             positions=positions,
             slots=slots,

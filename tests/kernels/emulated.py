@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from kernels import build
+from kernels import build, cuda
 
 EMULATION = Path(__file__).parent / "emulation"
 INCLUDED = re.compile(r'^#include "(.*)"$', re.MULTILINE)
@@ -24,47 +28,95 @@ OPTIONS = (
     # The libraries of a process have variables of the same names, each its own.
     *("-Xcompiler", "-fno-gnu-unique", "-Xlinker", "-Bsymbolic"),
 )
+_SHARED_HEADERS = ("common/arguments.h", "common/dtype.h")
 MOST_KEPT = 4
 """Builds of a unit in the cache, for as many states of its sources."""
 
 
-def library(
-    unit: str,
-    sources: Sequence[str],
-    *,
-    threads: int = 128,
-    ctas: int = 1,
-    together: bool = True,
-) -> ctypes.CDLL:
+def library(unit: str, sources: Sequence[str], *, threads: int = 128, ctas: int = 1) -> ctypes.CDLL:
     """Compile ``emulation/<unit>.cpp`` with sources from ``kernels/csrc``, once for all runs.
 
-    threads: the most of a CTA that is launched; ctas: the most of a cluster. together:
-    all files as one, which reads CUDA's headers once; not where two have a function of one name.
-    Headers of ``emulation`` take the place of the kernels' own. Skips the test where there is no
-    compiler.
+    threads: the most of a CTA that is launched; ctas: the most of a cluster. Headers of
+    ``emulation`` take the place of the kernels' own. Skips the test where there is no compiler.
+    """
+    return ctypes.CDLL(str(_build(unit, [*sources, f"{unit}.cpp"], threads, ctas)))
+
+
+def native(
+    sources: Sequence[str], *, threads: int = 128, ctas: int = 1, together: bool = True
+) -> Any:
+    """As ``kernels.cuda.native``, for tensors of a CPU: the ops of the sources' folder. Only those
+    whose launches are in ``sources`` can be called.
+
+    together: all files are compiled as one, which reads CUDA's headers once; not where two have a
+    function of one name.
     """
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not installed")
-    texts = _texts(unit, sources)
+    folder = sources[0].partition("/")[0]
+    objects = [_binding()]
+    built = _build(
+        folder, [*sources, f"{folder}/ops.cpp"], threads, ctas, objects, together=together
+    )
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_LAZY)  # launches that are not there are found missing when called
+    try:
+        return cuda.import_module(built)
+    finally:
+        sys.setdlopenflags(flags)
+
+
+def _build(
+    unit: str,
+    sources: Sequence[str],
+    threads: int,
+    ctas: int,
+    objects: Sequence[Path] = (),
+    *,
+    together: bool = True,
+) -> Path:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    texts = _texts(sources)
     flags = [*OPTIONS, f"-DEMULATED_THREADS={threads}", f"-DEMULATED_CTAS={ctas}"]
+    linked = [word for path in objects for word in ("-Xlinker", str(path))]  # no C++ source
     units = build.cache_dir() / "emulated" / unit
-    folder = units / _fingerprint(texts, flags)
+    folder = units / _fingerprint(texts, [*flags, *linked])
     folder.mkdir(parents=True, exist_ok=True)
     built = folder / f"{unit}.so"
     with build.locked(units / "lock"):
         if not built.exists():
-            _compile(texts, flags, built, together=together)
+            _compile(texts, flags, built, linked, together=together)
         folder.touch()
         by_use = sorted(units.glob("*/"), key=lambda path: path.stat().st_mtime)
         for old in by_use[:-MOST_KEPT]:
             shutil.rmtree(old)
-        return ctypes.CDLL(str(built))
+        return built
 
 
-def _texts(unit: str, sources: Sequence[str]) -> dict[str, str]:
+def _binding() -> Path:
+    """The binding of ops to Python, compiled for tensors of a CPU."""
+    names = ("binding/module.cpp", "binding/binder.h", "binding/torch.h")
+    texts = {name: (build.SOURCES / name).read_text() for name in (*names, *_SHARED_HEADERS)}
+    flags = ["-DSLUICE_EMULATED", "-Xcompiler", "-w,-fno-gnu-unique", torch.__version__]
+    folder = build.cache_dir() / "emulated" / "binding" / _fingerprint(texts, flags)
+    folder.mkdir(parents=True, exist_ok=True)
+    built = folder / "module.o"
+    with build.locked(folder.parent / "lock"):
+        if not built.exists():
+            unfinished = folder / "unfinished.o"
+            source = build.SOURCES / names[0]
+            command = build.host_command(source, unfinished, build.find_nvcc(), *flags[:-1])
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert result.returncode == 0, result.stderr
+            unfinished.rename(built)
+    return built
+
+
+def _texts(sources: Sequence[str]) -> dict[str, str]:
     """Each file that the compiler may read, by its path from the folder that includes start at."""
     texts: dict[str, str] = {}
-    missing = [*sources, f"{unit}.cpp", "first.h"]
+    missing = [*sources, "first.h"]
     while missing:
         name = missing.pop()
         if name not in texts:
@@ -82,7 +134,14 @@ def _fingerprint(texts: dict[str, str], flags: Sequence[str]) -> str:
     return hashlib.sha256("\0".join([*parts, *compilers]).encode()).hexdigest()[:24]
 
 
-def _compile(texts: dict[str, str], flags: Sequence[str], built: Path, *, together: bool) -> None:
+def _compile(
+    texts: dict[str, str],
+    flags: Sequence[str],
+    built: Path,
+    objects: Sequence[str],
+    *,
+    together: bool,
+) -> None:
     with tempfile.TemporaryDirectory(dir=built.parent) as name:
         folder = Path(name)
         for file, text in texts.items():
@@ -94,7 +153,8 @@ def _compile(texts: dict[str, str], flags: Sequence[str], built: Path, *, togeth
             files = ["whole.cpp"]
             (folder / files[0]).write_text(whole)
         command = [build.find_nvcc(), *flags, f"-I{folder}", "-include", str(folder / "first.h")]
-        command += [*(str(folder / file) for file in files), "-o", str(folder / built.name)]
+        command += [*(str(folder / file) for file in files), *objects]
+        command += ["-o", str(folder / built.name), *(build.torch_libraries() if objects else ())]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         (folder / built.name).rename(built)  # it appears whole or not at all

@@ -20,7 +20,7 @@ from kernels import build
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 SOURCES = sorted(build.SOURCES.rglob("*.cu"))
 CHEAPEST = "host_values", "80"
-BINDINGS = sorted(build.SOURCES.glob("binding/*.cpp"))
+HOST_SOURCES = sorted(build.host_sources())
 
 
 @functools.cache
@@ -96,68 +96,47 @@ def test_what_is_wrong_is_heard_from_each_stage(
 
 
 @pytest.fixture(scope="module")
-def compile_binding(
+def parse_host_code(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[Path], subprocess.CompletedProcess[str]]]:
-    """Compiles what includes bind.h after torch's headers that it begins with, which take longer
-    than all else and are parsed once.
-
-    A torch for CPUs lacks one header that CUDA's own needs, and what a binding is linked to.
-    """
+    """Parses plain C++. A torch for CPUs lacks one header that CUDA's own needs."""
     folder = tmp_path_factory.mktemp("headers")
     macros = folder / "c10" / "cuda" / "impl" / "cuda_cmake_macros.h"
     macros.parent.mkdir(parents=True)
     macros.write_text("#define C10_CUDA_BUILD_SHARED_LIBS\n")
 
-    def run(source: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        command = build._binding_command(source, output, build.find_nvcc())
-        for option in options:
-            command += ["-Xcompiler", option]
-        return subprocess.run(
-            [*command, f"-I{folder}"], capture_output=True, text=True, check=False
-        )
+    def parse(source: Path) -> subprocess.CompletedProcess[str]:
+        options = "-Xcompiler", "-fsyntax-only", f"-I{folder}"
+        command = build.host_command(source, folder / "out.o", build.find_nvcc(), *options)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    headers = re.findall(
-        "^#include <.*>$", (build.SOURCES / "binding" / "bind.h").read_text(), re.MULTILINE
-    )
-    first = folder / "first.cpp"
-    first.write_text("\n".join([*headers, ""]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", sys.path[:])  # setuptools, which torch imports, adds to it
-        parsed = run(first, folder / "first.h.gch", "-x,c++-header")
-        assert parsed.returncode == 0, parsed.stderr
-
-        def compile_one(source: Path) -> subprocess.CompletedProcess[str]:
-            begins_with_them = re.search('"binding/bind(_linear)?.h"', source.read_text())
-            parsed_once = ["-include", str(folder / "first.h"), "-Werror=invalid-pch"]
-            options = parsed_once if begins_with_them else []
-            return run(source, folder / "out.o", "-fsyntax-only", *options)
-
-        yield compile_one
+        yield parse
 
 
 @needs_nvcc
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("binding", BINDINGS, ids=lambda path: path.stem)
-def test_binding_fits_torch_and_the_kernels(
-    binding: Path, compile_binding: Callable[[Path], subprocess.CompletedProcess[str]]
+@pytest.mark.parametrize("source", HOST_SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_host_code_fits_torch_and_the_kernels(
+    source: Path, parse_host_code: Callable[[Path], subprocess.CompletedProcess[str]]
 ) -> None:
-    result = compile_binding(binding)
+    result = parse_host_code(source)
     assert result.returncode == 0, result.stderr
 
 
 @needs_nvcc
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_binding_that_does_not_fit_is_named(
-    tmp_path: Path, compile_binding: Callable[[Path], subprocess.CompletedProcess[str]]
+def test_host_code_that_does_not_fit_is_named(
+    tmp_path: Path, parse_host_code: Callable[[Path], subprocess.CompletedProcess[str]]
 ) -> None:
-    text = (build.SOURCES / "binding" / "bind_rounded.cpp").read_text()
-    binding = tmp_path / "bind_rounded.cpp"
-    binding.write_text(text.replace("getCurrentCUDAStream()),", "getCurrentCUDAStream(), 1),"))
-    result = compile_binding(binding)
+    text = (build.SOURCES / "quantization" / "ops.cpp").read_text()
+    source = tmp_path / "ops.cpp"
+    source.write_text(text.replace("call.dtype, call.stream)", "call.dtype, call.stream, 1)"))
+    result = parse_host_code(source)
     assert result.returncode != 0
     assert "too many arguments" in result.stderr, result.stderr
 

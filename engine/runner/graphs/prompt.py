@@ -121,12 +121,12 @@ class PromptGraphs:
         rows, computed = self._sent[: 2 * _NUM_SEQS].view(2, _NUM_SEQS).unbind()
         token_ids, positions, slots = self._tokens[:, :size]
         batch = self._batch
-        cuda.step_inputs(
+        cuda.native.step_inputs(
             self._table.tokens,
             self._table.block_table,
             rows,
             computed,
-            batch.cu_queries,
+            cu_queries=batch.cu_queries,
             token_ids=token_ids,
             positions=positions,
             slots=slots,

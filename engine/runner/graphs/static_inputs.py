@@ -198,12 +198,12 @@ class SequenceBuffers:
         token_ids, positions = self.tokens(size)
         for group, block_table in enumerate(self._table.block_tables):
             batch = self.batch(size, group)
-            cuda.step_inputs(
+            cuda.native.step_inputs(
                 self._table.tokens,
                 block_table,
                 rows,
                 computed,
-                batch.cu_queries,
+                cu_queries=batch.cu_queries,
                 token_ids=token_ids,
                 positions=positions,
                 slots=self.slots(size, group),

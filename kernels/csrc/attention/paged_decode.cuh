@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "common/arguments.h"
 #include "common/divisor.cuh"
 
 namespace sluice {
@@ -108,6 +109,88 @@ struct DecodeParams {
   const void* new_k;  // else null
   const void* new_v;
   const float* cos_sin;  // [max_positions, D]: cosines, then sines
+};
+
+// Deals out the work of a step; once per step and kind of layer, shared by all its layers.
+struct ScheduleArguments {
+  ARGUMENTS(ScheduleArguments);
+  IN(int*, schedule, "[num_ctas + 1, 24]");  // written: the line, and where each span starts
+  IN(int*, tile_ends, "[>=batch]");          // scratch
+  IN(const int*, seq_lens, "[batch]");       // the step's query tokens included; 0 = padding
+  IN(const int*, cu_queries, "[batch + 1]");  // prefix sums of the query tokens
+  IN(const int*, block_table, "[>=batch, _] rows");  // the one that paged_decode will get
+  ARG(int, block_size);
+  ARG(int, num_q_heads);
+  ARG(int, num_kv_heads);
+  ARG(int, head_dim);
+  ARG_OR(int, max_queries, 1);  // the most query tokens of a sequence
+  ARG_OR(int, min_span, 1);     // KV tiles (of 64 tokens) that a CTA takes at least
+  ARG_OR(int, window, 0);       // keys a query sees at most, itself included; 0 = all
+  OPTIONAL(const int*, skipped, "[>=batch]");  // leading keys that shared_prefix attends to
+  // Where lengths are alike, the CTAs that share a sequence and group of heads may merge their
+  // results without memory: pairs where these fill the GPU, more where the GPU has room for twice as
+  // many; on Hopper, up to 16 rows (queries times query heads per KV head).
+  ARG_OR(bool, clusters, false);
+  // Else it may begin before the operation right before it has ended; that one then must make
+  // nothing that it reads.
+  ARG_OR(bool, wait_first, true);
+  // What was written before attention fills the L2, as beside a prompt's chunk of 2,048 tokens. Many
+  // keys push it out at once, those of long sequences always; others keep out of the way of what is
+  // there.
+  ARG_OR(bool, dirty_l2, false);
+  DIM(int, num_ctas);
+  DIM(int, batch);
+  STRIDE(int, table_stride, block_table, 0);
+};
+
+// Causal attention of the last max_queries tokens at most of each sequence. decode_schedule must have
+// run with the same lengths, heads, max_queries, window, skipped and clusters. Rows of padding
+// sequences are left untouched.
+struct DecodeArguments {
+  ARGUMENTS(DecodeArguments);
+  IN(void*, out, "H[num_tokens, num_q_heads, head_dim] rows");  // written
+  IN(const void*, q, "H[num_tokens, num_q_heads, head_dim] rows");
+  IN(void*, k_cache, "H|e4m3[_, block_size, num_kv_heads, head_dim]");
+  IN(void*, v_cache, "k_cache[_, block_size, num_kv_heads, head_dim]");
+  IN(const int*, block_table, "[>=batch, _] rows");
+  IN(const int*, seq_lens, "[batch]");
+  IN(const int*, cu_queries, "[batch + 1]");
+  IN(const int*, schedule, "[num_ctas + 1, 24]");
+  // Empty (exchange.cuh) before the first launch and after each; head_dim / 32 pairs of max and sum.
+  IN(float*, partial_out, "[num_ctas, 2, 32, head_dim]");
+  IN(float*, partial_stats, "[num_ctas, 2, 32, head_dim/32, 2]");
+  ARG(float, scale);            // of scores, positive
+  ARG_OR(int, max_queries, 1);  // max_queries * num_q_heads / num_kv_heads is at most 32
+  ARG_OR(int, window, 0);       // keys a query sees at most, itself included; 0 = all
+  ARG_OR(float, soft_cap, 0);   // 0 = none
+  OPTIONAL(const float*, alibi_slopes, "[num_q_heads]");
+  // What shared_prefix left for the skipped keys: without a window, a soft cap, slopes or FP8.
+  OPTIONAL(const int*, skipped, "[>=batch]");  // leading keys, in whole tiles
+  OPTIONAL(const int*, splits, "[>=batch]");   // how many results there are of each sequence
+  OPTIONAL(const float*, shared_out, "[shared_rows, num_q_heads, head_dim]");
+  OPTIONAL(const float*, shared_stats, "[shared_rows, num_q_heads, 2]");
+  // Else it may begin before the operation right before it has ended; that one then must make
+  // nothing but the queries and the step's own keys and values.
+  ARG_OR(bool, wait_first, true);
+  OPTIONAL(const float*, k_scale, "[num_kv_heads]");  // what an e4m3 cache is multiplied with
+  OPTIONAL(const float*, v_scale, "[num_kv_heads]");
+  // The step's own keys and values where they are not in the cache yet. They and q are views of one
+  // fused projection, and it does what rope_and_cache would have done before, but leaves q as it is:
+  // the tokens of a sequence stand at positions 0, 1, 2 and so on. Without FP8, skipped, soft_cap and
+  // slopes.
+  OPTIONAL(const void*, new_k, "H[num_tokens, num_kv_heads, head_dim] rows16");
+  OPTIONAL(const void*, new_v, "H[num_tokens, num_kv_heads, head_dim] rows16");
+  OPTIONAL(const float*, cos_sin, "[_, head_dim]");
+  ARG_OR(bool, clusters, false);  // without skipped, soft_cap and slopes
+  DIM(int, num_q_heads);
+  DIM(int, num_kv_heads);
+  DIM(int, head_dim);
+  DIM(int, block_size);
+  DIM(int, num_ctas);
+  DIM(int, batch);
+  STRIDE(int, table_stride, block_table, 0);
+  STRIDE(int64_t, q_stride, q, 0);
+  STRIDE(int64_t, out_stride, out, 0);
 };
 
 // Unless wait_first, it may begin before the kernel right before it on the stream has ended, but

@@ -4,14 +4,20 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "common/arguments.h"
+
 namespace sluice {
 
 struct BlockCopies {
-  const int64_t* tensors;  // [num_tensors, 3]: address, bytes of a block, where it goes in a row
-  const int64_t* rows;     // [num_copies]: addresses of rows, on the device or mapped from the host
-  const int* blocks;       // [num_copies]
-  int num_tensors, num_copies;
-  bool out;  // from blocks to rows; else back
+  ARGUMENTS(BlockCopies);
+  // The address of each tensor, the bytes of one of its blocks, and where in a row they go.
+  IN(const int64_t*, tensors, "[num_tensors, 3]");
+  IN(const int64_t*, rows, "[num_copies]");  // addresses, on the device or by mapped_address
+  IN(const int*, blocks, "[num_copies]");
+  DIM(int, num_tensors);
+  DIM(int, num_copies);
+  ARG(bool, out);      // from blocks to rows; else back
+  ARG(int, max_ctas);  // how much of the GPU it may take
 };
 
 // Copies blocks between a cache of many tensors and rows that hold what all of them have of one
@@ -19,9 +25,12 @@ struct BlockCopies {
 cudaError_t copy_blocks(const BlockCopies& copies, int max_ctas, cudaStream_t stream);
 
 struct SlotCopies {
-  const int64_t* tensors;  // [num_tensors, 2]: address, bytes of a slot
-  const int* copies;       // [num_copies, 3]: block to read, block to write, leading slots
-  int num_tensors, num_copies, block_size;
+  ARGUMENTS(SlotCopies);
+  IN(const int64_t*, tensors, "[num_tensors, 2]");  // of each its address, and bytes of a slot
+  IN(const int*, copies, "[num_copies, 3]");  // block to read, block to write, leading slots
+  DIM(int, num_tensors);
+  DIM(int, num_copies);
+  ARG(int, block_size);
 };
 
 // Copies the first slots of blocks to other blocks, in each of the tensors. No block that is written
@@ -29,11 +38,18 @@ struct SlotCopies {
 cudaError_t copy_leading_slots(const SlotCopies& copies, cudaStream_t stream);
 
 struct Dequantization {
-  void *k_out, *v_out;           // [num_blocks, block_size, num_kv_heads, D] of 16-bit floats
-  const void *k_cache, *v_cache;  // e4m3, the same but for the number of blocks
-  const float *k_scale, *v_scale;  // [num_kv_heads]
-  const int* blocks;              // [num_blocks]: of the cache
-  int num_blocks, block_size, num_kv_heads, head_dim;  // head_dim a multiple of 16
+  ARGUMENTS(Dequantization);
+  IN(void*, k_out, "H[>=num_blocks, block_size, num_kv_heads, head_dim]");  // written
+  IN(void*, v_out, "H[>=num_blocks, block_size, num_kv_heads, head_dim]");  // written
+  IN(const void*, k_cache, "e4m3[_, block_size, num_kv_heads, head_dim]");
+  IN(const void*, v_cache, "e4m3[_, block_size, num_kv_heads, head_dim]");
+  IN(const float*, k_scale, "[num_kv_heads]");
+  IN(const float*, v_scale, "[num_kv_heads]");
+  IN(const int*, blocks, "[num_blocks]");  // of the cache
+  DIM(int, num_blocks);
+  DIM(int, block_size);
+  DIM(int, num_kv_heads);
+  DIM(int, head_dim);  // a multiple of 16
 };
 
 // out[i] = cache[blocks[i]] * scale

@@ -4,24 +4,30 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
-#include "common/vector.cuh"
+#include "common/arguments.h"
+#include "common/dtype.h"
 
 namespace sluice {
 
 struct StoreLatents {
-  void* q;               // [tokens, heads, rotary_dim + rank], contiguous
-  const void* q_turned;  // [tokens, heads, rotary_dim], with strides
-  const void* kv;        // [tokens, rank + rotary_dim], contiguous: latent, then what is rotated
-  const void* norm;      // [rank]
-  void* cache;           // [slots, rotary_dim + rank]; of q's type or e4m3
-  const float* cos_sin;  // [max_positions, rotary_dim]: cosines, then sines
-  const int64_t* positions;  // [tokens]
-  const int64_t* slots;      // [tokens]; -1 = padding, nothing is written to the cache
-  const float* scale;        // [1], what an e4m3 cache will be multiplied with; else null
-  int64_t q_token_stride, q_head_stride;
-  int tokens, heads, rank, rotary_dim;
-  float eps;
-  bool interleaved;  // dimensions come in pairs (0, 1), (2, 3) in place of halves
+  ARGUMENTS(StoreLatents);
+  IN(void*, q, "T[tokens, heads, width]");  // of which the first rotary_dim are written
+  IN(const void*, q_turned, "T[tokens, heads, rotary_dim] strided");
+  IN(const void*, kv, "T[tokens, width]");  // the latent, then what is rotated
+  IN(const void*, norm, "T[rank]");
+  IN(void*, cache, "T|e4m3[_, _, 1, width]");
+  IN(const float*, cos_sin, "[_, rotary_dim]");  // of each position: cosines, then sines
+  IN(const int64_t*, positions, "[tokens]");
+  IN(const int64_t*, slots, "[tokens]");  // -1 = padding, nothing is written to the cache
+  OPTIONAL(const float*, scale, "[1]");   // what an e4m3 cache will be multiplied with
+  STRIDE(int64_t, q_token_stride, q_turned, 0);
+  STRIDE(int64_t, q_head_stride, q_turned, 1);
+  DIM(int, tokens);
+  DIM(int, heads);
+  DIM(int, rank);
+  DIM(int, rotary_dim);
+  ARG(float, eps);
+  ARG(bool, interleaved);  // dimensions come in pairs (0, 1), (2, 3) in place of halves
 };
 
 // What latent attention (arXiv:2405.04434) does between its projections and attention: the rotated

@@ -6,6 +6,8 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "common/dtype.h"
+
 namespace sluice {
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -75,9 +77,6 @@ template <typename T, bool kWide>
 __device__ __forceinline__ float weighted(float x, float scale, float weight) {
   return (kWide ? x * scale : rounded<T>(x * scale)) * weight;
 }
-
-// What a launch needs to know about the element type.
-enum class Dtype { kFloat32, kFloat16, kBfloat16 };
 
 template <typename T>
 struct Type {

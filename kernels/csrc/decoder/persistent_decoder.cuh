@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "common/arguments.h"
+
 namespace sluice {
 
 constexpr int kMostPersistentTokens = 16;
@@ -37,26 +39,36 @@ struct PersistentCounts {
 };
 
 struct PersistentDecoder {
-  void* out;      // [tokens, hidden]
-  const void* x;  // [tokens, hidden]
-  const PersistentLayer* layers;
-  const PersistentCaches* caches;
-  const float* cos_sin;      // [max_positions, head_dim]: cosines, then sines
-  const int64_t* positions;  // [tokens]
-  const int64_t* slots;      // [tokens]: where its key and value are stored; -1: nowhere
-  const int* blocks;         // [sequences, max_blocks] of the caches
-  const int* seq_lens;       // [sequences], the launch's tokens included; 0: padding
+  ARGUMENTS(PersistentDecoder);
+  OUT(void*, out, "H[tokens, hidden]");
+  IN(const void*, x, "H[tokens, hidden] 16");
+  IN(const PersistentLayer*, layers, "i64[num_layers, 9]");
+  IN(const PersistentCaches*, caches, "i64[num_layers, 2]");
+  IN(const float*, cos_sin, "[_, head_dim]");  // of each position: cosines, then sines
+  IN(const int64_t*, positions, "[tokens]");
+  IN(const int64_t*, slots, "[tokens]");  // where its key and value are stored; -1: nowhere
+  IN(const int*, blocks, "[sequences, _] rows");  // of the caches
+  IN(const int*, seq_lens, "[sequences]");  // the launch's tokens included; 0: padding
   // Workspace.
-  PersistentCounts* counts;
-  void* residual;     // [tokens, hidden]
-  uint8_t* exchange;  // kExchanges times persistent_exchange_bytes(): ones between launches
-  int64_t exchange_bytes;
-  int64_t max_blocks;
-  int tokens, num_layers, hidden, intermediate, q_heads, kv_heads, head_dim, block_size;
-  float eps, head_eps, scale;
-  int queries;         // tokens of each sequence, its newest, one after the other
-  void* const* taps;   // [layers]: where its input is wanted, too, [tokens, hidden]; or null
-  int64_t tap_stride;  // from token to token
+  IN(PersistentCounts*, counts, "i32[64]");
+  IN(void*, residual, "H[16, hidden] 16");  // [kMostPersistentTokens, hidden]
+  IN(uint8_t*, exchange, "[3, exchange_bytes] 16");  // kExchanges; ones between launches
+  DIM(int64_t, exchange_bytes);                      // persistent_exchange_bytes()
+  STRIDE(int64_t, max_blocks, blocks, 0);
+  DIM(int, tokens);
+  DIM(int, num_layers);
+  DIM(int, hidden);
+  ARG(int, intermediate);
+  ARG(int, q_heads);
+  ARG(int, kv_heads);
+  ARG(int, head_dim);
+  ARG(int, block_size);
+  ARG(float, eps);
+  ARG(float, head_eps);
+  ARG(float, scale);
+  int queries;  // tokens of each sequence, its newest, one after the other
+  OPTIONAL(void* const*, taps, "i64[num_layers]");  // where its input is wanted, too, or null
+  ARG_OR(int64_t, tap_stride, 0);                   // from token to token
 };
 
 // Most parts that attention is cut into.

@@ -9,22 +9,27 @@
 namespace sluice {
 
 struct QuantizedLinear {
-  void* out;           // [tokens, outputs], contiguous
-  const void* x;       // [tokens, k], rows x_stride elements apart
-  const void* weight;  // [features, k] in its format, contiguous, rows multiples of 64 bytes
-  const void* scales;  // FP8: [features] float, or of blocks [features / block_rows,
-                       // k / group_size], both rounded up; INT4: [features, k / group_size, 2]
-                       // like x
-  const float* x_scales;  // of x in FP8: [tokens]; with blocks [k / 128, tokens], with room for 64
-                          // tokens and their multiples, x_scale_stride apart
-  const void* bias;       // [features] like out, or null
-  int64_t x_stride, x_scale_stride;
-  int tokens;
-  int features;    // a multiple of 16
-  int k;           // a multiple of 64 (FP8) or 128 (INT4)
-  int group_size;  // INT4: a multiple of 32; FP8 in blocks: of 64
-  int block_rows;  // FP8 in blocks: features that share their scales; else 0
-  bool gated;      // features = [gate | up], out = silu(gate) * up, outputs = features / 2
+  ARGUMENTS(QuantizedLinear);
+  OUT(void*, out, "H[tokens, features/gated]");
+  IN(const void*, x, "H|e4m3[tokens, k] rows16");
+  IN(const void*, weight, "e4m3|i32[features, _] 16");  // [features, k], or k / 8 for four bits
+  // FP8: [features] float, or of blocks [features / block_rows, k / group_size], both rounded up;
+  // INT4: [features, k / group_size, 2] like x.
+  IN(const void*, scales, "f32|H[*]");
+  OPTIONAL(const void*, bias, "H[features]");
+  // Of x in FP8: [tokens]; with blocks [k / 128, tokens], with room for 64 tokens and their
+  // multiples, x_scale_stride apart.
+  OPTIONAL(const float*, x_scales, "[_, _] rows");
+  STRIDE(int64_t, x_stride, x, 0);
+  STRIDE(int64_t, x_scale_stride, x_scales, 0);
+  DIM(int, tokens);
+  DIM(int, features);         // a multiple of 16
+  DIM(int, k);                // a multiple of 64 (FP8) or 128 (INT4)
+  ARG_OR(int, group_size, 0);  // FP8 in blocks: a multiple of 64; INT4: of 32, from the scales
+  ARG_OR(int, block_rows, 0);  // FP8 in blocks: features that share their scales; else 0
+  ARG_OR(bool, gated, false);  // features = [gate | up], out = silu(gate) * up
+  ARG_OR(int, split, 0);  // tiled: CTAs that share the sum over k, at most 8 and k / 128; 0: as
+                          // many as seem best
 };
 
 // As skinny_linear, the weights in e4m3 with a scale for each feature, or for each block; a lone

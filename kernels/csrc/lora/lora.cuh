@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "common/arguments.h"
+
 namespace sluice {
 
 constexpr int kLoraTokens = 16;       // of a tile
@@ -13,55 +15,62 @@ constexpr int kLoraSlices = 4;        // of k, in sums over it
 
 // What the layers of a step share, and one layer's matrices (kernels/lora.py).
 struct Lora {
-  const void* down;   // [num_slots, columns, k], where columns = parts * max_rank
-  const void* up;     // [num_slots, features, max_rank]
-  const int* ranks;   // [num_slots, parts], rows rank_stride apart; 0: none
-  const int* ends;    // [parts + 1], of the parts' features
-  const int* slots;   // [num_tiles]: whose the tokens of a tile are; -1 from the first tile on that
-                      // is not used
-  const int* tokens;  // [num_tiles, rows], -1 behind the last
-  int num_tiles, parts, rank_stride;
-  int max_rank;  // a multiple of 16
-  int rows;      // kLoraTokens, or a multiple of it
+  ARGUMENTS(Lora);
+  IN(const void*, down, "H[num_slots, parts, max_rank, k] 16");
+  IN(const void*, up, "H[num_slots, features, max_rank] 16");
+  IN(const int*, ranks, "[num_slots, parts] rows");  // 0: none
+  IN(const int*, ends, "[parts + 1]");               // of the parts' features
+  // Whose the tokens of a tile are; -1 from the first tile on that is not used.
+  IN(const int*, tile_slots, "[num_tiles]");
+  IN(const int*, tile_tokens, "[num_tiles, rows]");  // -1 behind the last
+  DIM(int, num_tiles);
+  DIM(int, parts);
+  STRIDE(int, rank_stride, ranks, 0);
+  DIM(int, max_rank);  // a multiple of 16
+  DIM(int, rows);      // kLoraTokens, or a multiple of it
 };
 
 // At most kLoraLinearTokens tokens, a tile for each slot, at most kLoraTiles tiles and 32 parts.
 struct LoraLinear {
-  void* out;           // [tokens, outputs], contiguous
-  float* low;          // [kLoraSlices, tokens, columns], scratch
-  int* counters;       // [2], 0 between launches, which follow one another
-  const void* x;       // [tokens, k], rows x_stride elements apart
-  const void* weight;  // [features, k], contiguous
-  const void* bias;    // [features] or null
-  Lora adapters;
-  int64_t x_stride;
-  int tokens;
-  int features;  // a multiple of 16
-  int k;         // a multiple of 64
-  bool gated;    // features = [gate | up], out = silu(gate) * up, outputs = features / 2
+  ARGUMENTS(LoraLinear);
+  OUT(void*, out, "H[tokens, features/gated]");
+  IN(float*, low, "[4, tokens, parts*max_rank] 16");  // scratch: kLoraSlices sums over k
+  IN(int*, counters, "[2]");  // 0 between launches, which follow one another
+  IN(const void*, x, "H[tokens, k] rows16");
+  IN(const void*, weight, "H[features, k] 16");
+  OPTIONAL(const void*, bias, "H[features]");
+  NESTED(Lora, adapters);
+  STRIDE(int64_t, x_stride, x, 0);
+  DIM(int, tokens);
+  DIM(int, features);          // a multiple of 16
+  DIM(int, k);                 // a multiple of 64
+  ARG_OR(bool, gated, false);  // features = [gate | up], out = silu(gate) * up
 };
 
 // out = x weight^T + bias + (x down^T) up^T, each token with the matrices of its tile's slot.
 cudaError_t lora_linear(const LoraLinear& linear, bool bf16, cudaStream_t stream);
 
 struct ShrinkLora {
-  float* low;     // [kLoraSlices, tokens, columns]; written where the token's adapter has ranks
-  const void* x;  // [tokens, k], rows x_stride elements apart
-  Lora adapters;
-  int64_t x_stride;
-  int tokens;
-  int k;  // a multiple of 64
+  ARGUMENTS(ShrinkLora);
+  // kLoraSlices sums over k, written where the token's adapter has ranks.
+  OUT(float*, low, "[4, tokens, parts*max_rank] 16");
+  IN(const void*, x, "H[tokens, k] rows16");
+  NESTED(Lora, adapters);
+  STRIDE(int64_t, x_stride, x, 0);
+  DIM(int, tokens);
+  DIM(int, k);  // a multiple of 64
 };
 
 // low = x down^T, its sums over slices of k.
 cudaError_t shrink_lora(const ShrinkLora& shrink, bool bf16, cudaStream_t stream);
 
 struct ExpandLora {
-  void* out;         // [tokens, features], contiguous
-  const float* low;  // of shrink_lora
-  Lora adapters;  // its parts begin and end at multiples of 8
-  int tokens;
-  int features;
+  ARGUMENTS(ExpandLora);
+  IN(void*, out, "H[tokens, features] 16");  // added to
+  IN(const float*, low, "[4, tokens, parts*max_rank] 16");  // of shrink_lora
+  NESTED(Lora, adapters);  // its parts begin and end at multiples of 8
+  DIM(int, tokens);
+  DIM(int, features);
 };
 
 // out += low up^T.

@@ -58,12 +58,12 @@ struct TokenTiles {
   __device__ __forceinline__ explicit TokenTiles(const Lora& a) {
     __shared__ int tile_of[kLoraTokens];
     const int lane = threadIdx.x % 32;
-    slot = lane < a.num_tiles ? a.slots[lane] : -1;
+    slot = lane < a.num_tiles ? a.tile_slots[lane] : -1;
     num_used = __popc(__ballot_sync(~0u, slot >= 0));
     if (lane < kLoraTokens) tile_of[lane] = -1;
     __syncwarp();
     for (int i = lane; i < num_used * kLoraTokens; i += 32) {
-      if (a.tokens[i] >= 0) tile_of[a.tokens[i]] = i / kLoraTokens;
+      if (a.tile_tokens[i] >= 0) tile_of[a.tile_tokens[i]] = i / kLoraTokens;
     }
     __syncwarp();
 #pragma unroll

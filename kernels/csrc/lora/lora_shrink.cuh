@@ -26,10 +26,10 @@ struct LoraShare {
 
   // index: of the CTA among those of the tile.
   __device__ __forceinline__ LoraShare(const Lora& a, int tile, int index)
-      : slot(a.slots[tile]),  // sent ahead of all kernels of the step
+      : slot(a.tile_slots[tile]),  // sent ahead of all kernels of the step
         first(index / kLoraSlices * kLoraColumns),
         slice(index % kLoraSlices),
-        tokens(a.tokens + static_cast<int64_t>(tile) * a.rows) {}
+        tokens(a.tile_tokens + static_cast<int64_t>(tile) * a.rows) {}
 
   // Whether the adapter has any of the ranks.
   __device__ __forceinline__ bool is_used(const Lora& a) const {

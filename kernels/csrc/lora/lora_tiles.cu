@@ -90,10 +90,10 @@ __global__ void __launch_bounds__(kExpandWarps * 32) expand_kernel(const ExpandL
   const int pieces = a.rows / kTokens, columns = num_columns(a);
 
   for (int piece = blockIdx.y; piece < a.num_tiles * pieces; piece += gridDim.y) {
-    const int slot = features.part < a.parts ? a.slots[piece / pieces] : -1;
+    const int slot = features.part < a.parts ? a.tile_slots[piece / pieces] : -1;
     if (slot < 0) break;
     const int rank = a.ranks[slot * a.rank_stride + features.part];
-    const int* tokens = a.tokens + static_cast<int64_t>(piece) * kTokens;
+    const int* tokens = a.tile_tokens + static_cast<int64_t>(piece) * kTokens;
     if (rank == 0 || tokens[0] < 0) continue;
 
     uint2 up[kLaneFeatures / 2];

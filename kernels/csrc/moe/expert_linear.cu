@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(256) combine_kernel(const CombineExperts p) {
   float sum[V::kSize] = {};
   for (int i = 0; i < p.top_k; ++i) {
     const int64_t pair = token * p.top_k + i;
-    const float scale = p.scales[pair];
+    const float scale = p.weights[pair];
     const V x = static_cast<const V*>(p.x)[pair * vectors + at];
 #pragma unroll
     for (int e = 0; e < V::kSize; ++e) sum[e] += scale * to_float(x.x[e]);

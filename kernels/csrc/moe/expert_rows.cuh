@@ -16,7 +16,7 @@ __device__ __forceinline__ const uint32_t* scales_of(const ExpertScales& scales,
   const int rows = (features + scales.block_rows - 1) / scales.block_rows;
   const int columns = (k + scales.group_size - 1) / scales.group_size;
   const int64_t row = expert * rows + feature / scales.block_rows;
-  return static_cast<const uint32_t*>(scales.data) + row * columns;
+  return static_cast<const uint32_t*>(scales.scales) + row * columns;
 }
 
 template <typename T>

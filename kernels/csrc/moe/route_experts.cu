@@ -4,6 +4,7 @@
 
 #include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
+#include "common/vector.cuh"
 #include "moe/route_experts.cuh"
 
 namespace sluice {

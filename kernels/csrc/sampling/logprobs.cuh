@@ -4,22 +4,25 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
-#include "common/vector.cuh"
+#include "common/arguments.h"
+#include "common/dtype.h"
 
 namespace sluice {
 
 constexpr int kMaxTopLogprobs = 512;
 
 struct TokenLogprobs {
-  const void* logits;        // [num_rows, vocab], rows logits_stride elements apart
-  const int64_t* token_ids;  // [num_rows]
-  float* logprobs;           // [num_rows], written: of the tokens
-  int64_t* ranks;            // [num_rows], written: one more than the tokens that are likelier
-  int64_t* top_ids;          // [num_rows, num_top], written: the likeliest, then the lowest ids
-  float* top_logprobs;       // [num_rows, num_top], written
-  int64_t logits_stride;
-  int num_rows, vocab;
-  int num_top;  // at most kMaxTopLogprobs, and at most vocab
+  ARGUMENTS(TokenLogprobs);
+  IN(const void*, logits, "T[num_rows, vocab] rows");
+  IN(const int64_t*, token_ids, "[>=num_rows]");
+  OUT(float*, logprobs, "[num_rows]");  // of the tokens
+  OUT(int64_t*, ranks, "[num_rows]");   // one more than the tokens that are likelier
+  OUT(int64_t*, top_ids, "[num_rows, num_top]");  // the likeliest; of equal ones the lowest ids
+  OUT(float*, top_logprobs, "[num_rows, num_top]");
+  STRIDE(int64_t, logits_stride, logits, 0);
+  DIM(int, num_rows);
+  DIM(int, vocab);
+  ARG(int, num_top);  // at most kMaxTopLogprobs, and at most vocab
 };
 
 // kernels/reference.py defines it.

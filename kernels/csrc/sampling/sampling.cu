@@ -480,7 +480,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
   const int token = sample_row(row, how, position, sm);
   if (threadIdx.x == 0) {
     s.out[blockIdx.x] = token;
-    if (s.host_out) s.host_out[blockIdx.x] = token;
+    if (s.host) s.host[blockIdx.x] = token;
     if (s.tokens) s.tokens[place * s.tokens_stride + position] = token;
   }
 }

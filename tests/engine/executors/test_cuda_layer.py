@@ -32,9 +32,9 @@ from engine.models.llama import ForCausalLM, LlamaDecoderLayer
 from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3_moe import MoEDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
-from kernels import build, cuda, cuda_lora, cuda_wide, ops
+from kernels import build, cuda, cuda_lora, ops
 from kernels.lora import AdapterTiles, LoraMatrices
-from kernels.products import Choice, Kind, Product, Products
+from kernels.products import Choice, Kind, Product, Products, has_wide
 from tests.engine.executors.example import GPU, assert_same, make_step, model
 
 
@@ -58,9 +58,7 @@ def run(
 
 def schema(op: str) -> list[str]:
     """The names of an operation's arguments, in order."""
-    text = "".join(
-        re.findall(r'"(.*)"', (build.SOURCES / "binding" / "bind_layer.cpp").read_text())
-    )
+    text = "".join(re.findall(r'"(.*)"', (build.SOURCES / "binding" / "layer.cpp").read_text()))
     (found,) = re.findall(rf"{op}\(.*?\) -> Tensor", text)
     return [argument.name for argument in torch._C.parse_schema(f"sluice::{found}").arguments]
 
@@ -317,7 +315,7 @@ def test_with_adapters_it_equals_the_layers_to_the_bit(
 
 def serve_with_own_products(of: ForCausalLM) -> None:
     rows, products = [cuda.MAX_SKINNY_TOKENS], [Product("skinny")]
-    if cuda_wide.has_wide(GPU):
+    if has_wide(GPU):
         rows.append(1024)
         products.append(Product("wide", width=192))
     by_rows = Choice(rows, products)

@@ -11,7 +11,7 @@ import torch
 from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import OffsetRMSNorm, RMSNorm
-from kernels import cuda_quantized, ops, reference
+from kernels import cuda, ops, reference
 from kernels.experts import ExpertMatrices
 from kernels.rounded import Activations, RoundedRows
 
@@ -83,8 +83,8 @@ def _kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def silu_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return reference.quantize_rows(ops.silu_mul(x))
 
-    monkeypatch.setattr(cuda_quantized, "rms_norm_rounded", rms_norm)
-    monkeypatch.setattr(cuda_quantized, "silu_mul_rounded", silu_mul)
+    monkeypatch.setattr(cuda.native, "rms_norm_rounded", rms_norm, raising=False)
+    monkeypatch.setattr(cuda.native, "silu_mul_rounded", silu_mul, raising=False)
 
 
 def block(hidden: int = 32, width: int = 64) -> tuple[RMSNorm, GatedMLP]:

@@ -202,7 +202,7 @@ def emulate_prompts(
 def _emulate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sized, "record", record)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
-    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    monkeypatch.setattr(cuda.native, "step_inputs", step_inputs, raising=False)
 
 
 def emulate(

@@ -67,7 +67,7 @@ def test_on_a_gpu_all_copies_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
         launches.append((places.tolist(), copies.tolist(), block_size))
 
     monkeypatch.setattr(cuda, "load", lambda: None)
-    monkeypatch.setattr(cuda, "copy_leading_slots", launch)
+    monkeypatch.setattr(cuda.native, "copy_leading_slots", launch, raising=False)
     memory = stacks("cpu")
     asked = draw_copies(random.Random(2), 20)
     copies = BlockCopies(memory, in_one=True)

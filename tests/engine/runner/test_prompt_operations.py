@@ -69,7 +69,7 @@ def test_a_head_at_rest_adds_hardly_any(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(features, "keeps_aux", lambda network, device: False)
     monkeypatch.setattr(BlockCopies, "serves", staticmethod(lambda stacks: True))
     monkeypatch.setattr(cuda, "load", lambda: None)
-    monkeypatch.setattr(cuda, "copy_leading_slots", launch)
+    monkeypatch.setattr(cuda.native, "copy_leading_slots", launch, raising=False)
     plain = num_operations()
     resting = num_operations(
         method="eagle3",

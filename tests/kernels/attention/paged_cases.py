@@ -229,7 +229,7 @@ def run(
             case.block_table,
             case.seq_lens,
             case.cu_queries,
-            workspace,
+            workspace=workspace,
             scale=case.q.shape[2] ** -0.5,
             max_queries=case.max_queries,
             clusters=clusters,

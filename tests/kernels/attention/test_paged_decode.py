@@ -119,7 +119,10 @@ def test_replays_in_a_cuda_graph_with_new_lengths(batch: int, clusters: bool) ->
         )
         caches = large.k_cache, large.v_cache
         cuda.paged_decode(
-            *(out, q, *caches, table, lens, cu, workspace), scale=128**-0.5, clusters=clusters
+            *(out, q, *caches, table, lens, cu),
+            workspace=workspace,
+            scale=128**-0.5,
+            clusters=clusters,
         )
 
     table[:, : large.block_table.shape[1]] = large.block_table
@@ -148,11 +151,11 @@ def test_not_a_number_is_handed_over() -> None:
 def test_wrong_arguments_are_refused_by_name() -> None:
     case = make_case([64], [1])
     case.k_cache = case.k_cache.to(torch.float16)
-    with pytest.raises(RuntimeError, match="caches must be"):
+    with pytest.raises(ValueError, match="k_cache must be"):
         run(case)
     case = make_case([64], [1])
     case.seq_lens = case.seq_lens.long()
-    with pytest.raises(RuntimeError, match="seq_lens must be"):
+    with pytest.raises(ValueError, match="seq_lens must be"):
         run(case)
 
 
@@ -175,7 +178,7 @@ def test_begins_before_the_newest_keys_are_written() -> None:
         case.v_cache.view(-1, 8, 128)[slots] = float("nan")
         made = fused.clone()
         q, new_k, new_v = made.split_with_sizes((32, 8, 8), 1)
-        cuda.rope_and_cache(
+        cuda.native.rope_and_cache(
             q, new_k, new_v, case.k_cache, case.v_cache, unrotated, positions, slots
         )
         check_beside(case, q, workspace)
@@ -200,7 +203,7 @@ def test_a_schedule_made_beside_the_kernel_that_writes_the_keys() -> None:
         made = torch.cat((queries, keys, values), 1)
         q, k, v = made.split_with_sizes((32, 8, 8), 1)
         # All keys take it long to write; the schedule needs none of them.
-        cuda.rope_and_cache(q, k, v, case.k_cache, case.v_cache, unrotated, positions, slots)
+        cuda.native.rope_and_cache(q, k, v, case.k_cache, case.v_cache, unrotated, positions, slots)
         schedule(workspace, case, wait_first=False)
         check_beside(case, case.q, workspace, wait_first=True)
 

@@ -66,7 +66,7 @@ def test_new_keys_begin_before_their_projection_is_made() -> None:
     for _ in range(20):
         for cache in (case.k_cache, case.v_cache):
             cache.view(-1, 8, 128)[new.slots] = float("nan")
-        fused = cuda.skinny_linear(made, eye).view(batch, 48, 128)
+        fused = cuda.native.skinny_linear(made, eye).view(batch, 48, 128)
         q, new_k, new_v = fused.split_with_sizes((32, 8, 8), 1)
         check_beside(
             *(case, q, workspace), new_k=new_k, new_v=new_v, cos_sin=new.arguments["cos_sin"]

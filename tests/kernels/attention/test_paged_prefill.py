@@ -65,7 +65,7 @@ def run_hopper(
     tiles = tile_list(lens, known, group, cuda.PREFILL_ROWS)
     tiles[:, 0] = sequences[tiles[:, 0]]
     out = torch.full_like(case.q, float("nan"))
-    cuda.paged_prefill(
+    cuda.native.paged_prefill(
         out,
         case.q,
         case.k_cache,

@@ -136,8 +136,8 @@ def check(
     inputs = (q, batch.k_cache, batch.v_cache, table, seq_lens, cu)
     for _ in range(2):  # twice: the counters must reset themselves
         out = torch.full_like(q, math.nan)
-        cuda.shared_prefix(*inputs, shared, scale=dim**-0.5)
-        cuda.paged_decode(out, *inputs, workspace, scale=dim**-0.5, shared=shared)
+        cuda.shared_prefix(*inputs, shared=shared, scale=dim**-0.5)
+        cuda.paged_decode(out, *inputs, workspace=workspace, scale=dim**-0.5, shared=shared)
     error = (out[:-padding].double() - batch.expected).norm() / batch.expected.norm()
     assert error < (6e-3 if dtype == torch.bfloat16 else 1e-3), f"relative error {error:.2e}"
     assert out[-padding:].isnan().all(), "padding rows must stay untouched"

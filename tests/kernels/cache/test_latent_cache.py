@@ -106,7 +106,7 @@ def test_the_kernel_equals_the_reference(
     cuda.load()
     sizes = {"tokens": tokens, "heads": heads, "rotary": rotary, "rank": rank}
     got, want = (draw("cuda", dtype, interleaved=interleaved, fp8=fp8, **sizes) for _ in range(2))
-    cuda.store_latents(*got.arguments, **got.options)
+    cuda.native.store_latents(*got.arguments, **got.options)
     reference.store_latents(*want.arguments, **want.options)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(got.q, want.q, rtol=tolerance, atol=tolerance)

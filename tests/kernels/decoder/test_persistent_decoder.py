@@ -328,7 +328,7 @@ class TestOnAGpu:
 
     def test_more_tokens_than_it_takes_are_refused(self) -> None:
         model = make_model()
-        with pytest.raises(RuntimeError, match="at most 8 tokens if a sequence has several"):
+        with pytest.raises(ValueError, match="at most 8 tokens if a sequence has several"):
             self.run(model, make_step(model, 9, 9, 9, queries=3))
 
     def test_many_layers(self) -> None:

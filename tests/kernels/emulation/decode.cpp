@@ -51,7 +51,7 @@ void launch_rows(int rows, int spans) {
 
 }  // namespace
 
-struct Call {
+struct Request {
   void *out, *q, *k_cache, *v_cache;
   const int *seq_lens, *cu_queries, *blocks;
   const float *k_scale, *v_scale, *alibi_slopes;
@@ -91,7 +91,7 @@ extern "C" int spans_with_work(int sequences, int tiles_of_each) {
 extern "C" int displacing_copies() { return copies_by_policy[kUsualPolicy]; }
 
 // Returns whether clusters shared the work.
-extern "C" bool decode(const Call& c) {
+extern "C" bool decode(const Request& c) {
   copies_by_policy.clear();
   DecodeSchedule s = {};
   const int items = c.kv_heads * c.parts;

@@ -25,3 +25,6 @@ inline float __uint_as_float(uint32_t x) { return emulation::bits<float>(x); }
 inline uint32_t __float_as_uint(float x) { return emulation::bits<uint32_t>(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+
+// Memory of the host is memory of the device.
+#define cudaHostGetDevicePointer(to, from, flags) (*(to) = (from), cudaSuccess)

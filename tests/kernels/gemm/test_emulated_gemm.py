@@ -3,8 +3,8 @@ products with what their weights mean."""
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,61 +16,31 @@ from tests.kernels.gemm.test_quantized import LIMIT, draw_int4, randn, relative_
 from tests.pairs import every_pair
 
 SOURCES = ("gemm/quantized_gemv.cu", "gemm/quantized_linear.cu", "gemm/skinny_linear.cu")
-POINTERS = ("out", "x", "weight", "scales", "bias")
-INTS = (
-    *("tokens", "features", "k", "x_stride", "group_size", "block_rows"),
-    *("gated", "bf16", "format", "warps"),
-)
-PLAIN, FP8, INT4 = range(3)
+PLAIN, FP8, INT4 = "skinny_linear", "skinny_fp8_linear", "skinny_int4_linear"
 DTYPES = torch.bfloat16, torch.float16
 TOKENS = 1, 8, 9, 16
 FEATURES = 32, 48, 64
 """Two, three and four CTAs on the only SM of the emulation, each in a form of its own."""
 
 
-class Call(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int) for name in INTS),
-    )
-
-
 @pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    return emulated.library("gemm", SOURCES, threads=512, together=False)
+def library() -> Any:
+    return emulated.native(SOURCES, threads=512, together=False)
 
 
 def multiply(
-    library: ctypes.CDLL,
+    library: Any,
     x: torch.Tensor,
-    weight: torch.Tensor,
-    scales: torch.Tensor | None = None,
+    *weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    *,
-    stored: int = PLAIN,
-    group_size: int = 0,
-    block_rows: int = 0,
+    stored: str = PLAIN,
     gated: bool = False,
-    warps: int = 8,
+    **options: int,
 ) -> torch.Tensor:
     """What nobody wrote is NaN."""
-    (tokens, k), features = x.shape, weight.shape[0]
-    out = torch.full((tokens, features // (1 + gated)), float("nan"), dtype=x.dtype)
-    tensors = {"out": out, "x": x, "weight": weight, "scales": scales, "bias": bias}
-    call = Call(
-        **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
-        tokens=tokens,
-        features=features,
-        k=k,
-        x_stride=x.stride(0),
-        group_size=group_size,
-        block_rows=block_rows,
-        gated=gated,
-        bf16=x.dtype == torch.bfloat16,
-        format=stored,
-        warps=warps,
-    )
-    assert library.multiply(ctypes.byref(call)) == 0
+    features = len(weight[0]) // (1 + gated)
+    out = torch.full((len(x), features), float("nan"), dtype=x.dtype)
+    getattr(library, stored)(x, *weight, bias=bias, out=out, gated=gated, **options)
     return out
 
 
@@ -84,7 +54,7 @@ def gate(out: torch.Tensor) -> torch.Tensor:
     every_pair([(16, 64), (48, 1152)], cuda.SKINNY_WARPS, TOKENS, DTYPES),
 )
 def test_plain_weights(
-    shape: tuple[int, int], warps: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
+    shape: tuple[int, int], warps: int, tokens: int, dtype: torch.dtype, library: Any
 ) -> None:
     """Rows of x may lie apart, and the last CTA may have features for half its tiles only."""
     features, k = shape
@@ -101,21 +71,19 @@ def test_plain_weights(
 @pytest.mark.parametrize(
     ("k", "features", "tokens", "dtype"), every_pair([64, 192, 2176], FEATURES, TOKENS, DTYPES)
 )
-def test_fp8_weights(
-    k: int, features: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
-) -> None:
+def test_fp8_weights(k: int, features: int, tokens: int, dtype: torch.dtype, library: Any) -> None:
     x = randn(tokens, k, seed=1).to(dtype)
     weight, scale = reference.quantize_rows(randn(features, k, seed=2) * k**-0.5)
     bias = randn(features, seed=3).to(dtype)
     want = x.double() @ reference.dequantize_fp8(weight, scale).double().T
-    got = multiply(library, x, weight, scale, bias, stored=FP8)
+    got = multiply(library, x, weight, scale, bias=bias, stored=FP8)
     assert relative_error(got, want + bias.double()) < LIMIT[dtype]
     got = multiply(library, x, weight, scale, stored=FP8, gated=True)
     assert relative_error(got, gate(want)) < 3 * LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_fp8_number_is_widened_exactly(dtype: torch.dtype, library: ctypes.CDLL) -> None:
+def test_every_fp8_number_is_widened_exactly(dtype: torch.dtype, library: Any) -> None:
     numbers = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)
     numbers = torch.where(numbers.float().isnan(), 0.0, numbers.float()).to(torch.float8_e4m3fn)
     one = torch.ones(16, 1)
@@ -136,7 +104,7 @@ def test_fp8_weights_in_blocks(
     features: int,
     tokens: int,
     dtype: torch.dtype,
-    library: ctypes.CDLL,
+    library: Any,
 ) -> None:
     """The last block of a row of blocks may be cut off."""
     k, rows, columns = blocks
@@ -159,15 +127,15 @@ def test_int4_weights(
     features: int,
     tokens: int,
     dtype: torch.dtype,
-    library: ctypes.CDLL,
+    library: Any,
 ) -> None:
     k, group_size = groups
     x = (randn(tokens, k, seed=1) * k**-0.5).to(dtype)
     matrix, meant = draw_int4(features, k, group_size, dtype)
     bias = randn(features, seed=3).to(dtype)
     want = x.double() @ meant.T
-    product = partial(multiply, stored=INT4, group_size=group_size)
-    got = product(library, x, matrix.packed, matrix.groups, bias)
+    product = partial(multiply, stored=INT4)
+    got = product(library, x, matrix.packed, matrix.groups, bias=bias)
     assert relative_error(got, want + bias.double()) < LIMIT[dtype]
     got = product(library, x, matrix.packed, matrix.groups, gated=True)
     assert relative_error(got, gate(want)) < 3 * LIMIT[dtype]
@@ -175,7 +143,7 @@ def test_int4_weights(
 
 @pytest.mark.parametrize("stored", [FP8, INT4])
 @pytest.mark.parametrize(("features", "k"), [(64, 16512), (16, 32896)])
-def test_one_token_with_long_rows(features: int, k: int, stored: int, library: ctypes.CDLL) -> None:
+def test_one_token_with_long_rows(features: int, k: int, stored: str, library: Any) -> None:
     """Of which x fills the shared memory that four CTAs have, or more than one has."""
     x = randn(1, k, seed=1).to(torch.bfloat16)
     if stored == FP8:
@@ -184,14 +152,14 @@ def test_one_token_with_long_rows(features: int, k: int, stored: int, library: c
     else:
         matrix, meant = draw_int4(features, k, 128, x.dtype)
         weight, scales = matrix.packed, matrix.groups
-    got = multiply(library, x, weight, scales, stored=stored, group_size=128)
+    got = multiply(library, x, weight, scales, stored=stored)
     assert relative_error(got, x.double() @ meant.T) < LIMIT[x.dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("features", FEATURES)
 def test_one_token_reads_every_fp8_number_exactly(
-    features: int, dtype: torch.dtype, library: ctypes.CDLL
+    features: int, dtype: torch.dtype, library: Any
 ) -> None:
     numbers = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)
     numbers = torch.where(numbers.float().isnan(), 0.0, numbers.float())
@@ -206,7 +174,7 @@ def test_one_token_reads_every_fp8_number_exactly(
 
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("size", [1e-30, 3e-5, 1.0, 7e4, 1e30])
-def test_one_token_of_any_size(size: float, features: int, library: ctypes.CDLL) -> None:
+def test_one_token_of_any_size(size: float, features: int, library: Any) -> None:
     """Beyond what float16 holds: the largest element decides what all are scaled by."""
     x = (randn(1, 192, seed=1) * size).to(torch.bfloat16)
     x[0, 7:190] *= 1e-3
@@ -217,7 +185,7 @@ def test_one_token_of_any_size(size: float, features: int, library: ctypes.CDLL)
 
 
 @pytest.mark.parametrize("features", FEATURES)
-def test_one_token_of_zeros_or_what_is_no_number(features: int, library: ctypes.CDLL) -> None:
+def test_one_token_of_zeros_or_what_is_no_number(features: int, library: Any) -> None:
     weight, scale = reference.quantize_rows(randn(features, 192, seed=2))
     for element, want in ((0.0, 0.0), (float("nan"), None), (float("inf"), None)):
         x = torch.zeros(1, 192, dtype=torch.bfloat16)
@@ -227,3 +195,43 @@ def test_one_token_of_zeros_or_what_is_no_number(features: int, library: ctypes.
             assert not got.isfinite().any()
         else:
             assert torch.equal(got, torch.full_like(got, want))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"weight": None}, "weight must be a tensor"),
+        ({"weight": ...}, "weight is missing"),
+        ({"bias": torch.zeros(15)}, "bias must be bfloat16, got float32"),
+        ({"bias": torch.zeros(15).bfloat16()}, r"bias must be H\[features\] where features = 16"),
+        ({"x": torch.zeros(2, 64)}, "x must be bfloat16 or float16, got float32"),
+        ({"x": torch.zeros(64).bfloat16()}, r"x must be H\[tokens, k\] rows16.* got sizes \[64\]"),
+        ({"x": torch.zeros(64, 2).bfloat16().T}, r"got sizes \[2, 64\] and strides \[1, 2\]"),
+        ({"x": torch.zeros(2, 72).bfloat16()[:, 4:68]}, "x must start at a multiple of 16 bytes"),
+        ({"x": torch.zeros(2, 66).bfloat16()[:, :64]}, "rows of x must be multiples of 16 bytes"),
+        ({"x": torch.zeros(2, 128).bfloat16()}, r"weight must be H\[features, k\] 16 where"),
+        ({"out": torch.zeros(2, 32).bfloat16()}, r"out must be H\[tokens, features/gated\] where"),
+        ({"warps": 5}, "warps must be 4, 8 or 16, got 5"),
+        ({"warps": "many"}, "warps must be a number"),
+        ({"wraps": 8}, "there is no argument wraps"),
+    ],
+)
+def test_a_wrong_argument_is_named(given: dict[str, Any], words: str, library: Any) -> None:
+    arguments = {"x": torch.zeros(2, 64).bfloat16(), "weight": torch.zeros(16, 64).bfloat16()}
+    arguments = {k: v for k, v in (arguments | given).items() if v is not ...}
+    with pytest.raises(ValueError, match=f"^skinny_linear: .*{words}"):
+        library.skinny_linear(**arguments)
+
+
+def test_arguments_may_be_passed_by_position_once(library: Any) -> None:
+    x, weight = torch.zeros(2, 64).bfloat16(), torch.zeros(16, 64).bfloat16()
+    assert library.skinny_linear(x, weight, None, 8, True).shape == (2, 8)
+    with pytest.raises(ValueError, match="two values for x"):
+        library.skinny_linear(x, weight, x=x)
+    with pytest.raises(ValueError, match="at most 5 arguments, got 6"):
+        library.skinny_linear(x, weight, None, 8, True, x)
+
+
+def test_results_are_made_for_any_number_of_rows(library: Any) -> None:
+    weight = torch.zeros(16, 64).bfloat16()
+    assert library.skinny_linear(torch.zeros(0, 64).bfloat16(), weight).shape == (0, 16)

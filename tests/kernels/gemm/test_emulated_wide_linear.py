@@ -3,13 +3,13 @@ float64."""
 
 from __future__ import annotations
 
-import ctypes
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda_wide
+from kernels import products
 from tests.kernels import emulated
 from tests.pairs import each_value
 
@@ -17,19 +17,9 @@ SOURCES = ("gemm/wide_linear.cu",)
 BF16 = torch.bfloat16
 
 
-class WideLinear(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("out", "x", "weight", "bias")),
-        ("x_stride", ctypes.c_int64),
-        *((name, ctypes.c_int) for name in ("tokens", "features", "k")),
-        ("gated", ctypes.c_bool),
-        ("width", ctypes.c_int),
-    )
-
-
 @pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    return emulated.library("wide", SOURCES, threads=512, ctas=2)
+def library() -> Any:
+    return emulated.native(SOURCES, threads=512, ctas=2)
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
@@ -37,7 +27,7 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
 
 
 def wide(
-    library: ctypes.CDLL,
+    library: Any,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -46,22 +36,10 @@ def wide(
     width: int = 256,
 ) -> torch.Tensor:
     """What nobody wrote is NaN; rows around the result, which nobody may write, are checked."""
-    (features, k), tokens = weight.shape, len(x)
+    features, tokens = len(weight), len(x)
     around = torch.full((tokens + 2, features // 2 if gated else features), float("nan")).to(BF16)
     out = around[1:-1]
-    call = WideLinear(
-        out=out.data_ptr(),
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        bias=None if bias is None else bias.data_ptr(),
-        x_stride=x.stride(0),
-        tokens=tokens,
-        features=features,
-        k=k,
-        gated=gated,
-        width=width,
-    )
-    assert library.wide(ctypes.byref(call)) == 0
+    library.wide_linear(x, weight, bias, out=out, gated=gated, width=width)
     assert around[0].isnan().all()
     assert around[-1].isnan().all()
     return out
@@ -76,10 +54,10 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
     ("shape", "width"),
     each_value(
         [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288), (2200, 272)],
-        cuda_wide.WIDTHS,
+        products.WIDE_WIDTHS,
     ),
 )
-def test_linear(library: ctypes.CDLL, shape: tuple[int, int], width: int) -> None:
+def test_linear(library: Any, shape: tuple[int, int], width: int) -> None:
     """Pairs that share the weight and pairs that share the tokens; more tiles than pairs; tiles of
     192 tokens."""
     tokens, features = shape
@@ -90,9 +68,9 @@ def test_linear(library: ctypes.CDLL, shape: tuple[int, int], width: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("shape", "width"), each_value([(70, 176), (256, 608), (1100, 240)], cuda_wide.WIDTHS)
+    ("shape", "width"), each_value([(70, 176), (256, 608), (1100, 240)], products.WIDE_WIDTHS)
 )
-def test_gated(library: ctypes.CDLL, shape: tuple[int, int], width: int) -> None:
+def test_gated(library: Any, shape: tuple[int, int], width: int) -> None:
     tokens, features = shape
     x, weight = randn(tokens, 128, seed=1), randn(features, 128, seed=2) * 0.1
     gate, up = (x.double() @ weight.double().T).chunk(2, -1)
@@ -100,7 +78,7 @@ def test_gated(library: ctypes.CDLL, shape: tuple[int, int], width: int) -> None
     assert_close(out, F.silu(gate) * up, 12e-3)
 
 
-def test_strided_rows_and_what_lies_between_them(library: ctypes.CDLL) -> None:
+def test_strided_rows_and_what_lies_between_them(library: Any) -> None:
     both = randn(140, 256, seed=1)
     both[:, 128:] = float("nan")
     weight = randn(48, 128, seed=2)

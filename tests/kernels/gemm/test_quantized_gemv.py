@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_quantized, reference
+from kernels import cuda, quantized, reference
 from tests.kernels.gemm.test_quantized import LIMIT, draw_int4, randn, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -30,10 +30,10 @@ def test_fp8(features: int, k: int, dtype: torch.dtype) -> None:
     bias = randn(features, seed=3, device="cuda").to(dtype)
     weight, scale = reference.quantize_rows(randn(features, k, seed=2, device="cuda") * k**-0.5)
     want = x.double() @ (weight.double() * scale).T
-    got = cuda_quantized.skinny_fp8_linear(x, weight, scale, bias)
+    got = cuda.native.skinny_fp8_linear(x, weight, scale, bias)
     assert relative_error(got, want + bias.double()) < LIMIT[dtype]
     gates, ups = want.chunk(2, -1)
-    got = cuda_quantized.skinny_fp8_linear(x, weight, scale, gated=True)
+    got = cuda.native.skinny_fp8_linear(x, weight, scale, gated=True)
     assert relative_error(got, F.silu(gates) * ups) < 3 * LIMIT[dtype]
 
 
@@ -46,10 +46,10 @@ def test_fp8_in_blocks(features: int, k: int, block: tuple[int, int], dtype: tor
     shape = (-(-features // block[0]), -(-k // block[1]))
     scale = randn(*shape, seed=3, device="cuda").abs() * k**-0.5
     want = x.double() @ reference.dequantize_fp8(weight, scale, block).double().T
-    got = cuda_quantized.skinny_fp8_linear(x, weight, scale, block=block)
+    got = quantized._skinny_fp8(x, weight, scale, None, block)
     assert relative_error(got, want) < LIMIT[dtype]
     gates, ups = want.chunk(2, -1)
-    got = cuda_quantized.skinny_fp8_linear(x, weight, scale, gated=True, block=block)
+    got = quantized._skinny_fp8(x, weight, scale, None, block, gated=True)
     assert relative_error(got, F.silu(gates) * ups) < 3 * LIMIT[dtype]
 
 
@@ -60,10 +60,10 @@ def test_int4(features: int, k: int, group_size: int, dtype: torch.dtype) -> Non
     x = (randn(1, k, seed=1, device="cuda") * k**-0.5).to(dtype)
     matrix, meant = draw_int4(features, k, group_size, dtype, "cuda")
     bias, want = randn(features, seed=3, device="cuda").to(dtype), x.double() @ meant.T
-    got = cuda_quantized.skinny_int4_linear(x, matrix.packed, matrix.groups, bias)
+    got = cuda.native.skinny_int4_linear(x, matrix.packed, matrix.groups, bias)
     assert relative_error(got, want + bias.double()) < LIMIT[dtype]
     gates, ups = want.chunk(2, -1)
-    got = cuda_quantized.skinny_int4_linear(x, matrix.packed, matrix.groups, gated=True)
+    got = cuda.native.skinny_int4_linear(x, matrix.packed, matrix.groups, gated=True)
     assert relative_error(got, F.silu(gates) * ups) < 3 * LIMIT[dtype]
 
 
@@ -72,10 +72,10 @@ def test_long_rows(features: int, k: int) -> None:
     """Of which x needs more shared memory than a kernel gets unasked, or more than there is."""
     x = randn(1, k, seed=1, device="cuda").to(torch.bfloat16)
     weight, scale = reference.quantize_rows(randn(features, k, seed=2, device="cuda") * k**-0.5)
-    got = cuda_quantized.skinny_fp8_linear(x, weight, scale)
+    got = cuda.native.skinny_fp8_linear(x, weight, scale)
     assert relative_error(got, x.double() @ (weight.double() * scale).T) < LIMIT[x.dtype]
     matrix, meant = draw_int4(features, k, 128, x.dtype, "cuda")
-    got = cuda_quantized.skinny_int4_linear(x, matrix.packed, matrix.groups)
+    got = cuda.native.skinny_int4_linear(x, matrix.packed, matrix.groups)
     assert relative_error(got, x.double() @ meant.T) < LIMIT[x.dtype]
 
 
@@ -90,7 +90,7 @@ def test_every_fp8_number_is_read_exactly(features: int, dtype: torch.dtype) -> 
     for column in range(16):
         x = torch.zeros(1, 256, device="cuda", dtype=dtype)
         x[0, column] = 1
-        got = cuda_quantized.skinny_fp8_linear(x, weight, one)
+        got = cuda.native.skinny_fp8_linear(x, weight, one)
         assert torch.equal(got[0], rows[:, column].to(dtype))
 
 
@@ -102,17 +102,17 @@ def test_any_size(size: float, features: int) -> None:
     x[0, 7:500] *= 1e-3
     weight, scale = reference.quantize_rows(randn(features, 512, seed=2, device="cuda"))
     want = x.double() @ (weight.double() * scale).T
-    got = cuda_quantized.skinny_fp8_linear(x, weight, scale)
+    got = cuda.native.skinny_fp8_linear(x, weight, scale)
     assert relative_error(got, want) < LIMIT[x.dtype]
 
 
 def test_what_is_no_number_shows() -> None:
     weight, scale = reference.quantize_rows(randn(4096, 512, seed=2, device="cuda"))
     x = torch.zeros(1, 512, device="cuda", dtype=torch.bfloat16)
-    assert not cuda_quantized.skinny_fp8_linear(x, weight, scale).any()
+    assert not cuda.native.skinny_fp8_linear(x, weight, scale).any()
     for element in (float("nan"), float("inf")):
         x[0, 50] = element
-        assert not cuda_quantized.skinny_fp8_linear(x, weight, scale).isfinite().any()
+        assert not cuda.native.skinny_fp8_linear(x, weight, scale).isfinite().any()
 
 
 def test_a_graph_of_products_that_follow_each_other() -> None:
@@ -127,9 +127,9 @@ def test_a_graph_of_products_that_follow_each_other() -> None:
     def run() -> torch.Tensor:
         out = x
         for weight, scale in weights:
-            out = cuda_quantized.skinny_fp8_linear(out, weight, scale)
+            out = cuda.native.skinny_fp8_linear(out, weight, scale)
         for _ in range(3):
-            out = cuda_quantized.skinny_int4_linear(out, matrix.packed, matrix.groups)
+            out = cuda.native.skinny_int4_linear(out, matrix.packed, matrix.groups)
         return out
 
     want = run()

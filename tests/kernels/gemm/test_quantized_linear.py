@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_quantized, ops, reference
+from kernels import cuda, ops, quantized, reference
 from tests.kernels.gemm.test_quantized import LIMIT, draw_int4, randn, relative_error
 
 pytest.importorskip("triton")
@@ -20,7 +20,7 @@ SHAPES = [(16, 128), (48, 384), (272, 1152), (4096, 4096), (28672, 4096), (4096,
 
 @pytest.fixture(autouse=True)
 def _hopper() -> None:
-    if not (cuda.available() and cuda_quantized.has_tiled(torch.device("cuda"))):
+    if not (cuda.available() and quantized._has_tiled(torch.device("cuda"))):
         pytest.skip("the products by tiles need a Hopper GPU")
 
 
@@ -36,10 +36,10 @@ def test_int4(features: int, k: int, group_size: int, tokens: int, dtype: torch.
     x = (randn(tokens, k, seed=1, device="cuda") * k**-0.5).to(dtype)
     bias = randn(features, seed=3, device="cuda").to(dtype)
     want = x.double() @ meant.T + bias.double()
-    got = cuda_quantized.tiled_int4_linear(x, matrix.packed, matrix.groups, bias)
+    got = cuda.native.tiled_int4_linear(x, matrix.packed, matrix.groups, bias)
     assert relative_error(got, want) < LIMIT[dtype]
     gate, up = want.chunk(2, -1)
-    gated = cuda_quantized.tiled_int4_linear(x, matrix.packed, matrix.groups, bias, gated=True)
+    gated = cuda.native.tiled_int4_linear(x, matrix.packed, matrix.groups, bias, gated=True)
     assert relative_error(gated, F.silu(gate) * up) < 3 * LIMIT[dtype]
 
 
@@ -51,13 +51,11 @@ def test_fp8(features: int, k: int, tokens: int, dtype: torch.dtype) -> None:
     weight, scale = ops.quantize_rows(randn(features, k, seed=2, device="cuda") * k**-0.5)
     bias = randn(features, seed=3, device="cuda").to(dtype)
     want = (x.double() * x_scale) @ (weight.double() * scale).T + bias.double()
-    got = cuda_quantized.tiled_fp8_linear(x, x_scale, weight, scale, bias, dtype=dtype)
+    got = quantized.tiled_fp8_linear(x, x_scale, weight, scale, bias, dtype=dtype)
     # The sums of these tensor cores keep some 14 bits.
     assert relative_error(got, want) < LIMIT[dtype] + 1e-3
     gate, up = want.chunk(2, -1)
-    gated = cuda_quantized.tiled_fp8_linear(
-        x, x_scale, weight, scale, bias, dtype=dtype, gated=True
-    )
+    gated = quantized.tiled_fp8_linear(x, x_scale, weight, scale, bias, dtype=dtype, gated=True)
     assert relative_error(gated, F.silu(gate) * up) < 3 * LIMIT[dtype] + 2e-3
 
 
@@ -77,12 +75,12 @@ def test_fp8_in_blocks(
     x_meant = x.double() * x_scale.T.double().repeat_interleave(128, 1)
     meant = reference.dequantize_fp8(weight, scale, (block_rows, 128)).double()
     want = x_meant @ meant.T + bias.double()
-    got = cuda_quantized.tiled_fp8_linear(
+    got = quantized.tiled_fp8_linear(
         x, x_scale, weight, scale, bias, dtype=dtype, block_rows=block_rows
     )
     assert relative_error(got, want) < LIMIT[dtype] + 1e-3
     gate, up = want.chunk(2, -1)
-    gated = cuda_quantized.tiled_fp8_linear(
+    gated = quantized.tiled_fp8_linear(
         x, x_scale, weight, scale, bias, dtype=dtype, block_rows=block_rows, gated=True
     )
     assert relative_error(gated, F.silu(gate) * up) < 3 * LIMIT[dtype] + 2e-3
@@ -92,11 +90,11 @@ def test_fp8_in_blocks(
 def test_any_number_of_ctas_may_share_a_sum(split: int) -> None:
     matrix, meant = draw_int4(528, 1280, 128, torch.bfloat16, "cuda")
     x = randn(40, 1280, seed=1, device="cuda").to(torch.bfloat16)
-    got = cuda_quantized.tiled_int4_linear(x, matrix.packed, matrix.groups, split=split)
+    got = cuda.native.tiled_int4_linear(x, matrix.packed, matrix.groups, split=split)
     assert relative_error(got, x.double() @ meant.T) < LIMIT[torch.bfloat16]
     rounded, x_scale = ops.quantize_rows(x)
     weight, scale = ops.quantize_rows(meant.float())
-    got = cuda_quantized.tiled_fp8_linear(
+    got = quantized.tiled_fp8_linear(
         rounded, x_scale, weight, scale, dtype=torch.bfloat16, split=split
     )
     want = (rounded.double() * x_scale) @ (weight.double() * scale).T
@@ -109,7 +107,7 @@ def test_rows_apart_and_rows_that_are_not_there() -> None:
     wide = torch.full((64, 1024), float("nan"), dtype=torch.bfloat16, device="cuda")
     wide[:37, 256:768] = randn(37, 512, seed=1, device="cuda").to(torch.bfloat16)
     x = wide[:37, 256:768]
-    got = cuda_quantized.tiled_int4_linear(x, matrix.packed, matrix.groups)
+    got = cuda.native.tiled_int4_linear(x, matrix.packed, matrix.groups)
     assert relative_error(got, x.double() @ meant.T) < LIMIT[torch.bfloat16]
 
 
@@ -125,7 +123,7 @@ def test_in_a_graph_one_product_after_the_other() -> None:
     def six() -> torch.Tensor:
         out = x
         for _ in range(6):
-            out = cuda_quantized.tiled_int4_linear(out, matrix.packed, scaled)
+            out = cuda.native.tiled_int4_linear(out, matrix.packed, scaled)
         return out
 
     six()
@@ -141,10 +139,10 @@ def test_in_a_graph_one_product_after_the_other() -> None:
 def test_what_starts_between_vectors_is_refused() -> None:
     x = torch.zeros(16 * 128 + 1, device="cuda", dtype=torch.bfloat16)
     weight, scale = ops.quantize_rows(randn(16, 128, seed=2, device="cuda"))
-    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
-        cuda_quantized.skinny_fp8_linear(x[1:].view(16, 128), weight, scale)
+    with pytest.raises(ValueError, match="x must start at a multiple of 16 bytes"):
+        cuda.native.skinny_fp8_linear(x[1:].view(16, 128), weight, scale)
     shifted = torch.zeros(16 * 128 + 1, device="cuda", dtype=torch.uint8)[1:].view(16, 128)
-    with pytest.raises(RuntimeError, match="weight must start at a multiple of 16 bytes"):
-        cuda_quantized.skinny_fp8_linear(
+    with pytest.raises(ValueError, match="weight must start at a multiple of 16 bytes"):
+        cuda.native.skinny_fp8_linear(
             x[:-1].view(16, 128), shifted.view(torch.float8_e4m3fn), scale
         )

@@ -39,8 +39,8 @@ def test_linear(features: int, k: int, warps: int, tokens: int, dtype: torch.dty
     weight = randn(features, k, dtype=dtype, seed=2)
     bias = randn(features, dtype=dtype, seed=3)
     want = x.double() @ weight.double().T
-    assert_close(cuda.skinny_linear(x, weight, warps=warps), want, LIMIT[dtype])
-    got = cuda.skinny_linear(x, weight, bias, warps=warps)
+    assert_close(cuda.native.skinny_linear(x, weight, warps=warps), want, LIMIT[dtype])
+    got = cuda.native.skinny_linear(x, weight, bias, warps=warps)
     assert_close(got, want + bias.double(), LIMIT[dtype])
 
 
@@ -52,7 +52,7 @@ def test_gated(features: int, k: int, warps: int, tokens: int, dtype: torch.dtyp
     x = randn(tokens, k, dtype=dtype, seed=1)
     weight = randn(features, k, dtype=dtype, seed=2) * k**-0.5
     gate, up = (x.double() @ weight.double().T).chunk(2, -1)
-    out = cuda.skinny_linear(x, weight, gated=True, warps=warps)
+    out = cuda.native.skinny_linear(x, weight, gated=True, warps=warps)
     assert_close(out, F.silu(gate) * up, 3 * LIMIT[dtype])
 
 
@@ -61,29 +61,29 @@ def test_strided_rows_and_what_lies_between_them() -> None:
     both[:, 128:] = float("nan")
     weight = randn(32, 128, dtype=torch.bfloat16, seed=2)
     want = both[:, :128].double() @ weight.double().T
-    assert_close(cuda.skinny_linear(both[:, :128], weight), want, LIMIT[torch.bfloat16])
+    assert_close(cuda.native.skinny_linear(both[:, :128], weight), want, LIMIT[torch.bfloat16])
 
 
 @WARPS
 def test_a_row_does_not_depend_on_its_neighbours(warps: int) -> None:
     x = randn(16, 4096, dtype=torch.bfloat16, seed=1)
     weight = randn(4096, 4096, dtype=torch.bfloat16, seed=2)
-    whole = cuda.skinny_linear(x, weight, warps=warps)
+    whole = cuda.native.skinny_linear(x, weight, warps=warps)
     for rows in (1, 3, 8, 11):
-        assert torch.equal(cuda.skinny_linear(x[:rows], weight, warps=warps), whole[:rows])
+        assert torch.equal(cuda.native.skinny_linear(x[:rows], weight, warps=warps), whole[:rows])
 
 
 def test_what_starts_between_vectors_is_refused() -> None:
     """Views may; in a kernel they would be the end of the process."""
     x, weight = (torch.zeros(16 * 64 + 1, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     aligned, shifted = x[:-1].view(16, 64), x[1:].view(16, 64)
-    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
-        cuda.skinny_linear(shifted, weight[:-1].view(16, 64))
-    with pytest.raises(RuntimeError, match="weight must start at a multiple of 16 bytes"):
-        cuda.skinny_linear(aligned, weight[1:].view(16, 64))
+    with pytest.raises(ValueError, match="x must start at a multiple of 16 bytes"):
+        cuda.native.skinny_linear(shifted, weight[:-1].view(16, 64))
+    with pytest.raises(ValueError, match="weight must start at a multiple of 16 bytes"):
+        cuda.native.skinny_linear(aligned, weight[1:].view(16, 64))
 
 
 def test_other_numbers_of_warps_are_refused() -> None:
     x, weight = (torch.zeros(16, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    with pytest.raises(RuntimeError, match="warps must be 4, 8 or 16, got 5"):
-        cuda.skinny_linear(x, weight, warps=5)
+    with pytest.raises(ValueError, match="warps must be 4, 8 or 16, got 5"):
+        cuda.native.skinny_linear(x, weight, warps=5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_wide, ops, tuning
+from kernels import cuda, ops, products, tuning
 from kernels.kept_choices import KeptChoices
 from kernels.products import UNMEASURED, Kind, Product
 from kernels.tuning import Use
@@ -268,7 +268,7 @@ def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     few, more = (list(tuning._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
     assert few == [LIBRARY, *(Product("skinny", warps=warps) for warps in cuda.SKINNY_WARPS)]
-    assert more == [LIBRARY, *(Product("wide", width=width) for width in cuda_wide.WIDTHS)]
+    assert more == [LIBRARY, *(Product("wide", width=width) for width in products.WIDE_WIDTHS)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert list(tuning._candidates(17, torch.device("cuda"))) == [LIBRARY]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_wide, ops
+from kernels import cuda, ops, products
 
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SHAPES = [(16, 64), (48, 192), (512, 256), (1184, 320), (4096, 4096)]
@@ -18,7 +18,7 @@ TOKENS = [1, 100, 128, 129, 256, 300, 1100, 2700]
 def _kernels() -> None:
     if not torch.cuda.is_available():
         return
-    if not cuda_wide.has_wide(torch.device("cuda")):
+    if not products.has_wide(torch.device("cuda")):
         pytest.skip("wide products are made for Hopper")
     cuda.load()
 
@@ -34,7 +34,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("features", "k"), SHAPES)
@@ -43,14 +43,14 @@ def test_linear(features: int, k: int, tokens: int, dtype: torch.dtype, width: i
     weight = randn(features, k, dtype=dtype, seed=2)
     bias = randn(features, dtype=dtype, seed=3)
     want = x.double() @ weight.double().T
-    plain = cuda_wide.wide_linear(x, weight, width=width)
+    plain = cuda.native.wide_linear(x, weight, width=width)
     assert_close(plain, want, LIMIT[dtype])
-    with_bias = cuda_wide.wide_linear(x, weight, bias, width=width)
+    with_bias = cuda.native.wide_linear(x, weight, bias, width=width)
     assert_close(with_bias, want + bias.double(), LIMIT[dtype])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("features", "k"), GATED)
@@ -59,18 +59,18 @@ def test_gated(features: int, k: int, tokens: int, dtype: torch.dtype, width: in
     weight = (randn(features, k, dtype=dtype, seed=2) * k**-0.5).to(dtype)
     bias = randn(features, dtype=dtype, seed=3)
     gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, -1)
-    out = cuda_wide.wide_linear(x, weight, bias, gated=True, width=width)
+    out = cuda.native.wide_linear(x, weight, bias, gated=True, width=width)
     assert_close(out, F.silu(gate) * up, 3 * LIMIT[dtype])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
 def test_gating_rounds_where_the_kernel_of_its_own_does(width: int) -> None:
     cuda.register()
     x = randn(300, 512, dtype=torch.bfloat16, seed=1)
     weight = randn(1024, 512, dtype=torch.bfloat16, seed=2)
-    apart = ops.silu_mul(cuda_wide.wide_linear(x, weight, width=width))
-    gated = cuda_wide.wide_linear(x, weight, gated=True, width=width)
+    apart = ops.silu_mul(cuda.native.wide_linear(x, weight, width=width))
+    gated = cuda.native.wide_linear(x, weight, gated=True, width=width)
     assert torch.equal(gated, apart)
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_read_or_written_beside_the_rows(tokens: int, gated: bool) ->
     weight = randn(368, 128, dtype=torch.bfloat16, seed=2)
     outputs = 184 if gated else 368
     around = torch.full((tokens + 2, outputs), float("nan"), device="cuda", dtype=torch.bfloat16)
-    torch.ops.sluice_cuda.wide_linear(around[1:-1], x, weight, None, gated, 224)
+    cuda.native.wide_linear(x, weight, out=around[1:-1], gated=gated, width=224)
     want = x.double() @ weight.double().T
     if gated:
         gate, up = want.chunk(2, -1)
@@ -95,13 +95,13 @@ def test_nothing_is_read_or_written_beside_the_rows(tokens: int, gated: bool) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
 def test_a_row_does_not_depend_on_its_neighbours(width: int) -> None:
     x = randn(700, 1024, dtype=torch.bfloat16, seed=1)
     weight = randn(2048, 1024, dtype=torch.bfloat16, seed=2)
-    whole = cuda_wide.wide_linear(x, weight, width=width)
+    whole = cuda.native.wide_linear(x, weight, width=width)
     for rows in (1, 70, 128, 200, 512):
-        some = cuda_wide.wide_linear(x[:rows], weight, width=width)
+        some = cuda.native.wide_linear(x[:rows], weight, width=width)
         assert torch.equal(some, whole[:rows])
 
 
@@ -114,9 +114,9 @@ def test_a_chain_is_the_same_every_time(tokens: int) -> None:
     ends = []
     for _ in range(3):
         x = randn(tokens, 1024, dtype=torch.bfloat16, seed=3)
-        for width in cuda_wide.WIDTHS * 2:
-            inner = cuda_wide.wide_linear(x, up, gated=True, width=width)
-            down_made = cuda_wide.wide_linear(inner, down, width=width)
+        for width in products.WIDE_WIDTHS * 2:
+            inner = cuda.native.wide_linear(x, up, gated=True, width=width)
+            down_made = cuda.native.wide_linear(inner, down, width=width)
             x = F.layer_norm(down_made, (1024,))
         ends.append(x)
     assert torch.isfinite(ends[0]).all()
@@ -127,7 +127,7 @@ def test_a_chain_is_the_same_every_time(tokens: int) -> None:
 @pytest.mark.gpu
 def test_no_rows_are_no_work() -> None:
     x = randn(0, 64, dtype=torch.bfloat16, seed=1)
-    assert cuda_wide.wide_linear(x, randn(32, 64, dtype=torch.bfloat16, seed=2)).shape == (0, 32)
+    assert cuda.native.wide_linear(x, randn(32, 64, dtype=torch.bfloat16, seed=2)).shape == (0, 32)
 
 
 @pytest.mark.gpu
@@ -136,32 +136,32 @@ def test_what_does_not_fit_is_refused() -> None:
         randn(20, 128, dtype=torch.bfloat16, seed=1),
         randn(16, 64, dtype=torch.bfloat16, seed=2),
     )
-    with pytest.raises(RuntimeError, match="width must be 192, 224 or 256, got 128"):
-        cuda_wide.wide_linear(x[:, :64], weight, width=128)
-    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
-        cuda_wide.wide_linear(x[:, 4:68], weight)
-    with pytest.raises(RuntimeError, match="features must be a multiple of 16 and k of 64"):
-        cuda_wide.wide_linear(x[:, :64], weight[:8])
-    with pytest.raises(RuntimeError, match="bias must have 16 elements"):
-        cuda_wide.wide_linear(x[:, :64], weight, weight[0])
+    with pytest.raises(ValueError, match="width must be 192, 224 or 256, got 128"):
+        cuda.native.wide_linear(x[:, :64], weight, width=128)
+    with pytest.raises(ValueError, match="x must start at a multiple of 16 bytes"):
+        cuda.native.wide_linear(x[:, 4:68], weight)
+    with pytest.raises(ValueError, match="features must be a multiple of 16 and k of 64"):
+        cuda.native.wide_linear(x[:, :64], weight[:8])
+    with pytest.raises(ValueError, match="bias must be"):
+        cuda.native.wide_linear(x[:, :64], weight, weight[0])
 
 
 def test_rows_that_the_copy_engine_cannot_read_are_known() -> None:
     x = torch.zeros(4, 128, dtype=torch.bfloat16)
-    assert cuda_wide.takes(x)
-    assert cuda_wide.takes(x[:, 64:])
-    assert not cuda_wide.takes(x[:, 4:68]), "not at a multiple of 16 bytes"
-    assert not cuda_wide.takes(x.T), "columns"
-    assert not cuda_wide.takes(torch.zeros(4, 100, dtype=torch.bfloat16)), "rows apart by 200 bytes"
-    assert not cuda_wide.takes(x[None]), "no matrix"
+    assert products.takes(x)
+    assert products.takes(x[:, 64:])
+    assert not products.takes(x[:, 4:68]), "not at a multiple of 16 bytes"
+    assert not products.takes(x.T), "columns"
+    assert not products.takes(torch.zeros(4, 100, dtype=torch.bfloat16)), "rows apart by 200 bytes"
+    assert not products.takes(x[None]), "no matrix"
 
 
 def test_a_cpu_has_no_wide_products() -> None:
-    assert not cuda_wide.has_wide(torch.device("cpu"))
+    assert not products.has_wide(torch.device("cpu"))
 
 
 def test_how_full_square_tiles_are() -> None:
-    filled = cuda_wide.square_tiles_filled
+    filled = products.square_tiles_filled
     assert filled(384 * 66, 192, 132) == 1
     assert filled(384 * 67, 192, 132) == pytest.approx(67 / 132), "one pair has two"
     assert filled(384 * 65 + 1, 192, 132) == pytest.approx((384 * 65 + 1) / (384 * 66))

@@ -13,7 +13,7 @@ UNTOUCHED = -9
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of ``cuda.step_inputs``, by name."""
+    """The arguments of ``cuda.native.step_inputs``, by name."""
 
     tokens: torch.Tensor
     block_table: torch.Tensor
@@ -93,7 +93,7 @@ def on_gpu(call: Call) -> None:
     from kernels import cuda
 
     cuda.load()
-    cuda.step_inputs(
+    cuda.native.step_inputs(
         *(call.tokens, call.block_table, call.rows, call.computed, call.cu_queries),
         token_ids=call.token_ids,
         positions=call.positions,

@@ -3,7 +3,6 @@ kernels' own sources (``emulated``), against the products one by one."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -18,31 +17,16 @@ from tests.kernels.lora.test_lora import PARTS, draw, naive, some_slots
 from tests.pairs import every_pair
 
 SOURCES = ("lora/lora_linear.cu", "lora/lora_tiles.cu")
-POINTERS = (
-    *("out", "low", "counters", "x", "weight", "bias"),
-    *("down", "up", "ranks", "ends", "slots", "tokens"),
-)
-INTS = (
-    *("num_tokens", "features", "k", "x_stride", "num_tiles"),
-    *("parts", "max_rank", "rows", "gated", "bf16"),
-)
 UNUSED_TILES = 2
 
 
-class Call(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int) for name in INTS),
-    )
-
-
 @pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    return emulated.library("lora", SOURCES, threads=17 * 32)
+def library() -> Any:
+    return emulated.native(SOURCES, threads=17 * 32)
 
 
 def multiply(
-    library: ctypes.CDLL,
+    library: Any,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -55,53 +39,23 @@ def multiply(
     features = weight.shape[0]
     out = torch.full((len(x), features // (1 + gated)), float("nan"), dtype=x.dtype)
     counters = torch.zeros(2, dtype=torch.int32)
-    given = {"weight": weight, "bias": bias, "counters": counters}
     assert len(x) <= cuda_lora.MAX_TOKENS
-    rows = tile_rows(len(x))
-    call(library.multiply, out, x, matrices, slots, rows, features, given, gated=gated)
+    low, adapters = described(x, matrices, slots, tile_rows(len(x)))
+    library.lora_linear(low, counters, x, weight, bias, *adapters, gated=gated, out=out)
     assert not counters.any()
     return out
 
 
-def call(
-    function: Any,
-    out: torch.Tensor,
-    x: torch.Tensor,
-    matrices: LoraMatrices,
-    slots: np.ndarray,
-    rows: int,
-    features: int,
-    given: dict[str, torch.Tensor | None],
-    *,
-    gated: bool = False,
-) -> None:
-    """rows: of a tile."""
-    num_tokens, k = x.shape
+def described(
+    x: torch.Tensor, matrices: LoraMatrices, slots: np.ndarray, rows: int
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Memory for sums, and the adapters of the tokens in tiles of ``rows``."""
+    num_tokens = len(x)
     _, parts, max_rank, _ = matrices.down.shape
-    num_tiles = -(-num_tokens // rows) + 4 + UNUSED_TILES
-    table = torch.from_numpy(tile_table(slots, rows, num_tiles))
+    table = torch.from_numpy(tile_table(slots, rows, -(-num_tokens // rows) + 4 + UNUSED_TILES))
     tiles = AdapterTiles.view(table, num_tokens, rows)
     low = torch.full((cuda_lora.SLICES, num_tokens, parts * max_rank), float("nan"))
-    tensors = {
-        **given,
-        **{"out": out, "low": low, "x": x},
-        **{name: getattr(matrices, name) for name in ("down", "up", "ranks", "ends")},
-        **{"slots": tiles.slots, "tokens": tiles.tokens},
-    }
-    arguments = Call(
-        **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
-        num_tokens=num_tokens,
-        features=features,
-        k=k,
-        x_stride=x.stride(0),
-        num_tiles=num_tiles,
-        parts=parts,
-        max_rank=max_rank,
-        rows=rows,
-        gated=gated,
-        bf16=x.dtype == torch.bfloat16,
-    )
-    assert function(ctypes.byref(arguments)) == 0
+    return low, cuda_lora.described(matrices, tiles)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +67,7 @@ def call(
     ),
 )
 def test_it_equals_the_products(
-    size: tuple[tuple[int, ...], int], num_tokens: int, dtype: torch.dtype, library: ctypes.CDLL
+    size: tuple[tuple[int, ...], int], num_tokens: int, dtype: torch.dtype, library: Any
 ) -> None:
     """parts: for one, two and more CTAs, which decide how many warps one has; in the last the
     last CTA has features for half its tiles."""
@@ -129,7 +83,7 @@ def test_it_equals_the_products(
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 8])
-def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, library: ctypes.CDLL) -> None:
+def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, library: Any) -> None:
     """A part may end within the gates."""
     dtype = torch.bfloat16
     matrices = draw(192, dtype, "cpu")
@@ -143,7 +97,7 @@ def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, library: ctyp
 
 
 @pytest.mark.parametrize("num_tokens", [3, 8])
-def test_tokens_do_not_meet_the_adapters_of_others(num_tokens: int, library: ctypes.CDLL) -> None:
+def test_tokens_do_not_meet_the_adapters_of_others(num_tokens: int, library: Any) -> None:
     """Who has none gets the bits of a product without any."""
     matrices = draw(128, torch.bfloat16, "cpu")
     x = randn(num_tokens, 128, seed=1).to(torch.bfloat16)
@@ -168,7 +122,7 @@ def test_around_a_product_they_add_what_the_products_add(
     size: tuple[tuple[int, ...], int],
     tile: tuple[int, int],
     dtype: torch.dtype,
-    library: ctypes.CDLL,
+    library: Any,
 ) -> None:
     """The parts are of one CTA's features each, the last also of more and not of whole warps'."""
     (parts, k), (num_tokens, rows) = size, tile
@@ -177,7 +131,9 @@ def test_around_a_product_they_add_what_the_products_add(
     product = randn(num_tokens, sum(parts), seed=2).to(dtype)
     for slots in some_slots(num_tokens):
         out = product.clone()
-        call(library.add, out, x, matrices, slots, rows, sum(parts), {})
+        low, adapters = described(x, matrices, slots, rows)
+        library.shrink_lora(x, *adapters, low=low)
+        library.expand_lora(out, low, *adapters)
         want = naive(product, x, matrices, slots)
         torch.testing.assert_close(out.double(), want, rtol=2e-2, atol=5e-2)
         assert torch.equal(out[slots < 0], product[slots < 0])

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,25 +17,13 @@ from tests.kernels import emulated
 from tests.kernels.gemm.test_quantized import LIMIT, draw_int4, randn, relative_error
 
 SOURCES = ("moe/expert_linear.cu",)
-POINTERS = ("out", "x", "weight", "scales", "experts", "shares")
-INTS = (
-    *("tokens", "top_k", "pairs_per_row", "num_experts", "features", "k"),
-    *("group_size", "block_rows", "gated", "bf16", "format"),
-)
 EXPERTS, TOP_K = 5, 3
 KINDS = ["plain", "fp8", "fp8 blocks", "int4"]
 
 
-class Call(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int) for name in INTS),
-    )
-
-
 @pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    return emulated.library("experts", SOURCES, threads=256)
+def library() -> Any:
+    return emulated.native(SOURCES, threads=256)
 
 
 def draw(kind: str, features: int, k: int, dtype: torch.dtype) -> ExpertMatrices:
@@ -70,47 +59,6 @@ def meant(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Te
     return matrix_of(matrices, expert, wide).double()
 
 
-def call(
-    library: ctypes.CDLL,
-    function: str,
-    out: torch.Tensor,
-    x: torch.Tensor,
-    matrices: ExpertMatrices,
-    experts: torch.Tensor,
-    shares: torch.Tensor | None = None,
-    *,
-    pairs_per_row: int = 1,
-    gated: bool = False,
-) -> None:
-    scales, group_size, block_rows, stored = None, 1, 1, 0
-    match matrices:
-        case Fp8Experts():
-            weight, scales, stored = matrices.weight, matrices.scale, 1
-            block_rows, group_size = matrices.block or (1, x.shape[1])
-        case Int4Experts():
-            weight, scales, stored = matrices.packed, matrices.groups, 2
-            group_size = x.shape[1] // scales.shape[2]
-        case torch.Tensor():
-            weight = matrices
-    tensors = (out, x, weight, scales, experts, shares)
-    pointers = [None if t is None else t.data_ptr() for t in tensors]
-    given = Call(
-        **dict(zip(POINTERS, pointers, strict=True)),
-        tokens=experts.shape[0],
-        top_k=experts.shape[1],
-        pairs_per_row=pairs_per_row,
-        num_experts=len(weight),
-        features=weight.shape[1],
-        k=x.shape[1],
-        group_size=group_size,
-        block_rows=block_rows,
-        gated=gated,
-        bf16=x.dtype == torch.bfloat16,
-        format=stored,
-    )
-    assert getattr(library, function)(ctypes.byref(given)) == 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_served(kind: str) -> None:
     """Few tokens, and matrices of whole chunks and groups."""
@@ -142,15 +90,17 @@ def test_groups_that_end_within_a_chunk_are_not_served() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("features", "k"), [(16, 128), (48, 1152)])
 def test_each_pair_is_multiplied_with_its_expert(
-    features: int, k: int, kind: str, dtype: torch.dtype, library: ctypes.CDLL
+    features: int, k: int, kind: str, dtype: torch.dtype, library: Any
 ) -> None:
     """That of a pair without an expert is left alone."""
     matrices, x = draw(kind, features, k, dtype), randn(2, k, seed=1).to(dtype)
     experts = torch.tensor([[4, 0, EXPERTS], [2, 4, 1]])
     out = torch.full((6, features), 7.0, dtype=dtype)
-    call(library, "expert_linear", out, x, matrices, experts, pairs_per_row=TOP_K)
+    weight, scales = cuda_experts._stored(matrices)
+    call = partial(library.expert_linear, x, weight, experts=experts, pairs_per_row=TOP_K, **scales)
+    call(out=out)
     gated = torch.full((6, features // 2), 7.0, dtype=dtype)
-    call(library, "expert_linear", gated, x, matrices, experts, pairs_per_row=TOP_K, gated=True)
+    call(out=gated, gated=True)
     for pair, expert in enumerate(experts.flatten().tolist()):
         if expert == EXPERTS:
             assert (out[pair] == 7).all()
@@ -166,13 +116,14 @@ def test_each_pair_is_multiplied_with_its_expert(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("features", "k"), [(16, 128), (48, 640)])
 def test_what_a_tokens_experts_make_is_added_up(
-    features: int, k: int, kind: str, dtype: torch.dtype, library: ctypes.CDLL
+    features: int, k: int, kind: str, dtype: torch.dtype, library: Any
 ) -> None:
     matrices, x = draw(kind, features, k, dtype), randn(6, k, seed=1).to(dtype)
     experts = torch.tensor([[4, 0, EXPERTS], [2, 4, 1]])
     shares = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
     out = torch.full((2, features), float("nan"), dtype=dtype)
-    call(library, "expert_sum", out, x, matrices, experts, shares)
+    weight, scales = cuda_experts._stored(matrices)
+    library.expert_sum(x, weight, experts=experts, shares=shares, out=out, **scales)
     want = torch.zeros(2, features, dtype=torch.float64)
     for pair, expert in enumerate(experts.flatten().tolist()):
         if expert < EXPERTS:

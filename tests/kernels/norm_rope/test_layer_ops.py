@@ -35,7 +35,7 @@ def test_rms_norm(rows: int, width: int, dtype: torch.dtype) -> None:
 
     cuda.load()
     x, weight = randn(rows, width, dtype=dtype), randn(width, dtype=dtype, seed=1)
-    assert_close(cuda.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
+    assert_close(cuda.native.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -46,7 +46,7 @@ def test_rms_norm_adds_the_residual_in_place(dtype: torch.dtype) -> None:
     x, residual = randn(5, 4096, dtype=dtype), randn(5, 4096, dtype=dtype, seed=1)
     weight = randn(4096, dtype=dtype, seed=2)
     total = residual + x
-    out = cuda.rms_norm(x, weight, 1e-5, residual)
+    out = cuda.native.rms_norm(x, weight, 1e-5, residual)
     torch.testing.assert_close(residual, total, rtol=0, atol=0)
     assert_close(out, rms_norm64(total, weight, 1e-5))
 
@@ -63,10 +63,10 @@ def test_rms_norm_of_a_norm_and_with_wide_weights(
     kind = torch.float32 if wide else dtype
     x, residual = randn(5, width, dtype=dtype), randn(5, width, dtype=dtype, seed=1)
     weight, inner = randn(width, dtype=kind, seed=2), randn(width, dtype=kind, seed=3)
-    assert_close(cuda.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
+    assert_close(cuda.native.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
     expected_sum = residual.clone()
     expected = reference.rms_norm(x, weight, 1e-5, expected_sum, inner)
-    out = cuda.rms_norm(x, weight, 1e-5, residual, inner)
+    out = cuda.native.rms_norm(x, weight, 1e-5, residual, inner)
     assert_close(residual, expected_sum)
     assert_close(out, expected)
 
@@ -77,7 +77,7 @@ def test_rms_norm_of_strided_rows() -> None:
     cuda.load()
     x = randn(6, 1024, dtype=torch.bfloat16)[:, :512]
     weight = randn(512, dtype=torch.bfloat16, seed=1)
-    assert_close(cuda.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
+    assert_close(cuda.native.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,9 +88,9 @@ def test_silu_mul(rows: int, width: int, dtype: torch.dtype) -> None:
     cuda.load()
     x = randn(rows, 2 * width, dtype=dtype)
     gate, up = x.double().chunk(2, -1)
-    assert_close(cuda.silu_mul(x), torch.nn.functional.silu(gate) * up)
+    assert_close(cuda.native.silu_mul(x), torch.nn.functional.silu(gate) * up)
     gelu = torch.nn.functional.gelu(gate, approximate="tanh")
-    assert_close(cuda.gelu_tanh_mul(x), gelu * up)
+    assert_close(cuda.native.gelu_tanh_mul(x), gelu * up)
 
 
 def test_gelu_of_what_is_far_from_0_is_finite() -> None:
@@ -98,7 +98,7 @@ def test_gelu_of_what_is_far_from_0_is_finite() -> None:
 
     cuda.load()
     gate = torch.tensor([-1e30, -1e4, -20, 0, 20, 1e4, 1e30, 5], device="cuda")
-    out = cuda.gelu_tanh_mul(torch.cat((gate, torch.ones_like(gate))).unsqueeze(0))
+    out = cuda.native.gelu_tanh_mul(torch.cat((gate, torch.ones_like(gate))).unsqueeze(0))
     torch.testing.assert_close(out[0], torch.nn.functional.gelu(gate, approximate="tanh"))
 
 
@@ -138,7 +138,7 @@ def test_rope_and_cache(dim: int, rotary: int, normed: str | None, dtype: torch.
             rms_norm64(x, w, 1e-6).to(dtype)
             for x, w in ((q_in, norms["q_norm"]), (k_in, norms["k_norm"]))
         )
-    cuda.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, positions, slots, **norms)
+    cuda.native.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, positions, slots, **norms)
 
     assert_close(q, rope64(q_in, cos_sin, positions))
     live = slots >= 0
@@ -194,7 +194,7 @@ def test_blocks_out_of_fp8(dim: int, dtype: torch.dtype) -> None:
     blocks = torch.randperm(40, device="cuda")[:23].to(torch.int32)
     outs = torch.full((2, 30, 16, 3, dim), 7.0, device="cuda", dtype=dtype)
     k_out, v_out = outs.unbind()
-    cuda.dequantize_blocks(k_out, v_out, k_cache, v_cache, blocks, k_scale=k_scale, v_scale=v_scale)
+    cuda.native.dequantize_blocks(k_out, v_out, k_cache, v_cache, k_scale, v_scale, blocks)
     for out, cache, scale in zip(outs, (k_cache, v_cache), (k_scale, v_scale), strict=True):
         chosen = cache.view(torch.uint8)[blocks.long()].view(torch.float8_e4m3fn)
         assert torch.equal(out[:23], reference.dequantize_heads(chosen, scale).to(dtype))
@@ -206,11 +206,11 @@ def test_wrong_arguments_are_refused_by_name() -> None:
 
     cuda.load()
     x = randn(2, 64, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="weight must be"):
-        cuda.rms_norm(x, randn(64, dtype=torch.float16), 1e-5)
-    with pytest.raises(RuntimeError, match="inner must be like weight"):
-        cuda.rms_norm(x, x[0], 1e-5, None, randn(64, dtype=torch.float32))
-    with pytest.raises(RuntimeError, match="multiples of 16 bytes"):
-        cuda.rms_norm(x[:, :6].contiguous(), x[0, :6].contiguous(), 1e-5)
-    with pytest.raises(RuntimeError, match="must be float32, float16 or bfloat16"):
-        cuda.silu_mul(x.double())
+    with pytest.raises(ValueError, match="weight must be"):
+        cuda.native.rms_norm(x, randn(64, dtype=torch.float16), 1e-5)
+    with pytest.raises(ValueError, match="inner must be like weight"):
+        cuda.native.rms_norm(x, x[0], 1e-5, None, randn(64, dtype=torch.float32))
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
+        cuda.native.rms_norm(x[:, :6].contiguous(), x[0, :6].contiguous(), 1e-5)
+    with pytest.raises(ValueError, match="must be float32, float16 or bfloat16"):
+        cuda.native.silu_mul(x.double())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cuda, cuda_quantized, reference, rounded
+from kernels import cuda, reference, rounded
 from tests.kernels.gemm.test_quantized import randn
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -36,7 +36,7 @@ class TestOnAGpu:
         cuda.load()
         x = randn(rows, 2 * width, seed=1, device="cuda").to(dtype)[:, :width]
         x[0] = 0
-        assert_rounded(cuda_quantized.round_rows(x), x)
+        assert_rounded(cuda.native.round_rows(x), x)
 
     @pytest.mark.parametrize("has_residual", [False, True])
     def test_norms(self, rows: int, width: int, dtype: torch.dtype, has_residual: bool) -> None:
@@ -44,23 +44,23 @@ class TestOnAGpu:
         x, weight = (randn(n, width, seed=n, device="cuda").to(dtype) for n in (rows, 1))
         residual = randn(rows, width, seed=9, device="cuda").to(dtype) if has_residual else None
         kept = None if residual is None else residual.clone()
-        made = cuda.rms_norm(x, weight[0], 1e-5, kept)
-        assert_rounded(cuda_quantized.rms_norm_rounded(x, weight[0], 1e-5, residual), made)
+        made = cuda.native.rms_norm(x, weight[0], 1e-5, kept)
+        assert_rounded(cuda.native.rms_norm_rounded(x, weight[0], 1e-5, residual), made)
         if residual is not None and kept is not None:
             assert torch.equal(residual, kept)
 
     def test_gating(self, rows: int, width: int, dtype: torch.dtype) -> None:
         cuda.load()
         x = randn(rows, 2 * width, seed=3, device="cuda").to(dtype)
-        assert_rounded(cuda_quantized.silu_mul_rounded(x), cuda.silu_mul(x))
+        assert_rounded(cuda.native.silu_mul_rounded(x), cuda.native.silu_mul(x))
 
 
 @pytest.mark.gpu
 def test_a_row_too_wide_is_refused_by_the_kernel_and_rounded_all_the_same() -> None:
     cuda.load()
     x = randn(2, 40000, seed=1, device="cuda").to(torch.bfloat16)
-    with pytest.raises(RuntimeError, match="at most 64 KiB"):
-        cuda_quantized.round_rows(x)
+    with pytest.raises(ValueError, match="at most 64 KiB"):
+        cuda.native.round_rows(x)
     made = rounded.quantize(x)
     assert_rounded((made.values, made.scale), x)
 
@@ -69,8 +69,8 @@ def test_a_row_too_wide_is_refused_by_the_kernel_and_rounded_all_the_same() -> N
 def test_rows_between_vectors_are_refused_by_the_kernel_and_rounded_all_the_same() -> None:
     cuda.load()
     x = randn(1, 3 * 64 + 1, seed=1, device="cuda").to(torch.bfloat16)[0, 1:].view(3, 64)
-    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
-        cuda_quantized.round_rows(x)
+    with pytest.raises(ValueError, match="x must start at a multiple of 16 bytes"):
+        cuda.native.round_rows(x)
     made = rounded.quantize(x)
     assert_rounded((made.values, made.scale), x)
 

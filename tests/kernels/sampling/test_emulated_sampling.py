@@ -3,7 +3,6 @@ reference draws."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import pytest
@@ -15,27 +14,18 @@ from tests.kernels.sampling.sampled import arguments
 
 SOURCES = ("sampling/sampling.cu",)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-POINTERS = ("logits", "table", "rows", "positions", "out", "host_out", "tokens")
 VOCABS = [1, 7, 203, 9000, 70_001]
 """The last has more tokens than the first pass asks for at a time, and one behind whole vectors."""
 UNTOUCHED = -9
 
 
-class Call(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int64) for name in ("logits_stride", "tokens_stride")),
-        *((name, ctypes.c_int) for name in ("num_rows", "vocab", "dtype")),
-    )
-
-
 @pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    return emulated.library("sampling", SOURCES, threads=1024)
+def library() -> Any:
+    return emulated.native(SOURCES, threads=1024)
 
 
 def sample(
-    library: ctypes.CDLL,
+    library: Any,
     logits: torch.Tensor,
     rows: torch.Tensor,
     positions: torch.Tensor,
@@ -43,23 +33,11 @@ def sample(
     **limits: float,
 ) -> torch.Tensor:
     """What the kernel writes for the device, which must be what it writes for the host."""
-    num_rows, vocab = logits.shape
+    num_rows = len(logits)
     how: dict[str, Any] = {"temperature": 0.0, **limits}
     table, _, _ = arguments(int(rows.max()) + 1, **how)
     out = torch.full((2, num_rows), UNTOUCHED)
-    tensors = {
-        **{"logits": logits, "table": table, "rows": rows, "positions": positions},
-        **{"out": out[0], "host_out": out[1], "tokens": tokens},
-    }
-    call = Call(
-        **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
-        logits_stride=logits.stride(0),
-        tokens_stride=0 if tokens is None else tokens.shape[1],
-        num_rows=num_rows,
-        vocab=vocab,
-        dtype=DTYPES.index(logits.dtype),
-    )
-    assert library.sample(ctypes.byref(call)) == 0
+    library.sample_rows(logits, table, rows, positions, tokens, out[1], out=out[0])
     assert torch.equal(out[0], out[1])
     return out[0]
 
@@ -70,9 +48,7 @@ def ints(*values: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_greedy_is_the_first_of_the_best(
-    library: ctypes.CDLL, vocab: int, dtype: torch.dtype
-) -> None:
+def test_greedy_is_the_first_of_the_best(library: Any, vocab: int, dtype: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(3, vocab, generator=gen) * 3).to(dtype)
     logits[1, vocab // 2 :] = logits[1].amax()
@@ -83,13 +59,13 @@ def test_greedy_is_the_first_of_the_best(
     assert drawn[2] == 0
 
 
-def test_what_is_no_number_is_never_the_best(library: ctypes.CDLL) -> None:
+def test_what_is_no_number_is_never_the_best(library: Any) -> None:
     logits = torch.full((2, 300), float("nan"), dtype=torch.bfloat16)
     logits[0, [77, 150]] = torch.tensor([-3.0, -2.0], dtype=torch.bfloat16)
     assert sample(library, logits, ints(0, 1), ints(0, 0)).tolist() == [150, 0]
 
 
-def test_rows_that_begin_anywhere_are_read_token_by_token(library: ctypes.CDLL) -> None:
+def test_rows_that_begin_anywhere_are_read_token_by_token(library: Any) -> None:
     gen = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 2001, generator=gen).bfloat16()[:, 1:]
     places = torch.arange(4, dtype=torch.int32)
@@ -108,7 +84,7 @@ def test_rows_that_begin_anywhere_are_read_token_by_token(library: ctypes.CDLL) 
 )
 @pytest.mark.parametrize("vocab", [203, 9000])
 def test_tokens_are_those_of_the_reference(
-    library: ctypes.CDLL, vocab: int, limits: dict[str, Any], dtype: torch.dtype
+    library: Any, vocab: int, limits: dict[str, Any], dtype: torch.dtype
 ) -> None:
     num_rows = 12
     gen = torch.Generator().manual_seed(vocab)
@@ -120,7 +96,7 @@ def test_tokens_are_those_of_the_reference(
     assert torch.equal(sample(library, logits, rows, positions, **limits), expected)
 
 
-def test_draws_go_to_the_token_table_and_padding_writes_nothing(library: ctypes.CDLL) -> None:
+def test_draws_go_to_the_token_table_and_padding_writes_nothing(library: Any) -> None:
     gen = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 100, generator=gen)
     tokens = torch.full((8, 10), UNTOUCHED)

@@ -11,10 +11,10 @@ pytestmark = pytest.mark.gpu
 
 
 def assert_same(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> None:
-    from kernels import cuda, cuda_sampling
+    from kernels import cuda
 
     cuda.load()
-    ours = [x.cpu() for x in cuda_sampling.token_logprobs(logits.cuda(), token_ids.cuda(), num_top)]
+    ours = [x.cpu() for x in cuda.token_logprobs(logits.cuda(), token_ids.cuda(), num_top)]
     logprobs, ranks, top_ids, top_logprobs = reference.token_logprobs(logits, token_ids, num_top)
     torch.testing.assert_close(ours[0], logprobs, rtol=1e-5, atol=1e-5)
     assert torch.equal(ours[1], ranks)
@@ -49,10 +49,10 @@ def test_equal_tokens_come_by_their_ids(vocab: int) -> None:
 
 
 def test_rows_of_a_wider_matrix() -> None:
-    from kernels import cuda, cuda_sampling
+    from kernels import cuda
 
     cuda.load()
     logits, token_ids = logits_of(6, 1000, 3).cuda(), torch.arange(6).cuda()
-    part = cuda_sampling.token_logprobs(logits[:, :777], token_ids, 3)
-    whole = cuda_sampling.token_logprobs(logits[:, :777].contiguous(), token_ids, 3)
+    part = cuda.token_logprobs(logits[:, :777], token_ids, 3)
+    whole = cuda.token_logprobs(logits[:, :777].contiguous(), token_ids, 3)
     assert all(torch.equal(x, y) for x, y in zip(part, whole, strict=True))

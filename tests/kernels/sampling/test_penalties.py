@@ -56,7 +56,7 @@ def test_reference(
 @pytest.mark.parametrize("vocab", [7, 203, 128256])
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 300])
 def test_kernel_gives_the_same_bits(vocab: int, rows: int) -> None:
-    from kernels import cuda, cuda_sampling
+    from kernels import cuda
 
     cuda.load()
     gen = torch.Generator().manual_seed(rows)
@@ -78,7 +78,7 @@ def test_kernel_gives_the_same_bits(vocab: int, rows: int) -> None:
     args = (tokens.cuda(), where.cuda(), strengths.cuda())
     for _ in range(3):  # it leaves its memory as it found it
         ours.copy_(logits)
-        cuda_sampling.apply_penalties(ours, *args, max_len=700)
+        cuda.apply_penalties(ours, *args, max_len=700)
         theirs = logits.clone()
         reference.apply_penalties(theirs, tokens, where, strengths, max_len=700)
         assert torch.equal(ours.cpu(), theirs)

@@ -35,10 +35,10 @@ def logits_of(rows: int, vocab: int, scale: float, seed: int = 0) -> torch.Tenso
 
 def draw(logits: torch.Tensor, **limits: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(ours on the GPU, the reference's on the CPU)"""
-    from kernels import cuda_sampling
+    from kernels import cuda
 
     how = arguments(len(logits), **limits)
-    ours = cuda_sampling.sample_rows(logits.cuda(), *(x.cuda() for x in how)).cpu()
+    ours = cuda.native.sample_rows(logits.cuda(), *(x.cuda() for x in how)).cpu()
     return ours, reference.sample_rows(logits, *how)
 
 
@@ -109,10 +109,10 @@ def test_forbidden_tokens_are_never_drawn() -> None:
 def test_a_row_of_nothing_but_minus_infinity_ends() -> None:
     ours, _ = draw(torch.full((2, 300), float("-inf")).index_fill_(0, torch.tensor([1]), 0.0))
     assert ours[0] == 0
-    from kernels import cuda_sampling
+    from kernels import cuda
 
     how = (x.cuda() for x in arguments(1, top_p=0.5))
-    token = cuda_sampling.sample_rows(torch.full((1, 300), float("nan")).cuda(), *how)
+    token = cuda.native.sample_rows(torch.full((1, 300), float("nan")).cuda(), *how)
     assert 0 <= token.item() < 300
 
 
@@ -124,14 +124,14 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_draws_go_to_the_token_table_and_padding_writes_nothing() -> None:
-    from kernels import cuda_sampling
+    from kernels import cuda
 
     logits = logits_of(3, 100, 5).cuda()
     table = torch.zeros(8, 32, dtype=torch.uint8, device="cuda")
     tokens = torch.full((8, 10), -7, device="cuda")
     rows = torch.tensor([4, -1, 2], dtype=torch.int32, device="cuda")
     positions = torch.tensor([9, 3, 0], dtype=torch.int32, device="cuda")
-    out = cuda_sampling.sample_rows(logits, table, rows, positions, tokens)
+    out = cuda.native.sample_rows(logits, table, rows, positions, tokens)
     best = logits.argmax(-1)
     assert (out[0], out[2]) == (best[0], best[2])
     assert (tokens[4, 9], tokens[2, 0]) == (best[0], best[2])
@@ -139,7 +139,7 @@ def test_draws_go_to_the_token_table_and_padding_writes_nothing() -> None:
 
 
 def test_draws_go_to_the_host_too() -> None:
-    from kernels import cuda_sampling
+    from kernels import cuda
 
     logits = logits_of(300, 5003, 5).cuda()
     table = torch.zeros(300, 32, dtype=torch.uint8, device="cuda")
@@ -148,18 +148,18 @@ def test_draws_go_to_the_host_too() -> None:
     for _ in range(20):
         host.fill_(-7)
         logits.copy_(logits.roll(1, 1))
-        out = cuda_sampling.sample_rows(logits, table, places, places, host=host)
+        out = cuda.native.sample_rows(logits, table, places, places, host=host)
         torch.cuda.current_stream().synchronize()
         assert torch.equal(host[:300], out.cpu())
         assert host[300] == -7
-    with pytest.raises(RuntimeError, match="host must be pinned int64 memory of at least 300"):
-        cuda_sampling.sample_rows(logits, table, places, places, host=host[:299])
+    with pytest.raises(ValueError, match=r"host must be .* num_rows = 300"):
+        cuda.native.sample_rows(logits, table, places, places, host=host[:299])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [31, 32, 203, 128256])
 def test_bitmask(vocab: int, dtype: torch.dtype) -> None:
-    from kernels import cuda_sampling
+    from kernels import cuda
 
     gen = torch.Generator().manual_seed(vocab)
     logits = logits_of(6, vocab, 1).to(dtype)
@@ -169,6 +169,6 @@ def test_bitmask(vocab: int, dtype: torch.dtype) -> None:
     bitmask[1] = -1
     rows = torch.tensor([5, 0, 3])
     ours = logits.cuda()
-    cuda_sampling.apply_token_bitmask(ours, bitmask.cuda(), rows.cuda())
+    cuda.native.apply_token_bitmask(ours, bitmask.cuda(), rows.cuda())
     reference.apply_token_bitmask(logits, bitmask, rows)
     assert torch.equal(ours.cpu(), logits)

@@ -44,7 +44,7 @@ def test_parts_are_the_same_memory_whenever_they_are_asked_for() -> None:
 
 
 def test_tokens_that_fill_a_sequence_up_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    monkeypatch.setattr(cuda.native, "step_inputs", step_inputs, raising=False)
     table = RowTable(6, 20, 4, CPU)
     buffers = SequenceBuffers(table, 4, 6, 4, num_parts=2)
     for rows, num_filled, written in (
@@ -64,7 +64,7 @@ def test_tokens_that_fill_a_sequence_up_are_not_written(monkeypatch: pytest.Monk
 def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    monkeypatch.setattr(cuda.native, "step_inputs", step_inputs, raising=False)
     groups = LayerGroups(windows=(None, 8), places=((0, 0), (1, 0)))
     table = RowTable(6, 20, 4, CPU, groups)
     table.tokens.copy_(torch.arange(120).view(6, 20))
@@ -83,7 +83,7 @@ def test_what_the_host_knows_is_looked_up_and_the_rest_is_padding(
 
 
 def test_parts_of_a_sequence_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    monkeypatch.setattr(cuda.native, "step_inputs", step_inputs, raising=False)
     table = RowTable(6, 20, 4, CPU)
     table.tokens.copy_(torch.arange(120).view(6, 20))
     table.block_table.copy_(torch.arange(30).view(6, 5))

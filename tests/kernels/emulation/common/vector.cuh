@@ -1,6 +1,7 @@
 // In place of the kernels' own, with loads that are no PTX.
 #pragma once
 
+#include "common/dtype.h"
 #include "warp.h"
 
 namespace sluice {
@@ -24,8 +25,6 @@ struct alignas(16) Vector {
   static constexpr int kSize = 16 / sizeof(T);
   T x[kSize];
 };
-
-enum class Dtype { kFloat32, kFloat16, kBfloat16 };
 
 template <typename T>
 struct Type {

@@ -2,17 +2,18 @@
 // operations launch, in the same order; but Python and torch's dispatcher take more of the host's
 // time than a launch does, and a step with a prompt of a hundred tokens is no longer than that.
 
-#include "binding/bind_layer.h"
-#include "lora/lora.cuh"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <torch/library.h>
 
+#include "binding/torch.h"
+#include "lora/lora.cuh"
+
 namespace {
 
 using at::Tensor;
-namespace bindings = sluice::bindings;
+using sluice::binder_of;
+using sluice::run;
 
 // Which product, as `products.Products.code` has it: the library's, a skinny one by its warps, which
 // are 16 at most, or a wide one by its width.
@@ -21,7 +22,8 @@ constexpr int64_t kLibrary = 0, kMostWarps = 16;
 Tensor norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
             double eps) {
   const Tensor out = at::empty(x.sizes(), x.options());
-  bindings::rms_norm(out, x, residual, weight, eps, std::nullopt);
+  static const auto& op = binder_of("rms_norm");
+  run(op, {{"out", out}, {"x", x}, {"weight", weight}, {"eps", eps}, {"residual", residual}});
   return out;
 }
 
@@ -34,29 +36,50 @@ class Adapters {
     if (given.empty()) return;
     low_ = at::empty({sluice::kLoraSlices, x.size(0), given[0].size(1) * given[0].size(2)},
                      x.options().dtype(at::kFloat));
-    bindings::shrink_lora(low_, x, given[0], given[1], given[2], given[3], given[4], given[5]);
+    static const auto& op = binder_of("shrink_lora");
+    launch(op, "low", low_, "x", x);
   }
 
   void add_to(const Tensor& out) const {
     if (given_.empty()) return;
-    bindings::expand_lora(out, low_, given_[0], given_[1], given_[2], given_[3], given_[4],
-                              given_[5]);
+    static const auto& op = binder_of("expand_lora");
+    launch(op, "out", out, "low", low_);
   }
 
  private:
+  void launch(const sluice::Binder& op, const char* to_name, const Tensor& to,
+              const char* from_name, const Tensor& from) const {
+    run(op, {{to_name, to}, {from_name, from}, {"down", given_[0]}, {"up", given_[1]},
+             {"ranks", given_[2]}, {"ends", given_[3]}, {"tile_slots", given_[4]},
+             {"tile_tokens", given_[5]}});
+  }
+
   at::TensorList given_;
   Tensor low_;
 };
+
+// code: of one of our own kernels.
+void own_gemm(const Tensor& out, const Tensor& x, const Tensor& weight,
+              const std::optional<Tensor>& bias, int64_t code, bool gated) {
+  static const auto& skinny = binder_of("skinny_linear");
+  static const auto& wide = binder_of("wide_linear");
+  const bool is_skinny = code <= kMostWarps;
+  run(is_skinny ? skinny : wide,
+      {{"out", out}, {"x", x}, {"weight", weight}, {"bias", bias},
+       {is_skinny ? "warps" : "width", static_cast<double>(code)},
+       {"gated", static_cast<double>(gated)}});
+}
+
+void silu_mul(const Tensor& out, const Tensor& x) {
+  static const auto& op = binder_of("silu_mul");
+  run(op, {{"out", out}, {"x", x}});
+}
 
 Tensor plain_product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                      int64_t code) {
   if (code == kLibrary) return at::linear(x, weight, bias);
   const Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
-  if (code <= kMostWarps) {
-    bindings::skinny_linear(out, x, weight, bias, false, code);
-  } else {
-    bindings::wide_linear(out, x, weight, bias, false, code);
-  }
+  own_gemm(out, x, weight, bias, code, false);
   return out;
 }
 
@@ -74,13 +97,11 @@ Tensor gated_product(const Tensor& x, const Tensor& weight, const std::optional<
                      int64_t code, at::TensorList adapters) {
   const Tensor out = at::empty({x.size(0), weight.size(0) / 2}, x.options());
   if (!adapters.empty()) {
-    bindings::silu_mul(out, product(x, weight, bias, code, adapters));
+    silu_mul(out, product(x, weight, bias, code, adapters));
   } else if (code == kLibrary) {
-    bindings::silu_mul(out, at::linear(x, weight, bias));
-  } else if (code <= kMostWarps) {
-    bindings::skinny_linear(out, x, weight, bias, true, code);
+    silu_mul(out, at::linear(x, weight, bias));
   } else {
-    bindings::wide_linear(out, x, weight, bias, true, code);
+    own_gemm(out, x, weight, bias, code, true);
   }
   return out;
 }
@@ -103,9 +124,12 @@ Tensor attention_inputs(const Tensor& x, const std::optional<Tensor>& residual,
   const Tensor qkv = product(normed, qkv_weight, qkv_bias, qkv_code, qkv_adapters)
                          .view({x.size(0), -1, head_dim});
   const Tensor q = qkv.narrow(1, 0, q_heads);
-  bindings::rope_and_cache(q, qkv.narrow(1, q_heads, kv_heads),
-                           qkv.narrow(1, q_heads + kv_heads, kv_heads), k_cache, v_cache, cos_sin,
-                           positions, slots, q_norm, k_norm, head_eps, k_scale, v_scale);
+  const Tensor k = qkv.narrow(1, q_heads, kv_heads);
+  const Tensor v = qkv.narrow(1, q_heads + kv_heads, kv_heads);
+  static const auto& op = binder_of("rope_and_cache");
+  run(op, {{"q", q}, {"k", k}, {"v", v}, {"k_cache", k_cache}, {"v_cache", v_cache},
+           {"cos_sin", cos_sin}, {"positions", positions}, {"slots", slots}, {"q_norm", q_norm},
+           {"k_norm", k_norm}, {"eps", head_eps}, {"k_scale", k_scale}, {"v_scale", v_scale}});
   return q;
 }
 
