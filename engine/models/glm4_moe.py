@@ -18,6 +18,7 @@ from engine.models.qwen3_moe import MoEDecoderLayer
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
+    max_position_embeddings: Count = 131_072
     rms_norm_eps: Positive = 1e-5
     partial_rotary_factor: float = 0.5
     use_qk_norm: bool = False

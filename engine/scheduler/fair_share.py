@@ -103,9 +103,6 @@ class AccountHeap:
         self._members: OrderedDict[Account, None] = OrderedDict()
         self._num_pushed = 0
 
-    def __contains__(self, account: Account) -> bool:
-        return account in self._members
-
     def push(self, account: Account) -> None:
         if account not in self._members:
             self._members[account] = None

@@ -102,7 +102,7 @@ def scores(completion: CompletionOutput) -> list[float]:
     ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(requests(), min_size=2, max_size=8), st.randoms(use_true_random=False))
 def test_in_any_company_and_under_any_settings(
     engines: dict[str, LLM],

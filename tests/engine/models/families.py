@@ -37,7 +37,7 @@ class Case:
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -107,7 +107,7 @@ CASES = [
     Case(
         "qwen2-window",
         "Qwen2ForCausalLM",
-        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
     Case("qwen3", "Qwen3ForCausalLM"),
     Case(
@@ -142,7 +142,7 @@ CASES = [
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
     Case(
@@ -201,7 +201,11 @@ FALLBACK_CASES = [
     Case("olmo2", "Olmo2ForCausalLM"),
     Case("olmoe", "OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}),
     Case("cohere", "CohereForCausalLM", {"logit_scale": 0.5}),
-    Case("cohere2", "Cohere2ForCausalLM", {"logit_scale": 0.5, "sliding_window": 9}),
+    Case(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        {"logit_scale": 0.5, "sliding_window": 9, "num_hidden_layers": 4},
+    ),
     Case("glm4", "Glm4ForCausalLM"),
     Case("smollm3", "SmolLM3ForCausalLM"),
     Case("nemotron", "NemotronForCausalLM"),

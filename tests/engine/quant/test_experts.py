@@ -23,14 +23,14 @@ from tests.engine.quant import checkpoints
 from tests.engine.quant.test_families import MATRIX
 from tests.engine.quant.test_layouts import LAYOUTS
 from tests.engine.quant.test_load import config
+from tests.pairs import each_value
 
 PROMPTS = [TokensPrompt(prompt_token_ids=ids) for ids in ([5, 9, 44, 70], [7] * 19)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 MIXTURES = [
     next(case for case in CASES if case.architecture == architecture)
     for architecture in ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
 ]
-mixtures = pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.name)
 
 
 def texts(folder: Path) -> list[list[int]]:
@@ -38,17 +38,20 @@ def texts(folder: Path) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY)]
 
 
-@mixtures
 @pytest.mark.parametrize(
-    "layout",
-    [
-        "awq",
-        "gptq",
-        "gptq desc_act",
-        "compressed-tensors int4",
-        "compressed-tensors fp8 per channel",
-        "fp8 in blocks",
-    ],
+    ("layout", "case"),
+    each_value(
+        [
+            "awq",
+            "gptq",
+            "gptq desc_act",
+            "compressed-tensors int4",
+            "compressed-tensors fp8 per channel",
+            "fp8 in blocks",
+        ],
+        MIXTURES,
+    ),
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_every_layout(case: Case, layout: str, tmp_path: Path) -> None:
     """Those of latent attention, too."""

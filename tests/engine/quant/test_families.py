@@ -119,7 +119,7 @@ def round_weights(case: Case, folder: Path, llm: LLM) -> None:
     """In the checkpoint, those that ``llm`` has in FP8."""
     modules = dict(llm._core._runner._forward_pass.executors.eager.model._model.named_modules())  # type: ignore[attr-defined]
     rounded = {n for n, module in modules.items() if isinstance(module, QuantizedLinear)}
-    assert len(rounded) >= 4 * 4, "of four layers"
+    assert len(rounded) >= 2 * 4, "of two layers"
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         path = name.removesuffix(".weight")

@@ -36,7 +36,7 @@ def tiny_config(tiny_dir: Path) -> EngineConfig:
     )
 
 
-@pytest.fixture(params=["kernels", "torch"])
+@pytest.fixture(params=["kernels", pytest.param("torch", marks=pytest.mark.nightly)])
 def runner(
     request: pytest.FixtureRequest, tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TorchRunner]:

@@ -13,10 +13,11 @@ import torch
 
 from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
+from engine.lora.slots import AdapterSlots
+from engine.runner import forward
 from engine.runner.drafts.drafting import ChainDrafting
 from engine.runner.drafts.graphs import DraftGraphs
 from engine.runner.graphs import sized
-from engine.runner.graphs.prompt import PromptGraphs
 from engine.runner.graphs.steps import StepGraphs
 from engine.runner.inputs import ChunkFields
 from engine.runner.runner import TorchRunner
@@ -185,24 +186,29 @@ def emulate_prompts(
     runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int]
 ) -> Counted:
     """Graphs of prompts for an engine on the CPU."""
-    _emulate_graphs(monkeypatch)
-    graphs = PromptGraphs(
-        runner._forward_pass.executors.recorded,
-        runner._blocks.cache.layers,
-        runner._table,
-        EmulatedPrompts(),
-        runner.adapters,
-        sizes=sizes,
-    )
-    graphs.capture()
-    runner._forward_pass.prompt_graphs = counted = Counted(graphs)  # type: ignore[assignment]
+    _capture(runner, monkeypatch, EmulatedPrompts(), sizes=sizes)
+    forward_pass = runner._forward_pass
+    counted = Counted(forward_pass.prompt_graphs)
+    forward_pass.prompt_graphs = counted  # type: ignore[assignment]
     return counted
 
 
-def _emulate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _capture(
+    runner: TorchRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: TorchAttention,
+    num_drafts: int = 0,
+    sizes: Sequence[int] = (),
+) -> None:
+    """As ``load_runner`` has it done on a GPU. sizes: of prompts."""
     monkeypatch.setattr(sized, "record", record)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(cuda.native, "step_inputs", step_inputs, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(AdapterSlots, "is_capturable", True)
+        patch.setattr(forward, "prompt_sizes", lambda max_num_tokens: sizes)
+        patch.setattr(runner._forward_pass, "_attention", attention)
+        runner._forward_pass.capture(num_drafts, 1, lambda done: None)
 
 
 def emulate(
@@ -210,13 +216,11 @@ def emulate(
 ) -> tuple[Count, Count, Counted | None]:
     """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU. Counts runs of plain
     decoding, of checking drafts, and of drafting where a network does that token by token."""
-    _emulate_graphs(monkeypatch)
     attention = EmulatedAttention(runner._blocks.cache.groups.windows)
-    forward_pass, table = runner._forward_pass, runner._table
-    of_model = forward_pass.executors, runner._blocks.cache.layers, table, attention
-    steps = StepGraphs(*of_model, runner.adapters, num_drafts=num_drafts)
-    steps.capture(lambda done: None)
-    forward_pass.graphs = counted = CountedSteps(steps)  # type: ignore[assignment]
+    _capture(runner, monkeypatch, attention, num_drafts)
+    forward_pass = runner._forward_pass
+    assert forward_pass.graphs is not None
+    forward_pass.graphs = counted = CountedSteps(forward_pass.graphs)  # type: ignore[assignment]
     drafting = runner._drafting
     if not isinstance(drafting, ChainDrafting):
         return counted.decoding, counted.checking, None
@@ -224,7 +228,7 @@ def emulate(
         drafting._network,
         drafting._features,
         drafting._cache.layers,
-        table,
+        runner._table,
         runner._sampler,
         attention,
         num_drafts=num_drafts,

@@ -65,10 +65,14 @@ def config(tiny_config: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(tiny_config, policy="fair_share", max_num_batched_tokens=512)
 
 
-@pytest.mark.parametrize("count", [750, pytest.param(1500, marks=pytest.mark.nightly)])
-def test_across_salts_real_time_carries_no_signal(config: EngineConfig, count: int) -> None:
-    """Chance says 0.5 ± 0.021 for the fewer."""
-    assert abs(probe(config, "victim", "attacker", count) - 0.5) <= 0.08
+@pytest.mark.parametrize(
+    ("count", "most"), [(200, 0.16), pytest.param(1500, 0.08, marks=pytest.mark.nightly)]
+)
+def test_across_salts_real_time_carries_no_signal(
+    config: EngineConfig, count: int, most: float
+) -> None:
+    """Chance says 0.5 ± 0.04 for the fewer."""
+    assert abs(probe(config, "victim", "attacker", count) - 0.5) <= most
 
 
 def test_inside_one_salt_it_would(config: EngineConfig) -> None:

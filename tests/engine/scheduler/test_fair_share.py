@@ -412,13 +412,19 @@ class TestPrefixes:
 
 
 class TestMemory:
-    def test_idle_tenants_without_debt_are_forgotten(self) -> None:
+    @pytest.mark.parametrize("runs", [False, True])
+    def test_idle_tenants_without_debt_are_forgotten(self, runs: bool) -> None:
         policy = make_policy()
-        for i in range(10_000):
+        for i in range(2_500):
             request = make_request(i, fair_key=f"tenant {i}")
             policy.enqueue(request)
-            policy.dequeue(request)
+            if runs:
+                policy.admit(request)
+                policy.leave(request)
+            else:
+                policy.dequeue(request)
         assert len(policy._classes[0].accounts) <= 1024
+        assert not policy._live
 
     def test_idle_classes_are_forgotten(self) -> None:
         policy = make_policy()
@@ -477,7 +483,7 @@ class TestMemory:
         policy.enqueue(debtor)
         policy.dequeue(debtor)
         policy.charge_output(debtor, 100)
-        for i in range(2, 5_000):
+        for i in range(2, 2_500):
             request = make_request(i, fair_key=f"tenant {i}")
             policy.enqueue(request)
             policy.dequeue(request)
@@ -508,6 +514,7 @@ def test_the_head_always_belongs_to_a_least_counter(operations: list[tuple[str, 
             policy.dequeue(request)
             waiting.remove(request)
         assert len(policy) == len(waiting)
+        assert policy.is_contended == (len({r.fair_key for r in waiting}) > 1)
         head = policy.head()
         if not waiting:
             assert head is None

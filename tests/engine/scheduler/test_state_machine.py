@@ -26,7 +26,7 @@ from tests.engine.scheduler.harness import Harness
 
 TICK_S = 1e-4
 # One is enough nearly always; some situations come about once in a hundred examples.
-_MAX_ROUNDS = 8
+_MAX_ROUNDS = 24
 # Few tokens and few lengths, so that prompts often share prefixes.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
@@ -316,16 +316,22 @@ HYBRID_SITUATIONS = (
 
 
 @pytest.mark.parametrize(
-    ("machine", "situations"), [(EngineMachine, SITUATIONS), (HybridMachine, HYBRID_SITUATIONS)]
+    ("machine", "situations", "num_examples"),
+    [
+        (EngineMachine, SITUATIONS, 60),
+        (HybridMachine, (), 60),  # whose rarer situations take many more
+        pytest.param(EngineMachine, SITUATIONS, 600, marks=pytest.mark.nightly),
+        pytest.param(HybridMachine, HYBRID_SITUATIONS, 600, marks=pytest.mark.nightly),
+    ],
 )
 def test_the_engine_under_random_loads(
-    machine: type[EngineMachine], situations: tuple[str, ...]
+    machine: type[EngineMachine], situations: tuple[str, ...], num_examples: int
 ) -> None:
     machine.seen.clear()
     for number in range(_MAX_ROUNDS):
         run_state_machine_as_test(
             seed(number)(machine),
-            settings=settings(max_examples=200, stateful_step_count=40, deadline=None),
+            settings=settings(max_examples=num_examples, stateful_step_count=40, deadline=None),
         )
         missing = [situation for situation in situations if not machine.seen[situation]]
         if not missing:

@@ -220,7 +220,11 @@ def generate(
 
 
 @pytest.mark.parametrize(
-    "method", ["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "adversary"]
+    "method",
+    [
+        *("ngram", "draft_model", "medusa", "adversary"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("suffix", "eagle", "eagle3")),
+    ],
 )
 def test_the_law_is_the_exact_one(
     folder: Path,

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <type_traits>
 #include <vector>
 
@@ -64,18 +65,30 @@ inline ucontext_t fibers[kMaxCtas * kThreads], outside;
 inline jmp_buf places[kMaxCtas * kThreads];  // unlike contexts, left without a system call
 inline void (*body)();
 
+// What a thread waits for. It is not run before: to look costs less than to change threads.
+struct Wait {
+  bool (*is_over)(const void*);
+  alignas(8) uint8_t what[16];  // not on the thread's own stack, which is far away
+};
+inline Wait waits[kMaxCtas * kThreads];
+
 inline int rank() { return current / threads_each; }
 inline int first_of_cluster() { return rank() / cluster_ctas * cluster_ctas; }
 inline int lane() { return current % 32; }
 inline Cta& cta() { return ctas[rank()]; }
 inline Warp& warp() { return warps[current / 32]; }
 
-// The next thread that has not ended; -1 if none.
+// The next thread that can go on; -1 if all have ended. Aborts where each waits for another one.
 inline int next_thread() {
-  for (int i = 1; i <= threads; ++i) {
-    const int next = (current + i) % threads;
-    if (!ended[next]) return next;
+  bool is_left = false;
+  for (int i = 1, next = current + 1; i <= threads; ++i, ++next) {
+    if (next == threads) next = 0;
+    if (ended[next]) continue;
+    is_left = true;
+    const Wait& wait = waits[next];
+    if (!wait.is_over || wait.is_over(wait.what)) return next;
   }
+  if (is_left) std::abort();
   return -1;
 }
 
@@ -93,6 +106,18 @@ inline void yield() {
   if (_setjmp(places[current]) == 0) go_on(next_thread());
 }
 
+// `is_over` is asked by other threads, too: it must not look at what is this thread's own.
+template <typename IsOver>
+void wait_until(const IsOver& is_over) {
+  static_assert(sizeof(is_over) <= sizeof(Wait::what));
+  if (is_over()) return;
+  Wait& wait = waits[current];
+  new (wait.what) IsOver(is_over);
+  wait.is_over = [](const void* what) { return (*static_cast<const IsOver*>(what))(); };
+  yield();
+  wait.is_over = nullptr;
+}
+
 inline void arrive(Barrier& barrier, int count) {
   if (++barrier.waiting < count) return;
   barrier.waiting = 0;
@@ -102,7 +127,7 @@ inline void arrive(Barrier& barrier, int count) {
 inline void wait(Barrier& barrier, int count) {
   const unsigned generation = barrier.generation;
   arrive(barrier, count);
-  while (barrier.generation == generation) yield();
+  wait_until([&barrier, generation] { return barrier.generation != generation; });
 }
 
 inline void warp_sync() { wait(warp().barrier, 32); }
@@ -123,6 +148,7 @@ inline void run_cluster(int num_ctas, void (*kernel)()) {
   body = kernel;
   for (int i = 0; i < threads; ++i) {
     started[i] = ended[i] = false;
+    waits[i] = {};
     getcontext(&fibers[i]);
     fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;

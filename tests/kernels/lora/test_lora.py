@@ -111,7 +111,7 @@ def test_the_reference(num_tokens: int, in_features: int) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
 @pytest.mark.parametrize(
-    "shapes", ["SHAPES[:2]", pytest.param("SHAPES[2:]", marks=pytest.mark.nightly)]
+    "shapes", ["SHAPES[1:2]", pytest.param("SHAPES", marks=pytest.mark.nightly)]
 )
 def test_interpreted_it_equals_the_products(shapes: str) -> None:
     pytest.importorskip("triton")

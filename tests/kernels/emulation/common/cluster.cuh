@@ -18,7 +18,8 @@ inline void arrive_at_cluster() {
   ++all.generation;
 }
 inline void wait_for_cluster() {
-  while (emulation::cluster.generation == generations[emulation::current]) emulation::yield();
+  const unsigned own = generations[emulation::current];
+  emulation::wait_until([own] { return emulation::cluster.generation != own; });
 }
 
 template <typename V>
@@ -32,7 +33,7 @@ void send(int rank, V* to, V v, uint64_t* barrier) {
 }
 
 inline void wait_for_results(uint64_t* barrier) {
-  while (*barrier != 0) emulation::yield();
+  emulation::wait_until([barrier] { return *barrier == 0; });
 }
 
 }  // namespace sluice

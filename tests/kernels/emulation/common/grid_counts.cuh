@@ -8,10 +8,7 @@ namespace sluice {
 inline void publish(int* count) { ++*count; }
 
 inline void await_count(const int* count, int target) {
-  for (int i = 0; *count < target; ++i) {
-    if (i == 1 << 20) std::abort();  // nobody comes any more
-    emulation::yield();
-  }
+  emulation::wait_until([=] { return *count >= target; });
 }
 
 inline void await_count_awake(const int* count, int target) { await_count(count, target); }

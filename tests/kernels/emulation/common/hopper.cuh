@@ -40,10 +40,8 @@ inline void mbarrier_arrive_at(int rank, uint32_t at) {
   arrive(barrier_of(emulation::first_of_cluster() + rank, at), 0);
 }
 inline void mbarrier_wait(uint32_t at, int parity) {
-  for (int i = 0; (barrier_of(emulation::rank(), at).phase & 1) == parity; ++i) {
-    if (i == 1 << 20) std::abort();  // nobody comes any more
-    emulation::yield();
-  }
+  const auto& barrier = barrier_of(emulation::rank(), at);
+  emulation::wait_until([&barrier, parity] { return (barrier.phase & 1) != parity; });
 }
 
 // What stands in a CUtensorMap: a matrix of 16-bit elements, copied in swizzled rows of 128 bytes.
