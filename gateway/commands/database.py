@@ -107,9 +107,26 @@ def _embedded(data_dir: Path) -> Iterator[Database]:
         yield Database(postgres.start(), folder.secrets_file)
 
 
-def with_store(database: Database, work: Callable[[Store], Awaitable[T]]) -> T:
-    """Run ``work`` on a connected store and close it."""
+def with_store(
+    config: Path | None, data_dir: Path | None, work: Callable[[Store], Awaitable[T]]
+) -> T:
+    """Run ``work`` on the store of a settings file or a demo. Raises as ``opened`` does."""
+    with opened(config, data_dir) as database:
+        return _with_store(database, work)
 
+
+def with_pepper(
+    config: Path | None, data_dir: Path | None, work: Callable[[Store, bytes], Awaitable[T]]
+) -> T:
+    """As ``with_store``, for work that makes keys."""
+    from gateway import secrets
+
+    with opened(config, data_dir) as database:
+        pepper = secrets.load(database.secrets_file).key_pepper
+        return _with_store(database, lambda store: work(store, pepper))
+
+
+def _with_store(database: Database, work: Callable[[Store], Awaitable[T]]) -> T:
     async def run() -> T:
         import migrations
         from tenants.audit import acting_as

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+from gateway.commands.database import ConfigOption, DataDirOption, with_pepper, with_store
 
 app = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
@@ -44,28 +45,21 @@ def create(
     data_dir: DataDirOption = None,
 ) -> None:
     """Create a key and print it. It is shown only this once."""
-    from gateway import secrets
     from gateway.admin import provisioning
 
     expires_at = None if expires_in_days is None else _days_from_now(expires_in_days)
     aliases = _aliases(model_alias or ())
-    with opened(config, data_dir) as database:
-        pepper = secrets.load(database.secrets_file).key_pepper
-        text = with_store(
-            database,
-            lambda store: provisioning.create_key(
-                store,
-                pepper,
-                tenant,
-                name=name,
-                scopes=scope or ["chat"],
-                expires_at=expires_at,
-                project=project,
-                allowed_models=model or (),
-                model_aliases=aliases,
-            ),
-        )
-    print(text)
+    make = partial(
+        provisioning.create_key,
+        tenant_name=tenant,
+        name=name,
+        scopes=scope or ["chat"],
+        expires_at=expires_at,
+        project=project,
+        allowed_models=model or (),
+        model_aliases=aliases,
+    )
+    print(with_pepper(config, data_dir, make))
 
 
 def _days_from_now(days: float) -> datetime:
@@ -106,8 +100,7 @@ def list_(
         keys = await store.list_keys(tenant_id, search=search)
         return keys, await store.list_projects(tenant_id)
 
-    with opened(config, data_dir) as database:
-        keys, projects = with_store(database, work)
+    keys, projects = with_store(config, data_dir, work)
     names = {project.id: project.name for project in projects}
     table = Table("public id", "name", "scopes", "created", "expires", "revoked", "last used")
     table.add_column("project")
@@ -133,7 +126,6 @@ def rotate(
     data_dir: DataDirOption = None,
 ) -> None:
     """Replace a key by a new one with the same rights, and print it. It is shown only this once."""
-    from gateway import secrets
     from gateway.admin import provisioning
     from gateway.errors import SetupError
 
@@ -141,13 +133,8 @@ def rotate(
         grace = timedelta(hours=grace_hours)
     except (OverflowError, ValueError):
         raise SetupError(f"--grace: {grace_hours:g} is no number of hours") from None
-    with opened(config, data_dir) as database:
-        pepper = secrets.load(database.secrets_file).key_pepper
-        text = with_store(
-            database,
-            lambda store: provisioning.rotate_key(store, pepper, public_id, grace=grace),
-        )
-    print(text)
+    replace = partial(provisioning.rotate_key, public_id=public_id, grace=grace)
+    print(with_pepper(config, data_dir, replace))
 
 
 @app.command()
@@ -157,6 +144,5 @@ def revoke(
     data_dir: DataDirOption = None,
 ) -> None:
     """Revoke a key for good."""
-    with opened(config, data_dir) as database:
-        key = with_store(database, lambda store: store.revoke_key(public_id))
+    key = with_store(config, data_dir, lambda store: store.revoke_key(public_id))
     print(f"Revoked {key.public_id} ({key.name}).")

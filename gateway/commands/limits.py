@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.models import OptionInfo
 
-from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+from gateway.commands.database import ConfigOption, DataDirOption, with_store
 
 if TYPE_CHECKING:
     from tenants.limits import Limits, ScopeKind
@@ -84,8 +84,7 @@ def limits(
             await _change(store, found, project, key, changes)
         return await _rows(store, found)
 
-    with opened(config, data_dir) as database:
-        rows = with_store(database, work)
+    rows = with_store(config, data_dir, work)
     _show(rows)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 from uuid import UUID
 
 import typer
 
-from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+from gateway.commands.database import ConfigOption, DataDirOption, with_pepper, with_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,15 +42,10 @@ def bootstrap(
     data_dir: DataDirOption = None,
 ) -> None:
     """Make the first admin key and print it. Works once: that key makes all others."""
-    from gateway import secrets
     from gateway.admin import provisioning
 
-    with opened(config, data_dir) as database:
-        pepper = secrets.load(database.secrets_file).key_pepper
-        text = with_store(
-            database, lambda store: provisioning.bootstrap(store, pepper, tenant, name=name)
-        )
-    print(text)
+    make = partial(provisioning.bootstrap, tenant_name=tenant, name=name)
+    print(with_pepper(config, data_dir, make))
 
 
 def usage(
@@ -94,8 +90,7 @@ def usage(
         ids = {getattr(row, f"{name}_id") for row in sums for name in groups if name != "model"}
         return sums, await store.names(ids)
 
-    with opened(config, data_dir) as database:
-        sums, names = with_store(database, work)
+    sums, names = with_store(config, data_dir, work)
     table = Table(*(["from"] if per != "total" else []), *groups)
     counts = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
     for title in counts:
@@ -127,8 +122,7 @@ def audit(
         entries = await store.list_audit(tenant_id, search=search, limit=limit)
         return entries, await store.names({entry.tenant_id for entry in entries})
 
-    with opened(config, data_dir) as database:
-        entries, names = with_store(database, work)
+    entries, names = with_store(config, data_dir, work)
     table = Table("time", "actor", "action", "tenant", "object", "changed")
     for entry in entries:
         table.add_row(
@@ -152,8 +146,7 @@ def list_streams(
         tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
         return await store.list_running(tenant_id)
 
-    with opened(config, data_dir) as database:
-        running = with_store(database, work)
+    running = with_store(config, data_dir, work)
     table = Table("id", "tenant", "key", "model", "state", "prompt", "generated", "since")
     for row in running:
         table.add_row(
@@ -180,8 +173,7 @@ def kill(
                 return True
         return False
 
-    with opened(config, data_dir) as database:
-        found = with_store(database, work)
+    found = with_store(config, data_dir, work)
     if not found:
         raise SetupError(f"no request {request_id} runs; `sluice stream list` shows those that do")
     print(f"Told all workers to end {request_id}.")
@@ -225,8 +217,7 @@ def _show_rows(
             sys.stdout.write(lines)
         return (), {}
 
-    with opened(config, data_dir) as database:
-        rows, names = with_store(database, work)
+    rows, names = with_store(config, data_dir, work)
     if form is not None:
         return
     table = Table("time", "id", "tenant", "key", "model", "status", "end user")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+from gateway.commands.database import ConfigOption, DataDirOption, with_store
 
 app = typer.Typer(help="Create, list and rename a tenant's projects.", no_args_is_help=True)
 
@@ -27,8 +27,7 @@ def create(
     async def work(store: Store) -> Project:
         return await store.create_project((await store.get_tenant(tenant)).id, name)
 
-    with opened(config, data_dir) as database:
-        project = with_store(database, work)
+    project = with_store(config, data_dir, work)
     print(f"Created project {project.name} ({project.id}).")
 
 
@@ -44,8 +43,7 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
     async def work(store: Store) -> list[Project]:
         return list(await store.list_projects((await store.get_tenant(tenant)).id))
 
-    with opened(config, data_dir) as database:
-        projects = with_store(database, work)
+    projects = with_store(config, data_dir, work)
     table = Table("name", "id", "default", "created")
     for project in projects:
         default = "yes" if project.is_default else ""
@@ -73,6 +71,5 @@ def rename(
                 return await store.rename_project(tenant_id, project.id, new_name)
         raise ProjectNotFound(name)
 
-    with opened(config, data_dir) as database:
-        project = with_store(database, work)
+    project = with_store(config, data_dir, work)
     print(f"Renamed {name} to {project.name}.")

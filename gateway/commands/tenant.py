@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+from gateway.commands.database import ConfigOption, DataDirOption, with_store
 from gateway.commands.limits import limits
 
 app = typer.Typer(help="Create, list, change and limit tenants.", no_args_is_help=True)
@@ -25,10 +25,9 @@ def create(
     data_dir: DataDirOption = None,
 ) -> None:
     """Create a tenant."""
-    with opened(config, data_dir) as database:
-        tenant = with_store(
-            database, lambda store: store.create_tenant(name, weight=weight, priority=priority)
-        )
+    tenant = with_store(
+        config, data_dir, lambda store: store.create_tenant(name, weight=weight, priority=priority)
+    )
     print(
         f"Created tenant {tenant.name} ({tenant.id}). "
         f"`sluice key create {quote(tenant.name)}` makes a key."
@@ -46,8 +45,7 @@ def list_(
 
     from gateway.commands.tables import show, time_of
 
-    with opened(config, data_dir) as database:
-        tenants = with_store(database, lambda store: store.list_tenants(search=search))
+    tenants = with_store(config, data_dir, lambda store: store.list_tenants(search=search))
     table = Table("name", "id", "weight", "priority", "created", "disabled")
     for tenant in tenants:
         table.add_row(
@@ -80,7 +78,6 @@ def update(
             tenant.id, name=rename, weight=weight, priority=priority, disabled=disabled
         )
 
-    with opened(config, data_dir) as database:
-        tenant = with_store(database, work)
+    tenant = with_store(config, data_dir, work)
     state = "disabled" if tenant.disabled_at is not None else "enabled"
     print(f"{tenant.name}: weight {tenant.weight:g}, priority {tenant.priority}, {state}.")
