@@ -37,8 +37,8 @@ _IDLE_WAIT_S = 0.002
 class EngineCore:
     """Drives a runner. Torch-free, single-threaded, and without any I/O of its own.
 
-    ``overlap`` plans step N+1 while N runs on the device (default: ``config.async_scheduling``,
-    or False where that is None). ``proposer`` drafts in place of the one the config names.
+    With ``async_scheduling`` (overlap) it plans step N+1 while N runs on the device. ``proposer``
+    drafts in place of the one the config names.
     No single request can make ``step`` raise: a request that cannot go on ends with an error
     output. What does raise comes from the runner, and means that the engine is lost.
     """
@@ -52,14 +52,13 @@ class EngineCore:
         eos_token_ids: AbstractSet[int] = frozenset(),
         grammar: GrammarCompiler | None = None,
         adapters: Adapters | None = None,
-        overlap: bool | None = None,
         proposer: Proposer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._adapters = adapters
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._overlap = bool(config.async_scheduling) if overlap is None else overlap
+        self._overlap = bool(config.async_scheduling)
         self._clock = clock
         self._cache = create_cache_manager(
             config, runner.num_blocks, runner.num_swap_blocks, runner.layer_groups

@@ -119,9 +119,6 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
     if tokenizer is not None:
         eos_token_ids |= tokenizer.eos_token_ids
     grammar = _grammar_compiler(tokenizer, eos_token_ids, runner.vocab_size)
-    overlap = config.async_scheduling
-    if overlap is None:
-        overlap = runner.device.type == "cuda"
     core = EngineCore(
         config,
         runner,
@@ -133,7 +130,6 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
             if runner.adapters is None
             else Adapters(runner.adapters, max_cpu_loras=config.max_cpu_loras)
         ),
-        overlap=overlap,
     )
     ready = Ready(
         model=config.model,
@@ -144,7 +140,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         device=str(runner.device),
         pid=os.getpid(),
     )
-    launched = config.step_tokens if overlap else None
+    launched = config.step_tokens if config.async_scheduling else None
     if grammar is None:
         return Engine(core, ready, launched)
     return Engine(core, ready, launched, warm_up=grammar.start, close=grammar.close)

@@ -97,11 +97,11 @@ class Engine:
             EngineConfig(
                 model="none",
                 max_num_seqs=_MAX_BATCH,
+                async_scheduling=True,
                 speculative_config=speculative if num_drafts else None,
             ),
             runner,
             max_model_len=1024,
-            overlap=True,
             proposer=NetworkProposer(runner) if num_drafts else None,
             clock=lambda: runner.now,
         )

@@ -24,6 +24,17 @@ def test_more_requests_run_where_there_is_memory(device_type: str, gib: int, num
     assert asked.for_device(device_type, gib * 2**30).num_seqs == asked.num_seqs == 3
 
 
+@pytest.mark.parametrize(
+    ("asked", "device_type", "overlaps"),
+    [(None, "cuda", True), (None, "cpu", False), (False, "cuda", False), (True, "cpu", True)],
+)
+def test_steps_overlap_on_a_gpu_unless_the_config_says_otherwise(
+    asked: bool | None, device_type: str, overlaps: bool
+) -> None:
+    config = EngineConfig(model="m", async_scheduling=asked)
+    assert config.for_device(device_type).async_scheduling is overlaps
+
+
 def test_no_request_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs must be at least 1, got 0"):
         EngineConfig(model="m", max_num_seqs=0)

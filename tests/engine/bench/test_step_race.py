@@ -67,7 +67,7 @@ def test_who_does_other_steps_cannot_be_compared_so() -> None:
 
 def test_steps_are_noted_by_what_they_compute() -> None:
     runner = ModelledRunner(64)
-    core = EngineCore(EngineConfig(model="none"), runner, max_model_len=100, overlap=True)
+    core = EngineCore(EngineConfig(model="none", async_scheduling=True), runner, max_model_len=100)
     times = StepTimes(core, lambda: runner.now)
     for index in range(3):
         params = SamplingParams(max_tokens=3 + (index == 0), ignore_eos=True)

@@ -166,9 +166,7 @@ class Poisoned:
         self.seen = watch_logits(self.runner, monkeypatch)
         if num_graphed:
             self.graphs = emulate(self.runner, monkeypatch, num_graphed)
-        self.core = EngineCore(
-            config, self.runner, max_model_len=self.runner.max_model_len, overlap=False
-        )
+        self.core = EngineCore(config, self.runner, max_model_len=self.runner.max_model_len)
         self.tokens: dict[str, list[int]] = {}
         self.num_left_behind = 0
         self._poison()

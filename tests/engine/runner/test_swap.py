@@ -196,8 +196,9 @@ def test_swapped_requests_generate_what_they_do_alone(
         forecast_admission=False,
         max_num_batched_tokens=64,
         watermark=0.0,
+        async_scheduling=overlap,
     )
-    core = EngineCore(config, crowded, max_model_len=160, overlap=overlap)
+    core = EngineCore(config, crowded, max_model_len=160)
     prompts = [prompt(seed, 20 + 7 * seed) for seed in range(8)]
     outputs: dict[str, list[int]] = {}
     for i, tokens in enumerate(prompts):

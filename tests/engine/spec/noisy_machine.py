@@ -170,11 +170,11 @@ class Engine:
                 model="toy",
                 max_num_seqs=batch,
                 enable_prefix_caching=False,
+                async_scheduling=machine.overlap,
                 speculative_config=speculative if num_drafts else None,
             ),
             self.runner,
             max_model_len=100_000,
-            overlap=machine.overlap,
             proposer=NetworkProposer(self.runner) if num_drafts else None,
             clock=self.runner.clock,
         )

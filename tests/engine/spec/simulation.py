@@ -154,6 +154,7 @@ def decode(
         model="toy",
         max_num_seqs=batch,
         block_size=16,
+        async_scheduling=True,
         speculative_config=None if proposer is None else speculative,
     )
     costs = runner.step_costs
@@ -163,7 +164,6 @@ def decode(
         config,
         runner,
         max_model_len=100_000,
-        overlap=True,
         proposer=proposer,
         clock=runner.clock,
     )
@@ -191,11 +191,11 @@ def start(
         EngineConfig(
             model="toy",
             max_num_seqs=batch,
+            async_scheduling=overlap,
             speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=3),
         ),
         runner,
         max_model_len=100_000,
-        overlap=overlap,
         proposer=proposer or NetworkProposer(runner),
         clock=runner.clock,
     )

@@ -302,11 +302,11 @@ def serve(
             model="toy",
             max_num_seqs=batch,
             enable_prefix_caching=False,
+            async_scheduling=True,
             speculative_config=config,
         ),
         runner,
         max_model_len=100_000,
-        overlap=True,
         proposer=None if config is None else NetworkProposer(runner),
         clock=runner.clock,
     )
