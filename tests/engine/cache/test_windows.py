@@ -481,7 +481,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.num_free_blocks == self.cache.pool.num_blocks
 
 
-@pytest.mark.parametrize("num_examples", [150])
+@pytest.mark.parametrize("num_examples", [60, pytest.param(600, marks=pytest.mark.nightly)])
 def test_any_order_of_requests(num_examples: int) -> None:
     run_state_machine_as_test(
         CacheMachine,

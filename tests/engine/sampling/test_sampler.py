@@ -191,3 +191,32 @@ def test_a_row_forgets_min_tokens_when_released_or_taken_again() -> None:
             s.release(0)
         s.admit(0, "b", SamplingParams(temperature=0.0), 0)
         assert draw(s, [0], [0], scores) == [EOS]
+
+
+def test_the_best_of_one_is_the_best_and_no_limit_leaves_all() -> None:
+    s = sampler()
+    for row, top_k in enumerate((1, -1, VOCAB + 5)):
+        s.admit(row, "r", SamplingParams(temperature=5.0, top_k=top_k, seed=1), 4)
+    scores = logits(1).repeat(3, 1)
+    of_one, of_all, of_more = zip(
+        *(draw(s, [0, 1, 2], [position] * 3, scores) for position in range(4, 60)), strict=True
+    )
+    assert set(of_one) == {int(scores[0].argmax())}
+    assert of_all == of_more
+    assert len(set(of_all)) > VOCAB / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logits_of_two_bytes_are_changed_in_four(dtype: torch.dtype) -> None:
+    """A bias that two bytes would lose decides, and tokens are held back as they are in float32."""
+    s = sampler()
+    s.admit(0, "biased", SamplingParams(temperature=0.0, logit_bias={7: 1e-3}), 4)
+    s.admit(1, "long", SamplingParams(temperature=0.0, min_tokens=9), 4)
+    s.admit(2, "plain", SamplingParams(temperature=1.0, seed=3), 4)
+    scores = logits(3).to(dtype)
+    scores[0, [5, 7]] = 60.0
+    scores[1, EOS] = 60.0
+    drawn = draw(s, [0, 1, 2], [5] * 3, scores)
+    assert drawn[:2] == [7, int(scores[1, :EOS].argmax())]
+    assert drawn == draw(s, [0, 1, 2], [5] * 3, scores.float())
+    assert draw(s, [2], [5], scores[2:]) == drawn[2:]

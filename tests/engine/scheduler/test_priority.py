@@ -114,6 +114,7 @@ def test_nothing_waits_for_ever_behind_a_flood() -> None:
     assert outcome.finished_s is not None, "admitted by age, it must not be displaced for ever"
 
 
+@pytest.mark.nightly
 def test_without_aging_it_would() -> None:
     flood = steady("flood", 60, 40, priority=0)
     simulation = Simulation(

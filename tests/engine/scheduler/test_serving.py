@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 import numpy as np
+import pytest
 
 from engine.bench.overload import ModelledRunner
 from engine.core import EngineCore
@@ -124,6 +125,7 @@ def test_64_streams_flow_evenly_and_lose_nothing() -> None:
     assert limited.tokens_per_s > unlimited.tokens_per_s
 
 
+@pytest.mark.nightly
 def test_256_streams_flow_evenly_and_lose_little() -> None:
     limited, unlimited = (serve(256, 512, which) for which in (LIMIT, None))
     assert max(unlimited.gaps_s) > 0.15
