@@ -492,7 +492,7 @@ def test_a_checker_judges_without_loading_anything(vocabulary: Vocabulary) -> No
         "from grammar.vocabulary import Vocabulary\n"
         "tokens = [bytes([i]) for i in range(256)] + [b'']\n"
         "vocabulary = Vocabulary(tokens, [256], [], 257)\n"
-        "checker = GrammarChecker(vocabulary, backends=['xgrammar'], timeout_s=60)\n"
+        "checker = GrammarChecker(vocabulary, backends=['llguidance'], timeout_s=60)\n"
         "print(checker.check(GrammarSpec.from_schema({'type': 'integer'})).backend)\n"
         "checker.close()\n"
         "bad = {'torch', 'xgrammar', 'llguidance'} & set(sys.modules)\n"
@@ -500,7 +500,7 @@ def test_a_checker_judges_without_loading_anything(vocabulary: Vocabulary) -> No
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "xgrammar\n"
+    assert result.stdout == "llguidance\n"
 
 
 def test_a_checker_agrees_with_the_compiler(vocabulary: Vocabulary) -> None:

@@ -116,11 +116,11 @@ def outlines(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
 
 
 def test_llguidance(llguidance: GrammarCompiler) -> None:
-    count = run(llguidance, range(220), wild=0.1)
-    assert count["schemas"] >= 120
-    assert count["documents"] >= 300
+    count = run(llguidance, range(110), wild=0.1)
+    assert count["schemas"] >= 60
+    assert count["documents"] >= 150
     # Not only sound: of the valid instances it accepts all but those spelt otherwise.
-    assert count["accepted"] >= 0.98 * count["valid"] > 400
+    assert count["accepted"] >= 0.98 * count["valid"] > 200
 
 
 def test_llguidance_with_every_keyword(llguidance: GrammarCompiler) -> None:
@@ -130,15 +130,15 @@ def test_llguidance_with_every_keyword(llguidance: GrammarCompiler) -> None:
 
 
 def test_xgrammar(xgrammar: GrammarCompiler) -> None:
-    count = run(xgrammar, range(400), wild=0.0)
-    assert count["schemas"] >= 100
-    assert count["accepted"] >= 0.98 * count["valid"] > 200
+    count = run(xgrammar, range(200), wild=0.0)
+    assert count["schemas"] >= 50
+    assert count["accepted"] >= 0.98 * count["valid"] > 100
 
 
 def test_outlines(outlines: GrammarCompiler) -> None:
-    count = run(outlines, range(90), wild=0.0)
-    assert count["schemas"] >= 15
-    assert count["accepted"] > 40
+    count = run(outlines, range(45), wild=0.0)
+    assert count["schemas"] >= 7
+    assert count["accepted"] > 15
 
 
 @pytest.mark.nightly
