@@ -110,6 +110,8 @@ def _mutable(node: ast.AST, around: str = "") -> Iterator[tuple[Any, str]]:
             return
         case ast.Expr(value=ast.Constant()) | ast.JoinedStr():  # docstrings and messages
             return
+        case ast.keyword(arg="strict"):  # of ``zip``: a check, like an assertion
+            return
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))) if (
             name in _LOGGERS
         ):

@@ -84,6 +84,7 @@ class TestRoom:
         assert first_indices(new) == [0, 10]
         assert cache.block_ids(new)[1][:10] == [NO_BLOCK] * 10
         assert new.num_held == 12 + 2 == 40 - cache.num_free_blocks
+        assert cache.num_left_behind == 10
 
     def test_nothing_that_the_next_query_sees_is_given_back(self) -> None:
         cache, new = manager((1, 4, None)[::-1]), table()

@@ -11,7 +11,7 @@ from engine.demo.evaluate import HELD_OUT_SEED
 from engine.demo.heads.answers import Prompt, draw_prompts
 from engine.demo.heads.measure import PROPOSERS
 from engine.llm import LLM, SamplingParams, TokensPrompt
-from engine.spec.adaptive import AdaptiveLength
+from engine.spec.controller import Controller
 
 pytestmark = pytest.mark.gpu
 
@@ -55,10 +55,8 @@ def test_any_number_of_drafts_changes_next_to_nothing(
 ) -> None:
     """As the engine may choose it; four are filled up to five."""
     plain, _ = answers(prompts)
-    config = {**PROPOSERS["eagle3"], "num_speculative_tokens": 5, "adaptive": False}
-    monkeypatch.setattr(
-        AdaptiveLength, "uniform_length", lambda self, batch, most: min(length, most)
-    )
+    config = {**PROPOSERS["eagle3"], "num_speculative_tokens": 5}
+    monkeypatch.setattr(Controller, "length", lambda self, batch: length)
     said, rate = answers(prompts, speculative_config=config)
     assert rate > 0.3
     assert sum(a == b for a, b in zip(said, plain, strict=True)) >= 0.9 * len(plain)
