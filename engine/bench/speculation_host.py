@@ -2,7 +2,7 @@
 
 The real core, scheduler and speculator, over a device that takes no time but on their clock:
 microseconds of CPU time that a step takes beyond one of an engine without speculation (``plain``).
-``control`` is a second one of these: what differs by less is noise. ``rest``: a draft network whose
+``control`` is a second one of these: what differs by less is noise. ``off``: a draft network whose
 drafts do not pay; ``fixed``: three drafts in every step; ``adaptive``: the same, as long as they
 pay, which they do; ``learning``: what the latter takes beyond ``fixed``.
 
@@ -135,7 +135,7 @@ def _engines() -> dict[str, Engine]:
     return {
         "plain": Engine(num_drafts=0),
         "control": Engine(num_drafts=0),
-        "rest": Engine(num_drafts=NUM_DRAFTS, draft_s=0.01, adaptive=True),
+        "off": Engine(num_drafts=NUM_DRAFTS, draft_s=0.01, adaptive=True),
         "fixed": Engine(num_drafts=NUM_DRAFTS, right=RIGHT),
         "adaptive": Engine(num_drafts=NUM_DRAFTS, right=RIGHT, adaptive=True),
     }
@@ -170,7 +170,7 @@ def measure(batch: int, max_s: float) -> dict[str, object]:
         "num_rounds": number,
         "plain": round(statistics.median(taken["plain"]), 2),
     }
-    for name in ("control", "rest", "fixed", "adaptive"):
+    for name in ("control", "off", "fixed", "adaptive"):
         line[name] = _more(taken[name], taken["plain"])
     line["learning"] = _more(taken["adaptive"], taken["fixed"])
     line["drafts_a_step"] = {name: round(each.mean_drafts, 2) for name, each in engines.items()}

@@ -33,6 +33,8 @@ _LEAST_RATIO = 0.8
 # About so many of the latest newcomers count. Until there were ``_FEW``, with and without drafts,
 # they are taken to cost the same with drafts; at most, they cost so many steps more.
 _MEMORY, _FEW, _MAX_MORE = 64.0, 2.0, 4.0
+# What is left of the numbers of newcomers and of tokens after a timed step.
+_KEPT = 0.98
 # The weight of the latest time in what beginning to draft costs, and the most steps that it counts
 # as: the first time may take far longer.
 _LATEST, _MAX_START = 0.25, 8.0
@@ -180,8 +182,9 @@ class LearnedCosts:
         self.start = 0.0
         """How much longer the first step with drafts takes than those after it, in steps without
         drafts: a network catches up with what was generated meanwhile."""
-        self._num_came = self._num_tokens = 0.0
-        """Decayed sums over timed steps."""
+        self._came: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        """By size: decayed sums of newcomers and of tokens over timed steps. Where none come, as
+        after many that came at once, drafts do not make them wait."""
         self._more = lru_cache(4096)(self._more_in_table)
 
     def _more_in_table(self, batch: int, longest: int, num_drafts: int) -> float:
@@ -227,7 +230,8 @@ class LearnedCosts:
         if not self._ratios[False] or min(with_drafts.number, without.number) < _FEW:
             return 0.0
         more = with_drafts.steps / with_drafts.number - without.steps / without.number
-        return batch * min(max(more, 0.0), _MAX_MORE) * self._num_came / self._num_tokens
+        num_came, num_tokens = self._came[_size(batch)]
+        return batch * min(max(more, 0.0), _MAX_MORE) * num_came / max(num_tokens, 1.0)
 
     def observe(self, step: TimedStep) -> None:
         """A step is over."""
@@ -238,8 +242,11 @@ class LearnedCosts:
         if step.is_usual:
             self._add(_Kind(size, step.has_drafts, is_mixed=False), factor)
         self._add(_Kind(size, step.drafting, is_mixed=True), factor)
-        self._num_came = 0.98 * self._num_came + step.newcomers
-        self._num_tokens = 0.98 * self._num_tokens + step.num_tokens
+        num_came, num_tokens = self._came[size]
+        self._came[size] = [
+            _KEPT * num_came + step.newcomers,
+            _KEPT * num_tokens + step.num_tokens,
+        ]
         usual = self._means.get(_Kind(size, step.has_drafts, is_mixed=False))
         if usual is None or step.is_usual:
             return
