@@ -13,11 +13,11 @@ def test_a_line_for_each_number_of_requests(capsys: pytest.CaptureFixture[str]) 
     assert [line["batch"] for line in lines] == [1, 8]
     for line in lines:
         assert line["plain"] > 0
-        for name in ("control", "rest", "fixed", "adaptive", "learning"):
+        for name in ("control", "off", "fixed", "adaptive", "learning"):
             middle, low, high = line[name]
             assert low <= middle <= high
         drafts = line["drafts_a_step"]
-        assert drafts["control"] == drafts["rest"] == 0.0
+        assert drafts["control"] == drafts["off"] == 0.0
         assert drafts["adaptive"] > 0.7 * drafts["fixed"] > 0.0
 
 
