@@ -29,7 +29,7 @@ from tenants.embedded import EmbeddedPostgres
 from tests import run_folder
 from tests.postgres import FAST, execute, with_database
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 _CHANGED = {
     "<": "<=",
     "<=": "<",
