@@ -19,7 +19,7 @@ from engine.demo import MODEL_DIR
 from engine.spec.config import SpeculativeConfig
 from gateway.config import TenantsConfig
 from tenants.postgres import PostgresStore
-from tests.gateway.serving import Gateway, make_config, served
+from tests.gateway.serving import Gateway, make_config, served, until
 from tests.postgres import fresh_database, postgres_server
 
 __all__ = ["postgres_server"]
@@ -55,6 +55,13 @@ async def shared(dsn: str) -> AsyncIterator[Gateway]:
 
 
 async def with_its_own_tenant(shared: Gateway) -> Gateway:
+    """Once the engine has ended what others left."""
+
+    async def idle() -> bool:
+        stats = await shared.engine.fetch_stats()
+        return stats.num_running == 0 and stats.num_free_blocks == stats.num_total_blocks
+
+    await until(idle, within_s=120)
     tenant = await shared.store.create_tenant(f"tenant {uuid4()}")
     own = dataclasses.replace(shared, tenant=tenant)
     own.api_key = await own.key("chat")
