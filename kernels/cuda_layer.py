@@ -19,7 +19,7 @@ class Matrix(NamedTuple):
     """[out_features, in_features]"""
     bias: torch.Tensor | None
     code: int
-    """See ``products.Products.code``; with adapters, of a product without gating."""
+    """See ``gemm.Gemms.code``; with adapters, of a GEMM without gating."""
     adapters: tuple[torch.Tensor, ...] = ()
     """``cuda_lora.described`` of what adapters add to the product; empty for none."""
 

@@ -17,15 +17,15 @@ import msgspec
 import torch
 
 from kernels import build
-from kernels.products import Kind, Product
+from kernels.gemm import Gemm, Kind
 
 _PARTS = Path(__file__).parent
-_MEASURED = ("cuda.py", "kept_choices.py", "products.py", "tuning.py")
+_MEASURED = ("cuda.py", "kept_choices.py", "gemm.py", "tuning.py")
 """Beside the kernels' sources, what decides which product is the fastest."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 _logger = logging.getLogger(__name__)
-_decoder = msgspec.json.Decoder(dict[int, Product])
+_decoder = msgspec.json.Decoder(dict[int, Gemm])
 
 
 class KeptChoices:
@@ -38,7 +38,7 @@ class KeptChoices:
         """Those of GPUs like this one, in the folder of the built kernels."""
         return cls(build.cache_dir() / "products" / _fingerprint(device))
 
-    def read(self, kind: Kind) -> dict[int, Product]:
+    def read(self, kind: Kind) -> dict[int, Gemm]:
         """By numbers of rows; empty where nothing, or nothing legible, was kept."""
         path = self._path(kind)
         try:
@@ -49,7 +49,7 @@ class KeptChoices:
             _logger.warning("%s cannot be read, so products are measured anew: %s", path, error)
             return {}
 
-    def write(self, kind: Kind, choices: Mapping[int, Product]) -> None:
+    def write(self, kind: Kind, choices: Mapping[int, Gemm]) -> None:
         """In place of what was kept. Where that fails the log says so, once: nothing but time is
         lost."""
         path = self._path(kind)

@@ -1,4 +1,4 @@
-"""Products with quantized weights on a GPU.
+"""GEMMs with quantized weights on a GPU.
 
 Few rows (decode steps) go through our *skinny* kernels, which read the weights as they are stored
 and compute in 16 bits. Some dozens to hundreds of rows go through our *tiled* kernels on Hopper;

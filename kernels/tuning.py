@@ -1,4 +1,4 @@
-"""Measures which product (see ``products``) is fastest for each weight of a model."""
+"""Measures which GEMM (see ``gemm``) is fastest for each weight of a model."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch.nn import functional as F
 
 from kernels import cuda, ops
-from kernels.kept_choices import KeptChoices
-from kernels.products import (
+from kernels.gemm import (
     LIBRARY,
     MAX_CHOSEN_ROWS,
     UNMEASURED,
     WIDE_WIDTHS,
     Choice,
+    Gemm,
+    Gemms,
     Kind,
-    Product,
-    Products,
     has_wide,
 )
+from kernels.kept_choices import KeptChoices
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
 """Numbers of rows that are always measured. For a number in between, the choice of the next larger
@@ -47,7 +47,7 @@ _LEAD_OF_GATED = 1.03
 ours ends, which a measurement here does not see: at two rows a step of 32 layers takes 4,013 us
 with ours and 4,288 with the library's."""
 _FAR = 1.15
-"""Products that take more than this many times the best time of the first round are dropped."""
+"""Gemms that take more than this many times the best time of the first round are dropped."""
 _FLUSHED_BYTES = 256 * 1024 * 1024
 """Several times the L2 cache of any GPU. Writing so much empties it, as in a model, where every
 weight is read from memory."""
@@ -75,7 +75,7 @@ def measure(
     kept: KeptChoices,
     batches: Iterable[int] = (),
     on_measuring: Callable[[], None] = lambda: None,
-) -> Products:
+) -> Gemms:
     """Choose the fastest product for each kind of weight and number of rows.
 
     uses: all weights of a model, on one GPU. kept: earlier measurements on such a GPU, which are
@@ -95,7 +95,7 @@ def measure(
         kind: _chosen(kind, some, kept, batches, on_measuring) for kind, some in by_kind.items()
     }
     sms = torch.cuda.get_device_properties(device).multi_processor_count if has_wide(device) else 0
-    return Products(chosen, sms)
+    return Gemms(chosen, sms)
 
 
 def _chosen(
@@ -131,9 +131,7 @@ def _load_chosen(choice: Choice, kind: Kind, use: Use) -> None:
             product(x[:rows], use.weight, use.bias, gated=kind.gated)
 
 
-def _measured(
-    sizes: Iterable[int], kind: Kind, weights: Sequence[torch.Tensor]
-) -> dict[int, Product]:
+def _measured(sizes: Iterable[int], kind: Kind, weights: Sequence[torch.Tensor]) -> dict[int, Gemm]:
     device = weights[0].device
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
     return {
@@ -159,14 +157,14 @@ def _load_library(weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int
         F.linear(x[:rows], weight, bias)
 
 
-def _candidates(rows: int, device: torch.device) -> Iterator[Product]:
+def _candidates(rows: int, device: torch.device) -> Iterator[Gemm]:
     yield LIBRARY
     if rows <= cuda.MAX_SKINNY_TOKENS:
         for warps in cuda.SKINNY_WARPS:
-            yield Product("skinny", warps=warps)
+            yield Gemm("skinny", warps=warps)
     elif has_wide(device):
         for width in WIDE_WIDTHS:
-            yield Product("wide", width=width)
+            yield Gemm("wide", width=width)
 
 
 def _operands(
@@ -180,20 +178,20 @@ def _operands(
 
 
 def _fastest(
-    candidates: Sequence[Product],
+    candidates: Sequence[Gemm],
     rows: int,
     kind: Kind,
     weights: Sequence[torch.Tensor],
     flushed: torch.Tensor,
-) -> Product:
+) -> Gemm:
     """The candidate with the least median time over some rounds, in which they take turns. Those
     that are far behind in the first round are dropped."""
     if len(candidates) == 1:
         return candidates[0]
     halves, used = _operands(rows, kind, weights)
-    times: dict[Product, list[float]] = {product: [] for product in candidates}
+    times: dict[Gemm, list[float]] = {product: [] for product in candidates}
 
-    def measure(product: Product) -> None:
+    def measure(product: Gemm) -> None:
         times[product].append(_microseconds(product, halves, used, flushed, gated=kind.gated))
 
     for product in candidates:
@@ -212,7 +210,7 @@ def _fastest(
 
 
 def _microseconds(
-    product: Product,
+    product: Gemm,
     halves: torch.Tensor,
     weights: Sequence[torch.Tensor],
     flushed: torch.Tensor,

@@ -12,7 +12,7 @@ from engine.layers.module import Module
 from engine.layers.parameter import Weight
 from kernels import cpu, onednn, ops, rounded
 from kernels.experts import ExpertMatrices
-from kernels.products import UNMEASURED, Products
+from kernels.gemm import UNMEASURED, Gemms
 from kernels.rounded import Activations
 
 PackedLinear = cpu.PackedLinear | onednn.PackedLinear
@@ -104,7 +104,7 @@ class Linear(Module):
         self.bias: Weight | None = None
         if bias:
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
-        self.products: Products = UNMEASURED
+        self.products: Gemms = UNMEASURED
         self.packed: PackedLinear | None = None
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
@@ -202,7 +202,7 @@ class TiedLinear(Module):
     def __init__(self, weight: Weight) -> None:
         self._weight = weight
         self._own: Linear | None = None
-        self.products: Products = UNMEASURED
+        self.products: Gemms = UNMEASURED
         self.packed: PackedLinear | None = None
 
     @property

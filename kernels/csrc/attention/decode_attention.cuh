@@ -58,7 +58,7 @@ constexpr float kLog2e = 1.4426950408889634f;
 
 // T: of queries and output; Tile: how the cache is stored (decode_tile.cuh).
 template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
-class Decoder {
+class DecodeAttention {
   using Stored = typename Tile::Stored;
   using Math = typename Tile::Math;
   static constexpr int kPieceElems = 16 / sizeof(Stored);
@@ -84,7 +84,7 @@ class Decoder {
  public:
   using Memory = Shared<D, kStageBytes, kStages>;
 
-  __device__ Decoder(const DecodeParams& params, Memory& shared)
+  __device__ DecodeAttention(const DecodeParams& params, Memory& shared)
       : p(params),
         sm(shared),
         partials{reinterpret_cast<float4*>(p.partial_out), p.partial_stats},

@@ -16,14 +16,14 @@ template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras k
 __global__ void __launch_bounds__(kThreads, (kSharers<Tile, D, kRowTiles>))
     paged_decode_kernel(const DecodeParams params) {
   extern __shared__ __align__(512) unsigned char raw[];
-  using Kernel = Decoder<T, Tile, D, kRowTiles, kStages, kExtras>;
+  using Kernel = DecodeAttention<T, Tile, D, kRowTiles, kStages, kExtras>;
   Kernel(params, *reinterpret_cast<typename Kernel::Memory*>(raw)).run();
 }
 
 // Tiles in flight: kMost, or fewer where an SM's CTAs have no room for that and queries.
 template <typename T, typename Tile, int D, int kRowTiles, int kMost, Extras kExtras>
 constexpr int fitting_stages() {
-  using Memory = typename Decoder<T, Tile, D, kRowTiles, kMost, kExtras>::Memory;
+  using Memory = typename DecodeAttention<T, Tile, D, kRowTiles, kMost, kExtras>::Memory;
   constexpr size_t kSm = 228 * 1024, kReserved = 1024;  // of sm_90, and in it for each CTA
   if constexpr ((sizeof(Memory) + kReserved) * kSharers<Tile, D, kRowTiles> <= kSm) {
     return kMost;
@@ -35,7 +35,7 @@ constexpr int fitting_stages() {
 template <typename T, typename Tile, int D, int kRowTiles, int kMost, Extras kExtras>
 cudaError_t launch_decode(const DecodeParams& p, int num_ctas, cudaStream_t stream) {
   constexpr int kStages = fitting_stages<T, Tile, D, kRowTiles, kMost, kExtras>();
-  const int smem = sizeof(typename Decoder<T, Tile, D, kRowTiles, kStages, kExtras>::Memory);
+  const int smem = sizeof(typename DecodeAttention<T, Tile, D, kRowTiles, kStages, kExtras>::Memory);
   auto kernel = paged_decode_kernel<T, Tile, D, kRowTiles, kStages, kExtras>;
   static const cudaError_t ready = [&] {
     const cudaError_t error =

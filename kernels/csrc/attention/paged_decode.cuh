@@ -36,8 +36,10 @@ struct alignas(16) DecodeStart {
 struct alignas(16) DecodeLine {
   int total;  // tiles on the line
   int span;   // tiles per span
-  int clustered;  // not by spans, but in parts for the CTAs of a cluster, see decode_line.cuh
-  int displacing;  // so many first tiles of a CTA push out what the L2 holds, the rest each other
+  int clustered;  // 1: the CTAs of a cluster share an item (decode_line.cuh), in place of spans
+  // The first tiles of each CTA that are loaded with the usual L2 policy, which displaces what the
+  // L2 holds. Later tiles are marked to be evicted first, so they displace only each other.
+  int displacing;
 };
 constexpr int kMaxCluster = 16;
 constexpr int kFewTiles = 16;  // of a span: up to that, merging counts

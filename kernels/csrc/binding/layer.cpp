@@ -15,7 +15,7 @@ using at::Tensor;
 using sluice::binder_of;
 using sluice::run;
 
-// Which product, as `products.Products.code` has it: the library's, a skinny one by its warps, which
+// Which GEMM, as `gemm.Gemms.code` has it: the library's, a skinny one by its warps, which
 // are 16 at most, or a wide one by its width.
 constexpr int64_t kLibrary = 0, kMostWarps = 16;
 

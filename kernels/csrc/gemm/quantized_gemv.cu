@@ -10,7 +10,6 @@
 #include "common/dependent_launch.cuh"
 #include "common/device.cuh"
 #include "common/mma.cuh"
-#include "gemm/quantized_gemv.cuh"
 #include "gemm/quantized_rows.cuh"
 
 namespace sluice {
@@ -81,7 +80,7 @@ __device__ __forceinline__ float keep_x(uint4* kept, const void* from, int k) {
 }
 
 template <typename T, typename Format, int kWarps, int kUnroll, int kCtas>
-__global__ void __launch_bounds__(kWarps * 32, kCtas) one_token_kernel(const QuantizedLinear p) {
+__global__ void __launch_bounds__(kWarps * 32, kCtas) gemv_kernel(const QuantizedLinear p) {
   using Operand = typename Format::Operand;
   using Weights = Chunks<Format, kWarps, kUnroll>;
   constexpr int kVectors = RowPair<Format>::kElements / 8;  // of x, for a thread's part of a chunk
@@ -142,9 +141,9 @@ __global__ void __launch_bounds__(kWarps * 32, kCtas) one_token_kernel(const Qua
 
 template <typename T, typename Format, int kWarps, int kUnroll, int kCtas>
 cudaError_t launch(const QuantizedLinear& p, cudaStream_t stream) {
-  auto kernel = one_token_kernel<T, Format, kWarps, kUnroll, kCtas>;
+  auto kernel = gemv_kernel<T, Format, kWarps, kUnroll, kCtas>;
   static const cudaError_t ready = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxOneTokenK * sizeof(T));
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxGemvK * sizeof(T));
   if (ready != cudaSuccess) return ready;
   const int ctas = p.features / kSkinnyFeatures;
   return launch_dependent(kernel, ctas, kWarps * 32, p.k * sizeof(T), stream, p);
@@ -169,7 +168,7 @@ cudaError_t launch_int4(const QuantizedLinear& p, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t one_token_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
+cudaError_t fp8_gemv(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
   if (linear.block_rows > 0) {
     return bf16 ? launch_fp8<__nv_bfloat16, Fp8Blocks<__half>>(linear, stream)
                 : launch_fp8<__half, Fp8Blocks<__half>>(linear, stream);
@@ -178,7 +177,7 @@ cudaError_t one_token_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaS
               : launch_fp8<__half, Fp8<__half>>(linear, stream);
 }
 
-cudaError_t one_token_int4_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
+cudaError_t int4_gemv(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
   return bf16 ? launch_int4<__nv_bfloat16>(linear, stream) : launch_int4<__half>(linear, stream);
 }
 

@@ -6,7 +6,6 @@
 #include "common/dependent_launch.cuh"
 #include "common/device.cuh"
 #include "common/mma.cuh"
-#include "gemm/quantized_gemv.cuh"
 #include "gemm/quantized_rows.cuh"
 
 namespace sluice {
@@ -120,7 +119,7 @@ cudaError_t launch_int4(const QuantizedLinear& p, cudaStream_t stream) {
 
 cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
   if (linear.tokens == 0) return cudaSuccess;
-  if (is_one_token(linear)) return one_token_fp8_linear(linear, bf16, stream);
+  if (is_gemv(linear)) return fp8_gemv(linear, bf16, stream);
   if (linear.block_rows > 0) {
     return bf16 ? launch_fp8_blocks<__nv_bfloat16>(linear, stream)
                 : launch_fp8_blocks<__half>(linear, stream);
@@ -130,7 +129,7 @@ cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStre
 
 cudaError_t skinny_int4_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
   if (linear.tokens == 0) return cudaSuccess;
-  if (is_one_token(linear)) return one_token_int4_linear(linear, bf16, stream);
+  if (is_gemv(linear)) return int4_gemv(linear, bf16, stream);
   return bf16 ? launch_int4<__nv_bfloat16>(linear, stream) : launch_int4<__half>(linear, stream);
 }
 

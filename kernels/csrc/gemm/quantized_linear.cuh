@@ -32,8 +32,17 @@ struct QuantizedLinear {
                           // many as seem best
 };
 
-// As skinny_linear, the weights in e4m3 with a scale for each feature, or for each block; a lone
-// token by quantized_gemv.cu.
+constexpr int kMaxGemvK = 32768;  // x lies in shared memory
+
+// skinny_fp8_linear and skinny_int4_linear of one token (quantized_gemv.cu); they call it.
+cudaError_t fp8_gemv(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
+cudaError_t int4_gemv(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
+
+inline bool is_gemv(const QuantizedLinear& linear) {
+  return linear.tokens == 1 && linear.k <= kMaxGemvK;
+}
+
+// As skinny_linear, the weights in e4m3 with a scale for each feature, or for each block.
 cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
 
 // As skinny_linear, the weights in four bits: (nibble - zero) * scale, both of a group, in the

@@ -33,8 +33,8 @@ from engine.models.mixtral import MixtralDecoderLayer
 from engine.models.qwen3_moe import MoEDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import build, cuda, cuda_lora, ops
+from kernels.gemm import Choice, Gemm, Gemms, Kind, has_wide
 from kernels.lora import AdapterTiles, LoraMatrices
-from kernels.products import Choice, Kind, Product, Products, has_wide
 from tests.engine.executors.example import GPU, assert_same, make_step, model
 
 
@@ -314,10 +314,10 @@ def test_with_adapters_it_equals_the_layers_to_the_bit(
 
 
 def serve_with_own_products(of: ForCausalLM) -> None:
-    rows, products = [cuda.MAX_SKINNY_TOKENS], [Product("skinny")]
+    rows, products = [cuda.MAX_SKINNY_TOKENS], [Gemm("skinny")]
     if has_wide(GPU):
         rows.append(1024)
-        products.append(Product("wide", width=192))
+        products.append(Gemm("wide", width=192))
     by_rows = Choice(rows, products)
     linears = [module for module in of.model.modules() if isinstance(module, Linear)]
     chosen = {
@@ -326,4 +326,4 @@ def serve_with_own_products(of: ForCausalLM) -> None:
         for gated in (False, True)
     }
     for linear in linears:
-        linear.products = Products(chosen)
+        linear.products = Gemms(chosen)

@@ -12,7 +12,7 @@ template <typename T, template <typename, int> typename kTile, int D, int kRowTi
           Extras kExtras>
 void launch(int spans) {
   using Tile = kTile<T, D>;
-  using Kernel = Decoder<T, Tile, D, kRowTiles, kStages, kExtras>;
+  using Kernel = DecodeAttention<T, Tile, D, kRowTiles, kStages, kExtras>;
   using Memory = typename Kernel::Memory;
   constexpr size_t kBytes = (sizeof(Memory) + 511) / 512 * 512;
   const int cluster = params.cluster.value;

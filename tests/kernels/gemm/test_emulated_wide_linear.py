@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import products
+from kernels import gemm
 from tests.kernels import emulated
 from tests.pairs import each_value
 
@@ -54,7 +54,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
     ("shape", "width"),
     each_value(
         [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288), (2200, 272)],
-        products.WIDE_WIDTHS,
+        gemm.WIDE_WIDTHS,
     ),
 )
 def test_linear(library: Any, shape: tuple[int, int], width: int) -> None:
@@ -68,7 +68,7 @@ def test_linear(library: Any, shape: tuple[int, int], width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "width"), each_value([(70, 176), (256, 608), (1100, 240)], products.WIDE_WIDTHS)
+    ("shape", "width"), each_value([(70, 176), (256, 608), (1100, 240)], gemm.WIDE_WIDTHS)
 )
 def test_gated(library: Any, shape: tuple[int, int], width: int) -> None:
     tokens, features = shape

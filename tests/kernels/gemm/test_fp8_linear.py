@@ -1,4 +1,4 @@
-"""Products with FP8 weights, by row and by block: interpreted on a CPU, and on a GPU."""
+"""GEMMs with FP8 weights, by row and by block: interpreted on a CPU, and on a GPU."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from kernels import build, kept_choices
+from kernels.gemm import Gemm, Kind
 from kernels.kept_choices import KeptChoices
-from kernels.products import Kind, Product
 
 KIND = Kind(torch.Size((6144, 4096)), torch.bfloat16, gated=False)
 GATED = KIND._replace(gated=True)
 CHOICES = {
-    1: Product("skinny", warps=4),
-    256: Product("wide", width=224),
-    1024: Product("library"),
+    1: Gemm("skinny", warps=4),
+    256: Gemm("wide", width=224),
+    1024: Gemm("library"),
 }
 
 

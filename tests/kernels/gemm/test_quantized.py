@@ -1,4 +1,4 @@
-"""Products with quantized weights against float64 products with the dequantized ones."""
+"""GEMMs with quantized weights against float64 products with the dequantized ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of few rows against float64."""
+"""GEMMs of few rows against float64."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, ops, products, tuning
+from kernels import cuda, gemm, ops, tuning
+from kernels.gemm import UNMEASURED, Gemm, Kind
 from kernels.kept_choices import KeptChoices
-from kernels.products import UNMEASURED, Kind, Product
 from kernels.tuning import Use
 
 KIND = Kind(torch.Size((32, 64)), torch.float32, gated=False)
-LIBRARY, SKINNY, WIDE = Product("library"), Product("skinny"), Product("wide", width=224)
+LIBRARY, SKINNY, WIDE = Gemm("library"), Gemm("skinny"), Gemm("wide", width=224)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
 
     def found(
         _candidates: object, rows: int, kind: Kind, weights: list[torch.Tensor], _flushed: object
-    ) -> Product:
+    ) -> Gemm:
         seen.append((rows, kind, len(weights)))
         return SKINNY
 
@@ -94,11 +94,9 @@ class Measurer:
         monkeypatch.setattr(tuning, "_load_library", lambda *_: None)
         monkeypatch.setattr(tuning, "_FLUSHED_BYTES", 1)
         monkeypatch.setattr(tuning, "_fastest", self._fastest)
-        monkeypatch.setattr(
-            Product, "__call__", lambda _, x, *__, **___: self.loaded.append(len(x))
-        )
+        monkeypatch.setattr(Gemm, "__call__", lambda _, x, *__, **___: self.loaded.append(len(x)))
 
-    def _fastest(self, _: object, rows: int, kind: Kind, *__: object) -> Product:
+    def _fastest(self, _: object, rows: int, kind: Kind, *__: object) -> Gemm:
         self.measured.append((kind.shape[0], rows))
         return self.chosen
 
@@ -170,9 +168,9 @@ def test_another_process_may_measure_while_this_one_waits(
 
 @pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.96] * 3, LIBRARY)])
 def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, wide: list[float], best: Product
+    monkeypatch: pytest.MonkeyPatch, wide: list[float], best: Gemm
 ) -> None:
-    far = Product("wide", width=192)
+    far = Gemm("wide", width=192)
     times = {
         LIBRARY: [5.0] * 5,
         SKINNY: [1.0, 1.0, 5.5, 5.5, 5.5],
@@ -180,11 +178,11 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
         far: [6.0],
     }
 
-    def took(product: Product, *_: object, **__: object) -> float:
+    def took(product: Gemm, *_: object, **__: object) -> float:
         return times[product].pop()
 
     monkeypatch.setattr(tuning, "_microseconds", took)
-    monkeypatch.setattr(Product, "__call__", lambda *_, **__: torch.empty(0))
+    monkeypatch.setattr(Gemm, "__call__", lambda *_, **__: torch.empty(0))
     weight, flushed = torch.randn(KIND.shape), torch.empty(1)
     assert tuning._fastest([*times], 64, KIND, [weight], flushed) == best
     assert not any(times.values()), "whoever is not far behind has all rounds"
@@ -193,11 +191,11 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
 
 @pytest.mark.parametrize(("time", "best"), [(1.0, WIDE), (50.0, LIBRARY)])
 def test_what_is_far_faster_or_slower_than_the_library_is_compared_with_it(
-    monkeypatch: pytest.MonkeyPatch, time: float, best: Product
+    monkeypatch: pytest.MonkeyPatch, time: float, best: Gemm
 ) -> None:
     times = {LIBRARY: 5.0, WIDE: time}
     monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product])
-    monkeypatch.setattr(Product, "__call__", lambda *_, **__: torch.empty(0))
+    monkeypatch.setattr(Gemm, "__call__", lambda *_, **__: torch.empty(0))
     weights, flushed = [torch.randn(KIND.shape)], torch.empty(1)
     assert tuning._fastest([*times], 64, KIND, weights, flushed) == best
 
@@ -223,11 +221,11 @@ def test_few_large_weights_or_some_small_ones_take_part(monkeypatch: pytest.Monk
     ],
 )
 def test_gating_in_a_product_of_few_rows_may_take_longer_by_itself(
-    monkeypatch: pytest.MonkeyPatch, gated: bool, product: Product, time: float, best: Product
+    monkeypatch: pytest.MonkeyPatch, gated: bool, product: Gemm, time: float, best: Gemm
 ) -> None:
     times = {LIBRARY: 5.0, product: time}
     monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product])
-    monkeypatch.setattr(Product, "__call__", lambda *_, **__: torch.empty(0))
+    monkeypatch.setattr(Gemm, "__call__", lambda *_, **__: torch.empty(0))
     kind = KIND._replace(gated=gated)
     found = tuning._fastest([*times], 16, kind, [torch.randn(KIND.shape)], torch.empty(1))
     assert found == best
@@ -267,8 +265,8 @@ def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> 
 def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     few, more = (list(tuning._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
-    assert few == [LIBRARY, *(Product("skinny", warps=warps) for warps in cuda.SKINNY_WARPS)]
-    assert more == [LIBRARY, *(Product("wide", width=width) for width in products.WIDE_WIDTHS)]
+    assert few == [LIBRARY, *(Gemm("skinny", warps=warps) for warps in cuda.SKINNY_WARPS)]
+    assert more == [LIBRARY, *(Gemm("wide", width=width) for width in gemm.WIDE_WIDTHS)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert list(tuning._candidates(17, torch.device("cuda"))) == [LIBRARY]
 

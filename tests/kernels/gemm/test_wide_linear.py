@@ -1,4 +1,4 @@
-"""Products of many rows with tiles that gate, against float64 and against the library's."""
+"""Gemms of many rows with tiles that gate, against float64 and against the library's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, ops, products
+from kernels import cuda, gemm, ops
 
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SHAPES = [(16, 64), (48, 192), (512, 256), (1184, 320), (4096, 4096)]
@@ -18,7 +18,7 @@ TOKENS = [1, 100, 128, 129, 256, 300, 1100, 2700]
 def _kernels() -> None:
     if not torch.cuda.is_available():
         return
-    if not products.has_wide(torch.device("cuda")):
+    if not gemm.has_wide(torch.device("cuda")):
         pytest.skip("wide products are made for Hopper")
     cuda.load()
 
@@ -34,7 +34,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
+@pytest.mark.parametrize("width", gemm.WIDE_WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("features", "k"), SHAPES)
@@ -50,7 +50,7 @@ def test_linear(features: int, k: int, tokens: int, dtype: torch.dtype, width: i
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
+@pytest.mark.parametrize("width", gemm.WIDE_WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("features", "k"), GATED)
@@ -64,7 +64,7 @@ def test_gated(features: int, k: int, tokens: int, dtype: torch.dtype, width: in
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
+@pytest.mark.parametrize("width", gemm.WIDE_WIDTHS)
 def test_gating_rounds_where_the_kernel_of_its_own_does(width: int) -> None:
     cuda.register()
     x = randn(300, 512, dtype=torch.bfloat16, seed=1)
@@ -95,7 +95,7 @@ def test_nothing_is_read_or_written_beside_the_rows(tokens: int, gated: bool) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", products.WIDE_WIDTHS)
+@pytest.mark.parametrize("width", gemm.WIDE_WIDTHS)
 def test_a_row_does_not_depend_on_its_neighbours(width: int) -> None:
     x = randn(700, 1024, dtype=torch.bfloat16, seed=1)
     weight = randn(2048, 1024, dtype=torch.bfloat16, seed=2)
@@ -114,7 +114,7 @@ def test_a_chain_is_the_same_every_time(tokens: int) -> None:
     ends = []
     for _ in range(3):
         x = randn(tokens, 1024, dtype=torch.bfloat16, seed=3)
-        for width in products.WIDE_WIDTHS * 2:
+        for width in gemm.WIDE_WIDTHS * 2:
             inner = cuda.native.wide_linear(x, up, gated=True, width=width)
             down_made = cuda.native.wide_linear(inner, down, width=width)
             x = F.layer_norm(down_made, (1024,))
@@ -148,20 +148,20 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_rows_that_the_copy_engine_cannot_read_are_known() -> None:
     x = torch.zeros(4, 128, dtype=torch.bfloat16)
-    assert products.takes(x)
-    assert products.takes(x[:, 64:])
-    assert not products.takes(x[:, 4:68]), "not at a multiple of 16 bytes"
-    assert not products.takes(x.T), "columns"
-    assert not products.takes(torch.zeros(4, 100, dtype=torch.bfloat16)), "rows apart by 200 bytes"
-    assert not products.takes(x[None]), "no matrix"
+    assert gemm.takes(x)
+    assert gemm.takes(x[:, 64:])
+    assert not gemm.takes(x[:, 4:68]), "not at a multiple of 16 bytes"
+    assert not gemm.takes(x.T), "columns"
+    assert not gemm.takes(torch.zeros(4, 100, dtype=torch.bfloat16)), "rows apart by 200 bytes"
+    assert not gemm.takes(x[None]), "no matrix"
 
 
 def test_a_cpu_has_no_wide_products() -> None:
-    assert not products.has_wide(torch.device("cpu"))
+    assert not gemm.has_wide(torch.device("cpu"))
 
 
 def test_how_full_square_tiles_are() -> None:
-    filled = products.square_tiles_filled
+    filled = gemm.square_tiles_filled
     assert filled(384 * 66, 192, 132) == 1
     assert filled(384 * 67, 192, 132) == pytest.approx(67 / 132), "one pair has two"
     assert filled(384 * 65 + 1, 192, 132) == pytest.approx((384 * 65 + 1) / (384 * 66))

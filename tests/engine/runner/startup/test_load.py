@@ -22,7 +22,7 @@ from engine.runner.startup import load
 from engine.runner.startup.model import load_model
 from engine.runner.startup.target import resolve
 from engine.spec.draft_model import DraftModel
-from kernels import products, quantized, tuning
+from kernels import gemm, quantized, tuning
 from kernels.kept_choices import KeptChoices
 from tests.engine.runner.harness import Generation, Harness
 from tests.engine.runner.tiny_llama import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_llama
@@ -171,14 +171,14 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     biased.bias = Weight(torch.zeros(len(biased.weight.data)))
     measured: list[tuning.Use] = []
     told: list[LoadProgress] = []
-    fastest = products.Products({})
+    fastest = gemm.Gemms({})
 
     def measure(
         uses: Iterable[tuning.Use],
         _: KeptChoices,
         batches: list[int],
         on_measuring: Callable[[], None],
-    ) -> products.Products:
+    ) -> gemm.Gemms:
         assert [progress.message for progress in told] == ["Loading matrix products"]
         on_measuring()
         measured.extend(uses)

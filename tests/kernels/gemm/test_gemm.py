@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from kernels import ops
-from kernels.products import UNMEASURED, Choice, Kind, Product, Products
+from kernels.gemm import UNMEASURED, Choice, Gemm, Gemms, Kind
 
 KIND = Kind(torch.Size((32, 64)), torch.float32, gated=False)
-LIBRARY, SKINNY, WIDE = Product("library"), Product("skinny"), Product("wide", width=224)
+LIBRARY, SKINNY, WIDE = Gemm("library"), Gemm("skinny"), Gemm("wide", width=224)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 300])
@@ -23,10 +23,10 @@ def test_without_measurements_the_library_serves(rows: int) -> None:
 
 def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
     choice = Choice([1, 4, 8, 64, 256], [SKINNY, LIBRARY, SKINNY, LIBRARY, WIDE])
-    measured = Products({KIND: choice})
+    measured = Gemms({KIND: choice})
     weight = torch.randn(KIND.shape)
 
-    def chosen(rows: int, *, gated: bool = False) -> Product:
+    def chosen(rows: int, *, gated: bool = False) -> Gemm:
         return measured._product(rows, weight, gated=gated)
 
     served = {rows: chosen(rows) for rows in range(1, 400)}
@@ -43,14 +43,14 @@ def test_of_many_rows_what_fills_its_tiles_is_gated_in_them() -> None:
     weight = torch.empty(28672, 4096, dtype=torch.bfloat16, device="meta")
     choice = Choice([1024], [WIDE])
     kinds = [Kind(weight.shape, weight.dtype, gated) for gated in (False, True)]
-    measured = Products(dict.fromkeys(kinds, choice), num_wide_sms=132)
-    square = Product("wide", width=192)
+    measured = Gemms(dict.fromkeys(kinds, choice), num_wide_sms=132)
+    square = Gemm("wide", width=192)
     chosen = {rows: measured._product(rows, weight, gated=True) for rows in (1024, 1280, 8192)}
     assert chosen == {1024: WIDE, 1280: LIBRARY, 8192: LIBRARY}
     assert measured._product(8448, weight, gated=True) == square, "22 x 150 pairs of tiles"
     assert measured.code(8448, weight, gated=True) == 192
     assert measured._product(8448, weight, gated=False) == LIBRARY
-    other = Products(dict.fromkeys(kinds, choice))
+    other = Gemms(dict.fromkeys(kinds, choice))
     assert other._product(8448, weight, gated=True) == LIBRARY, "of another GPU"
     assert measured._product(8448, weight[:16384], gated=True) == LIBRARY, "not measured"
 

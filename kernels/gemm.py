@@ -1,4 +1,4 @@
-"""Matrix products with weights: cuBLAS's, or another where that was measured to be faster.
+"""GEMMs with weights: cuBLAS's, or our own where that was measured to be faster.
 
 There are three ways to multiply:
 
@@ -23,11 +23,11 @@ from kernels import ops
 from kernels.cuda import native
 
 MAX_CHOSEN_ROWS = 1024
-"""The most rows for which products are measured. With more rows the GPU's power limit decides, and
-no other product is much faster than the library's; except for gated wide products, which save
+"""The most rows for which GEMMs are measured. With more rows the GPU's power limit decides, and
+no other is much faster than the library's; except for gated wide ones, which save
 writing and reading the ungated result."""
 _LEAST_FILLED = 0.98
-"""With a smaller part of the square tiles filled (``square_tiles_filled``), the library's product
+"""With a smaller part of the square tiles filled (``square_tiles_filled``), the library's GEMM
 is as fast, because it has tiles of other sizes."""
 
 
@@ -59,8 +59,8 @@ def square_tiles_filled(tokens: int, features: int, num_sms: int) -> float:
 
 
 class Kind(NamedTuple):
-    """What a product is chosen by, beside the number of rows. (A ``NamedTuple``, because it is
-    looked up for each product of a step, and a dataclass is hashed more slowly.)"""
+    """What a GEMM is chosen by, beside the number of rows. (A ``NamedTuple``, because it is looked
+    up for each GEMM of a step, and a dataclass is hashed more slowly.)"""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -68,18 +68,18 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Gemm:
     """One way to multiply, see above."""
 
     name: Literal["library", "skinny", "wide"]
     warps: int = 8
-    """Warps of a CTA, of a skinny product."""
+    """Warps of a CTA, of a skinny GEMM."""
     width: int = 256
-    """Features of a tile, of a wide product."""
+    """Features of a tile, of a wide GEMM."""
 
     @property
     def code(self) -> int:
-        """See ``Products.code``."""
+        """See ``Gemms.code``."""
         return {"skinny": self.warps, "wide": self.width}.get(self.name, 0)
 
     def __call__(
@@ -97,28 +97,28 @@ class Product:
         return out
 
 
-LIBRARY = Product("library")
-_SQUARE = Product("wide", width=SQUARE)
+LIBRARY = Gemm("library")
+_SQUARE = Gemm("wide", width=SQUARE)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest product for each measured number of rows. It is used for smaller numbers as well,
+    """The fastest GEMM for each measured number of rows. It is used for smaller numbers as well,
     down to the next measured one."""
 
     rows: Sequence[int]
-    products: Sequence[Product]
+    products: Sequence[Gemm]
 
-    def product(self, rows: int) -> Product:
+    def product(self, rows: int) -> Gemm:
         place = bisect_left(self.rows, rows)
         return LIBRARY if place == len(self.rows) else self.products[place]
 
 
-class Products:
-    """Multiplies with the product that was chosen for a kind of weight and a number of rows."""
+class Gemms:
+    """Multiplies with the GEMM that was chosen for a kind of weight and a number of rows."""
 
     def __init__(self, chosen: Mapping[Kind, Choice], num_wide_sms: int = 0) -> None:
-        """num_wide_sms: SMs of the GPU, if it supports the wide product, else 0."""
+        """num_wide_sms: SMs of the GPU, if it supports the wide GEMM, else 0."""
         self._chosen = chosen
         self._num_wide_sms = num_wide_sms
         self._codes: dict[tuple[int, torch.Size, torch.dtype, bool], int] = {}
@@ -136,8 +136,8 @@ class Products:
         return self._product(x.shape[0], weight, gated=True)(x, weight, bias, gated=True)
 
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
-        """The product for this number of contiguous rows, as ``cuda_layer`` takes it: 0 is the
-        library's, 1 to 16 a skinny product with so many warps, a larger number a wide product of
+        """The GEMM for this number of contiguous rows, as ``cuda_layer`` takes it: 0 is the
+        library's, 1 to 16 a skinny one with so many warps, a larger number a wide one of
         that width."""
         if rows > MAX_CHOSEN_ROWS:
             return self._product(rows, weight, gated=gated).code
@@ -147,7 +147,7 @@ class Products:
             code = self._codes[asked] = self._product(rows, weight, gated=gated).code
         return code
 
-    def _product(self, rows: int, weight: torch.Tensor, *, gated: bool) -> Product:
+    def _product(self, rows: int, weight: torch.Tensor, *, gated: bool) -> Gemm:
         choice = self._chosen.get(Kind(weight.shape, weight.dtype, gated))
         if choice is None:
             return LIBRARY
@@ -159,4 +159,4 @@ class Products:
         return _SQUARE if filled >= _LEAST_FILLED else LIBRARY
 
 
-UNMEASURED = Products({})
+UNMEASURED = Gemms({})
