@@ -58,8 +58,9 @@ _ASKING_SHARE, _MAX_FRUITLESS = 0.02, 16
 # many. At the limit they are waited for and checked a few times all the same, to learn whether they
 # still do not pay.
 _PUT_OFF, _MAX_PUT_OFF, _NUM_PROBES = 4, 512, 4
-# The weight of the latest time in how often drafts were found after a wait.
-_FOUND_SHARE = 1 / 16
+# The weight of the latest time in how often drafts were found after a wait; and a share for which
+# it need not even be computed whether a wait pays.
+_FOUND_SHARE, _UNLIKELY = 1 / 16, 0.05
 
 
 class Speculator:
@@ -288,8 +289,9 @@ class Speculator:
             # Drafts that are foreseen now would have been found one token earlier.
             self._judge_foresight(found=bool(foreseen))
         self._foresaw = bool(foreseen)
+        share = self._found[self._foresaw]
         expected = dict.fromkeys(foreseen or able, self._max_tokens)
-        if any(control.lengths(expected, batch, self._found[self._foresaw])):
+        if share > _UNLIKELY and any(control.lengths(expected, batch, share)):
             return True
         if not foreseen:
             self._rest_fruitless(running, batch, self._clock() - began_s)
