@@ -111,7 +111,7 @@ def _norm(norm: RMSNorm) -> Norm:
 def _matrix(linear: Linear, rows: int, *, gated: bool = False) -> Matrix:
     weight, bias, adapters = linear.weight.data, linear.bias, _adapters(linear, rows)
     assert adapters is not None
-    code = linear.products.code(rows, weight, gated=gated and not adapters)
+    code = linear.gemms.code(rows, weight, gated=gated and not adapters)
     return Matrix(weight, None if bias is None else bias.data, code, adapters)
 
 

@@ -104,7 +104,7 @@ class Linear(Module):
         self.bias: Weight | None = None
         if bias:
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
-        self.products: Gemms = UNMEASURED
+        self.gemms: Gemms = UNMEASURED
         self.packed: PackedLinear | None = None
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
@@ -166,7 +166,7 @@ class Linear(Module):
         assert isinstance(x, torch.Tensor), "rounded for a layer that is not quantized"
         if self.packed is not None:
             return self.packed(x)
-        return self.products.linear(x, self.weight.data, self._bias())
+        return self.gemms.linear(x, self.weight.data, self._bias())
 
     def gated(self, x: Activations, reader: Linear | None = None) -> Activations:
         """``silu(gate) * up``, where [gate | up] is the output: [rows, out_features / 2].
@@ -181,7 +181,7 @@ class Linear(Module):
             return self._with(self.addition, x, gated=True)
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
-        return self.products.gated_linear(x, self.weight.data, self._bias())
+        return self.gemms.gated_linear(x, self.weight.data, self._bias())
 
     @property
     def _is_added_to(self) -> bool:
@@ -202,7 +202,7 @@ class TiedLinear(Module):
     def __init__(self, weight: Weight) -> None:
         self._weight = weight
         self._own: Linear | None = None
-        self.products: Gemms = UNMEASURED
+        self.gemms: Gemms = UNMEASURED
         self.packed: PackedLinear | None = None
 
     @property
@@ -238,7 +238,7 @@ class TiedLinear(Module):
             return self._own(x)
         if self.packed is not None:
             return self.packed(x)
-        return self.products.linear(x, self._weight.data, None)
+        return self.gemms.linear(x, self._weight.data, None)
 
 
 def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:

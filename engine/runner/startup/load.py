@@ -87,7 +87,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         config.num_seqs, facts.vocab_size, facts.eos_token_ids, seed=config.seed, device=device
     )
     if device.type == "cuda" and has_kernels:
-        _measure_products(target, model, network, report)
+        _measure_gemms(target, model, network, report)
     made = create_drafting(network, executors, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     forward_pass = ForwardPass(
@@ -188,17 +188,17 @@ def _register_kernels(device: torch.device) -> bool:
     return True
 
 
-def _measure_products(
+def _measure_gemms(
     target: Target, model: Model, network: DraftNetwork | None, report: OnProgress
 ) -> None:
-    """Before graphs are captured, those of drafts, too: they keep the products that they began
+    """Before graphs are captured, those of drafts, too: they keep the GEMMs that they began
     with."""
 
     def tell() -> None:
-        words = f"Measuring matrix products, once for this model; kept in {cache_dir()}"
+        words = f"Measuring GEMMs, once for this model; kept in {cache_dir()}"
         report(LoadProgress(words, 0.95))
 
-    report(LoadProgress("Loading matrix products", 0.95))
+    report(LoadProgress("Loading GEMMs", 0.95))
     parts = [model] if network is None else [model, network]
     modules = [module for part in parts for module in part.modules()]
     config = target.config
@@ -207,7 +207,7 @@ def _measure_products(
     fastest = tuning.measure(uses, KeptChoices.of(target.device), batches, tell)
     for module in modules:
         if isinstance(module, Linear | TiedLinear):
-            module.products = fastest
+            module.gemms = fastest
 
 
 def _uses(

@@ -326,4 +326,4 @@ def serve_with_own_products(of: ForCausalLM) -> None:
         for gated in (False, True)
     }
     for linear in linears:
-        linear.products = Gemms(chosen)
+        linear.gemms = Gemms(chosen)

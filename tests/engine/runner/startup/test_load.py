@@ -179,7 +179,7 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
         batches: list[int],
         on_measuring: Callable[[], None],
     ) -> gemm.Gemms:
-        assert [progress.message for progress in told] == ["Loading matrix products"]
+        assert [progress.message for progress in told] == ["Loading GEMMs"]
         on_measuring()
         measured.extend(uses)
         assert batches == capture_sizes(target.config.num_seqs)
@@ -188,8 +188,8 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
     monkeypatch.setattr(tuning, "measure", measure)
     monkeypatch.setattr(KeptChoices, "of", lambda device: KeptChoices(Path(str(device))))
     monkeypatch.setenv("SLUICE_KERNEL_CACHE", "/volume")
-    load._measure_products(target, model, network, told.append)
-    assert told[-1].message.startswith("Measuring matrix products, once for this model")
+    load._measure_gemms(target, model, network, told.append)
+    assert told[-1].message.startswith("Measuring GEMMs, once for this model")
     assert told[-1].message.endswith("kept in /volume")
     linears = [
         module
@@ -198,7 +198,7 @@ def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
         if isinstance(module, Linear | TiedLinear)
     ]
     assert len(linears) == 2 * (1 + 3 * 4), "the head, and four of each layer"
-    assert all(linear.products is fastest for linear in linears)
+    assert all(linear.gemms is fastest for linear in linears)
     biases = [use.bias for use in measured if use.bias is not None]
     assert [bias.data_ptr() for bias in biases] == [biased.bias.data.data_ptr()]
     heads = [use for use in measured if len(use.weight) == VOCAB_SIZE]
