@@ -157,8 +157,8 @@ class PersistentDecoder:
             **{"q_heads": num_heads, "kv_heads": num_kv_heads},
             **{"eps": eps, "head_eps": head_eps, "scale": scale},
         }
-        # The kernel runs one CTA on each SM.
-        ctas = torch.cuda.get_device_properties(device).multi_processor_count
+        # As ``persistent_ctas``: one on each SM.
+        ctas = min(MAX_CTAS, torch.cuda.get_device_properties(device).multi_processor_count)
         size = exchange_bytes(first.hidden, first.intermediate, *self._heads, ctas)
         self._workspace = (
             torch.zeros(_COUNTS, dtype=torch.int32, device=device),

@@ -120,7 +120,7 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t num, PyObject* 
   } catch (const BadArgument& error) {
     PyErr_Format(PyExc_ValueError, "%s: %s", op, error.what());
   } catch (const NotServed& error) {
-    PyErr_Format(PyExc_NotImplementedError, "%s: %s", op, error.what());
+    PyErr_SetString(PyExc_NotImplementedError, error.what());
   } catch (const std::exception& error) {
     PyErr_Format(PyExc_RuntimeError, "%s: %s", op, error.what());
   }
