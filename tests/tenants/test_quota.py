@@ -237,9 +237,10 @@ class TestReserve:
         with pytest.raises(QuotaExceeded) as caught:
             await reserve(11)
         assert caught.value.answer.refused_by == "monthly_cost"
-        hold = await reserve(6)
-        assert hold.allowed == 4
-        await quota.release(hold)
+        for _ in range(2):  # what is released is there again
+            hold = await reserve(6)
+            assert hold.allowed == 4
+            await quota.release(hold)
 
     async def test_release_frees_everything(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, monthly_tokens=1000)

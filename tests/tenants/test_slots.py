@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from tenants.keys import mint
+from tenants.limits import Price
 from tenants.store import Store
 from tests.ledger import usage_totals
 from tests.tenants.reserving import LEASE, Clock, ask, limited, put, settle
@@ -27,6 +28,19 @@ class TestSlots:
         await settle(timed, running[0], 3)
         assert (await timed.reserve(ask(key))).state == "running"
         assert (await timed.reserve(ask(key))).state == "refused"
+
+    async def test_what_is_settled_already_gives_back_slot_and_all_that_is_held(
+        self, timed: Store
+    ) -> None:
+        """A worker may reserve once more for a request whose end another has written."""
+        key = await limited(timed, monthly_tokens=1000, monthly_cost_micro=1000)
+        request = ask(key, prompt=10, completion=20, price=Price(prompt=10**6, completion=10**6))
+        for _ in range(2):
+            assert (await timed.reserve(request)).state == "running"
+            await settle(timed, request, 5, cost_micro=15)
+        (balance,) = await timed.balances([key.tenant_id])
+        assert (balance.month_tokens, balance.month_cost_micro) == (15, 15)
+        assert balance.num_running == 0
 
     async def test_slots_of_a_dead_owner_are_free_when_its_lease_ends(
         self, timed: Store, clock: Clock
