@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,10 @@ LEAST_TIMEOUT_S = 20.0
 """A mutant's tests may take so much longer than they took before, and at least this long."""
 PRELOADED = ("numpy", "torch", "transformers", "tokenizers", "jsonschema", "xgrammar")
 """What takes long to import and is none of our code: imported before the forks, where needed."""
-OPTIONS = ("-q", "-x", "--no-header", "-p", "no:xdist", "-p", "no:cacheprovider")
+OPTIONS = (
+    *("-q", "-x", "--no-header", "-p", "no:cacheprovider"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # what is preloaded may be a plugin
+)
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -276,7 +280,10 @@ def in_fork(work: Callable[[], int], timeout_s: float) -> int | None:
             for number in range(1, 3):
                 os.dup2(said, number)
             code = work()
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
     ends = time.monotonic() + timeout_s
     status = None
@@ -376,11 +383,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", nargs="+", required=True, help="what pytest is to run")
     parser.add_argument("--sample", type=int, help="try so many of all mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
-    parser.add_argument("--line", type=int, help="try those of one line only")
+    parser.add_argument("--lines", type=int, nargs="+", help="try those of some lines only")
     options = parser.parse_args(arguments)
 
     source = Path(options.module).read_text()
-    tried = [m for m in mutants(source) if options.line in (None, m.first)]
+    lines = options.lines
+    tried = [m for m in mutants(source) if lines is None or m.first in lines]
     if options.sample is not None and options.sample < len(tried):
         chosen = random.Random(options.seed).sample(range(len(tried)), options.sample)
         tried = [tried[place] for place in sorted(chosen)]

@@ -286,6 +286,17 @@ class TestLift:
         policy.enqueue(make_request(2, fair_key="new"))
         assert counter(policy, "new") == counter(policy, "runs") == 200
 
+    def test_who_still_runs_one_of_two_counts_among_those_who_run(self) -> None:
+        policy = make_policy()
+        requests = [make_request(i, fair_key=key) for i, key in enumerate(("a", "a", "rich"))]
+        for request in requests:
+            policy.enqueue(request)
+            policy.admit(request)
+        policy.charge_output(requests[2], 100)
+        policy.leave(requests[0])
+        policy.enqueue(make_request(3, fair_key="b"))
+        assert counter(policy, "b") == counter(policy, "a") == 0
+
 
 class TestVictims:
     def test_the_tenant_furthest_above_its_share_loses_its_least_work(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from kernels import reference
 from tests.kernels import emulated
 from tests.kernels.sampling.sampled import arguments
+from tests.pairs import each_value
 
 SOURCES = ("sampling/sampling.cu",)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -46,8 +47,7 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize(("vocab", "dtype"), each_value(VOCABS, DTYPES))
 def test_greedy_is_the_first_of_the_best(library: Any, vocab: int, dtype: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(3, vocab, generator=gen) * 3).to(dtype)
@@ -72,17 +72,19 @@ def test_rows_that_begin_anywhere_are_read_token_by_token(library: Any) -> None:
     assert torch.equal(sample(library, logits, places, places), logits.float().argmax(-1))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "limits",
-    [
-        {"temperature": 0.7},
-        {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
-        {"temperature": 1.5, "top_p": 0.9, "min_p": 0.001},
-    ],
+    ("limits", "vocab", "dtype"),
+    each_value(
+        [
+            {"temperature": 0.7},
+            {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+            {"temperature": 1.5, "top_p": 0.9, "min_p": 0.001},
+        ],
+        [203, 9000],
+        DTYPES,
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("vocab", [203, 9000])
 def test_tokens_are_those_of_the_reference(
     library: Any, vocab: int, limits: dict[str, Any], dtype: torch.dtype
 ) -> None:
