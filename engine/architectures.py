@@ -6,9 +6,12 @@ To add one: write its file in ``engine/models``, add its line here.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
+
+QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "mxfp4"]
+"""Weight formats that some native family loads, by vLLM's names."""
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -18,6 +21,14 @@ class Family(msgspec.Struct, frozen=True):
     """The module's name; it defines ``ConfigFile`` and ``ForCausalLM``."""
     name: str
     """The family's name for people."""
+    quantizations: tuple[QuantizationMethod, ...] = (
+        "fp8",
+        "awq",
+        "gptq",
+        "compressed-tensors",
+        "modelopt",
+    )
+    """The formats of its quantized checkpoints."""
 
 
 NATIVE = {
@@ -35,13 +46,10 @@ NATIVE = {
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
     "Glm4MoeForCausalLM": Family("glm4_moe", "GLM-4.5"),
-    "GptOssForCausalLM": Family("gpt_oss", "gpt-oss"),
+    "GptOssForCausalLM": Family("gpt_oss", "gpt-oss", ("mxfp4",)),
 }
 """Keyed by the name in a checkpoint's ``architectures``."""
 
-QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "mxfp4"]
-"""Weight formats that native families load, by vLLM's names."""
-QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)
 """Those available for models that run through transformers: weights are quantized while loading."""
 

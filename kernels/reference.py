@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from kernels import philox
-from kernels.lora import AdapterTiles, LoraMatrices
 from kernels.sampling_row import sampling_rows
+
+if TYPE_CHECKING:
+    from kernels.lora import AdapterTiles, LoraMatrices
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 MIN_SCALE = 1e-12

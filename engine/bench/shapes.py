@@ -184,6 +184,51 @@ SHAPES: dict[str, dict[str, Any]] = {
                 "max_position_embeddings": 4096,
             },
         ),
+        (
+            "GLM-4.5-Air",
+            "Glm4MoeForCausalLM",
+            {
+                "vocab_size": 151552,
+                "hidden_size": 4096,
+                "intermediate_size": 10944,
+                "moe_intermediate_size": 1408,
+                "num_hidden_layers": 46,
+                "num_attention_heads": 96,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "attention_bias": True,
+                "partial_rotary_factor": 0.5,
+                "n_routed_experts": 128,
+                "num_experts_per_tok": 8,
+                "max_position_embeddings": 131072,
+            },
+        ),
+        (
+            "gpt-oss-20b",
+            "GptOssForCausalLM",
+            {
+                "vocab_size": 201088,
+                "hidden_size": 2880,
+                "intermediate_size": 2880,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+                "num_local_experts": 32,
+                "num_experts_per_tok": 4,
+                "sliding_window": 128,
+                "rope_theta": 150_000.0,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                },
+                "max_position_embeddings": 131072,
+            },
+        ),
     )
 }
 """By the name of the checkpoint."""
@@ -194,5 +239,6 @@ QUANTIZATIONS: dict[str, dict[str, Any] | None] = {
     "fp8-blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "mxfp4": {"quant_method": "mxfp4"},
 }
 """What is added to a config.json as its quantization_config; "fp8" rounds while loading."""

@@ -55,9 +55,13 @@ class Quantization(CheckpointQuantization):
 def quantize(model: Module, quantization: CheckpointQuantization) -> None:
     """Replace the weights of a model by quantized ones; call it before they are loaded. Raises
     ``ModelLoadError`` naming a layer that cannot be quantized."""
-    for path, module in _named_modules(model):
-        if isinstance(module, StackedExperts):
-            _quantize_stacked(path, module, quantization)
+    modules = list(_named_modules(model))
+    stacked = [(path, module) for path, module in modules if isinstance(module, StackedExperts)]
+    if quantization.stacks_experts and not stacked:
+        raise ModelLoadError("quantization_config: quant_method 'mxfp4' is for gpt-oss only")
+    for path, experts in stacked:
+        _quantize_stacked(path, experts, quantization)
+    for path, module in modules:
         if not isinstance(module, Quantizable):
             continue
         if isinstance(module, UpProjection) and quantization.is_online:

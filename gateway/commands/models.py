@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from engine.architectures import FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE, QUANTIZATIONS
+from engine.architectures import FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE
 from gateway.commands.tables import show
 
 OTHERS = "Other decoders run on transformers, too, where a trial while loading finds them exact."
@@ -16,10 +16,9 @@ def models() -> None:
     Any other causal language model runs, too, if its attention goes through transformers'
     attention interface; one that cannot is refused with the reason when it is loaded.
     """
-    methods = ", ".join(QUANTIZATIONS)
     table = Table("architecture", "family", "runs on", "quantization", caption=OTHERS)
     for architecture, family in NATIVE.items():
-        table.add_row(architecture, family.name, "native", methods)
+        table.add_row(architecture, family.name, "native", ", ".join(family.quantizations))
     for architecture in FALLBACK_TESTED:
         table.add_row(architecture, "", "transformers", ", ".join(FALLBACK_QUANTIZATIONS))
     show(table)

@@ -87,3 +87,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     describe(folder, CONFIG)
     with pytest.raises(ModelLoadError, match="40 inputs are no multiple of 32"):
         texts(folder)
+    folder = write(CASES[0], tmp_path)
+    describe(folder, CONFIG)
+    with pytest.raises(ModelLoadError, match="'mxfp4' is for gpt-oss only"):
+        texts(folder)
