@@ -162,7 +162,14 @@ class Intake:
         """Parse a piece. ``Pace`` calls this."""
         self._has_turn = False
         if self._backlog:
-            self._parse(now, 0.0)
+            try:
+                self._parse(now, 0.0)
+            except Exception as exc:  # As where the event loop calls ``data_received``.
+                loop = asyncio.get_running_loop()
+                loop.call_exception_handler({"message": "a parser failed", "exception": exc})
+                if self._parser is not None:
+                    self._parser.transport.abort()
+                self.clear()
             self._go_on()
 
     def _parse(self, now: float, credit_s: float) -> float:

@@ -96,10 +96,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._intake = Intake(self, self.pace)
         self.flow = _PacedFlow(transport, self._intake)
         self._body_left = 0  # to come of a body whose length is known
-        self._body_overhead = (
-            0  # received of a chunked body beyond FREE_CHUNK_OVERHEAD and its bytes
-        )
-        self._refused_bytes = 0  # received of a body whose request was answered before
+        self._body_overhead = 0  # of a chunked body, beyond FREE_CHUNK_OVERHEAD and its bytes
+        self._refused_bytes = 0  # of a body whose request was answered before
         self._header_deadline = Deadline(self.limits.header_timeout_s)
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         self._in_headers = True
@@ -456,9 +454,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def run_asgi(self) -> None:
         await super().run_asgi()
-        # What the application and its server have put there refers to the connection: such a cycle
-        # has a hundred objects, so that strangers who come and go would have many collected at
-        # once.
+        # What was put there refers to the connection: such a cycle has a hundred objects, so that
+        # strangers who come and go would have many collected at once.
         self.scope.clear()  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
@@ -564,7 +561,10 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_parser_exception(self) -> None:
         self._has_failed = True
-        super().handle_parser_exception()
+        if self.conn.close_sent is None:  # It came before the answer to the handshake.
+            self.transport.abort()
+        else:
+            super().handle_parser_exception()
 
     async def send(self, message: ASGISendEvent) -> None:
         if self._has_failed:  # The application does not know of it yet.

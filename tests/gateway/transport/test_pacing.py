@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -119,6 +121,30 @@ async def test_many_connections_at_once_share_a_moment_and_a_newcomer_goes_befor
 
 
 @pytest.mark.asyncio
+async def test_a_parser_that_fails_ends_its_connection_and_no_other(clock: Clock) -> None:
+    class Failing(Parser):
+        def parse(self, data: bytes) -> None:
+            super().parse(data)
+            if len(self.parsed) > 3 * PIECE:
+                raise AssertionError("a bug")
+
+    class Aborted(Transport):
+        def abort(self) -> None:
+            self.is_closed = True
+
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    pace, failing, other = Pace(), Failing(clock), Parser(clock)
+    failing.transport = Aborted()
+    for parser in (failing, other):
+        Intake(parser, pace).receive(bytes(8 * PIECE))
+    await until(lambda: other.parsed == bytes(8 * PIECE))
+    assert failing.transport.is_closing()
+    assert len(failing.parsed) == 4 * PIECE
+    assert [str(context["exception"]) for context in told] == ["a bug"]
+
+
+@pytest.mark.asyncio
 async def test_what_costs_little_is_parsed_as_it_comes(clock: Clock) -> None:
     parser = Parser(clock)
     intake = Intake(parser, Pace())
@@ -222,6 +248,25 @@ async def test_too_many_frames_close_the_socket_with_a_code(flood: bytes, model_
         received = await client.reader.read()
         assert struct.pack(">H", 1008) + b"no authentication" in received
         await client.close()
+
+
+@pytest.mark.asyncio
+async def test_frames_before_the_answer_to_the_handshake_harm_nobody(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        client = await RawClient.connect(gateway)
+        client.send(UPGRADE)
+        await asyncio.sleep(0)
+        client.send(b"GET / HTTP/1.1" * 100)
+        await client.reader.read(100)
+        await client.close()
+    client = await RawClient.connect(gateway)
+    client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 400)  # for which it needs turns
+    for _ in range(400):
+        assert (await client.answer()).status == 200
+    await client.close()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.asyncio
