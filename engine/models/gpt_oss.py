@@ -8,11 +8,21 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.moe import Router, RouterConfig
+from engine.layers.rope import RopeConfig
 from engine.layers.stacked_experts import StackedExperts
 from engine.models import config, llama
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.config import Count, Positive
 from kernels.rounded import Activations
+
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
@@ -27,6 +37,9 @@ class ConfigFile(config.ConfigFile, kw_only=True):
     num_experts_per_tok: Count = 4
     swiglu_alpha: Positive = 1.702
     swiglu_limit: Positive = 7.0
+
+    def rope(self) -> RopeConfig:
+        return self.read_rope(dict(self.rope_parameters or self.rope_scaling or _YARN))
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         types = self.layer_types or [
