@@ -120,6 +120,7 @@ class Peaks(threading.Thread):
         self.join()
 
 
+@pytest.mark.nightly
 def test_a_bomb_for_one_backend_ends_in_its_limits_and_beside_the_others(
     vocabulary: Vocabulary,
 ) -> None:

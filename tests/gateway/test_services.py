@@ -304,7 +304,9 @@ async def test_the_ledger_is_kept_for_as_long_as_is_said(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("peer_host", "where"), [("127.0.0.1", "127.0.0.1:"), (None, "unix:")])
+@pytest.mark.parametrize(
+    ("peer_host", "where"), [("127.0.0.1", "tcp://127.0.0.1:"), (None, "ipc://")]
+)
 async def test_other_workers_find_this_one_where_the_settings_say(
     model_dir: Path, tmp_path: Path, peer_host: str | None, where: str
 ) -> None:

@@ -54,6 +54,7 @@ OVERRIDDEN: dict[type, dict[str, list[str]]] = {
         "send": ["message"],
         "shutdown": [],
         "handle_connect": ["event"],
+        "run_asgi": [],
         "handle_cont": ["event"],
         "send_receive_event_to_app": [],
         "handle_parser_exception": [],
