@@ -48,7 +48,6 @@ def save_config(folder: Path, architecture: str, **fields: Any) -> EngineConfig:
         ("MambaForCausalLM", {}, "keep state that is no KV cache"),
         ("BartForCausalLM", {}, "it is an encoder-decoder"),
         ("BertLMHeadModel", {"num_attention_heads": 4}, "is not causal"),
-        ("GptOssForCausalLM", {"num_local_experts": 2}, "its attention needs 's_aux'"),
         ("Llama4ForCausalLM", {"num_local_experts": 2}, "'chunked_attention'"),
     ],
 )

@@ -24,8 +24,8 @@ MATRIX = re.compile(r"(_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])\.weight$")
 KEPT = re.compile(r"kv_b_proj\.weight$")
 """Dequantized anyway."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-FIRST = {case.family: case for case in reversed(CASES)}
-"""One case of each family."""
+FIRST = {case.family: case for case in reversed(CASES) if case.name != "gpt-oss"}
+"""One case of each family; of gpt-oss's stored experts ``test_mxfp4.py``."""
 
 
 def load(folder: Path, quantization: QuantizationMethod | None = None, **options: Any) -> LLM:
