@@ -73,11 +73,11 @@ class StackedExperts(Module):
         plain = self._tensors.get(name)
         if plain is not None:
             matrices = plain.data.transpose(1, 2)
-            return matrices.contiguous() if order is None else matrices[:, order]
+            return (matrices if order is None else matrices[:, order]).contiguous()
         packed = self._tensors[f"{name}_blocks"].data.flatten(2)
         scales = self._tensors[f"{name}_scales"].data
         if order is not None:
-            packed, scales = packed[:, order], scales[:, order]
+            packed, scales = packed[:, order].contiguous(), scales[:, order].contiguous()
         if self._device.type == "cuda":
             return Mxfp4Experts(packed, scales)
         return dequantize_mxfp4(packed, scales).to(self._dtype)

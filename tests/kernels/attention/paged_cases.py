@@ -268,7 +268,7 @@ def check_beside(case: Case, q: torch.Tensor, workspace: Any, **options: Any) ->
         case.block_table,
         case.seq_lens,
         case.cu_queries,
-        workspace,
+        workspace=workspace,
         scale=128**-0.5,
         **{"wait_first": False, **options},
     )

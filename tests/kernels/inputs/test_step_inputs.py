@@ -94,7 +94,8 @@ def on_gpu(call: Call) -> None:
 
     cuda.load()
     cuda.native.step_inputs(
-        *(call.tokens, call.block_table, call.rows, call.computed, call.cu_queries),
+        *(call.tokens, call.block_table, call.rows, call.computed),
+        cu_queries=call.cu_queries,
         token_ids=call.token_ids,
         positions=call.positions,
         slots=call.slots,

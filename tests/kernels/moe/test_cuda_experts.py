@@ -165,7 +165,7 @@ def test_pairs_of_no_expert_are_left_alone() -> None:
 def test_what_experts_made_is_summed_up_by_weight(num_tokens: int, top_k: int, width: int) -> None:
     each = torch.randn(num_tokens * top_k, width, device=CUDA).bfloat16()
     weights = torch.rand(num_tokens, top_k, device=CUDA)
-    got, want = (one.combine_experts(each, weights) for one in (cuda_experts, reference))
+    got, want = (one.combine_experts(each, weights) for one in (cuda.native, reference))
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
 
 

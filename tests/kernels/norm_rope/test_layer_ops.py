@@ -167,7 +167,7 @@ def test_rope_and_cache_in_fp8(dim: int, rotary: int, dtype: torch.dtype) -> Non
     k_scale = torch.tensor([0.013, 0.2], device="cuda")
     scales = {"k_scale": k_scale, "v_scale": k_scale.flip(0) * 0.001}
     stored = []
-    for ops in (cuda, reference):
+    for ops in (cuda.native, reference):
         parts = fused.clone().split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
         q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
         shape = (blocks, block_size, kv_heads, dim)
