@@ -94,7 +94,6 @@ GPT_OSS = {
     "num_local_experts": 6,
     "num_experts_per_tok": 2,
     "sliding_window": 9,
-    "swiglu_limit": 0.5,
     "rope_parameters": {**YARN, "truncate": False},
 }
 
