@@ -9,7 +9,7 @@ def test_it_lists_what_runs_and_on_what(tmp_path: Path) -> None:
     done = sluice("models", cwd=tmp_path)
     assert done.returncode == 0
     rows = [line.split("\t") for line in done.stdout.splitlines()]
-    methods = "fp8, awq, gptq, compressed-tensors, modelopt, mxfp4"
+    methods = "fp8, awq, gptq, compressed-tensors, modelopt"
     assert ["Qwen3ForCausalLM", "Qwen 3", "native", methods] in rows
     assert ["GPT2LMHeadModel", "", "transformers", "fp8"] in rows
     assert len({row[0] for row in rows}) == len(rows)
