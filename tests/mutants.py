@@ -37,7 +37,7 @@ from typing import Any
 
 import pytest
 
-SLOWER = 5.0
+SLOWER = 2.0
 LEAST_TIMEOUT_S = 20.0
 """A mutant's tests may take so much longer than they took before, and at least this long."""
 PRELOADED = ("numpy", "torch", "transformers", "tokenizers", "jsonschema", "xgrammar")
