@@ -248,38 +248,17 @@ def _attend_block(
 
 
 # Where the lengths lie in what the host sends depends on the batch: one kernel serves all.
+# fmt: off
 @triton.jit(do_not_specialize_on_alignment=["seq_lens", "cu_queries", "tiles"])
 def _kernel(
-    out,
-    q,
-    k_cache,
-    v_cache,
-    block_table,
-    seq_lens,
-    cu_queries,
-    tiles,
-    k_scale,
-    v_scale,
-    sinks,
-    scale,
-    soft_cap,
-    window,
-    q_stride,
-    out_stride,
-    table_stride,
-    GROUP: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    FP8: tl.constexpr,
-    SINKS: tl.constexpr,
+    out, q, k_cache, v_cache, block_table, seq_lens, cu_queries, tiles, k_scale, v_scale, sinks,
+    scale, soft_cap, window, q_stride, out_stride, table_stride,
+    GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, FP8: tl.constexpr, SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+# fmt: on
     head = tl.program_id(0) % NUM_KV_HEADS
     item = tl.program_id(0) // NUM_KV_HEADS
     sequence = tl.load(tiles + 2 * item)
