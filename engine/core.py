@@ -385,6 +385,7 @@ class EngineCore:
                 request.num_draft_tokens,
                 request.num_accepted_tokens,
                 self._constraints.unenforced(request) if request.constrained else None,
+                request.queue_s,
             )
         )
         if request.finished:

@@ -187,6 +187,8 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     unenforced: list[tuple[str, str]] | None = None
     """Where ``structured_outputs`` is not strict and nobody enforces all of its schema: which
     keywords are left out, and where they stand."""
+    queue_s: float = 0.0
+    """Seconds from its arrival at the engine to its first admission (known from then on)."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

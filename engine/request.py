@@ -88,6 +88,8 @@ class Request:
     """It has not been in the queue yet."""
     was_admitted: bool = False
     """It was admitted at least once, and so no longer counts as queued."""
+    queue_s: float = 0.0
+    """Seconds from its arrival to its first admission."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     row: int = -1

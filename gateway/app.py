@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,10 +23,12 @@ from gateway.middleware.errors import Errors
 from gateway.middleware.idempotency import Idempotency
 from gateway.middleware.rate_limit import RateLimit
 from gateway.middleware.request_id import RequestId
+from gateway.middleware.traces import Traces
 from gateway.routes.dispatch import dispatcher
 from gateway.routes.table import OPERATIONS
 from gateway.secrets import Secrets
 from gateway.services import Services, create_services
+from gateway.tracing import Tracing
 from tenants.store import Store
 
 
@@ -44,23 +47,28 @@ def create_app(
     ``metrics_folder``: the folder in which all workers of this server share their metrics; None if
     there is one process. Raises as ``create_services`` does.
     """
+    tracing = None if config.tracing.otlp_endpoint is None else Tracing(config.tracing)
     services = create_services(
         config, engine=engine, store=store, secrets=secrets, metrics_folder=metrics_folder
     )
     operations = Operations(OPERATIONS)
-    app = Starlette(middleware=_middleware(services, operations), lifespan=_lifespan)
+    app = Starlette(middleware=_middleware(services, operations, tracing), lifespan=_lifespan)
     app.router.default = dispatcher(services, operations)
     # Starlette's redirects to a path with or without a slash would echo the client's Host header.
     app.router.redirect_slashes = False
     app.state.services = services
+    app.state.tracing = tracing
     return app
 
 
-def _middleware(services: Services, operations: Operations) -> list[Middleware]:
+def _middleware(
+    services: Services, operations: Operations, tracing: Tracing | None
+) -> list[Middleware]:
     """All middleware, the outermost first."""
     config = services.config.server
     return [
         Middleware(RequestId),
+        *([] if tracing is None else [Middleware(Traces, tracing=tracing)]),
         Middleware(AccessLog, metrics=services.metrics),
         *([_cors(config.allowed_origins)] if config.allowed_origins else []),
         Middleware(Errors, is_draining=lambda: services.lifecycle.draining),
@@ -90,6 +98,8 @@ def _cors(origins: Sequence[str]) -> Middleware:
         allow_headers=["*"],
         expose_headers=[
             "x-request-id",
+            "x-sluice-request-id",
+            "traceparent",
             "x-should-retry",
             "retry-after",
             "retry-after-ms",
@@ -109,3 +119,5 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await services.streams.close()
     await services.responses.close(ABORT_S)
     await services.lifecycle.close()
+    if app.state.tracing is not None:
+        await asyncio.to_thread(app.state.tracing.close)

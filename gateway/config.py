@@ -263,6 +263,29 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
+class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces of requests."""
+
+    otlp_endpoint: str | None = None
+    """Where spans are sent (OTLP over HTTP), such as ``http://collector:4318/v1/traces``; needs the
+    extra ``otel``. Headers for it come from ``OTEL_EXPORTER_OTLP_HEADERS``. By default nothing is
+    traced."""
+    sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    """Share of the traces that are recorded; a request whose ``traceparent`` says so is recorded or
+    left out as that says."""
+    service_name: Annotated[str, msgspec.Meta(min_length=1)] = "sluice"
+    """The name under which the collector has them."""
+
+    def __post_init__(self) -> None:
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(
+            ("http://", "https://")
+        ):
+            raise ConfigError(
+                f"tracing.otlp_endpoint: {self.otlp_endpoint!r} is no URL; write it whole, such as "
+                "http://collector:4318/v1/traces"
+            )
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
@@ -270,6 +293,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server: ServerConfig = ServerConfig()
     tenants: TenantsConfig = TenantsConfig()
     models: ModelsConfig = ModelsConfig()
+    tracing: TracingConfig = TracingConfig()
 
     def __post_init__(self) -> None:
         if self.engine.enable_lora and self.models.adapters_dir is None:
@@ -308,6 +332,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "engine": ServedEngineConfig,
     "models": ModelsConfig,
     "tenants": TenantsConfig,
+    "tracing": TracingConfig,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -20,6 +21,17 @@ from tenants.types import Principal
 _KEY = "sluice"
 
 
+class Notes(dict[str, str | int | float]):
+    """Facts for a request's line in the access log: no prompts, no keys."""
+
+    is_written = False
+    """Whether the line was written, so that what comes later needs one of its own."""
+
+
+notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
+"""Those of the HTTP request that is being answered."""
+
+
 @dataclass(slots=True)
 class RequestContext:
     """One for each HTTP request or WebSocket, made by the outermost middleware."""
@@ -34,12 +46,13 @@ class RequestContext:
     departure: Departure | None = None
     """Tells when the client leaves, where the server offers it."""
     request_id: UUID = field(default_factory=new_request_id)
+    client_request_id: str | None = None
+    """The client's own name for it, if it has sent one of the right shape."""
     operation: Operation | None = None
     """Set by ``middleware.auth``; None if there is none at the path."""
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
-    notes: dict[str, str | int | float] = field(default_factory=dict)
-    """Facts for the line in the access log: no prompts, no keys."""
+    notes: Notes = field(default_factory=Notes)
     rate_limits: dict[str, str] = field(default_factory=dict)
     """Rate-limit headers for the answer, successful or not, as of admission."""
     attempt: Attempt | None = None

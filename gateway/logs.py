@@ -9,9 +9,14 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Literal
+
+trace_ids: ContextVar[Mapping[str, str]] = ContextVar("trace_ids", default=MappingProxyType({}))
+"""Fields of each line that is logged while a traced request is answered."""
 
 
 class Trickle:
@@ -126,7 +131,7 @@ def configure(level: str, form: Literal["json", "text"], *, has_pid: bool = Fals
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields = getattr(record, "fields", {})
     assert isinstance(fields, dict)
-    return fields
+    return {**fields, **trace_ids.get()}
 
 
 def _word(value: object) -> str:

@@ -43,6 +43,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "num_generated_tokens",
         "on_change",
         "on_count",
+        "queue_s",
         "request_id",
         "take",
     )
@@ -53,6 +54,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.num_cached_tokens = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.queue_s = 0.0
+        """Seconds that it waited for its first admission; known from its first token on."""
         self.finish_reason: FinishReason | None = None
         """None until the last output has come, which after ``close`` takes a moment."""
         self.on_count: Callable[[int], None] | None = None
@@ -139,6 +142,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
                     since.append(last_at)
                 else:
                     since += [now - (now - last_at) / num_tokens] * num_tokens
+            else:
+                self.queue_s = output.queue_s
             self._last_token_at = now
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens

@@ -434,7 +434,7 @@ class Scheduler:
         request.num_cached_tokens = num_cached
         self.queue.leave(request.fair_key, request.num_prompt_tokens)
         self.policy.charge_prompt(request, 0, num_cached)
-        waited_s = self._clock() - request.arrival_s
+        waited_s = request.queue_s = self._clock() - request.arrival_s
         totals = self.tenants.of(request.fair_key)
         totals.cached_tokens += num_cached
         totals.num_admitted += 1

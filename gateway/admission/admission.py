@@ -11,6 +11,7 @@ from functools import partial
 from engine.client.client import EngineClient
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from gateway import tracing
 from gateway.admission import field_checks, output_format, tool_use
 from gateway.admission.admitted import Admitted
 from gateway.admission.output_format import OutputFormat
@@ -111,10 +112,11 @@ class Admission:
         between. Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``, which
         ``errors.to_api_error`` translates for the client.
         """
-        if request.client_name is None:
-            return await self._admit(request)
-        with in_the_clients_words(request.client_name):
-            return await self._admit(request)
+        with tracing.stage("admission"):
+            if request.client_name is None:
+                return await self._admit(request)
+            with in_the_clients_words(request.client_name):
+                return await self._admit(request)
 
     async def count(self, request: GenerationRequest) -> int:
         """The number of prompt tokens that ``admit`` would submit. Reserves nothing.
@@ -155,12 +157,13 @@ class Admission:
         field_checks.check_cache_salt(fields.cache_salt)
         assert params.max_tokens is not None
         num_choices, num_prompts = request.num_choices, len(prompt.token_ids)
-        hold = await self._reserve(  # the last of all checks
-            request,
-            model=served.name,
-            prompt_tokens=sum(map(len, prompt.token_ids)),
-            max_tokens=params.max_tokens * num_prompts * num_choices,
-        )
+        with tracing.stage("limits"):
+            hold = await self._reserve(  # the last of all checks
+                request,
+                model=served.name,
+                prompt_tokens=sum(map(len, prompt.token_ids)),
+                max_tokens=params.max_tokens * num_prompts * num_choices,
+            )
         shows_marks = prompt.is_chat and self._has_special_marks(use)
         return Admitted(
             id=request.id,

@@ -24,10 +24,12 @@ from engine.client.client import EngineClient
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
 from engine.text.tokenizer import Tokenizer
+from gateway import context, tracing
 from gateway.admission.admitted import Admitted
 from gateway.concurrency.live_set import LiveSet
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.errors import ApiError, Gone, InternalError, to_api_error
+from gateway.generation import spans
 from gateway.generation.answer import Delivery, Reader
 from gateway.generation.choice import Choice, engine_error
 from gateway.generation.compliance import ComplianceChecks
@@ -36,6 +38,7 @@ from gateway.generation.events import Text
 from gateway.generation.flushes import Flushes
 from gateway.generation.grants import Grants
 from gateway.generation.meter import Meter
+from gateway.generation.spans import Times
 from gateway.metrics.metrics import Metrics
 from gateway.prompts.public_prefixes import PublicPrefixes
 from gateway.schemas.common import (
@@ -50,6 +53,7 @@ from tenants.types import Principal, UsageEvent, UsageStatus
 from tenants.usage import Ledger
 
 logger = logging.getLogger(__name__)
+access_log = logging.getLogger("gateway.access")
 
 
 _STATUSES: Mapping[str, UsageStatus] = {
@@ -83,10 +87,11 @@ class Generation:
         ]
         """The first stream of each prompt, and the prompt's length."""
         self._grants = grants
-        self._began_at = time.monotonic()
+        self.trace = tracing.current.get()
+        self._notes = context.notes.get()
+        self.times = Times(time.monotonic())
         self._first_output: RequestOutput | None = None
         """Choice 0's, if ``first_output`` has read it and ``deltas`` has not."""
-        self._has_tokens = False
         self._cancelled = False
         self._failure: ApiError | None = None
         """Given to ``fail``, and not raised yet. What was raised is not kept: its traceback refers
@@ -208,11 +213,43 @@ class Generation:
             return
         self._closed = True
         status = self._status()
-        self._owner.metrics.observe_request(time.monotonic() - self._began_at)
+        self.times.ended_at = time.monotonic()
+        self._owner.metrics.observe_request(self.times.ended_at - self.times.began_at)
+        self._log(status)
         self._abort()
         self._reader = None  # It refers to this object: leave no cycle to the garbage collector.
         self._settlement = self._owner.settle(self, status)
         self._settlement.add_done_callback(self._forget_settlement)
+
+    def _log(self, status: UsageStatus) -> None:
+        """Note what became of the request for its line in the access log; if that has been written,
+        or there is none, as on a WebSocket, write a line."""
+        facts = self._facts(status)
+        if self._notes is not None and not self._notes.is_written:
+            self._notes.update(facts)
+            return
+        principal = self.admitted.principal
+        fields = {
+            "request_id": str(self.admitted.id),
+            "duration_ms": _milliseconds(time.monotonic() - self.times.began_at),
+            **facts,
+            "tenant": principal.tenant.name,
+            "key": principal.key.public_id,
+        }
+        access_log.info("generation", extra={"fields": fields})
+
+    def _facts(self, status: UsageStatus) -> dict[str, str | int | float]:
+        facts: dict[str, str | int | float] = {
+            "model": self.admitted.model,
+            "finish": status,
+            "prompt_tokens": self.admitted.num_prompt_tokens,
+            "cached_tokens": self._num_cached_tokens,
+            "completion_tokens": self.num_generated_tokens,
+        }
+        if self.times.first_token_at is not None:
+            facts["queue_ms"] = _milliseconds(self.times.queue_s)
+            facts["ttft_ms"] = _milliseconds(self.times.first_token_at - self.times.began_at)
+        return facts
 
     def _forget_settlement(self, _: asyncio.Task[None]) -> None:
         self._settlement = None  # Its context may refer to this object.
@@ -239,10 +276,12 @@ class Generation:
     def _count_cached(self, num_tokens: int) -> tuple[int, bool]:
         """For ``Meter``: how many prompt tokens were cached, and whether that may still change. The
         first tokens are reported to the metrics."""
-        if not self._has_tokens and num_tokens:
-            self._has_tokens = True
-            self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
-        return self._num_cached_tokens, not self._has_tokens or len(self._choices) > 1
+        times = self.times
+        if times.first_token_at is None and num_tokens:
+            times.first_token_at = time.monotonic()
+            times.queue_s = max(choice.stream.queue_s for choice in self._choices)
+            self._owner.metrics.observe_first_token(times.first_token_at - times.began_at)
+        return self._num_cached_tokens, times.first_token_at is None or len(self._choices) > 1
 
     def stop_counting(self) -> None:
         """Count no more: the usage is now in the ledger or in its journal."""
@@ -319,6 +358,10 @@ class Generation:
     async def _finished(self) -> None:
         for choice in self._choices:
             await choice.stream.aclose()
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 1)
 
 
 def _failed_as(error: ApiError) -> UsageStatus:
@@ -458,6 +501,8 @@ class Generations:
             await generation.admitted.hold.stop()
             self.metrics.count_usage(event)
             await self._ledger.settle(event)
+            if generation.trace is not None:
+                spans.record(generation.trace, generation.admitted, event, generation.times)
         except TenantsError:
             logger.exception("usage of %s is not in the ledger", generation.admitted.id)
             generation.stop_counting()

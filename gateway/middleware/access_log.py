@@ -39,6 +39,8 @@ class AccessLog:
             return
         started_at = time.monotonic()
         status = CLIENT_LEFT
+        # On a WebSocket each turn has a line of its own.
+        noting = context.notes.set(context.of(scope).notes if scope["type"] == "http" else None)
 
         async def send_watched(message: Message) -> None:
             nonlocal status
@@ -52,10 +54,12 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_watched)
         finally:
+            context.notes.reset(noting)
             self._log(scope, status, time.monotonic() - started_at)
 
     def _log(self, scope: Scope, status: int, duration_s: float) -> None:
         known = context.of(scope)
+        known.notes.is_written = True
         route = "other" if known.operation is None else known.operation.path
         self._metrics.count_response(route, status)
         level = logging.DEBUG if route in PROBES and status < 400 else logging.INFO
@@ -68,6 +72,7 @@ class AccessLog:
             return
         fields: dict[str, str | int | float] = {
             "request_id": str(known.request_id),
+            **_client_request_id(known),
             "method": scope.get("method", "WEBSOCKET"),
             "path": scope["path"][:MAX_PATH_CHARS],
             "status": status,
@@ -80,3 +85,8 @@ class AccessLog:
         if num_left_out:
             fields["left_out"] = num_left_out
         logger.log(level, "request", extra={"fields": fields})
+
+
+def _client_request_id(known: context.RequestContext) -> dict[str, str]:
+    named = known.client_request_id
+    return {} if named is None else {"client_request_id": named}

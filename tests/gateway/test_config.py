@@ -179,7 +179,7 @@ def test_a_wrong_variable_is_named(tmp_path: Path, env: dict[str, str], message:
 
 def test_every_setting_is_documented() -> None:
     rows = list(config.settings())
-    assert {row.section for row in rows} == {"server", "engine", "models", "tenants"}
+    assert {row.section for row in rows} == {"server", "engine", "models", "tenants", "tracing"}
     keys = {(row.section, row.key) for row in rows}
     assert keys >= {("engine", key) for key in ServedEngineConfig.__struct_fields__}
     for row in rows:

@@ -34,6 +34,71 @@ async def test_a_line_says_who_and_what(gateway: Gateway, caplog: pytest.LogCapt
     assert line["tenant"] == "acme"
     assert line["key"] == gateway.api_key.split("-")[2]
     assert line["user"] == "user-7"
+    assert (line["model"], line["finish"]) == ("tiny", "stop")
+    usage = answer.json()["usage"]
+    assert line["prompt_tokens"] == usage["prompt_tokens"]
+    assert line["completion_tokens"] == usage["completion_tokens"]
+    assert 0 <= line["ttft_ms"] <= line["duration_ms"]
+
+
+async def test_it_has_the_clients_name_for_the_request(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    answer = await get(gateway, "/v1/models", x_request_id="order-7")
+    await until(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert line["request_id"] == answer.headers["x-sluice-request-id"]
+    assert line["client_request_id"] == "order-7"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_it_says_how_a_request_ended_whose_client_left(
+    gateway: Gateway, double: EngineDouble, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    double.script = lambda prompt: Play(text="word " * 100, interval_s=0.01)
+    client = await RawClient.connect(gateway)
+    client.send(post(gateway, encode(chat_body(stream=stream))))
+    await until(lambda: sum(double.generated.values()) > 3)
+    client.reset()
+    await until(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert line["finish"] == "disconnected"
+    assert line["completion_tokens"] > 0
+
+
+async def test_each_turn_of_a_websocket_has_a_line(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with ready(gateway) as client:
+        await client.chat("t", "hi")
+        await client.turn("t")
+        await until(lambda: lines(caplog))
+        (line,) = lines(caplog)
+        assert (line["finish"], line["tenant"]) == ("stop", "acme")
+        assert line["completion_tokens"] > 0
+    await until(lambda: len(lines(caplog)) == 2)
+    assert "finish" not in lines(caplog)[1]
+
+
+async def test_what_goes_on_after_its_answer_has_a_line_of_its_own(
+    gateway: Gateway, double: EngineDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    double.script = lambda prompt: Play(text="x", queued_s=0.2)
+    key = await gateway.key("responses")
+    body = encode({"model": "tiny", "input": "hi", "background": True})
+    client = await RawClient.connect(gateway)
+    client.send(post(gateway, body, path="/v1/responses", authorization=f"Bearer {key}"))
+    answer = await client.answer()
+    await until(lambda: len(lines(caplog)) == 2)
+    answered, generated = lines(caplog)
+    assert answered["request_id"] == generated["request_id"] == answer.headers["x-request-id"]
+    assert "finish" not in answered
+    assert (generated["finish"], generated["model"]) == ("stop", "tiny")
+    await client.close()
 
 
 async def test_nobody_fills_the_log_with_a_path(
@@ -115,7 +180,7 @@ async def test_neither_prompts_nor_keys_nor_queries_are_logged(
     double.crash()
     await until(lambda: gateway.engine.ready)
     text = stderr()
-    assert text.count('"logger": "gateway.access"') == 4
+    assert text.count('"logger": "gateway.access"') == 5
     assert "CANARY" not in text
     assert secret not in text
 

@@ -24,9 +24,18 @@ async def test_every_answer_has_its_own_id(gateway: Gateway) -> None:
     assert len(ids) == len(answers)
 
 
-async def test_a_client_cannot_choose_it(gateway: Gateway) -> None:
-    answer = await get(gateway, "/livez", x_request_id="mine")
-    assert answer.headers["x-request-id"] != "mine"
+@pytest.mark.parametrize("name", ["mine", "01J/a-b_c.d:e+f=@", "x" * 128])
+async def test_a_clients_own_name_comes_back_beside_the_id(gateway: Gateway, name: str) -> None:
+    answer = await get(gateway, "/livez", x_request_id=name)
+    assert answer.headers["x-request-id"] == name
+    assert UUID(answer.headers["x-sluice-request-id"])
+
+
+@pytest.mark.parametrize("name", ["a b", 'a"', "\xe9", "x" * 129, ""])
+async def test_a_name_that_could_forge_a_field_is_dropped(gateway: Gateway, name: str) -> None:
+    answer = await get(gateway, "/livez", x_request_id=name)
+    assert answer.headers["x-request-id"] == answer.headers["x-sluice-request-id"]
+    assert UUID(answer.headers["x-request-id"])
 
 
 async def test_a_websocket_has_one(gateway: Gateway) -> None:
