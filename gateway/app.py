@@ -71,7 +71,11 @@ def _middleware(
         *([] if tracing is None else [Middleware(Traces, tracing=tracing)]),
         Middleware(AccessLog, metrics=services.metrics),
         *([_cors(config.allowed_origins)] if config.allowed_origins else []),
-        Middleware(Errors, is_draining=lambda: services.lifecycle.draining),
+        Middleware(
+            Errors,
+            is_draining=lambda: services.lifecycle.draining,
+            on_refusal=services.metrics.count_refusal,
+        ),
         Middleware(Auth, authenticator=services.authenticator, operations=operations),
         Middleware(
             RateLimit,

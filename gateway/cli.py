@@ -8,7 +8,6 @@ command line, 1 for all others.
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gateway.commands import adapter, bench, database, key, models, operations, project, tenant
+from gateway.version import commit, version
 
 DEFAULT_PORT = 8000
 
@@ -36,10 +36,7 @@ DataDir = Annotated[Path, typer.Option(help="Folder of the demo: database, secre
 
 def _show_version(asked: bool) -> None:
     if asked:
-        try:
-            print("sluice", importlib.metadata.version("sluice"))
-        except importlib.metadata.PackageNotFoundError:
-            print("sluice, from a folder where it is not installed")
+        print(" ".join(filter(None, ("sluice", version(), commit()))))
         raise typer.Exit
 
 

@@ -49,6 +49,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0 picks a free one."""
+    metrics_port: Port | None = None
+    """Port of another listener that serves ``/metrics``, to anybody who reaches it, without a key;
+    0 picks a free one. By default ``/metrics`` needs an admin key."""
+    metrics_host: str = "127.0.0.1"
+    """Address of that listener."""
     workers: Positive = 1
     """Gateway processes that share the port and the engine."""
     allowed_origins: tuple[str, ...] = ()

@@ -26,10 +26,12 @@ class Notes(dict[str, str | int | float]):
 
     is_written = False
     """Whether the line was written, so that what comes later needs one of its own."""
+    endpoint = ""
+    """The path of the operation, as the route table has it; empty if there is none."""
 
 
 notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
-"""Those of the HTTP request that is being answered."""
+"""Those of the HTTP request or the WebSocket that is being answered."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,11 @@ class RequestContext:
     """Rate-limit headers for the answer, successful or not, as of admission."""
     attempt: Attempt | None = None
     """Set by ``middleware.rate_limit`` while the request may be refused."""
+
+    def found(self, operation: Operation) -> None:
+        """The operation that the request asks for."""
+        self.operation = operation
+        self.notes.endpoint = operation.path
 
     def admitted(self, answer: QuotaAnswer) -> None:
         """The store counts the request from now on. ``answer``: what it said."""

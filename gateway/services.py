@@ -144,8 +144,11 @@ def create_services(
     work = _create_background(base, peers, adapters, revocations)
     metrics = base.metrics
     engine.on_tokens = metrics.observe_inter_token
-    metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
+    metrics.watch(
+        running=lambda: len(generations), stats=lambda: engine.stats, ready=lambda: engine.ready
+    )
     metrics.watch_background(lambda: work.num_deaths)
+    metrics.watch_ledger(base.ledger)
     lifecycle = Lifecycle(
         engine=engine,
         store=store,

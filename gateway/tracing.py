@@ -15,7 +15,6 @@ OpenTelemetry is not imported, and each place that could record something looks 
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 from gateway import logs
 from gateway.config import TracingConfig
 from gateway.errors import ConfigError
+from gateway.version import version
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -123,7 +123,7 @@ class Tracing:
                 "leave the setting out"
             ) from None
         resource = Resource.create(
-            {"service.name": config.service_name, "service.version": _version()}
+            {"service.name": config.service_name, "service.version": version()}
         )
         self._provider: TracerProvider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
@@ -132,7 +132,7 @@ class Tracing:
         )
         exporter = OTLPSpanExporter(endpoint=config.otlp_endpoint, timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("sluice", _version())
+        self._tracer = self._provider.get_tracer("sluice", version())
 
     def begin(self, name: str, headers: Mapping[str, str], attributes: Attributes) -> RequestTrace:
         """Begin the span of a request, as a part of the trace that its ``traceparent`` names, if it
@@ -180,10 +180,3 @@ class RequestTrace:
 
 def _since_the_epoch_ns(monotonic_s: float) -> int:
     return time.time_ns() - int((time.monotonic() - monotonic_s) * 1e9)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("sluice")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # run from a folder

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import msgspec
@@ -42,6 +43,8 @@ class _Pending:
     event: UsageEvent
     answer: asyncio.Future[bool]
     is_journaled: bool = False
+    since: float = field(default_factory=time.monotonic)
+    """When it was settled, in seconds of ``time.monotonic``."""
 
 
 class Ledger:
@@ -82,6 +85,12 @@ class Ledger:
     def num_pending(self) -> int:
         """Events not yet in the store."""
         return len(self._pending)
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest of these has waited for the store; 0 if there is none."""
+        oldest = next(iter(self._pending.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest.since
 
     def is_pending(self, request_id: UUID) -> bool:
         """Whether a settlement has not reached the store yet."""

@@ -21,6 +21,7 @@ DOCUMENTS = [
         "PERFORMANCE.md",
         "docs/architecture.md",
         "docs/experiments.md",
+        "docs/metrics.md",
         "docs/models.md",
         "docs/performance-gateway.md",
         "engine/README.md",

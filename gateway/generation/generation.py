@@ -38,8 +38,8 @@ from gateway.generation.events import Text
 from gateway.generation.flushes import Flushes
 from gateway.generation.grants import Grants
 from gateway.generation.meter import Meter
-from gateway.generation.spans import Times
 from gateway.metrics.metrics import Metrics
+from gateway.metrics.times import Times
 from gateway.prompts.public_prefixes import PublicPrefixes
 from gateway.schemas.common import (
     CompletionTokensDetails,
@@ -214,7 +214,7 @@ class Generation:
         self._closed = True
         status = self._status()
         self.times.ended_at = time.monotonic()
-        self._owner.metrics.observe_request(self.times.ended_at - self.times.began_at)
+        self._owner.metrics.observe_request(self.times, self.num_generated_tokens, *self._labels)
         self._log(status)
         self._abort()
         self._reader = None  # It refers to this object: leave no cycle to the garbage collector.
@@ -237,6 +237,13 @@ class Generation:
             "key": principal.key.public_id,
         }
         access_log.info("generation", extra={"fields": fields})
+
+    @property
+    def _labels(self) -> tuple[str, str]:
+        """The model and the endpoint for the metrics. Tenants may have any number of adapters, so
+        these are one model there."""
+        model = self.admitted.model if self.admitted.adapter is None else "adapters"
+        return model, "" if self._notes is None else self._notes.endpoint
 
     def _facts(self, status: UsageStatus) -> dict[str, str | int | float]:
         facts: dict[str, str | int | float] = {
@@ -280,7 +287,9 @@ class Generation:
         if times.first_token_at is None and num_tokens:
             times.first_token_at = time.monotonic()
             times.queue_s = max(choice.stream.queue_s for choice in self._choices)
-            self._owner.metrics.observe_first_token(times.first_token_at - times.began_at)
+            self._owner.metrics.observe_first_token(
+                times.first_token_at - times.began_at, *self._labels
+            )
         return self._num_cached_tokens, times.first_token_at is None or len(self._choices) > 1
 
     def stop_counting(self) -> None:

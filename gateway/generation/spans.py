@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gateway.admission.admitted import Admitted
+from gateway.metrics.times import Times
 from gateway.tracing import Attributes, Stage
 from tenants.types import UsageEvent
 
 PROVIDER = "sluice"
 """``gen_ai.provider.name``: the server that generates is our own."""
-
-
-@dataclass(slots=True)
-class Times:
-    """When a request reached which stage, in seconds of ``time.monotonic``."""
-
-    began_at: float
-    first_token_at: float | None = None
-    ended_at: float | None = None
-    """When its answer was complete or given up."""
-    queue_s: float = 0.0
-    """How long it waited in the engine; known with its first token."""
 
 
 def record(above: Stage, admitted: Admitted, event: UsageEvent, times: Times) -> None:

@@ -22,7 +22,12 @@ from prometheus_client.registry import Collector
 
 INTERVAL_S = 1.0
 _ENDED, _SUFFIX = "ended.json", ".worker"
-_LARGEST = {"sluice_changes_age_seconds"}
+_LARGEST = {
+    "sluice_build_info",
+    "sluice_changes_age_seconds",
+    "sluice_ledger_lag_seconds",
+    "process_start_time_seconds",
+}
 """Gauges of which the largest is reported; all others are summed."""
 
 

@@ -90,11 +90,19 @@ _TENANT_HELP = {
 
 
 class EngineCollector(Collector):
-    def __init__(self, stats: Callable[[], Stats]) -> None:
+    def __init__(
+        self, stats: Callable[[], Stats], ready: Callable[[], bool] = lambda: True
+    ) -> None:
         self._stats = stats
+        self._ready = ready
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
+        yield GaugeMetricFamily(
+            PREFIX + "engine_ready",
+            "1 while the engine serves; 0 while it loads, restarts or is gone.",
+            float(self._ready()),
+        )
         for field, (name, text) in GAUGES.items():
             yield GaugeMetricFamily(PREFIX + name, text, getattr(stats, field))
         for field, (name, text) in COUNTERS.items():

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.messages import Stats
 from gateway.metrics.board import Board
 from gateway.metrics.engine import EngineCollector, Latencies
+from gateway.metrics.times import Times
+from gateway.version import commit, version
 from tenants.changes import ChangeListener
 from tenants.types import UsageEvent
+from tenants.usage import Ledger
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TOKEN_LATENCIES_S = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1),
@@ -53,11 +65,23 @@ class Metrics:
             ["kind", "model"],
             self._registry,
         )
-        self._first_token = Histogram(
+        self._refusals = _by_labels(
+            "sluice_refusals",
+            "Requests that were refused, by the code of the error.",
+            ["code"],
+            self._registry,
+        )
+        self._first_token = _histogram(
             "sluice_time_to_first_token_seconds",
             "From submission to the engine to the first token.",
-            buckets=_LATENCIES_S,
-            registry=self._registry,
+            _LATENCIES_S,
+            self._registry,
+        )
+        self._per_token = _histogram(
+            "sluice_time_per_output_token_seconds",
+            "Of an answer with several tokens: from its first token to its end, by those after it.",
+            _TOKEN_LATENCIES_S,
+            self._registry,
         )
         self._inter_token = Latencies(
             "inter_token_latency_seconds",
@@ -67,11 +91,11 @@ class Metrics:
         self._registry.register(self._inter_token)
         self.observe_inter_token = self._inter_token.observe
         """The callback for ``EngineClient.on_tokens``."""
-        self._request = Histogram(
+        self._request = _histogram(
             "sluice_e2e_request_latency_seconds",
             "From submission to the engine to the end of the answer.",
-            buckets=_REQUEST_LATENCIES_S,
-            registry=self._registry,
+            _REQUEST_LATENCIES_S,
+            self._registry,
         )
         self._lag = Histogram(
             "sluice_event_loop_lag_seconds",
@@ -82,11 +106,25 @@ class Metrics:
         self.observe_lag = self._lag.observe
         """The callback for how late a timer ran, in seconds."""
         self._sockets = Gauge("sluice_websockets", "Open WebSockets.", registry=self._registry)
+        build = Gauge(
+            "sluice_build_info",
+            "Always 1; its labels say which Sluice this is.",
+            ["version", "commit", "python"],
+            registry=self._registry,
+        )
+        build.labels(version(), commit(), platform.python_version()).set(1)
+        ProcessCollector(registry=self._registry)
 
-    def watch(self, *, running: Callable[[], int], stats: Callable[[], Stats]) -> None:
-        """Call these two whenever the metrics are scraped."""
+    def watch(
+        self,
+        *,
+        running: Callable[[], int],
+        stats: Callable[[], Stats],
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Call these whenever the metrics are scraped."""
         self._registry.register(_RunningCollector(running))
-        self._engine_registry.register(EngineCollector(stats))
+        self._engine_registry.register(EngineCollector(stats, ready))
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Read ``listener`` whenever the metrics are scraped."""
@@ -105,14 +143,33 @@ class Metrics:
         self._tokens("cached", event.model).inc(event.cached_tokens)
         self._tokens("completion", event.model).inc(event.completion_tokens)
 
-    def observe_first_token(self, seconds: float) -> None:
-        self._first_token.observe(seconds)
+    def watch_ledger(self, ledger: Ledger) -> None:
+        """Likewise."""
+        self._registry.register(_LedgerCollector(ledger))
 
-    def observe_request(self, seconds: float) -> None:
-        self._request.observe(seconds)
+    def count_refusal(self, code: str) -> None:
+        self._refusals(code).inc()
+
+    def observe_first_token(self, seconds: float, model: str, endpoint: str) -> None:
+        self._first_token(model, endpoint).observe(seconds)
+
+    def observe_request(
+        self, times: Times, num_generated_tokens: int, model: str, endpoint: str
+    ) -> None:
+        """A request has ended: ``times.ended_at`` is known."""
+        assert times.ended_at is not None
+        self._request(model, endpoint).observe(times.ended_at - times.began_at)
+        if times.first_token_at is not None and num_generated_tokens > 1:
+            seconds = (times.ended_at - times.first_token_at) / (num_generated_tokens - 1)
+            self._per_token(model, endpoint).observe(seconds)
 
     def count_socket(self, change: int) -> None:
         self._sockets.inc(change)
+
+    @property
+    def registries(self) -> tuple[CollectorRegistry, CollectorRegistry]:
+        """Of this worker, and of the engine."""
+        return self._registry, self._engine_registry
 
     def render(self) -> bytes:
         """The metrics of all workers in Prometheus' text format, version 0.0.4."""
@@ -126,6 +183,32 @@ def _by_labels(
     """A function from the values of labels to the counter for them. ``Counter.labels`` is slow, so
     its results are cached."""
     return cache(Counter(name, documentation, labels, registry=registry).labels)
+
+
+def _histogram(
+    name: str, documentation: str, buckets_s: Sequence[float], registry: CollectorRegistry
+) -> Callable[..., Histogram]:
+    """As ``_by_labels``, of latencies by model and endpoint."""
+    labels = ["model", "endpoint"]
+    found = Histogram(name, documentation, labels, buckets=buckets_s, registry=registry)
+    return cache(found.labels)
+
+
+class _LedgerCollector(Collector):
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "sluice_ledger_pending",
+            "Settled requests whose usage has not reached PostgreSQL yet.",
+            self._ledger.num_pending,
+        )
+        yield GaugeMetricFamily(
+            "sluice_ledger_lag_seconds",
+            "How long the oldest of these has waited.",
+            self._ledger.lag_s,
+        )
 
 
 class _RunningCollector(Collector):

@@ -39,8 +39,9 @@ class AccessLog:
             return
         started_at = time.monotonic()
         status = CLIENT_LEFT
-        # On a WebSocket each turn has a line of its own.
-        noting = context.notes.set(context.of(scope).notes if scope["type"] == "http" else None)
+        known = context.of(scope)
+        known.notes.is_written = scope["type"] == "websocket"  # Each turn has a line of its own.
+        noting = context.notes.set(known.notes)
 
         async def send_watched(message: Message) -> None:
             nonlocal status

@@ -75,7 +75,7 @@ class Auth:
             if found is None:
                 needed = self._search(scope, "GET" if method == "HEAD" else method)
             else:
-                context.of(scope).operation = found
+                context.of(scope).found(found)
                 needed = None if method == SOCKET else found.scope
             if needed is not None:
                 await self._authorize(scope, needed)
@@ -86,9 +86,9 @@ class Auth:
         if none is needed."""
         path: str = scope["path"]
         found, params = self._operations.find(method, path)
-        context.of(scope).operation = found
         scope["path_params"] = params
         if found is not None:
+            context.of(scope).found(found)
             return None if method == SOCKET else found.scope
         # Nothing is here, or not for this method: those hear it who may use what is beside it.
         others = self._operations.at(path)

@@ -19,11 +19,19 @@ logger = logging.getLogger(__name__)
 class Errors:
     """Answers exceptions with an error object, or closes the connection if an answer has begun."""
 
-    def __init__(self, app: ASGIApp, *, is_draining: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        is_draining: Callable[[], bool] = lambda: False,
+        on_refusal: Callable[[str], None] = lambda code: None,
+    ) -> None:
         """``is_draining``: whether the server shuts down, and so may cancel a request that it has
-        waited for in vain, such as one whose body does not come."""
+        waited for in vain, such as one whose body does not come. ``on_refusal`` is called with the
+        code of each error that is the whole answer."""
         self._app = app
         self._is_draining = is_draining
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = False
@@ -47,12 +55,12 @@ class Errors:
             if began or not self._is_draining():
                 raise
             # Else the server would answer in plain text.
-            answer = _answer(Draining("The server is shutting down.", retry_after_s=1))
+            answer = self._answer(Draining("The server is shutting down.", retry_after_s=1))
         except Exception as exc:
             if exc is unsent:
                 raise  # The server raised it, and expects it.
             if not began:
-                answer = _answer(to_api_error(exc))
+                answer = self._answer(to_api_error(exc))
             elif scope["type"] == "websocket":
                 answer = WebSocketClose(to_api_error(exc).close_code)
             else:
@@ -64,6 +72,6 @@ class Errors:
         # such a cycle would keep the body of each refused request until the collector runs.
         await answer(scope, receive, send)
 
-
-def _answer(error: ApiError) -> ASGIApp:
-    return Response(error.body(), error.status, error.headers())
+    def _answer(self, error: ApiError) -> ASGIApp:
+        self._on_refusal(error.code or error.type)
+        return Response(error.body(), error.status, error.headers())

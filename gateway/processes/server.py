@@ -25,7 +25,8 @@ from gateway.app import create_app
 from gateway.config import Config, ServerConfig, TenantsConfig, local_url
 from gateway.errors import AddressInUse, ConfigError
 from gateway.lifecycle import ABORT_S, Lifecycle
-from gateway.processes import open_files
+from gateway.metrics.metrics import Metrics
+from gateway.processes import metrics_server, open_files
 from gateway.processes.engine_client import make_engine_client
 from gateway.transport import protocol
 from tenants.postgres import PostgresStore
@@ -217,8 +218,21 @@ async def serve_on(
             metrics_folder=metrics_folder,
         )
         stack.push_async_callback(app.state.services.lifecycle.close)
+        await _serve_metrics(stack, config.server, app.state.services.metrics)
         served = Server(app, limits, backlog=backlog)
         await _serve(served, listener, engine, url_of(listener), on_ready)
+
+
+async def _serve_metrics(
+    stack: contextlib.AsyncExitStack, config: ServerConfig, metrics: Metrics
+) -> None:
+    """Serve ``/metrics`` on its own port, if it has one, until ``stack`` unwinds."""
+    if config.metrics_port is None:
+        return
+    own = msgspec.structs.replace(config, host=config.metrics_host, port=config.metrics_port)
+    listener = stack.enter_context(contextlib.closing(bind(own, shared=config.workers > 1)))
+    logger.info("metrics on %s/metrics", url_of(listener))
+    await stack.enter_async_context(metrics_server.served(listener, metrics))
 
 
 def _dsn_of(settings: TenantsConfig) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.metrics.metrics import CONTENT_TYPE
 from gateway.services import Services
 from tenants.errors import TenantsError
 from tenants.store import Store
@@ -58,8 +59,7 @@ async def readyz(services: Services, request: Request) -> Response:
 
 
 async def metrics(services: Services, request: Request) -> Response:
-    text = services.metrics.render()
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(services.metrics.render(), media_type=CONTENT_TYPE)
 
 
 async def _answers(store: Store) -> bool:

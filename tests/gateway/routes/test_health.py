@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.text.tokenizer import Tokenizer
+from gateway.processes import metrics_server
+from gateway.processes.server import bind
+from gateway.version import commit
 from tenants.errors import StoreUnavailable
 from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play
@@ -129,9 +134,15 @@ async def test_metrics(gateway: Gateway, double: EngineDouble) -> None:
     assert 'sluice_generations_total{model="tiny",status="stop"} 1.0' in text
     assert 'sluice_tokens_total{kind="completion",model="tiny"} 3.0' in text
     assert 'sluice_tokens_total{kind="cached",model="tiny"} 2.0' in text
-    assert "sluice_time_to_first_token_seconds_count 1.0" in text
+    labels = '{endpoint="/v1/chat/completions",model="tiny"}'
+    assert f"sluice_time_to_first_token_seconds_count{labels} 1.0" in text
+    assert f"sluice_time_per_output_token_seconds_count{labels} 1.0" in text
     assert "sluice_generations_running 0.0" in text
-    assert "sluice_e2e_request_latency_seconds_count 1.0" in text
+    assert f"sluice_e2e_request_latency_seconds_count{labels} 1.0" in text
+    assert "sluice_ledger_pending 0.0" in text
+    assert "sluice_ledger_lag_seconds 0.0" in text
+    assert f'sluice_build_info{{commit="{commit()}",python="' in text
+    assert "process_resident_memory_bytes" in text
     assert "sluice_inter_token_latency_seconds_count 2.0" in text
     assert "sluice_num_requests_running" in text
     for secret in (key, gateway.api_key, gateway.tenant.id.hex, str(gateway.tenant.id)):
@@ -148,6 +159,33 @@ async def test_the_first_chunk_is_not_the_first_token(
     await gateway.usage()
     key = await gateway.key("admin")
     text = (await get(gateway, "/metrics", authorization=f"Bearer {key}")).body.decode()
-    (seconds,) = re.findall(r"^sluice_time_to_first_token_seconds_sum (\S+)$", text, re.MULTILINE)
+    (seconds,) = re.findall(
+        r"^sluice_time_to_first_token_seconds_sum\{.*\} (\S+)$", text, re.MULTILINE
+    )
     assert float(seconds) >= 0.3
-    assert "sluice_time_to_first_token_seconds_count 1.0" in text
+
+
+async def test_refusals_are_counted_by_cause(gateway: Gateway) -> None:
+    await chat(gateway, chat_body(temperature=-1))
+    await chat(gateway, chat_body(model="none"))
+    await get(gateway, "/metrics")
+    text = gateway.app.state.services.metrics.render().decode()
+    for code in ("invalid_request", "model_not_found", "invalid_api_key"):
+        assert f'sluice_refusals_total{{code="{code}"}} 1.0' in text
+
+
+async def test_a_listener_of_its_own_needs_no_key(gateway: Gateway) -> None:
+    metrics = gateway.app.state.services.metrics
+    listener = bind(msgspec.structs.replace(gateway.app.state.services.config.server, port=0))
+    with contextlib.closing(listener):
+        async with metrics_server.served(listener, metrics):
+            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            answer = (await reader.read()).decode()
+            assert answer.startswith("HTTP/1.1 200")
+            assert "sluice_generations_running 0.0" in answer
+            writer.close()
+            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            writer.write(b"GET /admin/v1/tenants HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 404")
+            writer.close()
