@@ -79,7 +79,7 @@ ALERTS_TABLE: Sequence[Alert] = (
         runbook="The engine loads its model, restarts again and again, or its GPU is gone. The log"
         " says `engine died, restarting` with the cause; a start that fails is tried again after"
         " at most 30 s. If it is out of memory, lower `engine.gpu_memory_utilization` or"
-        " `engine.max_num_seqs`. A long"
+        " `engine.max_num_seqs`. `sluice doctor` checks driver, kernels and model files. A long"
         " load of a large model is no fault: the start-up probe must allow for it.",
         example={'sluice_engine_ready{instance="a"}': "0x60"},
     ),

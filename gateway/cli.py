@@ -17,7 +17,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import adapter, bench, database, key, models, operations, project, tenant
+from gateway.commands import (
+    adapter,
+    bench,
+    database,
+    doctor,
+    key,
+    models,
+    operations,
+    project,
+    settings,
+    tenant,
+)
 from gateway.version import commit, version
 
 DEFAULT_PORT = 8000
@@ -170,6 +181,8 @@ def chat(
 
 app.command("bench")(bench.bench)
 app.command("migrate")(database.migrate)
+app.command()(doctor.doctor)
+app.add_typer(settings.app, name="config")
 app.command()(operations.bootstrap)
 app.command("models")(models.models)
 app.add_typer(tenant.app, name="tenant")

@@ -1,0 +1,144 @@
+"""``sluice doctor`` and ``sluice config``: what is wrong is named, with its mend."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import migrations
+from gateway import config as configuration
+from gateway import secrets
+from gateway.commands import doctor
+from gateway.config import Config
+from tests import forked
+from tests.gateway.otlp import collector
+from tests.postgres import empty_pg_dsn
+
+__all__ = ["empty_pg_dsn"]
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "engine" / "demo" / "model"
+
+
+def sluice(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return forked.sluice(*arguments, cwd=cwd, env=env)
+
+
+def write(folder: Path, dsn: str = "postgresql://nobody@127.0.0.1:1/none", **server: int) -> Path:
+    lines = ["[engine]", f'model = "{DEMO}"', 'device = "cpu"', "[tenants]", f'dsn = "{dsn}"']
+    lines += ["[server]", *(f"{key} = {value}" for key, value in server.items())]
+    path = folder / "sluice.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def settings(folder: Path, dsn: str = "postgresql://nobody@127.0.0.1:1/none") -> Config:
+    return configuration.load(write(folder, dsn, port=0), env={})
+
+
+def texts(check: doctor.Check, config: Config) -> dict[str, str]:
+    return {found.what: f"{found.verdict}: {found.text}" for found in check(config)}
+
+
+@pytest.mark.pg
+def test_a_server_that_can_start(tmp_path: Path, pg_dsn: str) -> None:
+    write(tmp_path, pg_dsn, port=0)
+    secrets.create(tmp_path / ".sluice" / "secrets.json")
+    done = sluice("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("wrong")] == []
+    assert f"ok     schema: {migrations.head()}" in lines
+    assert any(line.startswith("ok     model: ") and "(native)" in line for line in lines)
+
+
+def test_a_server_that_lacks_everything(tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text('[engine]\nmodel = "nowhere"\n')
+    done = sluice("doctor", cwd=tmp_path)
+    assert done.returncode == 1
+    for line in (
+        "wrong  secrets: .sluice/secrets.json: no such file; `sluice migrate` makes one",
+        "wrong  PostgreSQL: tenants.dsn is missing; set it to the one to use",
+        "wrong  model: there is no folder 'nowhere'",
+    ):
+        assert line in done.stdout
+    assert list(tmp_path.iterdir()) == [tmp_path / "sluice.toml"], "it leaves nothing"
+
+
+@pytest.mark.pg
+def test_a_database_without_a_schema(tmp_path: Path, empty_pg_dsn: str) -> None:
+    found = texts(doctor.check_postgres, settings(tmp_path, empty_pg_dsn))
+    assert found["PostgreSQL"].startswith("ok: version 18")
+    assert found["schema"].startswith("wrong: ")
+    assert "sluice migrate" in found["schema"]
+
+
+def test_a_database_that_is_away(tmp_path: Path) -> None:
+    (text,) = texts(doctor.check_postgres, settings(tmp_path)).values()
+    assert text.startswith("wrong: ")
+    assert "127.0.0.1:1" in text
+
+
+def test_secrets_that_others_can_read(tmp_path: Path) -> None:
+    path = tmp_path / ".sluice" / "secrets.json"
+    secrets.create(path)
+    path.chmod(0o644)
+    (text,) = texts(doctor.check_secrets, settings(tmp_path)).values()
+    assert f"chmod 600 {path}" in text
+
+
+def test_a_port_that_is_taken_is_a_note(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = configuration.load(write(tmp_path, port=port), env={})
+        (text,) = texts(doctor.check_port, config).values()
+    assert text.startswith("note: ")
+    assert f"127.0.0.1:{port}" in text
+
+
+def test_a_collector(tmp_path: Path) -> None:
+    with collector() as taken:
+        config = configuration.load(
+            write(tmp_path), env={"SLUICE_TRACING_OTLP_ENDPOINT": taken.endpoint}
+        )
+        assert texts(doctor.check_tracing, config) == {"tracing": f"ok: {taken.endpoint}"}
+    (text,) = texts(doctor.check_tracing, config).values()
+    assert "start the collector" in text
+
+
+def test_a_checkpoint_without_its_weights(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    config = configuration.load(write(tmp_path), env={"SLUICE_ENGINE_MODEL": str(model)})
+    (text,) = texts(doctor.check_model, config).values()
+    assert "has no model.safetensors" in text
+
+
+def test_settings_that_are_checked(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert "can be used" in sluice("config", "check", cwd=tmp_path).stdout
+    path.write_text(path.read_text() + "\nprot = 1\n")
+    done = sluice("config", "check", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "unknown key server.prot" in done.stderr
+
+
+def test_settings_that_are_shown_can_be_read_again(tmp_path: Path) -> None:
+    write(tmp_path, "postgresql://me:hush@db/sluice", port=9)
+    env = {"SLUICE_ENGINE_SPECULATIVE_CONFIG": '{method = "ngram", num_speculative_tokens = 4}'}
+    shown = sluice("config", "show", cwd=tmp_path, **env).stdout
+    assert "hush" not in shown
+    document = tomllib.loads(shown)
+    assert document["server"]["port"] == 9
+    assert document["engine"]["speculative_config"]["num_speculative_tokens"] == 4
+    configuration.parse(document)
+    changed = tomllib.loads(sluice("config", "show", "--changed", cwd=tmp_path, **env).stdout)
+    assert changed["server"] == {"port": 9}
+    assert set(changed["engine"]) == {"model", "device", "speculative_config"}
+    assert os.fspath(DEMO) == changed["engine"]["model"]
