@@ -20,10 +20,12 @@ DOCUMENTS = [
         "CONTRIBUTING.md",
         "PERFORMANCE.md",
         "docs/architecture.md",
+        "docs/changelog.md",
         "docs/experiments.md",
         "docs/metrics.md",
         "docs/models.md",
         "docs/performance-gateway.md",
+        "docs/stability.md",
         "engine/README.md",
         "engine/demo/README.md",
         "gateway/README.md",
@@ -33,7 +35,7 @@ DOCUMENTS = [
         "tests/README.md",
     )
 ]
-PACKAGES = ("engine", "gateway", "grammar", "kernels", "migrations", "tenants", "tests")
+PACKAGES = ("deploy", "engine", "gateway", "grammar", "kernels", "migrations", "tenants", "tests")
 
 documents = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS]
