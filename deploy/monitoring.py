@@ -23,9 +23,9 @@ from engine.messages import Stats, TenantStats
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.times import Times
 from tenants.changes import ChangeListener
-from tenants.memory import MemoryStore
 from tenants.types import UsageEvent
 from tenants.usage import Ledger
+from tests.memory_store.store import MemoryStore
 
 ROOT = Path(__file__).parent
 DASHBOARD = ROOT / "chart" / "files" / "dashboard.json"

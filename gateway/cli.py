@@ -89,10 +89,6 @@ def demo(
             min=0.1, help="Answer with a fixed text at this many tokens/s, without the model."
         ),
     ] = None,
-    in_memory: Annotated[
-        bool,
-        typer.Option("--in-memory", help="Keep tenants, keys and usage in memory, until it ends."),
-    ] = False,
 ) -> None:
     """Start everything: database, engine, gateway and chat page, on the bundled model."""
     from gateway.commands.demo import Demo, configure
@@ -104,7 +100,6 @@ def demo(
         data_dir=data_dir,
         ready_file=ready_file,
         replay_tokens_per_s=replay,
-        in_memory=in_memory,
     ).run()
 
 

@@ -1,1 +1,1 @@
-"""Tenants, API keys, limits and the ledger, in PostgreSQL or in memory. Never imports torch."""
+"""Tenants, API keys, limits and the ledger, in PostgreSQL. Never imports torch."""

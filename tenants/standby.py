@@ -1,9 +1,9 @@
 """Decides about quota while the store is away, from what the store said last.
 
-    store ──► balances, each second ──► what they leave, divided by the workers ──► MemoryQuota
+    store ──► balances, each second ──► what they leave, divided by the workers ──► LocalQuota
               claims of this process since then ─────────────────▲                  decides here
 
-The rules are those of ``memory_quota``; only the limits are shares. What a scope had left when it
+The rules are those of ``local_quota``; only the limits are shares. What a scope had left when it
 was last read is divided by the number of workers whose leases ran then, and what this worker has
 taken since is subtracted from its own share. So one worker alone keeps every limit exactly, and
 several workers exceed one by no more than what they had not heard of each other.
@@ -25,7 +25,7 @@ import msgspec
 from tenants import buckets
 from tenants.errors import StoreUnavailable
 from tenants.limits import Balance, Limits, QuotaAnswer, QuotaRequest, ScopePolicy, room
-from tenants.memory_quota import MemoryQuota, Reservation, ScopeState, month_of
+from tenants.local_quota import LocalQuota, Reservation, ScopeState, month_of
 from tenants.store import Store
 from tenants.types import Principal
 
@@ -105,7 +105,7 @@ class Standby:
         """When each worker was last in the store."""
         self._claims: dict[UUID, Claim] = {}
         # While the store is away
-        self._local: MemoryQuota | None = None
+        self._local: LocalQuota | None = None
         self._since: dict[UUID, _Since] = {}
         self._since_at = datetime.min.replace(tzinfo=UTC)
 
@@ -277,10 +277,10 @@ class Standby:
             return datetime.now(UTC)
         return datetime.fromtimestamp(self._clock() + self._ahead_s, UTC)
 
-    def _with(self, policies: Sequence[ScopePolicy]) -> MemoryQuota:
+    def _with(self, policies: Sequence[ScopePolicy]) -> LocalQuota:
         """The quota that decides here, with these scopes."""
         if self._local is None:
-            self._local, self._since, self._since_at = MemoryQuota(), {}, self._now()
+            self._local, self._since, self._since_at = LocalQuota(), {}, self._now()
             for claim in self._claims.values():
                 self._count(claim)
         for policy in policies:
@@ -303,7 +303,7 @@ class Standby:
             since.cost_micro += cost_micro
             since.num_open += claim.is_open
 
-    def _with_claim(self, claim: Claim) -> MemoryQuota:
+    def _with_claim(self, claim: Claim) -> LocalQuota:
         """As ``_with``; a request that the store has admitted has a reservation here, too."""
         local = self._with(claim.policies)
         local.reservations.setdefault(

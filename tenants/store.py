@@ -1,13 +1,23 @@
-"""The interface of stores. ``postgres`` and ``memory`` implement it, and pass the same tests."""
+"""The store in PostgreSQL, through asyncpg. Every statement is in ``queries.sql``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
+from tenants import queries
+from tenants.batches import Batcher, send_each
+from tenants.connections import Connections
+from tenants.directory import Directory
+from tenants.errors import (
+    InvalidValue,
+    KeyNotFound,
+    ScopeNotFound,
+)
 from tenants.limits import (
     Balance,
     Limits,
@@ -17,16 +27,23 @@ from tenants.limits import (
     ScopeKind,
     ScopePolicy,
 )
+from tenants.names import (
+    check_bucket,
+    check_groups,
+    check_range,
+    normalize_name,
+)
+from tenants.postgres_upkeep import PostgresUpkeep
+from tenants.rows import (
+    answer_of,
+    event_values,
+    month_left_of,
+    policy_of,
+    request_values,
+)
 from tenants.shared import SharedState
 from tenants.types import (
-    Adapter,
-    ApiKey,
-    AuditEntry,
-    KeyRecord,
-    Project,
     RunningRequest,
-    Scope,
-    Tenant,
     UsageBucket,
     UsageEvent,
     UsageFilter,
@@ -35,141 +52,94 @@ from tenants.types import (
 )
 
 NO_TIME = timedelta()
+MAX_BATCH = 64
+"""The most items of a batch. Larger ones are slower, because the planner joins them as if they were
+small."""
+
+MAX_PATIENCE_S = 0.1
+"""The most patience that is used. More would add few requests to a batch, and a caller whose
+estimate was wrong must not wait for long."""
+
+UPKEEP_TIMEOUT_S = 60.0
+"""For statements that no request waits for."""
+
+_SQL = queries.load()
 
 
-class Store(Protocol):
-    """Tenants, projects, keys and the ledger.
+class _More(NamedTuple):
+    """The arguments of ``extend``."""
 
-    Lists are read in pages: at most ``limit`` rows (None: all) that follow ``after``, which names
-    the last row of the page before by what the list is ordered by. ``search`` is a part of a text,
-    in any case.
+    request_id: UUID
+    tenant_id: UUID
+    tokens: int
+    generated: int
+    lease: timedelta
 
-    Every method may raise ``StoreUnavailable``; those that write raise ``InvalidValue`` for a field
-    that breaks the rules of ``tenants.names``. Names are kept and found in Unicode NFC.
-    """
 
-    shared: SharedState
-    """Other state that gateway workers share."""
+class Store(Directory):
+    """Tenants, limits, reservations and the ledger in PostgreSQL, over a pool of connections.
+    Made by ``connect``."""
 
-    async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
-        """Create a tenant, with its default project. Raises ``TenantExists``."""
-
-    async def get_tenant(self, tenant: str | UUID) -> Tenant:
-        """The tenant with this name or id. Raises ``TenantNotFound``."""
-
-    async def list_tenants(
-        self, *, search: str | None = None, after: str | None = None, limit: int | None = None
-    ) -> Sequence[Tenant]:
-        """Tenants by name; ``search``: a part of it."""
-
-    async def update_tenant(
+    def __init__(
         self,
-        tenant_id: UUID,
-        *,
-        name: str | None = None,
-        weight: float | None = None,
-        priority: int | None = None,
-        disabled: bool | None = None,
-    ) -> Tenant:
-        """Change the fields that are not None. Disabling a tenant again keeps the first time.
-
-        Raises ``TenantNotFound``, ``TenantExists``.
-        """
-
-    async def create_project(self, tenant_id: UUID, name: str) -> Project:
-        """Create a project. Raises ``TenantNotFound``, ``ProjectExists``."""
-
-    async def list_projects(
-        self,
-        tenant_id: UUID,
-        *,
-        search: str | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> Sequence[Project]:
-        """A tenant's projects by name, including the default one; ``search``: a part of it."""
-
-    async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
-        """Rename a project. Raises ``ProjectNotFound``, ``ProjectExists``."""
-
-    async def create_key(
-        self,
-        tenant_id: UUID,
-        *,
-        public_id: str,
-        key_hash: bytes,
-        name: str,
-        scopes: Sequence[Scope],
-        expires_at: datetime | None = None,
-        project_id: UUID | None = None,
-        allowed_models: Sequence[str] = (),
-        model_aliases: Mapping[str, str] = MappingProxyType({}),
-    ) -> ApiKey:
-        """Store a key by its hash. ``project_id``: None for the tenant's default project.
-
-        Raises ``TenantNotFound``, ``ProjectNotFound`` (also for another tenant's), ``KeyExists``
-        (the public id is taken).
-        """
-
-    async def rotate_key(
-        self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
-    ) -> ApiKey:
-        """Replace a key by a new one with the same rights; returns the new one.
-
-        The old one keeps working for ``grace``, or until it expires if that is sooner. Raises
-        ``KeyNotFound`` (also if the old one is revoked), ``KeyExists``.
-        """
-
-    async def create_first_admin_key(
-        self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
+        connections: Connections,
+        upkeep: PostgresUpkeep,
+        now: Callable[[], datetime | None],
     ) -> None:
-        """Create the first key with the scope ``admin``, and the tenant if it does not exist.
-        Raises ``AdminKeyExists``."""
+        super().__init__(connections)
+        self._upkeep = upkeep
+        self._now = now
+        self.shared = SharedState(connections, upkeep)
+        """Other state that gateway workers share."""
+        # With two batches of each kind, connections are left for key lookups even if the ledger is
+        # slow.
+        self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
+        self._extensions = Batcher(
+            self._extend_many, identity=lambda more: more.request_id, max_items=MAX_BATCH
+        )
+        self._settlements = Batcher(self._settle_many, identity=_request_id, max_items=MAX_BATCH)
 
-    async def find_key(self, public_id: str) -> KeyRecord | None:
-        """The key, its tenant and its hash, even if it is revoked or expired; None if unknown."""
-
-    async def list_keys(
-        self,
-        tenant_id: UUID,
+    @classmethod
+    async def connect(
+        cls,
+        dsn: str,
         *,
-        search: str | None = None,
-        after: tuple[datetime, str] | None = None,
-        limit: int | None = None,
-    ) -> Sequence[ApiKey]:
-        """A tenant's keys by ``created_at`` and public id, the oldest first; none for a tenant that
-        does not exist. ``search``: a part of the name or the public id."""
+        min_size: int = 1,
+        max_size: int = 8,
+        connect_timeout_s: float = 5.0,
+        command_timeout_s: float = 5.0,
+        is_pooled: bool = False,
+        now: Callable[[], datetime | None] = lambda: None,
+    ) -> Store:
+        """Open the pool. Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``.
 
-    async def names(self, ids: Collection[UUID]) -> Mapping[UUID, str]:
-        """What tenants, projects and keys are called, by their ids. Keys have their public id in
-        parentheses; unknown ids are left out."""
-
-    async def revoke_key(self, public_id: str) -> ApiKey:
-        """Revoke a key. Revoking it again keeps the first time. Raises ``KeyNotFound``."""
-
-    async def create_adapter(
-        self,
-        tenant_id: UUID,
-        *,
-        adapter_id: UUID,
-        name: str,
-        parent: str,
-        path: str,
-        base_model: str | None,
-        rank: int,
-        digest: str,
-    ) -> Adapter:
-        """Store an adapter. Raises ``TenantNotFound``, ``AdapterExists``."""
-
-    async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
-        """A tenant's adapters by name; none for a tenant that does not exist."""
-
-    async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
-        """Delete an adapter and return it. Raises ``AdapterNotFound``."""
+        ``command_timeout_s`` bounds each statement on both sides: the client stops waiting, and the
+        server stops working on it. ``is_pooled``: the DSN leads to a pooler in transaction mode.
+        ``now`` is the clock of limits and leases; None is the server's own, the only one that all
+        workers and hosts share.
+        """
+        connections = await Connections.open(
+            dsn,
+            min_size=min_size,
+            max_size=max_size,
+            connect_timeout_s=connect_timeout_s,
+            command_timeout_s=command_timeout_s,
+            is_pooled=is_pooled,
+        )
+        upkeep = await Connections.open(
+            dsn,
+            min_size=0,
+            max_size=1,
+            connect_timeout_s=connect_timeout_s,
+            command_timeout_s=UPKEEP_TIMEOUT_S,
+            is_pooled=is_pooled,
+        )
+        return cls(connections, PostgresUpkeep(upkeep), now)
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         """Record when keys were last used, by key id. Unknown ids are ignored, and so are times
         before the recorded ones, and keys that somebody changes at this moment."""
+        await self._upkeep.touch_keys(last_used)
 
     async def record_usage(self, event: UsageEvent) -> bool:
         """Append an event to the ledger; False, with nothing changed, if its ``request_id`` is
@@ -179,15 +149,49 @@ class Store(Protocol):
         slot. A request without a reservation is charged as well. Raises ``KeyNotFound`` if the key
         is not the tenant's.
         """
+        model = normalize_name("model", event.model)
+        end_user = event.end_user
+        if end_user is not None:
+            end_user = normalize_name("end_user", end_user)
+        event = msgspec.structs.replace(event, model=model, end_user=end_user)
+        return await self._settlements.submit(event)
+
+    async def _settle_many(self, events: Sequence[UsageEvent]) -> Sequence[bool | Exception]:
+        try:
+            return await self._settle(events)
+        except (InvalidValue, KeyNotFound) as error:
+            if len(events) == 1:
+                return [error]
+        # One of them is refused: each is sent alone, to find out which.
+        return [answer for event in events for answer in await self._settle_many([event])]
+
+    async def _settle(self, events: Sequence[UsageEvent]) -> Sequence[bool]:
+        violations = {}
+        if len(events) == 1:
+            violations["usage_event_key_id_fkey"] = KeyNotFound(events[0].key_id)
+        columns = zip(*map(event_values, events), strict=True)
+        row = await self._one("record_usage", *columns, self._now(), violations=violations)
+        written = frozenset(row["written"])
+        return [event.request_id in written for event in events]
 
     async def put_limits(
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
     ) -> None:
         """Replace the limits of a scope. Its usage so far still counts. Raises
         ``ScopeNotFound``."""
+        values = msgspec.structs.astuple(limits)
+        row = await self._one(
+            "put_limits",
+            *(tenant_id, scope_kind, scope_id, *values, self._now()),
+            tenant_id=tenant_id,
+        )
+        if not row["found"]:
+            raise ScopeNotFound(scope_kind, scope_id)
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
         """The limits of a tenant's scopes: tenant, projects, keys."""
+        rows = await self._all("list_limits", tenant_id, tenant_id=tenant_id)
+        return [policy_of(row) for row in rows]
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         """Reserve in all scopes of a request, or in none.
@@ -195,14 +199,43 @@ class Store(Protocol):
         A second call with the same ``request_id`` reserves nothing: a running request gets the same
         answer, and a queued one learns in this way whether its turn has come.
         """
+        return await self._reservations.submit(request)
+
+    async def _reserve_one(self, request: QuotaRequest) -> QuotaAnswer:
+        row = await self._one(
+            "reserve",
+            *(*request_values(request), self._now()),
+            violations={"reservation_key_id_fkey": KeyNotFound(request.key_id)},
+        )
+        return answer_of(row)
+
+    async def _reserve_many(
+        self, requests: Sequence[QuotaRequest]
+    ) -> Sequence[QuotaAnswer | Exception]:
+        if len(requests) > 1:
+            columns = zip(*map(request_values, requests), strict=True)
+            try:
+                rows = await self._all("reserve_many", *columns, self._now())
+            except InvalidValue:
+                pass  # One of them is refused: each is sent alone, to find out which.
+            else:
+                return [answer_of(row) for row in rows]
+        return await send_each(self._reserve_one, requests)
 
     async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
         """What those of a tenant's scopes have left in which no request runs: key, project,
         tenant."""
+        values = (tenant_id, list(scope_ids), self._now())
+        return [
+            month_left_of(row)
+            for row in await self._all("month_left", *values, tenant_id=tenant_id)
+        ]
 
     async def balances(self, scope_ids: Sequence[UUID]) -> Sequence[Balance]:
         """What scopes of any tenants have used of their limits, by id; those without any are left
         out."""
+        rows = await self._all("balances", list(scope_ids), self._now())
+        return [Balance(**row) for row in rows]
 
     async def extend(
         self,
@@ -219,9 +252,26 @@ class Store(Protocol):
         Only monthly limits can reduce the number; rates go into debt. None if there is no
         reservation. ``patience_s``: how long the call may wait to be sent with others.
         """
+        more = _More(request_id, tenant_id, tokens, generated, lease)
+        return await self._extensions.submit(more, patience_s=min(patience_s, MAX_PATIENCE_S))
+
+    async def _extend_one(self, more: _More) -> int | None:
+        row = await self._one("extend", *more, self._now())
+        granted: int | None = row["granted"]
+        return granted
+
+    async def _extend_many(self, asked: Sequence[_More]) -> Sequence[int | Exception | None]:
+        leases = {more.lease for more in asked}
+        if len(asked) == 1 or len(leases) > 1:
+            return await send_each(self._extend_one, asked)
+        *columns, _ = zip(*asked, strict=True)
+        rows = await self._all("extend_many", *columns, *leases, self._now())
+        return [row["granted"] for row in rows]
 
     async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
         """Release a reservation without a row in the ledger; False if there is none."""
+        found: bool = (await self._one("release", request_id, tenant_id, self._now()))["found"]
+        return found
 
     async def renew(
         self, owner: UUID, generated: Mapping[UUID, int], lease: timedelta
@@ -231,17 +281,25 @@ class Store(Protocol):
         A reservation whose lease has run out can still be renewed until ``reap`` settles it.
         ``generated``: by request id, the tokens that are charged if the owner dies.
         """
+        counts = (list(generated), list(generated.values()))
+        rows = await self._all("renew", owner, *counts, lease, self._now())
+        return {row["request_id"] for row in rows}
 
     async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
         """Settle, with the status ``error``, one request whose lease ran out at least ``patience``
         ago; None if there is none. A queued one is released as soon as its lease runs out."""
+        request_id: UUID | None = (await self._one("reap", patience, self._now()))["request_id"]
+        return request_id
 
     async def clock(self) -> datetime:
         """What time it is for limits and leases. It may be set, back or forward."""
+        now: datetime = (await self._one("clock", self._now()))["now"]
+        return now
 
     async def follow_clock(self, lease: timedelta) -> None:
         """Bring back what a clock that was set back has left in the future: leases, of which none
         is longer than ``lease``, the moments that rates refill from, and months."""
+        await self._one("follow_clock", lease, self._now())
 
     async def sum_usage(
         self,
@@ -260,44 +318,65 @@ class Store(Protocol):
         Ordered by time, then by the groups. ``search``: a part of the tenants' names, if it is of
         all.
         """
+        check_range(start, end)
+        what = (start, end, check_groups(group_by), check_bucket(bucket))
+        page = (*msgspec.structs.astuple(after or UsageSum())[:5], after is None, limit)
+        if tenant_id is None:
+            rows = await self._all("sum_all_usage", *what, search, *page)
+        else:
+            rows = await self._all("sum_usage", tenant_id, *what, *page, tenant_id=tenant_id)
+        return [UsageSum(**row) for row in rows]
 
     async def list_usage(
         self, wanted: UsageFilter, *, after: tuple[datetime, UUID] | None = None, limit: int = 1000
     ) -> Sequence[UsageEvent]:
         """Single requests by ``created_at`` and id, the newest first."""
+        check_range(wanted.start, wanted.end)
+        span = (wanted.start, wanted.end, *(after or (wanted.end, UUID(int=0))))
+        filters = (wanted.key_id, wanted.model, wanted.status, wanted.end_user)
+        if (tenant_id := wanted.tenant_id) is None:
+            rows = await self._all("list_all_usage", *span, *filters, limit)
+        else:
+            values = (tenant_id, *span, *filters, limit)
+            rows = await self._all("list_usage", *values, tenant_id=tenant_id)
+        return [UsageEvent(**row) for row in rows]
 
     async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
         """Requests with a reservation, of one tenant or of all, the oldest first.
 
         Short requests of tenants without limits have none; only their worker knows them.
         """
+        if tenant_id is None:
+            rows = await self._all("list_all_running")
+        else:
+            rows = await self._all("list_running", tenant_id, tenant_id=tenant_id)
+        return [RunningRequest(**row) for row in rows]
 
     async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
         """Tell all workers to end a request, whether or not one of them runs it."""
-
-    async def list_audit(
-        self,
-        tenant_id: UUID | None = None,
-        *,
-        search: str | None = None,
-        after: int | None = None,
-        limit: int = 100,
-    ) -> Sequence[AuditEntry]:
-        """Changes of one tenant or of all by id, the newest first; ``search``: a part of the actor,
-        the action or the object's id."""
+        await self._one("kill_request", tenant_id, request_id, tenant_id=tenant_id)
 
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         """Daily maintenance: creates the ledger's partitions for the coming months.
 
         Deletes requests of more than ``usage_retention_months`` whole months ago; their sums stay.
         """
+        await self._upkeep.maintain(usage_retention_months=usage_retention_months)
 
     async def roll_up(self) -> None:
         """Move the sums of the newest settlements to where they are quick to read. ``sum_usage`` is
         exact without it, only slower."""
+        await self._upkeep.roll_up()
 
     async def ping(self) -> None:
         """Return if the store answers. Raises ``StoreUnavailable``."""
+        await self._one("ping")
 
     async def close(self) -> None:
-        """Release connections. Idempotent."""
+        """Wait for statements under way, then close all connections. Idempotent."""
+        await self._upkeep.close()
+        await self._connections.close()
+
+
+def _request_id(item: QuotaRequest | UsageEvent) -> UUID:
+    return item.request_id

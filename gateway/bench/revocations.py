@@ -34,7 +34,7 @@ from gateway.admin import provisioning
 from gateway.bench.figures import percentile
 from gateway.processes import supervisor
 from tenants.embedded import EmbeddedPostgres
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 
 NUM_STREAMS, NUM_BUSY_SOCKETS, NUM_IDLE_SOCKETS, NUM_ASKING = 6, 3, 6, 4
 TARGET_MS = 1000.0
@@ -116,7 +116,7 @@ async def serving(folder: Path, num_workers: int) -> AsyncIterator[Site]:
         dsn = await asyncio.to_thread(postgres.start)
         await migrations.upgrade(dsn)
         pepper = secrets.create(folder / "secrets.json").key_pepper
-        store = await PostgresStore.connect(dsn)
+        store = await Store.connect(dsn)
         admin_key = await provisioning.bootstrap(store, pepper, "admin", name="bench")
         await store.close()
         config = configuration.parse(

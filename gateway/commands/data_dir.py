@@ -40,7 +40,6 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     api_key: str
     admin_key: str
     pid: int
-    in_memory: bool = False
 
     def write(self, path: Path) -> None:
         _write_private(path, msgspec.json.format(msgspec.json.encode(self)))

@@ -97,12 +97,6 @@ def _embedded(data_dir: Path) -> Iterator[Database]:
     folder = DataDir(data_dir)
     if not folder.secrets_file.exists():
         raise ConfigError(f"{data_dir} is not the folder of a demo; `sluice demo` makes one")
-    running = folder.running()
-    if running is not None and running.in_memory:
-        raise ConfigError(
-            "the demo that runs here keeps its tenants in memory: change them on its admin page, "
-            "or start it without --in-memory"
-        )
     with EmbeddedPostgres(folder.postgres) as postgres:
         yield Database(postgres.start(), folder.secrets_file)
 
@@ -130,10 +124,10 @@ def _with_store(database: Database, work: Callable[[Store], Awaitable[T]]) -> T:
     async def run() -> T:
         import migrations
         from tenants.audit import acting_as
-        from tenants.postgres import PostgresStore
+        from tenants.store import Store
 
         await migrations.check(database.dsn)
-        store = await PostgresStore.connect(database.dsn, max_size=1)
+        store = await Store.connect(database.dsn, max_size=1)
         try:
             with acting_as(f"command line ({getpass.getuser()})"):
                 return await work(store)

@@ -2,7 +2,7 @@
 
 ``configure`` makes the settings. A ``Demo`` then starts:
 
-    1 PostgreSQL   a private one in the data folder, migrated; none with --in-memory
+    1 PostgreSQL   a private one in the data folder, migrated
     2 keys         server secrets, a tenant, a chat key and an admin key, made once
     3 server       the gateway and its engine process
     4 check        /readyz and a real completion, before the demo says that it is ready
@@ -53,9 +53,7 @@ from gateway.processes.signals import ending_signals_sent_to
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
-from tenants.memory import MemoryStore
 from tenants.outage import OutageLog
-from tenants.postgres import PostgresStore
 from tenants.store import Store
 
 TENANT = "demo"
@@ -118,15 +116,12 @@ class Demo:
         data_dir: Path,
         ready_file: Path | None,
         replay_tokens_per_s: float | None = None,
-        in_memory: bool = False,
     ) -> None:
         """config: from ``configure``. replay_tokens_per_s: answer with a fixed text at that rate,
-        without the model. in_memory: keep tenants, keys and the ledger in this process, without
-        PostgreSQL, until it ends."""
+        without the model."""
         self._config = config
         self._question = Question(config.model_name, is_chat=True)
         self._folder = DataDir(data_dir)
-        self._in_memory = in_memory
         self._ready_files = [ready_file] if ready_file else []
         self._transport: MakeTransport = (
             EngineProcess
@@ -179,23 +174,21 @@ class Demo:
                 say("Reading the model's files")
                 is_chat = await _in_thread(lambda: _takes_chats(self._config))
                 self._question = Question(self._config.model_name, is_chat=is_chat)
-                store, ending = await self._open_store(stack, say)
+                store, database = await self._open_store(stack, say)
                 keys = await self._keys(store)
                 serving, loaded = self._start_server(store, say)
                 # Whatever fails from here on, the server ends before its database does.
                 stack.push_async_callback(_end, serving)
                 running = await self._answers(serving, loaded, keys, say)
             with self._announced(running):
-                ending.add(serving)
+                ending = (serving, database)
                 done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
                 await (serving if serving in done else done.pop())
 
     async def _open_store(
         self, stack: contextlib.AsyncExitStack, say: Callable[[str], None]
-    ) -> tuple[Store, set[asyncio.Task[None]]]:
-        """The store, and the tasks with whose end the demo ends. ``stack`` stops the database."""
-        if self._in_memory:
-            return MemoryStore(), set()
+    ) -> tuple[Store, asyncio.Task[None]]:
+        """The store, and the task with whose end the demo ends. ``stack`` stops the database."""
         say("Starting PostgreSQL")
         postgres = EmbeddedPostgres(self._folder.postgres)
         stack.push_async_callback(self._stop, postgres)
@@ -205,9 +198,9 @@ class Demo:
         await migrations.upgrade(dsn)
         tenants = msgspec.structs.replace(self._config.tenants, dsn=dsn)
         self._config = msgspec.structs.replace(self._config, tenants=tenants)
-        store = await PostgresStore.connect(dsn)
+        store = await Store.connect(dsn)
         stack.push_async_callback(store.close)
-        return store, {database}
+        return store, database
 
     async def _stop(self, postgres: EmbeddedPostgres) -> None:
         if self._num_signals:
@@ -258,8 +251,7 @@ class Demo:
             store, pepper, TENANT, name="demo admin", scopes=["chat", "admin"]
         )
         keys = Keys(api_key=api_key, admin_key=admin_key)
-        if not self._in_memory:
-            self._folder.save_keys(keys)
+        self._folder.save_keys(keys)
         return keys
 
     def _start_server(
@@ -301,7 +293,6 @@ class Demo:
             api_key=keys.api_key,
             admin_key=keys.admin_key,
             pid=os.getpid(),
-            in_memory=self._in_memory,
         )
 
     # -- telling

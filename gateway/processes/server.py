@@ -29,7 +29,6 @@ from gateway.metrics.metrics import Metrics
 from gateway.processes import metrics_server, open_files
 from gateway.processes.engine_client import make_engine_client
 from gateway.transport import protocol
-from tenants.postgres import PostgresStore
 from tenants.store import Store
 
 logger = logging.getLogger(__name__)
@@ -208,7 +207,7 @@ async def serve_on(
         loaded = secrets.load(Path(config.tenants.secrets_file))
         if store is None:
             pooled = config.tenants.transaction_pooling
-            store = await PostgresStore.connect(dsn, is_pooled=pooled)
+            store = await Store.connect(dsn, is_pooled=pooled)
         stack.push_async_callback(store.close)
         app = create_app(
             config,

@@ -31,9 +31,9 @@ from tenants import keys
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
 from tenants.quota import Hold, Quota
 from tenants.request_ids import new_request_id
+from tenants.store import Store
 from tenants.types import Principal, UsageEvent
 from tenants.usage import Ledger
 
@@ -63,7 +63,7 @@ class Measured:
 class Bench:
     """One worker, as a gateway has it: one store, one quota, one ledger."""
 
-    def __init__(self, store: PostgresStore, seconds: float) -> None:
+    def __init__(self, store: Store, seconds: float) -> None:
         self._store = store
         self._seconds = seconds
         self._quota = Quota(store)
@@ -203,7 +203,7 @@ def work_alone(share: Share) -> list[float]:
     """Run a worker in this process; returns the latencies of its pairs."""
 
     async def work() -> list[float]:
-        store = await PostgresStore.connect(share.dsn)
+        store = await Store.connect(share.dsn)
         try:
             found = await store.find_key(share.public_id)
             assert found is not None
@@ -231,7 +231,7 @@ async def run(
     dsn: str, *, num_tenants: int, num_clients: int, num_workers: int, seconds: float
 ) -> list[Measured]:
     """All measurements on a migrated database."""
-    store = await PostgresStore.connect(dsn)
+    store = await Store.connect(dsn)
     try:
         bench = Bench(store, seconds)
         people = await bench.furnish(num_tenants)

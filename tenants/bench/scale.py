@@ -28,9 +28,9 @@ from tenants.bench.fill import Size, fill
 from tenants.bench.requests import on_own_server
 from tenants.errors import QuotaExceeded
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
 from tenants.quota import Hold, Quota
 from tenants.request_ids import new_request_id
+from tenants.store import Store
 from tenants.types import ApiKey, Principal, UsageBucket, UsageEvent, UsageGroup
 from tenants.upkeep import ROLL_UP_S
 from tenants.usage import Ledger
@@ -56,7 +56,7 @@ class Load:
     """Requests of many tenants at a steady rate, and of one that is always at its limit."""
 
     dsn: str
-    store: PostgresStore
+    store: Store
     people: Sequence[Principal]
     full: Principal
     """Has ``MAX_CONCURRENT`` slots."""
@@ -126,7 +126,7 @@ class Load:
 class Scale:
     """All measurements of a database that ``fill`` has filled."""
 
-    def __init__(self, dsn: str, store: PostgresStore, size: Size, per_s: float) -> None:
+    def __init__(self, dsn: str, store: Store, size: Size, per_s: float) -> None:
         self._dsn = dsn
         self._store = store
         self._size = size
@@ -212,7 +212,7 @@ class Scale:
         return [row["id"] for row in found]
 
 
-async def _and_roll_up(store: PostgresStore, work: Coroutine[Any, Any, None]) -> None:
+async def _and_roll_up(store: Store, work: Coroutine[Any, Any, None]) -> None:
     """Do the work, and move sums meanwhile as a server does."""
     moving = asyncio.create_task(_roll_up(store))
     try:
@@ -222,7 +222,7 @@ async def _and_roll_up(store: PostgresStore, work: Coroutine[Any, Any, None]) ->
         await asyncio.wait([moving])
 
 
-async def _roll_up(store: PostgresStore) -> None:
+async def _roll_up(store: Store) -> None:
     while True:
         await store.roll_up()
         await asyncio.sleep(ROLL_UP_S)
@@ -267,7 +267,7 @@ async def run(dsn: str, size: Size, *, per_s: float, seconds: float) -> Scale:
     began = time.perf_counter()
     await fill(dsn, size)
     filled_s = time.perf_counter() - began
-    store = await PostgresStore.connect(dsn)
+    store = await Store.connect(dsn)
     try:
         scale = Scale(dsn, store, size, per_s)
         scale.lines.append(Line("filling, in s", size.rows, filled_s, filled_s, filled_s))

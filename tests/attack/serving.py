@@ -27,7 +27,7 @@ from gateway.admin.provisioning import make_key
 from gateway.commands.database import Address
 from tenants.embedded import EmbeddedPostgres
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tenants.types import Scope, Tenant, UsageSum
 from tests.e2e.server_process import ServerProcess, command_of
 from tests.gateway.serving import until
@@ -161,8 +161,8 @@ class Deployment(ServerProcess):
     # -- its tenants
 
     @asynccontextmanager
-    async def store(self) -> AsyncIterator[PostgresStore]:
-        store = await PostgresStore.connect(self.dsn, max_size=2)
+    async def store(self) -> AsyncIterator[Store]:
+        store = await Store.connect(self.dsn, max_size=2)
         try:
             yield store
         finally:

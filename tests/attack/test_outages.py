@@ -18,9 +18,9 @@ import pytest_asyncio
 import migrations
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import QuotaExceeded, StoreUnavailable
-from tenants.postgres import PostgresStore
 from tenants.quota import Hold, Quota
 from tenants.standby import Standby
+from tenants.store import Store
 from tenants.types import Principal
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
@@ -37,7 +37,7 @@ PROMPT = 10
 class Worker:
     """What a gateway's worker has of quota and ledger, with connections of its own."""
 
-    def __init__(self, store: PostgresStore, name: str) -> None:
+    def __init__(self, store: Store, name: str) -> None:
         self.store = store
         self.ledger = Ledger(store, backoff_s=0.05, max_backoff_s=0.1)
         standby = Standby(worker_id=name, is_pending=self.ledger.is_pending)
@@ -87,7 +87,7 @@ async def workers(server: EmbeddedPostgres, number: int) -> AsyncIterator[Sequen
         made: list[Worker] = []
         for index in range(number):
             dsn = await asyncio.to_thread(server.start)
-            store = await PostgresStore.connect(dsn, command_timeout_s=0.5, connect_timeout_s=0.5)
+            store = await Store.connect(dsn, command_timeout_s=0.5, connect_timeout_s=0.5)
             stack.push_async_callback(store.close)
             made.append(Worker(store, f"worker-{index}"))
             stack.push_async_callback(made[-1].ledger.close)

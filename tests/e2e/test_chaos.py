@@ -35,7 +35,7 @@ from tenants.embedded import EmbeddedPostgres
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tenants.usage import Ledger
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
@@ -140,7 +140,7 @@ class Site:
     dsn: str
     folder: Path
     workers: list[Worker]
-    store: PostgresStore
+    store: Store
     api_keys: list[str]
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
 
@@ -174,7 +174,7 @@ async def site(
     await migrations.upgrade(dsn)
     made = secrets.create(folder / "secrets.json")
     (folder / "sluice.toml").write_text(SETTINGS.format(model=MODEL_DIR, dsn=dsn))
-    store = await PostgresStore.connect(dsn, connect_timeout_s=5, command_timeout_s=10)
+    store = await Store.connect(dsn, connect_timeout_s=5, command_timeout_s=10)
     api_keys = []
     for number in range(num_tenants):
         tenant = await store.create_tenant(f"tenant {number}")

@@ -19,7 +19,7 @@ from engine.demo import MODEL_DIR
 from gateway import secrets
 from tenants.authenticator import Authenticator
 from tenants.errors import AuthenticationFailed
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tenants.types import Principal
 from tests import forked
 from tests.postgres import execute, fresh_database, postgres_server, with_database
@@ -75,7 +75,7 @@ class Folder:
         """What a gateway makes of a key."""
 
         async def ask() -> Principal:
-            store = await PostgresStore.connect(self.dsn, max_size=1)
+            store = await Store.connect(self.dsn, max_size=1)
             try:
                 pepper = secrets.load(self.root / "secrets.json").key_pepper
                 return await Authenticator(store, pepper).authenticate(key)
@@ -296,7 +296,7 @@ def test_the_first_admin_key_is_made_once_and_changes_are_shown(
 
 async def _use(dsn: str, who: Principal) -> None:
     """A request that has ended and one that runs."""
-    store = await PostgresStore.connect(dsn, max_size=1)
+    store = await Store.connect(dsn, max_size=1)
     await store.record_usage(make_event(who.key))
     await store.reserve(ask(who.key))
     await store.close()

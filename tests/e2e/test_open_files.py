@@ -21,7 +21,7 @@ import pytest
 
 from gateway import secrets
 from gateway.admin.provisioning import create_key, ensure_tenant
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tests.e2e.demo_process import DemoProcess
 from tests.postgres import pg_dsn, postgres_server, run_aside
 
@@ -63,7 +63,7 @@ def serve(folder: Path, dsn: str) -> Iterator[tuple[int, str, str, str]]:
     made = secrets.create(folder / "secrets.json")
 
     async def provision() -> str:
-        store = await PostgresStore.connect(dsn)
+        store = await Store.connect(dsn)
         await ensure_tenant(store, "acme")
         key = await create_key(store, made.key_pepper, "acme", name="k", scopes=["chat"])
         await store.close()

@@ -37,7 +37,7 @@ from gateway.config import Config, ServerConfig
 from gateway.errors import AddressInUse, SetupError
 from gateway.metrics import board
 from gateway.processes import server, supervisor
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tenants.types import Scope
 from tests.engine.lora.making import write_adapter
 from tests.gateway.raw_http import events
@@ -71,7 +71,7 @@ def make_config(
 
 async def make_key(config: Config, scope: Scope = "chat", *, tenant: str = "acme") -> str:
     assert config.tenants.dsn is not None
-    store = await PostgresStore.connect(config.tenants.dsn)
+    store = await Store.connect(config.tenants.dsn)
     try:
         await ensure_tenant(store, tenant)
         pepper = secrets.load(Path(config.tenants.secrets_file)).key_pepper
@@ -239,7 +239,7 @@ class TestOneSite:
         assert all(await asyncio.gather(*(is_answered(url, key) for _ in range(24))))
         assert {await worker_of(url) for _ in range(64)} == {w.pid for w in workers_here()}
         assert site.engine().is_running()
-        store = await PostgresStore.connect(str(site.config.tenants.dsn))
+        store = await Store.connect(str(site.config.tenants.dsn))
         try:
             tenant = await store.get_tenant("sharing")
 

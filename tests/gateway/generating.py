@@ -21,13 +21,13 @@ from gateway.metrics.metrics import Metrics
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.keys import mint
-from tenants.memory import MemoryStore
 from tenants.quota import Quota
 from tenants.types import Principal, UsageEvent
 from tenants.usage import Ledger
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.holds import free_hold
 from tests.gateway.serving import until
+from tests.memory_store.store import MemoryStore
 
 
 class RecordingStore(MemoryStore):

@@ -16,7 +16,7 @@ from gateway.config import TenantsConfig
 from gateway.routes.table import OPERATIONS
 from tenants.keys import mint
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tenants.types import Tenant
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, RawClient, exchange, post
@@ -154,7 +154,7 @@ async def place(model_dir: Path, tmp_path: Path, pg_dsn: str) -> AsyncIterator[P
     )
     config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=pg_dsn))
     double = EngineDouble(Tokenizer.load(model_dir))
-    store = await PostgresStore.connect(pg_dsn)
+    store = await Store.connect(pg_dsn)
     async with served(config, double_client(config, double), store=store) as gateway:
         owner = await make_owner(gateway, "owner")
         stranger = await make_owner(gateway, "stranger")

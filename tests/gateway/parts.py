@@ -17,11 +17,11 @@ from gateway.config import Config
 from gateway.generation.generation import Generation
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.services import Services, create_services
-from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import Principal
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import SECRETS, chat_body, double_client, encode, make_config
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import make_key
 
 

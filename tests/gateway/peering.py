@@ -10,9 +10,9 @@ from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import new_worker_id
 from gateway.peers.wire import Keys, derive_keys
 from gateway.streams.archive import StreamArchive
-from tenants.memory import MemoryStore
 from tenants.shared import SharedState
 from tests.gateway.serving import until
+from tests.memory_store.store import MemoryStore
 
 KEYS = derive_keys(b"what all workers know")
 

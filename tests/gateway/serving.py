@@ -24,11 +24,11 @@ from gateway.config import Config
 from gateway.processes.server import Server, bind, url_of
 from tenants.authenticator import Authenticator
 from tenants.keys import mint
-from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import Scope, Tenant, UsageSum
 from tests.gateway.engine_double import EngineDouble
 from tests.ledger import usage_totals
+from tests.memory_store.store import MemoryStore
 
 SECRETS = secrets.generate()
 MODEL = "tiny"

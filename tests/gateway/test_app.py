@@ -19,7 +19,6 @@ from gateway.config import TenantsConfig
 from gateway.routes import pages
 from gateway.routes.table import OPERATIONS
 from gateway.schemas.operation import SOCKET
-from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.parts import with_journal
 from tests.gateway.raw_http import Answer, exchange, get, post
@@ -35,6 +34,7 @@ from tests.gateway.serving import (
     served_double,
     until,
 )
+from tests.memory_store.store import MemoryStore
 
 PUBLIC = {
     *("/livez", "/readyz", "/openapi.json", "/asyncapi.json"),

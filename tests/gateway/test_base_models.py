@@ -11,7 +11,6 @@ import pytest
 from engine.errors import ModelLoadError
 from engine.text.tokenizer import Tokenizer
 from gateway.services import create_services
-from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, exchange, post
 from tests.gateway.serving import (
@@ -23,6 +22,7 @@ from tests.gateway.serving import (
     make_config,
     served,
 )
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

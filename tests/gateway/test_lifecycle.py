@@ -20,12 +20,12 @@ from gateway.generation.generation import Generation
 from gateway.lifecycle import ABORT_S
 from tenants.errors import StoreUnavailable
 from tenants.journal import SUFFIX, Journal
-from tenants.memory import MemoryStore
 from tenants.types import Principal, UsageEvent
 from tests.gateway.engine_double import Life, Play
 from tests.gateway.parts import Parts, parts
 from tests.gateway.serving import until
 from tests.ledger import usage_totals
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import make_event, make_key
 
 

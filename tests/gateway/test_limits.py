@@ -21,8 +21,8 @@ from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from tenants.keys import mint
 from tenants.limits import Limits, QuotaAnswer, QuotaRequest
-from tenants.postgres import PostgresStore
 from tenants.refusals import MAX_S
+from tenants.store import Store
 from tenants.types import ApiKey
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, chat, events, exchange, get, post
@@ -53,7 +53,7 @@ class Site:
 
     gateway: Gateway
     double: EngineDouble
-    store: PostgresStore
+    store: Store
     key: ApiKey
 
     async def limit(self, **limits: Any) -> None:
@@ -97,7 +97,7 @@ async def site(
         models=configuration.ModelsConfig(served_model_name=MODEL, **models),
     )
     double = EngineDouble(Tokenizer.load(model_dir))
-    store = await PostgresStore.connect(dsn)
+    store = await Store.connect(dsn)
     async with served(
         config, double_client(config, double, max_num_queued_reqs=max_num_queued_reqs), store=store
     ) as gateway:
@@ -264,7 +264,7 @@ async def test_a_store_that_answers_late_makes_the_answer_wait_but_not_overdraw(
     async with site(model_dir, pg_dsn) as here:
         here.double.script = lambda prompt: Play(text="x" * 600)
         await here.limit(monthly_tokens=10_000)
-        extend, reserved = PostgresStore.extend, [256]
+        extend, reserved = Store.extend, [256]
 
         async def late(*arguments: Any, **options: Any) -> int | None:
             assert sum(here.double.generated.values()) <= sum(reserved)
@@ -275,7 +275,7 @@ async def test_a_store_that_answers_late_makes_the_answer_wait_but_not_overdraw(
             reserved.append(granted or 0)
             return granted
 
-        monkeypatch.setattr(PostgresStore, "extend", late)
+        monkeypatch.setattr(Store, "extend", late)
         async with here.gateway.openai() as client:
             answer = await client.chat.completions.create(
                 model=MODEL, messages=HELLO, max_tokens=1500

@@ -19,13 +19,13 @@ from gateway.errors import ApiError, InvalidApiKey
 from gateway.generation.generation import Generation
 from tenants.errors import QuotaExceeded
 from tenants.limits import Limits
-from tenants.memory import MemoryStore
 from tests.gateway.engine_double import Play, echo
 from tests.gateway.parts import Parts, parts
 from tests.gateway.raw_http import RawClient, post
 from tests.gateway.serving import MODEL, Gateway, chat_body, encode, served_double, until
 from tests.gateway.ws_client import ready
 from tests.ledger import usage_totals
+from tests.memory_store.store import MemoryStore
 
 ENDS = ("read", "cancel", "leave", "close at once", "engine dies", "key revoked", "killed")
 

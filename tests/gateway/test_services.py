@@ -22,11 +22,11 @@ from gateway.config import Config
 from gateway.errors import ConfigError, UnsupportedParameter
 from gateway.services import Services, create_services
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play, says
 from tests.gateway.parts import Parts, parts
 from tests.gateway.serving import MODEL, SECRETS, double_client, make_config, until
 from tests.ledger import usage_totals
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import make_key
 
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -13,7 +13,6 @@ import pytest
 
 from engine.text.tokenizer import Tokenizer
 from gateway.processes import server
-from tenants.memory import MemoryStore
 from tenants.types import Principal
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, bodiless, events, post
@@ -28,6 +27,7 @@ from tests.gateway.serving import (
     served_double,
     until,
 )
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,7 +12,7 @@ import pytest
 from openai import BadRequestError, NotFoundError
 
 from engine.text.tokenizer import Tokenizer
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import bodiless, events, get
 from tests.gateway.routes.test_responses import events_of
@@ -42,7 +42,7 @@ async def workers(model_dir: Path, dsn: str, **server: Any) -> AsyncIterator[Pai
     """Each with an engine, a pool of connections and memory of its own."""
     config = make_config(model_dir, **server)
     doubles = [EngineDouble(Tokenizer.load(model_dir)) for _ in range(2)]
-    stores = [await PostgresStore.connect(dsn, max_size=3) for _ in range(2)]
+    stores = [await Store.connect(dsn, max_size=3) for _ in range(2)]
     for double in doubles:
         double.script = lambda prompt: Play(text=TEXT, interval_s=0.0005)
     async with (
@@ -125,7 +125,7 @@ async def test_streams_outlive_their_worker_once_they_have_ended(
     async with workers(model_dir, pg_dsn) as (gateways, _):
         config = make_config(model_dir)
         double = EngineDouble(Tokenizer.load(model_dir))
-        store = await PostgresStore.connect(pg_dsn)
+        store = await Store.connect(pg_dsn)
         third = served(config, double_client(config, double), store=store, beside=gateways[0])
         async with third as gateway:
             client, stream_id = await start(gateway, request(gateway))

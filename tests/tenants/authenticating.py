@@ -9,9 +9,9 @@ from typing import Any
 from tenants import keys
 from tenants.authenticator import Authenticator
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import KeyRecord
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import PEPPER
 
 TTL_S, NEGATIVE_TTL_S, MAX_STALE_S = 30.0, 2.0, 60.0

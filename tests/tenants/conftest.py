@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tenants.memory import MemoryStore
-from tenants.postgres import PostgresStore
 from tenants.store import Store
+from tests.memory_store.store import MemoryStore
 from tests.postgres import empty_pg_dsn, own_pg_dsn, pg_dsn, pg_folder, postgres_server
 from tests.tenants.reserving import Clock
 
@@ -15,8 +14,8 @@ __all__ = ["empty_pg_dsn", "own_pg_dsn", "pg_dsn", "pg_folder", "postgres_server
 
 
 @pytest_asyncio.fixture
-async def pg_store(pg_dsn: str) -> AsyncIterator[PostgresStore]:
-    store = await PostgresStore.connect(pg_dsn)
+async def pg_store(pg_dsn: str) -> AsyncIterator[Store]:
+    store = await Store.connect(pg_dsn)
     yield store
     await store.close()
 
@@ -26,7 +25,7 @@ def store(request: pytest.FixtureRequest) -> Store:
     """Both twins: whatever is asked of one is asked of the other."""
     if request.param == "memory":
         return MemoryStore()
-    found: PostgresStore = request.getfixturevalue("pg_store")
+    found: Store = request.getfixturevalue("pg_store")
     return found
 
 
@@ -41,6 +40,6 @@ async def timed(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[S
     if request.param == "memory":
         yield MemoryStore(now=clock)
         return
-    store = await PostgresStore.connect(request.getfixturevalue("pg_dsn"), now=clock)
+    store = await Store.connect(request.getfixturevalue("pg_dsn"), now=clock)
     yield store
     await store.close()

@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 
 from tenants.errors import StoreUnavailable
 from tenants.limits import Balance, Price, QuotaAnswer, QuotaRequest
-from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
 from tenants.store import Store
 from tenants.types import Principal
 from tenants.usage import Ledger
+from tests.memory_store.store import MemoryStore
 from tests.tenants.reserving import Clock, put
 from tests.tenants.samples import make_event, make_key
 

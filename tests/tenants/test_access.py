@@ -5,8 +5,8 @@ import pytest
 
 from tenants.access import require_scope, resolve_model, visible_models
 from tenants.errors import ModelNotAllowed, ScopeMissing
-from tenants.memory import MemoryStore
 from tenants.types import ApiKey
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import make_key
 
 pytestmark = pytest.mark.asyncio

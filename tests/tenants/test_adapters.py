@@ -11,7 +11,6 @@ import pytest
 
 from tenants.changes import Change, ChangeListener
 from tenants.errors import AdapterExists, AdapterNotFound, InvalidValue, TenantNotFound
-from tenants.postgres import PostgresStore
 from tenants.store import Store
 from tenants.types import Adapter
 from tests.tenants.samples import make_key
@@ -99,7 +98,7 @@ async def test_making_and_deleting_is_in_the_audit_log(store: Store) -> None:
 
 
 @pytest.mark.pg
-async def test_every_worker_is_told(pg_dsn: str, pg_store: PostgresStore) -> None:
+async def test_every_worker_is_told(pg_dsn: str, pg_store: Store) -> None:
     heard: list[Change] = []
     tenant = await pg_store.create_tenant("acme")
     listener = ChangeListener(pg_dsn, heard.append, check_interval_s=0.02)

@@ -19,7 +19,6 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
 from tenants.store import Store
 from tests.postgres import execute
 from tests.tenants.reserving import ask
@@ -131,7 +130,7 @@ class TestAuditLog:
 
     @pytest.mark.pg
     async def test_what_is_typed_into_the_database_is_there_too(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         _, who = await make_key(pg_store)
         await execute(pg_dsn, "UPDATE tenant SET priority = 7", "DELETE FROM limit_policy")
@@ -139,7 +138,7 @@ class TestAuditLog:
         assert (entry.action, entry.actor) == ("tenant.update", "postgres")
 
     @pytest.mark.pg
-    async def test_no_entry_without_its_change(self, pg_dsn: str, pg_store: PostgresStore) -> None:
+    async def test_no_entry_without_its_change(self, pg_dsn: str, pg_store: Store) -> None:
         _, who = await make_key(pg_store)
         before = await pg_store.list_audit()
         connection = await asyncpg.connect(pg_dsn)
@@ -151,7 +150,7 @@ class TestAuditLog:
         assert await pg_store.list_audit(who.tenant.id) == before
 
     @pytest.mark.pg
-    async def test_it_is_append_only(self, pg_dsn: str, pg_store: PostgresStore) -> None:
+    async def test_it_is_append_only(self, pg_dsn: str, pg_store: Store) -> None:
         await make_key(pg_store)
         for statement in ("UPDATE audit_log SET actor = 'x'", "DELETE FROM audit_log"):
             with pytest.raises(asyncpg.RestrictViolationError, match="append-only"):

@@ -19,8 +19,8 @@ from tenants.errors import (
     UnknownKey,
 )
 from tenants.last_used import LastUsed
-from tenants.memory import MemoryStore
 from tenants.store import Store
+from tests.memory_store.store import MemoryStore
 from tests.tenants.authenticating import START, Clock, WatchedStore, build, forge
 from tests.tenants.samples import PEPPER, make_key
 

@@ -16,9 +16,9 @@ from tenants.batches import Batcher, send_each
 from tenants.connections import Connections
 from tenants.errors import InvalidValue, KeyNotFound, TenantNotFound
 from tenants.limits import Price
-from tenants.postgres import PostgresStore
 from tenants.queries import Query
 from tenants.shared import ArchivedStream
+from tenants.store import Store
 from tenants.types import Tenant
 from tests.ledger import usage_totals
 from tests.tenants.reserving import Clock, ask, put, settle
@@ -232,7 +232,7 @@ class TestInTheDatabase:
     ) -> None:
         """Two worlds of three tenants: what one does request by request, the other does at once."""
         clock = Clock()
-        store = await PostgresStore.connect(pg_dsn, now=clock)
+        store = await Store.connect(pg_dsn, now=clock)
         price = Price(prompt=700_000, completion=1_300_000)
         states = []
         try:
@@ -309,7 +309,7 @@ class TestInTheDatabase:
         nothing. ``first`` requests are held before.
         """
         clock = Clock()
-        store = await PostgresStore.connect(pg_dsn, now=clock)
+        store = await Store.connect(pg_dsn, now=clock)
         price = Price(prompt=100_000, completion=200_000)
         worlds = []
         try:
@@ -399,7 +399,7 @@ class TestInTheDatabase:
     ) -> None:
         """All in all; who gets what is left at a limit is the first one, of whichever order."""
         clock = Clock()
-        store = await PostgresStore.connect(pg_dsn, now=clock)
+        store = await Store.connect(pg_dsn, now=clock)
         price = Price(prompt=100_000, completion=150_000)
         worlds = []
         try:
@@ -455,7 +455,7 @@ class TestInTheDatabase:
             await store.close()
 
     async def test_windows_of_a_block_are_those_after_all_of_it(self, pg_dsn: str) -> None:
-        store = await PostgresStore.connect(pg_dsn, now=Clock())
+        store = await Store.connect(pg_dsn, now=Clock())
         _, who = await make_key(store)
         _, other = await make_key(store, "unlimited")
         await put(store, who, "tenant", requests_per_minute=100, tokens_per_minute=10_000)
@@ -470,7 +470,7 @@ class TestInTheDatabase:
         assert {limit for limit, _ in seen} == {50}
         assert min(answer.tokens.remaining for answer in answers[:-1]) == 9400  # type: ignore[union-attr]
 
-    async def test_a_stranger_in_the_batch_harms_nobody(self, pg_store: PostgresStore) -> None:
+    async def test_a_stranger_in_the_batch_harms_nobody(self, pg_store: Store) -> None:
         _, who = await make_key(pg_store)
         await put(pg_store, who, "tenant", max_concurrent=100)
         _, other = await make_key(pg_store, "other")
@@ -497,7 +497,7 @@ class TestInTheDatabase:
         assert (await usage_totals(pg_store, who.tenant.id)).requests == 2
 
     async def test_streams_that_end_together_are_kept_as_they_were(
-        self, pg_store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+        self, pg_store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         people = [(await make_key(pg_store, f"tenant {n}"))[1].tenant for n in range(3)]
         nobody = msgspec.structs.replace(people[0], id=uuid4())
@@ -543,7 +543,7 @@ class TestInTheDatabase:
     async def test_batches_of_many_workers_do_not_deadlock(self, pg_dsn: str) -> None:
         """The same tenants in all orders: reserving, extending and settling at once."""
         clock = Clock()
-        workers = [await PostgresStore.connect(pg_dsn, now=clock) for _ in range(3)]
+        workers = [await Store.connect(pg_dsn, now=clock) for _ in range(3)]
         people = [(await make_key(workers[0], f"tenant {n}"))[1] for n in range(8)]
         for who in people:
             await put(workers[0], who, "tenant", max_concurrent=1000)

@@ -15,7 +15,7 @@ from tenants.authenticator import Authenticator
 from tenants.changes import EVERYTHING, Change, ChangeListener, parse
 from tenants.errors import DisabledTenant, InvalidValue, RevokedKey, UnknownKey
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tests.postgres import execute, with_database
 from tests.tenants.samples import PEPPER, make_event, make_key
 
@@ -65,7 +65,7 @@ async def listening(dsn: str, on_change: Callable[[Change], None]) -> AsyncItera
 @pytest.mark.asyncio
 class TestListener:
     async def test_every_change_of_an_administrator_is_told(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         heard: list[Change] = []
         _, who = await make_key(pg_store)
@@ -94,7 +94,7 @@ class TestListener:
             ids = {other.key.public_id, "B" * 12}
             await eventually(lambda: {change.public_id for change in heard} == ids)
 
-    async def test_requests_tell_nothing(self, pg_dsn: str, pg_store: PostgresStore) -> None:
+    async def test_requests_tell_nothing(self, pg_dsn: str, pg_store: Store) -> None:
         heard: list[Change] = []
         _, who = await make_key(pg_store)
         await pg_store.put_limits(who.tenant.id, "tenant", who.tenant.id, Limits(max_concurrent=1))
@@ -107,7 +107,7 @@ class TestListener:
             assert heard == [Change(public_id=who.key.public_id)]
 
     async def test_broken_line_is_made_again_and_everything_forgotten(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         heard: list[Change] = []
         _, who = await make_key(pg_store)
@@ -188,7 +188,7 @@ async def use_until(authenticator: Authenticator, text: str, deadline: float) ->
 @pytest.mark.asyncio
 class TestAuthenticators:
     async def test_revocation_reaches_all_within_a_second(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         """Of several workers, each with a cache that would hold for half a minute."""
         workers = [Authenticator(pg_store, PEPPER, ttl_s=30) for _ in range(4)]
@@ -209,7 +209,7 @@ class TestAuthenticators:
                         await use_until(worker, text, revoked_at + SECOND_S)
 
     async def test_tenant_and_policies_reach_too_and_other_tenants_stay_cached(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         authenticator = Authenticator(pg_store, PEPPER, ttl_s=30)
         text, who = await make_key(pg_store, "one")
@@ -233,7 +233,7 @@ class TestAuthenticators:
                 await authenticator.authenticate(text)
 
     async def test_new_key_is_not_hidden_by_what_was_not_there(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         from tenants import keys
 

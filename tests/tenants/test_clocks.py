@@ -9,7 +9,6 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from tenants.postgres import PostgresStore
 from tenants.quota import Quota
 from tenants.shared import WorkerAddress
 from tenants.store import Store
@@ -188,7 +187,7 @@ class TestQuota:
 
     @pytest.mark.pg
     async def test_set_back_nobody_waits_until_it_is_where_it_was(
-        self, pg_store: PostgresStore, pg_dsn: str
+        self, pg_store: Store, pg_dsn: str
     ) -> None:
         """On the server's own clock: as if it had been an hour ahead until now."""
         key = await limited(pg_store, str(uuid4()), tokens_per_minute=60_000, max_concurrent=1)

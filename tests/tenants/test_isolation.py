@@ -18,8 +18,8 @@ from tenants import queries
 from tenants.connections import Connections
 from tenants.errors import KeyNotFound, ProjectNotFound, ScopeNotFound, TenantsError
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
 from tenants.request_ids import new_request_id
+from tenants.store import Store
 from tenants.types import Principal
 from tests.ledger import usage_totals
 from tests.tenants.reserving import ask
@@ -37,7 +37,7 @@ async def superuser(pg_dsn: str) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
-async def furnish(store: PostgresStore, name: str) -> Principal:
+async def furnish(store: Store, name: str) -> Principal:
     """A tenant with something in every table."""
     _, who = await make_key(store, name)
     project = await store.create_project(who.tenant.id, "second")
@@ -133,13 +133,13 @@ async def test_one_function_sees_more_than_who_calls_it(superuser: asyncpg.Conne
     assert all("search_path=public, pg_temp" in row[0] for row in pinned)
 
 
-async def test_the_store_works_as_the_app(pg_store: PostgresStore) -> None:
+async def test_the_store_works_as_the_app(pg_store: Store) -> None:
     pool = pg_store._connections._pool
     assert await pool.fetchval("SELECT current_user") == "sluice_app"
 
 
 async def test_without_a_tenant_no_row_is_seen(
-    pg_store: PostgresStore, superuser: asyncpg.Connection
+    pg_store: Store, superuser: asyncpg.Connection
 ) -> None:
     await furnish(pg_store, "acme")
     pool = pg_store._connections._pool
@@ -152,7 +152,7 @@ async def test_without_a_tenant_no_row_is_seen(
             assert await pool.fetch(f"SELECT * FROM {table}") == [], table
 
 
-async def test_a_row_cannot_be_written_for_another_tenant(pg_store: PostgresStore) -> None:
+async def test_a_row_cannot_be_written_for_another_tenant(pg_store: Store) -> None:
     one, two = await furnish(pg_store, "one"), await furnish(pg_store, "two")
     pool = pg_store._connections._pool
     async with pool.acquire() as connection, connection.transaction():
@@ -205,7 +205,7 @@ class Values:
 
 
 async def test_no_statement_reaches_another_tenant(
-    pg_dsn: str, pg_store: PostgresStore, superuser: asyncpg.Connection
+    pg_dsn: str, pg_store: Store, superuser: asyncpg.Connection
 ) -> None:
     """All that the request path may send, with another's ids in every place but the entered one."""
     one, two = await furnish(pg_store, "one"), await furnish(pg_store, "two")
@@ -270,7 +270,7 @@ async def test_no_statement_reaches_another_tenant(
 
 
 async def test_tenants_interleave_on_one_connection(pg_dsn: str) -> None:
-    store = await PostgresStore.connect(pg_dsn, max_size=1)
+    store = await Store.connect(pg_dsn, max_size=1)
     try:
         people = [await furnish(store, f"tenant {number}") for number in range(3)]
 
@@ -288,7 +288,7 @@ async def test_tenants_interleave_on_one_connection(pg_dsn: str) -> None:
         await store.close()
 
 
-async def test_ids_of_others_are_not_found(pg_store: PostgresStore) -> None:
+async def test_ids_of_others_are_not_found(pg_store: Store) -> None:
     one, two = await furnish(pg_store, "one"), await furnish(pg_store, "two")
     with pytest.raises(ProjectNotFound):
         await pg_store.create_key(

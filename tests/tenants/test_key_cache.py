@@ -19,7 +19,7 @@ from tenants.errors import (
     StoreUnavailable,
     UnknownKey,
 )
-from tenants.memory import MemoryStore
+from tests.memory_store.store import MemoryStore
 from tests.tenants.authenticating import (
     MAX_STALE_S,
     NEGATIVE_TTL_S,

@@ -10,8 +10,8 @@ import pytest
 from tenants.authenticator import Authenticator
 from tenants.errors import StoreUnavailable, UnknownKey
 from tenants.last_used import LastUsed
-from tenants.memory import MemoryStore
 from tenants.store import Store
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import PEPPER, make_key
 
 pytestmark = pytest.mark.asyncio

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tenants.errors import InvalidValue
 from tenants.limits import Limits, Price
-from tenants.memory import MemoryStore
 from tenants.store import Store
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import make_key
 
 MILLION = 1_000_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tenants.errors import InvalidValue
 from tenants.names import MAX_NAME_LENGTH, normalize_name
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 
 
 @given(st.text())
@@ -41,7 +41,7 @@ def test_length_counts_after_composition() -> None:
 
 @pytest.mark.pg
 @pytest.mark.asyncio
-async def test_the_database_takes_every_character_we_take(pg_store: PostgresStore) -> None:
+async def test_the_database_takes_every_character_we_take(pg_store: Store) -> None:
     taken = []
     for number in range(sys.maxunicode + 1):
         if unicodedata.category(chr(number)) not in ("Cn", "Co"):  # unassigned, private

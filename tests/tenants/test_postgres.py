@@ -16,7 +16,7 @@ import migrations
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import InvalidValue, StoreUnavailable
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
 from tests.postgres import FAST, execute, owned, with_database
@@ -52,7 +52,7 @@ class TestConnect:
     )
     async def test_bad_dsn(self, dsn: str) -> None:
         with pytest.raises(InvalidValue, match="dsn") as caught:
-            await PostgresStore.connect(dsn)
+            await Store.connect(dsn)
         assert "secret" not in str(caught.value)
 
     async def test_nobody_there(self, tmp_path: Path) -> None:
@@ -63,31 +63,31 @@ class TestConnect:
             with pytest.raises(
                 StoreUnavailable, match=r"PostgreSQL at .* does not answer"
             ) as caught:
-                await PostgresStore.connect(dsn)
+                await Store.connect(dsn)
             assert "secret" not in str(caught.value)
 
     async def test_server_that_says_nothing(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             dsn = f"postgresql://u@127.0.0.1:{server.getsockname()[1]}/x?sslmode=disable"
             with pytest.raises(StoreUnavailable, match="timed out"):
-                await PostgresStore.connect(dsn, connect_timeout_s=0.2)
+                await Store.connect(dsn, connect_timeout_s=0.2)
 
     async def test_no_such_database(self, postgres_server: str) -> None:
         with pytest.raises(StoreUnavailable, match='refuses us: database "nope" does not exist'):
-            await PostgresStore.connect(with_database(postgres_server, "nope"))
+            await Store.connect(with_database(postgres_server, "nope"))
 
     async def test_no_such_user(self, postgres_server: str) -> None:
         dsn = postgres_server.replace("//postgres@", "//nobody_we_know@")
         with pytest.raises(StoreUnavailable, match="refuses us"):
-            await PostgresStore.connect(dsn)
+            await Store.connect(dsn)
 
-    async def test_closed_store_is_unavailable(self, pg_store: PostgresStore) -> None:
+    async def test_closed_store_is_unavailable(self, pg_store: Store) -> None:
         await pg_store.close()
         with pytest.raises(StoreUnavailable):
             await pg_store.ping()
 
     async def test_unmigrated_database_is_told_with_its_mend(self, postgres_server: str) -> None:
-        store = await PostgresStore.connect(postgres_server)
+        store = await Store.connect(postgres_server)
         with pytest.raises(StoreUnavailable, match="run `sluice migrate`"):
             await store.list_tenants()
         await store.close()
@@ -95,7 +95,7 @@ class TestConnect:
 
 class TestFailures:
     async def test_statement_that_hangs_times_out(self, pg_dsn: str) -> None:
-        store = await PostgresStore.connect(pg_dsn, command_timeout_s=1.0)
+        store = await Store.connect(pg_dsn, command_timeout_s=1.0)
         await store.create_tenant("acme")
         blocker = await asyncpg.connect(pg_dsn)
         async with blocker.transaction():
@@ -108,7 +108,7 @@ class TestFailures:
         await store.close()
 
     async def test_lost_connections_are_replaced(self, pg_dsn: str) -> None:
-        store = await PostgresStore.connect(pg_dsn)
+        store = await Store.connect(pg_dsn)
         await asyncio.gather(*(store.ping() for _ in range(8)))
         aside = await asyncpg.connect(pg_dsn)
         ended = await aside.fetch(
@@ -190,7 +190,7 @@ class TestFailures:
             assert caught.value.constraint_name in allowed, statement
 
     async def test_a_limit_of_a_newer_version_locks_nobody_out(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         _, who = await make_key(pg_store)
         limits = Limits(max_concurrent=3, priority=2, weight=1.5, max_cached_blocks=9)
@@ -201,7 +201,7 @@ class TestFailures:
         (policy,) = found.principal.policies
         assert policy.limits == limits
 
-    async def test_ledger_is_append_only(self, pg_dsn: str, pg_store: PostgresStore) -> None:
+    async def test_ledger_is_append_only(self, pg_dsn: str, pg_store: Store) -> None:
         _, principal = await make_key(pg_store)
         await pg_store.record_usage(make_event(principal.key))
         for statement in (
@@ -214,7 +214,7 @@ class TestFailures:
                 await execute(pg_dsn, statement)
         assert (await usage_totals(pg_store, principal.tenant.id)).completion_tokens == 20
 
-    async def test_ledger_is_kept_by_month(self, pg_dsn: str, pg_store: PostgresStore) -> None:
+    async def test_ledger_is_kept_by_month(self, pg_dsn: str, pg_store: Store) -> None:
         _, principal = await make_key(pg_store)
         now = datetime.now(UTC)
         for at in (now, now.replace(year=2001, day=1)):
@@ -230,7 +230,7 @@ class TestFailures:
         await connection.close()
 
     async def test_a_month_that_a_wrong_clock_has_begun_stays_where_it_is(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         """When it comes, its rows have no partition of their own, and the next month has."""
         _, principal = await make_key(pg_store)
@@ -247,7 +247,7 @@ class TestFailures:
         assert (await usage_totals(pg_store, principal.tenant.id)).requests == 2
 
     async def test_old_months_are_dropped_and_their_sums_stay(
-        self, pg_dsn: str, pg_store: PostgresStore
+        self, pg_dsn: str, pg_store: Store
     ) -> None:
         _, principal = await make_key(pg_store)
         now = datetime.now(UTC)
@@ -274,7 +274,7 @@ class TestFailures:
         """By itself, also for an owner who is no superuser; and the ledger is append-only again."""
         async with owned(empty_pg_dsn) as dsn:
             await migrations.upgrade(dsn)
-            store = await PostgresStore.connect(dsn)
+            store = await Store.connect(dsn)
             _, principal = await make_key(store)
             now = datetime.now(UTC)
             ages = [timedelta(days=0), timedelta(days=75), *[timedelta(days=500)] * 3]
@@ -294,7 +294,7 @@ class TestFailures:
     async def test_a_clock_years_ahead_drops_nothing(
         self,
         pg_dsn: str,
-        pg_store: PostgresStore,
+        pg_store: Store,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -311,7 +311,7 @@ class TestFailures:
         assert await connection.fetchval("SELECT to_regclass('usage_event_2020_01') IS NULL")
         await connection.close()
 
-    async def test_requests_cannot_drop_anything(self, pg_store: PostgresStore) -> None:
+    async def test_requests_cannot_drop_anything(self, pg_store: Store) -> None:
         pool = pg_store._connections._pool
         for statement in (
             "SELECT usage_drop_partition('usage_event', '2040-01-01')",
@@ -328,7 +328,7 @@ class TestOutage:
     ) -> None:
         dsn = own_server.start()
         await migrations.upgrade(dsn)
-        store = await PostgresStore.connect(dsn)
+        store = await Store.connect(dsn)
         _, principal = await make_key(store)
         ledger = Ledger(store, backoff_s=0.02, max_backoff_s=0.1)
         events = [make_event(principal.key) for _ in range(40)]
@@ -353,7 +353,7 @@ class TestOutage:
 
     async def test_ledger_outlives_tables_that_are_not_there(self, pg_dsn: str) -> None:
         """While an operator restores a dump under gateways that run."""
-        store = await PostgresStore.connect(pg_dsn)
+        store = await Store.connect(pg_dsn)
         _, principal = await make_key(store)
         ledger = Ledger(store, backoff_s=0.02, max_backoff_s=0.1)
         events = [make_event(principal.key) for _ in range(6)]
@@ -370,7 +370,7 @@ class TestOutage:
 
     async def test_ledger_outlives_a_change_of_what_its_connections_know(self, pg_dsn: str) -> None:
         """A migration under load: a prepared statement's plan may not return other types."""
-        store = await PostgresStore.connect(pg_dsn)
+        store = await Store.connect(pg_dsn)
         _, principal = await make_key(store)
         ledger = Ledger(store, backoff_s=0.02, max_backoff_s=0.1)
         for number in range(3):

@@ -6,10 +6,13 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-import tenants.postgres
-import tenants.postgres_shared
+import tenants.directory
 import tenants.postgres_upkeep
+import tenants.shared
+import tenants.store
 from tenants.queries import Query, load, parse
+
+_DIRECTORY, _STORE = Path(tenants.directory.__file__), Path(tenants.store.__file__)
 
 GOOD = """\
 -- A file.
@@ -61,9 +64,9 @@ def test_refuses_what_breaks_the_form(text: str, message: str) -> None:
 
 
 def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
-    source = Path(tenants.postgres.__file__).read_text()
+    source = _DIRECTORY.read_text() + _STORE.read_text()
     used = set(re.findall(r'self\._(?:one|all)\(\s*"(\w+)"', source))
-    source = Path(tenants.postgres_shared.__file__).read_text()
+    source = Path(tenants.shared.__file__).read_text()
     used |= set(re.findall(r'self\._fetch\(\s*[\w.]+,\s*"(\w+)"', source))
     used |= set(re.findall(r'_SQL\["(\w+)"\]', source))
     source = Path(tenants.postgres_upkeep.__file__).read_text()
@@ -73,7 +76,7 @@ def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
 
 def test_no_sql_outside_the_file() -> None:
     """Statements are never put together from text: there is none in the store to put together."""
-    source = Path(tenants.postgres.__file__).read_text()
+    source = _DIRECTORY.read_text() + _STORE.read_text()
     assert not re.search(r"\b(SELECT|INSERT|UPDATE|DELETE)\b", source)
 
 

@@ -22,12 +22,12 @@ from hypothesis.stateful import (
 )
 
 from tenants.errors import QuotaExceeded, StoreUnavailable
-from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
 from tenants.standby import Standby
 from tenants.types import Principal, UsageEvent
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
+from tests.memory_store.store import MemoryStore
 from tests.tenants.quotas import make, seconds_of, take
 from tests.tenants.reserving import Clock
 from tests.tenants.samples import make_event

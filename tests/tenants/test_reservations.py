@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from tenants.errors import KeyNotFound, ScopeNotFound
 from tenants.limits import Balance, Limits, MonthLeft, Price, QuotaAnswer, ScopePolicy, Window
-from tenants.memory import MemoryStore
-from tenants.postgres import PostgresStore
 from tenants.store import Store
 from tenants.types import ApiKey, Principal
 from tests.ledger import usage_totals
+from tests.memory_store.store import MemoryStore
 from tests.tenants.reserving import LEASE, MINUTE_US, Clock, ask, limited, put, settle
 from tests.tenants.samples import make_key
 
@@ -470,7 +469,7 @@ async def test_twins_give_the_same_answers(
     """The arithmetic in SQL and the one in Python, step by step, over all that can happen."""
     clock = Clock()
     twins: list[tuple[Store, ApiKey]] = []
-    postgres = await PostgresStore.connect(pg_dsn, now=clock, max_size=1)
+    postgres = await Store.connect(pg_dsn, now=clock, max_size=1)
     for twin in (postgres, MemoryStore(now=clock)):
         _, who = await make_key(twin, str(uuid4()))
         for kind, limits in first.items():

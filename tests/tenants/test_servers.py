@@ -23,7 +23,7 @@ from tenants.changes import Change, ChangeListener
 from tenants.embedded import find_binaries
 from tenants.errors import MigrationRefused, StoreUnavailable
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tests.ledger import usage_totals
 from tests.postgres import (
     empty_pg_dsn,
@@ -65,7 +65,7 @@ CONTRACTS = (
 POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
 
-async def exercise(store: PostgresStore) -> None:
+async def exercise(store: Store) -> None:
     """A request's whole life, and what an administrator does."""
     _, who = await make_key(store)
     tenant_id = who.tenant.id
@@ -106,9 +106,9 @@ async def test_a_server_of_the_user_s(version: str, pg_folder: Path) -> None:
     """From an empty cluster to a served request."""
     with started(binaries_of(version), pg_folder) as dsn:
         with pytest.raises(StoreUnavailable, match="run `sluice migrate`"):
-            await PostgresStore.connect(dsn)
+            await Store.connect(dsn)
         await migrations.upgrade(dsn)
-        store = await PostgresStore.connect(dsn)
+        store = await Store.connect(dsn)
         await exercise(store)
         await store.close()
 
@@ -132,7 +132,7 @@ async def test_an_owner_without_privileges(postgres_server: str, empty_pg_dsn: s
     """As a hosting company hands out databases: it is yours, the server is not."""
     async with owned(empty_pg_dsn) as dsn:
         await migrations.upgrade(dsn)
-        store = await PostgresStore.connect(dsn)
+        store = await Store.connect(dsn)
         await exercise(store)
         assert await store._connections._pool.fetchval("SELECT current_user") == "sluice_app"
         assert await store._connections._pool.fetch("SELECT * FROM tenant") == []
@@ -194,14 +194,14 @@ def pooler(dsn: str, folder: Path) -> Iterator[str]:
 class TestPooler:
     async def test_a_pooler_in_transaction_mode(self, pg_dsn: str, pg_folder: Path) -> None:
         with pooler(pg_dsn, pg_folder) as dsn:
-            store = await PostgresStore.connect(dsn, is_pooled=True)
+            store = await Store.connect(dsn, is_pooled=True)
             await exercise(store)
             await store.close()
 
     async def test_tenants_interleave_on_two_sessions(self, pg_dsn: str, pg_folder: Path) -> None:
         """Thirty clients of two workers on two connections: nobody sees what is another's."""
         with pooler(pg_dsn, pg_folder) as dsn:
-            workers = [await PostgresStore.connect(dsn, is_pooled=True) for _ in range(2)]
+            workers = [await Store.connect(dsn, is_pooled=True) for _ in range(2)]
             people = [(await make_key(workers[0], f"tenant {n}"))[1] for n in range(3)]
 
             async def client(number: int) -> None:
@@ -229,12 +229,12 @@ class TestPooler:
             pooler(pg_dsn, pg_folder) as dsn,
             pytest.raises(StoreUnavailable, match="transaction_pooling"),
         ):
-            await PostgresStore.connect(dsn)
+            await Store.connect(dsn)
 
     async def test_changes_are_heard_past_it(self, pg_dsn: str, pg_folder: Path) -> None:
         heard: asyncio.Queue[Change] = asyncio.Queue()
         with pooler(pg_dsn, pg_folder) as dsn:
-            store = await PostgresStore.connect(dsn, is_pooled=True)
+            store = await Store.connect(dsn, is_pooled=True)
             _, who = await make_key(store)
             listening = asyncio.create_task(ChangeListener(pg_dsn, heard.put_nowait).run())
             assert await asyncio.wait_for(heard.get(), 30) == Change()

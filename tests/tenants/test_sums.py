@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.limits import Limits
-from tenants.postgres import PostgresStore
 from tenants.request_ids import new_request_id
+from tenants.store import Store
 from tenants.types import (
     USAGE_GROUPS,
     ApiKey,
@@ -101,7 +101,7 @@ def summed(
 async def test_sums_are_those_of_the_ledger_after_anything(
     pg_dsn: str, steps: list[Settle | Look | str]
 ) -> None:
-    store = await PostgresStore.connect(pg_dsn)
+    store = await Store.connect(pg_dsn)
     now = datetime.now(UTC)
     keys = [(await make_key(store, f"tenant {new_request_id()}"))[1].key for _ in range(2)]
     second = await store.create_key(
@@ -159,23 +159,23 @@ async def test_sums_are_those_of_the_ledger_after_anything(
 
 
 async def test_whoever_reads_while_sums_are_moved_sees_each_request_once(pg_dsn: str) -> None:
-    workers = [await PostgresStore.connect(pg_dsn) for _ in range(2)]
+    workers = [await Store.connect(pg_dsn) for _ in range(2)]
     _, who = await make_key(workers[0])
     begun = settled = 0
     done = asyncio.Event()
 
-    async def settle(worker: PostgresStore) -> None:
+    async def settle(worker: Store) -> None:
         nonlocal begun, settled
         for _ in range(60):
             begun += 1
             assert await worker.record_usage(make_event(who.key, request_id=new_request_id()))
             settled += 1
 
-    async def move(worker: PostgresStore) -> None:
+    async def move(worker: Store) -> None:
         while not done.is_set():
             await worker.roll_up()
 
-    async def read(worker: PostgresStore) -> int:
+    async def read(worker: Store) -> int:
         num_reads = 0
         while not done.is_set():
             at_least = settled
@@ -203,7 +203,7 @@ async def test_whoever_reads_while_sums_are_moved_sees_each_request_once(pg_dsn:
 
 async def test_a_settlement_waits_for_no_other_settlement_s_sums(pg_dsn: str) -> None:
     """Of the same tenant, key and hour; nor for sums that are being moved."""
-    store = await PostgresStore.connect(pg_dsn)
+    store = await Store.connect(pg_dsn)
     _, who = await make_key(store)
     await store.record_usage(make_event(who.key))
     other = await asyncpg.connect(pg_dsn)
@@ -224,7 +224,7 @@ async def test_a_settlement_waits_for_no_other_settlement_s_sums(pg_dsn: str) ->
 
 
 async def test_last_uses_of_keys_hold_up_no_settlement(pg_dsn: str) -> None:
-    store = await PostgresStore.connect(pg_dsn)
+    store = await Store.connect(pg_dsn)
     _, who = await make_key(store)
     await store.put_limits(who.tenant.id, "tenant", who.tenant.id, Limits(max_concurrent=9))
     aside = await asyncpg.connect(pg_dsn)
@@ -257,7 +257,7 @@ async def test_all_columns_of_keys_but_the_last_use_are_audited(pg_dsn: str) -> 
 
 async def test_ids_of_a_month_are_forgotten_together(pg_dsn: str) -> None:
     """Those of the months before the last three; a request that is settled again is not counted."""
-    store = await PostgresStore.connect(pg_dsn)
+    store = await Store.connect(pg_dsn)
     _, who = await make_key(store)
     connection = await asyncpg.connect(pg_dsn)
     old = datetime.now(UTC) - timedelta(days=150)

@@ -7,7 +7,7 @@ import pytest
 
 from tenants import upkeep
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

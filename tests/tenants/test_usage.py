@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tenants.errors import KeyNotFound, StoreUnavailable
 from tenants.journal import SUFFIX, Journal
 from tenants.limits import Price
-from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import ApiKey, UsageEvent
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
+from tests.memory_store.store import MemoryStore
 from tests.tenants.full_disk import no_file_above
 from tests.tenants.samples import make_event, make_key
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tenants import buckets
 from tenants.errors import StoreUnavailable
 from tenants.limits import Limits, Price
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tenants.types import Principal
 from tests.ledger import usage_totals
 from tests.tenants.reserving import Clock, ask, put, settle
@@ -31,16 +31,16 @@ SETTINGS = settings(
 )
 
 
-async def start(dsn: str, num_workers: int, clock: Clock | None = None) -> list[PostgresStore]:
+async def start(dsn: str, num_workers: int, clock: Clock | None = None) -> list[Store]:
     """Workers, and their clock: the server's own unless told."""
     options = {} if clock is None else {"now": clock}
     return [
-        await PostgresStore.connect(dsn, max_size=2, **options)  # type: ignore[arg-type]
+        await Store.connect(dsn, max_size=2, **options)  # type: ignore[arg-type]
         for _ in range(num_workers)
     ]
 
 
-async def stop(workers: list[PostgresStore]) -> None:
+async def stop(workers: list[Store]) -> None:
     for worker in workers:
         await worker.close()
 
@@ -108,7 +108,7 @@ async def test_slots_are_never_oversold_and_all_come_back(
         await put(workers[0], who, "project", max_concurrent=max_concurrent, monthly_tokens=10**6)
         num_running = most = num_settled = 0
 
-        async def client(worker: PostgresStore) -> None:
+        async def client(worker: Store) -> None:
             nonlocal num_running, most, num_settled
             request = ask(who.key, 1, 9)
             while (await worker.reserve(request)).state != "running":  # noqa: ASYNC110 - polled
@@ -165,7 +165,7 @@ async def test_budget_is_never_overspent(pg_dsn: str) -> None:
                 )
                 seen.append(int(spent))
 
-        async def client(worker: PostgresStore, number: int) -> None:
+        async def client(worker: Store, number: int) -> None:
             request = ask(who.key, 5, 20, price=price)
             answer = await worker.reserve(request)
             if answer.state != "running":
@@ -210,7 +210,7 @@ async def test_reapers_of_all_workers_settle_each_request_once(pg_dsn: str) -> N
                 await workers[0].renew(request.owner, {request.request_id: 2}, LEASE)
         clock.advance(minutes=1)
 
-        async def reap(worker: PostgresStore) -> list[UUID]:
+        async def reap(worker: Store) -> list[UUID]:
             found = []
             while (request_id := await worker.reap()) is not None:
                 found.append(request_id)

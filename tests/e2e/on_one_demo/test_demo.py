@@ -169,28 +169,6 @@ def test_it_can_be_stopped_while_it_starts(
         assert "Traceback" not in demo.output()
 
 
-def test_in_memory_it_needs_no_database_and_forgets(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    keys = []
-    for name in ("first", "second"):
-        with DemoProcess(folder, *REPLAY, "--in-memory", name=name) as demo:
-            ready = demo.wait_ready()
-            assert ask(ready)["usage"]["completion_tokens"] == 8
-            keys.append(ready["api_key"])
-            listed = subprocess.run(
-                [sys.executable, "-m", "gateway", "tenant", "list", "--data-dir", str(folder)],
-                capture_output=True,
-                text=True,
-                cwd=ROOT,
-            )
-            assert listed.returncode == 1
-            assert "keeps its tenants in memory" in listed.stderr
-            assert demo.stop() == 0
-            assert demo.survivors() == []
-    assert keys[0] != keys[1]
-    assert not (folder / "postgres").exists()
-
-
 @pytest.mark.nightly
 def test_another_model_one_that_takes_no_chats(open_folder: Path, tmp_path: Path) -> None:
     """A base model: it is asked to go on with a text, and the curl line asks the same."""

@@ -18,7 +18,7 @@ from engine.client.client import EngineClient
 from engine.demo import MODEL_DIR
 from engine.spec.config import SpeculativeConfig
 from gateway.config import TenantsConfig
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tests.gateway.serving import Gateway, make_config, served, until
 from tests.postgres import fresh_database, postgres_server
 
@@ -49,7 +49,7 @@ async def shared(dsn: str) -> AsyncIterator[Gateway]:
         },
     )
     config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=dsn))
-    store = await PostgresStore.connect(dsn)
+    store = await Store.connect(dsn)
     async with served(config, EngineClient(config.engine), store=store) as gateway:
         yield gateway
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.admin import provisioning
 from tenants.authenticator import Authenticator
 from tenants.errors import ExpiredKey, InvalidValue, TenantNotFound
-from tenants.memory import MemoryStore
+from tests.memory_store.store import MemoryStore
 
 PEPPER = b"p" * 32
 

@@ -40,12 +40,12 @@ from tenants.authenticator import Authenticator
 from tenants.errors import RevokedKey, ScopeMissing
 from tenants.keys import mint
 from tenants.limits import Limits
-from tenants.memory import MemoryStore
 from tenants.quota import Quota
 from tenants.types import Principal, Scope
 from tenants.usage import Ledger
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import MODEL, chat_body, double_client, make_config
+from tests.memory_store.store import MemoryStore
 
 PEPPER = b"p" * 32
 

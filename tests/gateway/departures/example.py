@@ -29,7 +29,6 @@ from gateway.services import Services
 from tenants.changes import Change
 from tenants.keys import mint
 from tenants.limits import Limits
-from tenants.memory import MemoryStore
 from tests.gateway.departures.answers import Heard
 from tests.gateway.departures.late_loop import late_loop
 from tests.gateway.departures.late_store import late_store
@@ -46,6 +45,7 @@ from tests.gateway.serving import (
     served,
     until,
 )
+from tests.memory_store.store import MemoryStore
 
 SOON_S = 10.0
 """Within this time nothing is held, on however busy a machine."""

@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tenants.memory import MemoryStore
+from tests.memory_store.store import MemoryStore
 
 
 def late_store(luck: random.Random, max_wait_s: float) -> MemoryStore:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.generation.grants import Grants
 from gateway.generation.meter import Meter
-from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
+from tests.memory_store.store import MemoryStore
 from tests.tenants.reserving import put
 from tests.tenants.samples import make_key
 

@@ -17,7 +17,6 @@ from engine.text.tokenizer import Tokenizer
 from gateway.middleware import idempotency
 from gateway.peers.routed_ids import mint, worker_of
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
 from tenants.shared import Claim, WorkerAddress
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.middleware.test_access_log import lines
@@ -34,6 +33,7 @@ from tests.gateway.serving import (
     until,
 )
 from tests.gateway.test_two_workers import workers
+from tests.memory_store.store import MemoryStore
 from tests.tenants.reserving import Clock
 
 pytestmark = pytest.mark.asyncio

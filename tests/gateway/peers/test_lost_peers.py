@@ -33,9 +33,9 @@ from gateway.peers.wire import (
     prepare,
 )
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
 from tests.gateway.peering import KEYS, listening, make_peers, overheard
 from tests.gateway.serving import until
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

@@ -17,10 +17,10 @@ from gateway.peers.peers import PeerGone, own_folder, sweep
 from gateway.peers.wire import Keys, RedeemTicket, StopStream, derive_keys
 from gateway.streams.log import StreamLog, StreamReader
 from gateway.streams.streams import Streams
-from tenants.memory import MemoryStore
 from tenants.shared import SharedState
 from tests.gateway.peering import KEYS, listening, make_archive, make_peers, overheard
 from tests.gateway.serving import until
+from tests.memory_store.store import MemoryStore
 
 ITEMS = [b"%d" % number * 50 for number in range(600)]
 

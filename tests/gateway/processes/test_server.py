@@ -25,7 +25,7 @@ from gateway.config import ServerConfig
 from gateway.errors import AddressInUse, ConfigError, SecretsError
 from gateway.processes import server
 from tenants.errors import StoreUnavailable
-from tenants.postgres import PostgresStore
+from tenants.store import Store
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, chat, events, post
 from tests.gateway.serving import Gateway, chat_body, encode, served_double, until
@@ -254,7 +254,7 @@ def process(tmp_path: Path, pg_dsn: str) -> Iterator[tuple[subprocess.Popen[byte
     made = secrets.create(tmp_path / "secrets.json")
 
     async def provision() -> str:
-        store = await PostgresStore.connect(pg_dsn)
+        store = await Store.connect(pg_dsn)
         await ensure_tenant(store, "acme")
         key = await create_key(store, made.key_pepper, "acme", name="k", scopes=["chat"])
         await store.close()
@@ -327,7 +327,7 @@ def test_sigterm_lets_a_stream_end_and_leaves_nothing(
     assert [stage.split()[1] for stage in stages] == ["refuse", "tell", "wait", "settle", "close"]
 
     async def ledger() -> int:
-        store = await PostgresStore.connect(pg_dsn)
+        store = await Store.connect(pg_dsn)
         tenant = await store.get_tenant("acme")
         totals = await usage_totals(store, tenant.id)
         await store.close()

@@ -13,7 +13,6 @@ from gateway.processes import metrics_server
 from gateway.processes.server import bind
 from gateway.version import commit
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import chat, get
 from tests.gateway.serving import (
@@ -24,6 +23,7 @@ from tests.gateway.serving import (
     served,
     until,
 )
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

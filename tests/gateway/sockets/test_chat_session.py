@@ -13,7 +13,6 @@ from websockets.exceptions import ConnectionClosed
 
 from engine.text.tokenizer import Tokenizer
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
 from tenants.types import KeyRecord
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import get
@@ -28,6 +27,7 @@ from tests.gateway.serving import (
     until,
 )
 from tests.gateway.ws_client import connected, ready, text_of
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

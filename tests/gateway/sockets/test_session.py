@@ -21,8 +21,8 @@ from gateway.sockets import session as socket_session
 from gateway.sockets.session import Close, SocketSession
 from tenants.authenticator import Authenticator
 from tenants.errors import StoreUnavailable
-from tenants.memory import MemoryStore
 from tests.gateway.serving import until
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import PEPPER, make_key
 
 Message = dict[str, Any]

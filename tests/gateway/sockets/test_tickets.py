@@ -6,8 +6,8 @@ import pytest
 
 from gateway.errors import InvalidApiKey, RateLimited
 from gateway.sockets.tickets import LIFETIME_S, MAX_TICKETS_PER_KEY, Tickets
-from tenants.memory import MemoryStore
 from tests.gateway.peering import listening, make_peers
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

@@ -17,9 +17,9 @@ from gateway.errors import Gone, InvalidRequestError, StreamNotFound
 from gateway.generation.events import Around, Text
 from gateway.streams.archive import LARGE_BYTES, StreamArchive
 from gateway.streams.log import Kept
-from tenants.memory import MemoryStore
 from tenants.shared import ArchivedStream
 from tests.gateway.peering import make_archive
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

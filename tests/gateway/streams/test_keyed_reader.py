@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import Draining, InvalidApiKey
 from gateway.streams.keyed_reader import KeyedReader, Readers
 from gateway.streams.record import Take
-from tenants.memory import MemoryStore
+from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import make_key
 
 pytestmark = pytest.mark.asyncio

@@ -14,10 +14,10 @@ from gateway.peers.peers import Peers
 from gateway.streams.archive import StreamArchive
 from gateway.streams.log import StreamLog, StreamReader
 from gateway.streams.streams import LocalReader, Streams, Work
-from tenants.memory import MemoryStore
 from tests.gateway.loop_clock import LoopClock
 from tests.gateway.peering import make_peers
 from tests.gateway.serving import until
+from tests.memory_store.store import MemoryStore
 
 pytestmark = pytest.mark.asyncio
 

@@ -1,4 +1,4 @@
-"""``SharedState`` in memory. It behaves as ``postgres_shared`` does."""
+"""``SharedState`` in memory. It behaves as ``tenants.shared`` does."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Table(Generic[T]):
 
 
 class MemoryShared(SharedState):
-    """A ``SharedState`` for the gateways of one process."""
+    """For the gateways of one process."""
 
     def __init__(self, now: Callable[[], datetime], tenants: Container[UUID]) -> None:
         self._now = now

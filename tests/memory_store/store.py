@@ -1,4 +1,4 @@
-"""The store in memory, for tests and runs without a database. It behaves as ``postgres`` does."""
+"""The store in memory, for tests that need no database. It behaves as ``tenants.store`` does."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ from tenants.limits import (
     ScopeKind,
     ScopePolicy,
 )
-from tenants.memory_audit import MemoryAudit
-from tenants.memory_lists import contains, page_of, place_of, summed
-from tenants.memory_quota import MemoryQuota, Reservation
-from tenants.memory_shared import MemoryShared
+from tenants.local_quota import Reservation
 from tenants.names import (
     check_aliases,
     check_bucket,
@@ -66,6 +63,10 @@ from tenants.types import (
     UsageGroup,
     UsageSum,
 )
+from tests.memory_store.audit import MemoryAudit
+from tests.memory_store.lists import contains, page_of, place_of, summed
+from tests.memory_store.quota import MemoryQuota
+from tests.memory_store.shared import MemoryShared
 
 
 def _now() -> datetime:
@@ -79,6 +80,9 @@ class _StoredKey(NamedTuple):
 
 class MemoryStore(Store):
     """A store whose contents end with the process."""
+
+    _now: Callable[[], datetime]
+    shared: MemoryShared
 
     def __init__(self, *, now: Callable[[], datetime] = _now) -> None:
         self._now = now

@@ -1,24 +1,21 @@
-"""The limits of the store in memory: what the migrations' SQL functions do, in Python."""
+"""The rules of limits in Python, as the SQL functions of ``migrations`` have them. They decide
+while the database is away (``standby``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
 from tenants import buckets
 from tenants.limits import (
-    Balance,
     LimitName,
     Limits,
-    MonthLeft,
     Price,
     QuotaAnswer,
     QuotaRequest,
     ScopeKind,
-    ScopePolicy,
     Window,
     room,
 )
@@ -125,34 +122,13 @@ def month_of(now: datetime) -> date:
     return now.astimezone(UTC).date().replace(day=1)
 
 
-def next_month(month: date) -> date:
-    return (month + timedelta(days=31)).replace(day=1)
-
-
-class MemoryQuota:
-    """The state of all scopes of a store in memory. No method awaits, so each is a transaction."""
+class LocalQuota:
+    """What scopes have used, and the reservations in them. No method awaits, so each is a
+    transaction."""
 
     def __init__(self) -> None:
         self._scopes: dict[UUID, ScopeState] = {}
         self.reservations: dict[UUID, Reservation] = {}
-
-    def put(self, kind: ScopeKind, scope_id: UUID, limits: Limits, now: datetime) -> None:
-        """Set a scope's limits; what it has used so far is refilled at the old rates."""
-        state = self._scopes.setdefault(scope_id, ScopeState(kind, limits))
-        state.move_to(now)
-        state.limits = limits
-
-    def policies(self, scope_ids: Iterable[UUID]) -> tuple[ScopePolicy, ...]:
-        """The policies of those scopes that have one, in the order given."""
-        return tuple(
-            ScopePolicy(
-                scope_kind=self._scopes[scope_id].kind,
-                scope_id=scope_id,
-                limits=self._scopes[scope_id].limits,
-            )
-            for scope_id in scope_ids
-            if scope_id in self._scopes
-        )
 
     def reserve(self, request: QuotaRequest, now: datetime) -> QuotaAnswer:
         """As ``quota_reserve``."""
@@ -235,70 +211,6 @@ class MemoryQuota:
     def release(self, request_id: UUID, now: datetime) -> bool:
         """As ``quota_release``."""
         return self.close(request_id, 0, 0, now)
-
-    def charge(
-        self, scope_ids: Iterable[UUID], tokens: int, cost_micro: int, now: datetime
-    ) -> None:
-        """Charge a request that was never reserved, or whose reservation was lost."""
-        for scope_id in scope_ids:
-            if scope_id in self._scopes:
-                self._scopes[scope_id].move_to(now)
-                self._scopes[scope_id].charge(1, tokens, cost_micro, month_of(now), now)
-
-    def expired(self, now: datetime, patience: timedelta) -> Reservation | None:
-        """The reservation whose lease ran out first; a running one at least ``patience`` ago."""
-        late = [
-            held
-            for held in self.reservations.values()
-            if held.expires_at <= now - (patience if held.is_running else timedelta())
-        ]
-        return min(late, key=lambda held: held.expires_at, default=None)
-
-    def follow_clock(self, lease: timedelta, now: datetime) -> None:
-        """As ``quota_follow_clock``."""
-        for held in self.reservations.values():
-            if held.expires_at > now + lease + _MINUTE:
-                held.expires_at = now + lease
-        for scope in self._scopes.values():
-            if scope.refilled_at is not None and scope.refilled_at > now + _MINUTE:
-                scope.refilled_at = now
-            if scope.month > next_month(month_of(now)):
-                scope.month = month_of(now)
-
-    def month_left(self, scope_ids: Iterable[UUID], now: datetime) -> list[MonthLeft]:
-        """As the statement ``month_left``."""
-        ends_at = datetime.combine(next_month(month_of(now)), time(), UTC)
-        scopes = [self._scopes[scope_id] for scope_id in scope_ids if scope_id in self._scopes]
-        for scope in scopes:
-            scope.move_to(now)
-        return [
-            MonthLeft(
-                scope_kind=scope.kind,
-                tokens=scope.tokens_left,
-                cost_micro=scope.cost_left_micro,
-                lasts_us=(ends_at - now) // _MICROSECOND,
-            )
-            for scope in sorted(scopes, key=lambda scope: scope.kind)
-            if not scope.num_running
-        ]
-
-    def balances(self, scope_ids: Iterable[UUID], now: datetime) -> list[Balance]:
-        """As the statement ``balances``."""
-        found = {key: self._scopes[key] for key in sorted(scope_ids) if key in self._scopes}
-        for scope in found.values():
-            scope.move_to(now)
-        return [
-            Balance(
-                scope_id=scope_id,
-                at=now,
-                requests_used=scope.requests_used,
-                tokens_used=scope.tokens_used,
-                num_running=scope.num_running,
-                month_tokens=scope.month_tokens,
-                month_cost_micro=scope.month_cost_micro,
-            )
-            for scope_id, scope in found.items()
-        ]
 
     def __contains__(self, scope_id: UUID) -> bool:
         return scope_id in self._scopes

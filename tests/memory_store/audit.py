@@ -1,4 +1,4 @@
-"""The audit log of ``tenants.memory``, with the entries that the database's triggers would
+"""The audit log of ``memory_store``, with the entries that the database's triggers would
 write."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from uuid import UUID
 import msgspec
 
 from tenants.audit import actor
-from tenants.memory_lists import contains
 from tenants.types import Adapter, ApiKey, AuditEntry, Project, Tenant
+from tests.memory_store.lists import contains
 
 Audited = Tenant | Project | ApiKey | Adapter
 

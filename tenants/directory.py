@@ -1,0 +1,348 @@
+"""Tenants, projects, keys, adapters and the log of their changes: the store's slow-moving part."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from uuid import UUID, uuid4
+
+import msgspec
+
+from tenants import queries
+from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
+from tenants.errors import (
+    AdapterExists,
+    AdapterNotFound,
+    AdminKeyExists,
+    KeyExists,
+    KeyNotFound,
+    ProjectExists,
+    ProjectNotFound,
+    TenantExists,
+    TenantNotFound,
+    TenantsError,
+)
+from tenants.keys import is_public_id
+from tenants.names import (
+    check_aliases,
+    check_grace,
+    check_key,
+    check_models,
+    check_priority,
+    check_scopes,
+    check_weight,
+    normalize_name,
+)
+from tenants.rows import (
+    adapter_of,
+    audit_entry_of,
+    key_of,
+    project_of,
+    record_of,
+    tenant_of,
+)
+from tenants.types import (
+    Adapter,
+    ApiKey,
+    AuditEntry,
+    KeyRecord,
+    Project,
+    Scope,
+    Tenant,
+)
+
+MAX_AUDIT_ID = 2**63 - 1
+
+_SQL = queries.load()
+
+
+class Directory:
+    """The part of ``Store`` that people change and requests only read.
+
+    Lists are read in pages: at most ``limit`` rows (None: all) that follow ``after``, which names
+    the last row of the page before by what the list is ordered by. ``search`` is a part of a text,
+    in any case.
+
+    Every method may raise ``StoreUnavailable``; those that write raise ``InvalidValue`` for a field
+    that breaks the rules of ``tenants.names``. Names are kept and found in Unicode NFC.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
+        """Create a tenant, with its default project. Raises ``TenantExists``."""
+        name = normalize_name("name", name)
+        tenant_id = uuid4()
+        row = await self._one(
+            "create_tenant",
+            *(tenant_id, name, check_weight(weight), check_priority(priority)),
+            tenant_id=tenant_id,
+            violations={"tenant_name_key": TenantExists(name)},
+        )
+        return tenant_of(row)
+
+    async def get_tenant(self, tenant: str | UUID) -> Tenant:
+        """The tenant with this name or id. Raises ``TenantNotFound``."""
+        missing = TenantNotFound(tenant)
+        if isinstance(tenant, UUID):
+            return tenant_of(await self._one("get_tenant_by_id", tenant, missing=missing))
+        name = normalize_name("name", tenant)
+        return tenant_of(await self._one("get_tenant", name, missing=missing))
+
+    async def list_tenants(
+        self, *, search: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> Sequence[Tenant]:
+        """Tenants by name; ``search``: a part of it."""
+        return [tenant_of(row) for row in await self._all("list_tenants", search, after, limit)]
+
+    async def update_tenant(
+        self,
+        tenant_id: UUID,
+        *,
+        name: str | None = None,
+        weight: float | None = None,
+        priority: int | None = None,
+        disabled: bool | None = None,
+    ) -> Tenant:
+        """Change the fields that are not None. Disabling a tenant again keeps the first time.
+
+        Raises ``TenantNotFound``, ``TenantExists``.
+        """
+        name = None if name is None else normalize_name("name", name)
+        weight = None if weight is None else check_weight(weight)
+        priority = None if priority is None else check_priority(priority)
+        row = await self._one(
+            "update_tenant",
+            *(tenant_id, name, weight, priority, disabled),
+            tenant_id=tenant_id,
+            violations={"tenant_name_key": TenantExists(name or "")},
+            missing=TenantNotFound(tenant_id),
+        )
+        return tenant_of(row)
+
+    async def create_project(self, tenant_id: UUID, name: str) -> Project:
+        """Create a project. Raises ``TenantNotFound``, ``ProjectExists``."""
+        name = normalize_name("name", name)
+        row = await self._one(
+            "create_project",
+            *(uuid4(), tenant_id, name),
+            tenant_id=tenant_id,
+            violations={
+                "project_tenant_id_name_key": ProjectExists(name),
+                "project_tenant_id_fkey": TenantNotFound(tenant_id),
+            },
+        )
+        return project_of(row)
+
+    async def list_projects(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Project]:
+        """A tenant's projects by name, including the default one; ``search``: a part of it."""
+        values = (tenant_id, search, after, limit)
+        rows = await self._all("list_projects", *values, tenant_id=tenant_id)
+        return [project_of(row) for row in rows]
+
+    async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
+        """Rename a project. Raises ``ProjectNotFound``, ``ProjectExists``."""
+        name = normalize_name("name", name)
+        row = await self._one(
+            "rename_project",
+            *(tenant_id, project_id, name),
+            tenant_id=tenant_id,
+            violations={"project_tenant_id_name_key": ProjectExists(name)},
+            missing=ProjectNotFound(project_id),
+        )
+        return project_of(row)
+
+    async def create_key(
+        self,
+        tenant_id: UUID,
+        *,
+        public_id: str,
+        key_hash: bytes,
+        name: str,
+        scopes: Sequence[Scope],
+        expires_at: datetime | None = None,
+        project_id: UUID | None = None,
+        allowed_models: Sequence[str] = (),
+        model_aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> ApiKey:
+        """Store a key by its hash. ``project_id``: None for the tenant's default project.
+
+        Raises ``TenantNotFound``, ``ProjectNotFound`` (also for another tenant's), ``KeyExists``
+        (the public id is taken).
+        """
+        check_key(public_id, key_hash, expires_at)
+        row = await self._one(
+            "create_key",
+            *(uuid4(), tenant_id, project_id, public_id, key_hash),
+            normalize_name("name", name),
+            check_scopes(scopes),
+            check_models(allowed_models),
+            msgspec.json.encode(check_aliases(model_aliases)).decode(),
+            expires_at,
+            tenant_id=tenant_id,
+            violations={
+                "api_key_public_id_key": KeyExists(public_id),
+                "api_key_tenant_id_fkey": TenantNotFound(tenant_id),
+                "api_key_project_id_fkey": ProjectNotFound(project_id),
+            },
+        )
+        return key_of(row)
+
+    async def rotate_key(
+        self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
+    ) -> ApiKey:
+        """Replace a key by a new one with the same rights; returns the new one.
+
+        The old one keeps working for ``grace``, or until it expires if that is sooner. Raises
+        ``KeyNotFound`` (also if the old one is revoked), ``KeyExists``.
+        """
+        check_key(new_public_id, key_hash, None)
+        missing = KeyNotFound(public_id)
+        if not is_public_id(public_id):
+            raise missing
+        row = await self._one(
+            "rotate_key",
+            *(public_id, uuid4(), new_public_id, key_hash, check_grace(grace)),
+            violations={"api_key_public_id_key": KeyExists(new_public_id)},
+            missing=missing,
+        )
+        return key_of(row)
+
+    async def create_first_admin_key(
+        self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
+    ) -> None:
+        """Create the first key with the scope ``admin``, and the tenant if it does not exist.
+        Raises ``AdminKeyExists``."""
+        check_key(public_id, key_hash, None)
+        row = await self._one(
+            "create_first_admin_key",
+            *(uuid4(), normalize_name("tenant", tenant_name), uuid4(), public_id, key_hash),
+            normalize_name("name", name),
+        )
+        if not row["made"]:
+            raise AdminKeyExists
+
+    async def find_key(self, public_id: str) -> KeyRecord | None:
+        """The key, its tenant and its hash, even if it is revoked or expired; None if unknown."""
+        if not is_public_id(public_id):
+            return None
+        rows = await self._all("find_key", public_id)
+        return record_of(rows[0]) if rows else None
+
+    async def list_keys(
+        self,
+        tenant_id: UUID,
+        *,
+        search: str | None = None,
+        after: tuple[datetime, str] | None = None,
+        limit: int | None = None,
+    ) -> Sequence[ApiKey]:
+        """A tenant's keys by ``created_at`` and public id, the oldest first; none for a tenant that
+        does not exist. ``search``: a part of the name or the public id."""
+        values = (tenant_id, search, *(after or (None, None)), limit)
+        rows = await self._all("list_keys", *values, tenant_id=tenant_id)
+        return [key_of(row) for row in rows]
+
+    async def names(self, ids: Collection[UUID]) -> Mapping[UUID, str]:
+        """What tenants, projects and keys are called, by their ids. Keys have their public id in
+        parentheses; unknown ids are left out."""
+        return {row["id"]: row["name"] for row in await self._all("names", list(ids))}
+
+    async def revoke_key(self, public_id: str) -> ApiKey:
+        """Revoke a key. Revoking it again keeps the first time. Raises ``KeyNotFound``."""
+        missing = KeyNotFound(public_id)
+        if not is_public_id(public_id):
+            raise missing
+        return key_of(await self._one("revoke_key", public_id, missing=missing))
+
+    async def create_adapter(
+        self,
+        tenant_id: UUID,
+        *,
+        adapter_id: UUID,
+        name: str,
+        parent: str,
+        path: str,
+        base_model: str | None,
+        rank: int,
+        digest: str,
+    ) -> Adapter:
+        """Store an adapter. Raises ``TenantNotFound``, ``AdapterExists``."""
+        name = normalize_name("name", name)
+        row = await self._one(
+            "create_adapter",
+            *(adapter_id, tenant_id, name, parent, path, base_model, rank, digest),
+            tenant_id=tenant_id,
+            violations={
+                "adapter_tenant_id_name_key": AdapterExists(name),
+                "adapter_tenant_id_fkey": TenantNotFound(tenant_id),
+            },
+        )
+        return adapter_of(row)
+
+    async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
+        """A tenant's adapters by name; none for a tenant that does not exist."""
+        rows = await self._all("list_adapters", tenant_id, tenant_id=tenant_id)
+        return [adapter_of(row) for row in rows]
+
+    async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
+        """Delete an adapter and return it. Raises ``AdapterNotFound``."""
+        row = await self._one(
+            "delete_adapter",
+            *(tenant_id, adapter_id),
+            tenant_id=tenant_id,
+            missing=AdapterNotFound(adapter_id),
+        )
+        return adapter_of(row)
+
+    async def list_audit(
+        self,
+        tenant_id: UUID | None = None,
+        *,
+        search: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[AuditEntry]:
+        """Changes of one tenant or of all by id, the newest first; ``search``: a part of the actor,
+        the action or the object's id."""
+        newest = MAX_AUDIT_ID if after is None else max(0, min(after, MAX_AUDIT_ID))
+        which = (search, newest, limit)
+        if tenant_id is None:
+            rows = await self._all("list_all_audit", *which)
+        else:
+            rows = await self._all("list_audit", tenant_id, *which, tenant_id=tenant_id)
+        return [audit_entry_of(row) for row in rows]
+
+    async def _all(
+        self,
+        name: str,
+        *values: object,
+        tenant_id: UUID | None = None,
+        violations: Violations = NO_VIOLATIONS,
+    ) -> Sequence[Row]:
+        return await self._connections.fetch(
+            _SQL[name], values, tenant_id=tenant_id, violations=violations
+        )
+
+    async def _one(
+        self,
+        name: str,
+        *values: object,
+        tenant_id: UUID | None = None,
+        violations: Violations = NO_VIOLATIONS,
+        missing: TenantsError | None = None,
+    ) -> Row:
+        rows = await self._all(name, *values, tenant_id=tenant_id, violations=violations)
+        if not rows and missing is not None:
+            raise missing
+        assert len(rows) == 1
+        return rows[0]
