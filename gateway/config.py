@@ -32,7 +32,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 TokenPrice = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRICE)]
 
-ToolParserName = Literal["auto", "none", "hermes", "qwen", "llama", "mistral", "deepseek"]
+ToolParserName = Literal[
+    "auto", "none", "hermes", "qwen", "llama", "mistral", "deepseek", "harmony"
+]
 
 ENV_PREFIX = "SLUICE_"
 
@@ -231,9 +233,9 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     completes texts only."""
     tool_parser: ToolParserName = "auto"
     """How the model writes tool calls; ``auto`` finds out from its chat template."""
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """Whether text between ``<think>`` and ``</think>`` is returned as ``reasoning_content``;
-    ``auto``: if the chat template uses these tags."""
+    reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
+    """What is returned as ``reasoning_content``: text between ``<think>`` and ``</think>``, or
+    harmony's ``analysis`` channel; ``auto``: if the chat template uses them."""
     template_kwargs: tuple[str, ...] = ("enable_thinking", "thinking")
     """Variables of the chat template that requests may set with ``chat_template_kwargs``."""
     adapters_dir: str | None = None

@@ -24,9 +24,8 @@ from gateway.admission.unenforced import Unenforced
 from gateway.concurrency.lanes import Lanes
 from gateway.config import Config
 from gateway.errors import Draining, InvalidRequestError, Overloaded
-from gateway.parsers import formats, reasoning
+from gateway.parsers import formats
 from gateway.parsers.answer import AnswerParser
-from gateway.parsers.reasoning import ReasoningParser
 from gateway.prompts import texts
 from gateway.prompts.chat import ChatPrompts
 from gateway.prompts.prompt import Prompt
@@ -83,12 +82,16 @@ class Admission:
         self._grammar_lanes = grammar_lanes
         settings = config.models
         self.prompt_threads = PromptThreads()
+        self.reasoning = formats.reasoning_format(settings.reasoning_parser, template)
+        """None for a model that does not reason before it answers."""
         self.prompts = ChatPrompts(
-            template, tokenizer, self.prompt_threads, allowed_kwargs=settings.template_kwargs
+            template,
+            tokenizer,
+            self.prompt_threads,
+            allowed_kwargs=settings.template_kwargs,
+            reasoning=self.reasoning,
         )
         self.tools = Tools(formats.tool_format(settings.tool_parser, template), tokenizer)
-        self.has_reasoning = formats.has_reasoning(settings.reasoning_parser, template)
-        """Whether the model reasons before it answers."""
         self._sampling = Sampling(tokenizer, sampling_defaults or {})
         self._priorities = Priorities(settings.service_tiers or {}, config.engine.policy)
 
@@ -149,7 +152,9 @@ class Admission:
         params = self._sampling.params(
             fields,
             max_tokens=self._max_tokens(fields, prompt, max_model_len),
-            structured_outputs=output_format.for_engine(output, self._end_of_reasoning(prompt)),
+            structured_outputs=output_format.for_engine(
+                output, self._end_of_reasoning(prompt, use)
+            ),
         )
         tier = self._priorities.tier(getattr(fields, "service_tier", None))
         stop = stop_strings(fields.stop)
@@ -249,7 +254,7 @@ class Admission:
                 tenant=tenant,
                 max_model_len=max_model_len,
                 tools=None if use is None else use.for_template(),
-                kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
+                kwargs=self.prompts.kwargs(fields),
             )
         assert max_model_len is not None
         return await texts.read(
@@ -295,24 +300,25 @@ class Admission:
             raise output_format.refusal(error, output.param) from None
         return verdict.unenforced
 
-    def _end_of_reasoning(self, prompt: Prompt) -> tuple[int, ...]:
+    def _end_of_reasoning(self, prompt: Prompt, use: ToolUse | None) -> tuple[int, ...]:
         """The token ids after which a format applies; none if it applies from the start."""
-        if not self.has_reasoning or not prompt.is_chat or prompt.ends_reasoning:
+        if self.reasoning is None or not prompt.is_chat or prompt.ends_reasoning:
             return ()
-        return tuple(self._tokenizer.encode(reasoning.CLOSE, add_special_tokens=False))
+        end = self.reasoning.before_answer if use is None else self.reasoning.before_calls
+        return tuple(self._tokenizer.encode(end, add_special_tokens=False))
 
     def _parser_maker(
         self, fields: ChatFields | CompletionRequest, use: ToolUse | None, prompt: Prompt
     ) -> Callable[[], AnswerParser] | None:
-        if isinstance(fields, CompletionRequest) or (use is None and not self.has_reasoning):
+        if isinstance(fields, CompletionRequest) or (use is None and self.reasoning is None):
             return None
         hides_reasoning = fields.include_reasoning is False
         make_tools = None if use is None else self.tools.make_parser(use)
 
         def make() -> AnswerParser:
-            thinks = self.has_reasoning
+            format = self.reasoning
             return AnswerParser(
-                reasoning=ReasoningParser(has_begun=prompt.begins_reasoning) if thinks else None,
+                reasoning=None if format is None else format.make_parser(prompt.begins_reasoning),
                 hides_reasoning=hides_reasoning,
                 tools=None if make_tools is None else make_tools(),
                 max_calls=None if use is None or use.is_parallel else 1,
@@ -323,7 +329,7 @@ class Admission:
     def _has_special_marks(self, use: ToolUse | None) -> bool:
         """Whether the marks of reasoning or calls are special tokens, which the parser must
         see."""
-        marks: tuple[str, ...] = (reasoning.OPEN, reasoning.CLOSE) if self.has_reasoning else ()
+        marks = () if self.reasoning is None else self.reasoning.marks
         if use is not None and self.tools.format is not None:
             marks += self.tools.format.marks
         return any(map(self.tools.is_special, marks))

@@ -45,7 +45,7 @@ from grammar.structural_tag import Sequence as InOrder
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_SCHEMA: Schema = {"type": "object"}
-_ANSWER = "$.format.elements[1].json_schema"
+_ANSWER = re.compile(r"\$\.format\.elements\[1\](?:\.elements\[\d+\])?\.json_schema")
 _IN_TAG = re.compile(
     r".*\.tags\[(\d+)\]\.content(?:\.elements\[(\d+)\]\.content|\.elements\[\d+\])?"
 )
@@ -138,7 +138,7 @@ class Tools:
         elif answer is None:
             tree = self._text_and_calls(tags, use)
         else:
-            tree = Either((self._calls(tags, use), _as_format(answer)))
+            tree = Either((self._calls(tags, use), self._answer(_as_format(answer))))
         blanks = answer is None or answer.any_whitespace
         return GrammarSpec("structural_tag", _dump(tree), strict, blanks)
 
@@ -198,7 +198,7 @@ class Tools:
         """Free text in which whatever the parser would read as a call is one of these."""
         format, calls = self._format, self._calls(tags, use)
         if format.text is not None:
-            return Either((calls, format.text))
+            return Either((calls, self._answer(format.text)))
         (trigger,) = self._pieces(format.mark)
         return TriggeredTags(
             (trigger,),
@@ -208,6 +208,11 @@ class Tools:
             # The special token's text can also be spelled with ordinary tokens.
             () if isinstance(trigger, str) else (format.mark,),
         )
+
+    def _answer(self, content: Format) -> Format:
+        """An answer without calls."""
+        before = tuple(map(_piece, self._pieces(self._format.answer)))
+        return InOrder((*before, content)) if self._format.answer else content
 
     def _wrap(self, begin: str, content: Format, end: str) -> Tag:
         first, *before = self._pieces(begin)
@@ -243,9 +248,9 @@ def about_the_answer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings that concern the answer's schema within ``Tools.grammar``, with their path in
     that schema."""
     return tuple(
-        replace(finding, path=f"${finding.path.removeprefix(_ANSWER)}")
+        replace(finding, path=f"${finding.path[found.end() :]}")
         for finding in findings
-        if finding.path.startswith(_ANSWER)
+        if (found := _ANSWER.match(finding.path))
     )
 
 

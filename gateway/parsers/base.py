@@ -107,8 +107,10 @@ class ToolFormat:
     ``UnsupportedKeyword`` for what this notation cannot enforce."""
     has_json_arguments: bool = True
     """Whether arguments are written as the JSON object itself."""
+    answer: str = ""
+    """What precedes an answer without calls, where there is no ``mark``."""
     text: Format | None = None
-    """The format of an answer without calls, where there is no ``mark``."""
+    """The format of such an answer."""
 
 
 @dataclass(frozen=True, slots=True)

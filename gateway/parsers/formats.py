@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from engine.text.chat_template import ChatTemplate
-from gateway.parsers import reasoning
 from gateway.parsers.base import ToolFormat
 from gateway.parsers.deepseek import CALLS, DEEPSEEK, DEEPSEEK_V31
+from gateway.parsers.harmony import HARMONY, HARMONY_REASONING
 from gateway.parsers.hermes import HERMES
 from gateway.parsers.llama import LLAMA
 from gateway.parsers.mistral import MISTRAL, MISTRAL_V11
 from gateway.parsers.qwen import QWEN
+from gateway.parsers.reasoning import THINK, ReasoningFormat
 
 # The first format whose sign is found counts: Qwen3-Coder's template also contains the sign of
 # Hermes.
-_FORMATS = (QWEN, HERMES, MISTRAL, DEEPSEEK, LLAMA)
+_FORMATS = (QWEN, HERMES, MISTRAL, DEEPSEEK, LLAMA, HARMONY)
+_REASONING = (THINK, HARMONY_REASONING)
 
 
 def tool_format(name: str, template: ChatTemplate) -> ToolFormat | None:
@@ -39,6 +41,8 @@ def _dialect(format: ToolFormat, template: ChatTemplate) -> ToolFormat:
     return format
 
 
-def has_reasoning(name: str, template: ChatTemplate) -> bool:
-    """Whether to look for ``<think>``; with ``auto``, if the chat template contains its end."""
-    return template.mentions(reasoning.CLOSE) if name == "auto" else name == "think"
+def reasoning_format(name: str, template: ChatTemplate) -> ReasoningFormat | None:
+    """The one called ``name``; with ``auto`` the one whose sign the chat template contains."""
+    if name == "auto":
+        return next((f for f in _REASONING if template.mentions(f.sign)), None)
+    return next((f for f in _REASONING if f.name == name), None)

@@ -5,8 +5,10 @@ White space around the tags is layout, and is dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gateway.parsers.base import overlap
 
@@ -18,6 +20,40 @@ class Said(NamedTuple):
     content: str
 
 
+class ReasoningParser(Protocol):
+    """Parses the text of one answer as it comes. The result does not depend on how it is split."""
+
+    @property
+    def is_thinking(self) -> bool: ...
+
+    def push(self, text: str) -> Said:
+        """Parse more of the model's text."""
+
+    def finish(self) -> Said:
+        """Return what was held back, at the end of the model's text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """The syntax in which a family of models separates reasoning from its answer."""
+
+    name: str
+    """Its name in ``models.reasoning_parser``."""
+    sign: str
+    """A model whose chat template contains it writes this format."""
+    marks: tuple[str, ...]
+    """As ``ToolFormat.marks``."""
+    begin: str
+    """What precedes the reasoning; a prompt may end with it."""
+    before_answer: str
+    """What precedes the answer; a prompt without reasoning ends with it. From here on a grammar
+    applies."""
+    before_calls: str
+    """The same where the answer may be calls."""
+    make_parser: Callable[[bool], ReasoningParser]
+    """Makes a parser, given whether the prompt ends with ``begin``."""
+
+
 class _At(Enum):
     START = auto()  # only white space so far, and perhaps a part of the opening tag
     THINKING = auto()
@@ -25,8 +61,8 @@ class _At(Enum):
     ANSWER = auto()
 
 
-class ReasoningParser:
-    """Parses the text of one answer as it comes. The result does not depend on how it is split."""
+class ThinkParser:
+    """A ``ReasoningParser``."""
 
     def __init__(self, *, has_begun: bool) -> None:
         """``has_begun``: whether the prompt ends with the opening tag."""
@@ -84,3 +120,14 @@ class ReasoningParser:
         self._has_thought = self._has_thought or free > 0
         self._held = text[free:]
         return text[:free], ""
+
+
+THINK = ReasoningFormat(
+    name="think",
+    sign=CLOSE,
+    marks=(OPEN, CLOSE),
+    begin=OPEN,
+    before_answer=CLOSE,
+    before_calls=CLOSE,
+    make_parser=lambda has_begun: ThinkParser(has_begun=has_begun),
+)

@@ -10,7 +10,7 @@ from uuid import UUID
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError, UnsupportedParameter
-from gateway.parsers import reasoning
+from gateway.parsers.reasoning import ReasoningFormat
 from gateway.prompts.messages import messages_for_template
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import LONG_CHARS, PromptThreads, check_length
@@ -44,11 +44,13 @@ class ChatPrompts:
         threads: PromptThreads,
         *,
         allowed_kwargs: Collection[str],
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._allowed = frozenset(allowed_kwargs)
         self._threads = threads
+        self._reasoning = reasoning
 
     async def encode(
         self,
@@ -83,20 +85,18 @@ class ChatPrompts:
         encode = partial(self._tokenized, found)
         return await self._threads.run(encode, tenant=tenant, size=len(found))
 
-    def kwargs(self, fields: TemplateFields, *, has_reasoning: bool) -> dict[str, Any]:
+    def kwargs(self, fields: TemplateFields) -> dict[str, Any]:
         """The template variables that a request sets. Raises ``InvalidRequestError`` or
         ``UnsupportedParameter``, naming the field."""
         given = self._given(fields.chat_template_kwargs or {})
-        return (
-            given | self._effort(fields.reasoning_effort, has_reasoning) | self._verbosity(fields)
-        )
+        return given | self._effort(fields.reasoning_effort) | self._verbosity(fields)
 
     def _tokenized(self, text: str) -> Prompt:
-        end = text.rstrip()
+        end, format = text.rstrip(), self._reasoning
         return Prompt(
             [self._tokenizer.encode(text, add_special_tokens=False)],
-            begins_reasoning=end.endswith(reasoning.OPEN),
-            ends_reasoning=end.endswith(reasoning.CLOSE),
+            begins_reasoning=format is not None and end.endswith(format.begin),
+            ends_reasoning=format is not None and end.endswith(format.before_answer),
         )
 
     def _given(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class ChatPrompts:
                 )
         return kwargs
 
-    def _effort(self, effort: str | None, has_reasoning: bool) -> dict[str, Any]:
+    def _effort(self, effort: str | None) -> dict[str, Any]:
         if effort is None:
             return {}
         if "reasoning_effort" in self._template.variables:
@@ -127,7 +127,7 @@ class ChatPrompts:
         for switch in _SWITCHES:
             if switch in self._template.variables:
                 return {switch: effort != "none"}
-        if effort == "none" and not has_reasoning:
+        if effort == "none" and self._reasoning is None:
             return {}
         raise UnsupportedParameter(
             "This model's chat template has no reasoning effort; leave this out.",

@@ -96,7 +96,7 @@ async def _token_ids(
         body.messages,
         tenant=tenant,
         tools=_tools(body, admission),
-        kwargs=prompts.kwargs(body, has_reasoning=admission.has_reasoning),
+        kwargs=prompts.kwargs(body),
         add_generation_prompt=body.add_generation_prompt is not False,
     )
     return found.token_ids[0]

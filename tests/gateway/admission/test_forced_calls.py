@@ -21,6 +21,7 @@ from gateway.admission.tool_use import Tools, ToolUse
 from gateway.errors import InvalidRequestError
 from gateway.parsers.base import ToolFormat
 from gateway.parsers.deepseek import DEEPSEEK, DEEPSEEK_V31
+from gateway.parsers.harmony import HARMONY
 from gateway.parsers.hermes import HERMES
 from gateway.parsers.llama import LLAMA
 from gateway.parsers.mistral import MISTRAL, MISTRAL_V11
@@ -36,7 +37,7 @@ from tests.gateway.parsers.replay import replay
 from tests.gateway.serving import chat_body
 from tests.grammar.walks import allowed_ids
 
-FORMATS = [HERMES, QWEN, LLAMA, MISTRAL, MISTRAL_V11, DEEPSEEK, DEEPSEEK_V31]
+FORMATS = [HERMES, QWEN, LLAMA, MISTRAL, MISTRAL_V11, DEEPSEEK, DEEPSEEK_V31, HARMONY]
 WEATHER = {
     "type": "object",
     "properties": {
@@ -184,24 +185,24 @@ def test_calls_that_are_required_are_made_and_valid(model: Model, demand: dict[s
 def test_where_nothing_is_required_text_is_free_and_calls_are_valid(model: Model) -> None:
     use = model.use()
     compiled = model.compile(use)
-    assert completes(compiled, model, model.encode("Just a <text> { of ] words."))
+    assert completes(compiled, model, model.encode(model.format.answer + "Just a <text> { of ] words."))
     num_calls = 0
     for seed in range(6):
         matcher = compiled.matcher()
-        begun = model.encode(("" if model.format is LLAMA else "Well, ") + opening(model.format))
+        begun = model.encode(("Well, " if model.format.mark else "") + opening(model.format))
         assert follow(matcher, begun, model) == len(begun)
         ids = model.walk(matcher, seed)
         if ids is None:
             continue
         said, calls = model.read(begun + ids, use)
-        assert said.startswith("Well,") or model.format is LLAMA
+        assert said.startswith("Well,") or not model.format.mark
         check(calls)
         num_calls += len(calls)
     assert num_calls >= 3
 
 
 def opening(format: ToolFormat) -> str:
-    return format.mark or '{"name": "'
+    return format.mark or format.begin.partition("%s")[0]
 
 
 def test_no_call_escapes_its_schema(model: Model) -> None:
@@ -216,6 +217,7 @@ def test_no_call_escapes_its_schema(model: Model) -> None:
         MISTRAL.name: "[TOOL_CALLS]weather[ARGS]{}",
         DEEPSEEK.name: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}"
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        HARMONY.name: "<|channel|>commentary to=functions.weather<|message|>{}<|call|>",
     }[format.name]
     assert model.read(model.encode(loose), use)[1]  # it is one, to the parser
     matcher = compiled.matcher()
@@ -247,8 +249,8 @@ def test_a_call_or_a_document(model: Model) -> None:
     spec = model.tools.grammar(use, GrammarSpec.from_schema(NOTHING))
     assert spec is not None
     compiled = model.compiler.compile(spec)
-    assert completes(compiled, model, model.encode("{}"))
-    assert not completes(compiled, model, model.encode("text"))
+    assert completes(compiled, model, model.encode(model.format.answer + "{}"))
+    assert not completes(compiled, model, model.encode(model.format.answer + "text"))
     matcher = compiled.matcher()
     begun = model.encode(opening(model.format))
     assert follow(matcher, begun, model) == len(begun)

@@ -20,7 +20,7 @@ from gateway.generation.delta import Delta
 from gateway.generation.events import Text
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.hermes import HermesParser
-from gateway.parsers.reasoning import ReasoningParser
+from gateway.parsers.reasoning import ThinkParser
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
@@ -98,7 +98,7 @@ def test_a_stop_string_ends_it_and_stops_the_engine(fixture: Fixture) -> None:
 
 
 def _thinks_and_calls() -> AnswerParser:
-    return AnswerParser(reasoning=ReasoningParser(has_begun=False), tools=HermesParser())
+    return AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HermesParser())
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -158,7 +158,7 @@ def test_logprobs_end_with_the_text(fixture: Fixture) -> None:
 
 def test_reasoning_tokens_are_counted_whatever_the_outputs(fixture: Fixture) -> None:
     def parser() -> AnswerParser:
-        return AnswerParser(reasoning=ReasoningParser(has_begun=True))
+        return AnswerParser(reasoning=ThinkParser(has_begun=True))
 
     for cuts in (["hm</think>yes"], list("hm</think>yes"), ["hm</th", "ink>yes"]):
         choice = fixture.choice(make_parser=parser)

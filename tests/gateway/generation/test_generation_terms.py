@@ -20,7 +20,7 @@ from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.generation import Generation
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.hermes import HermesParser
-from gateway.parsers.reasoning import ReasoningParser
+from gateway.parsers.reasoning import ThinkParser
 from gateway.schemas.chat import FunctionDefinition
 from gateway.schemas.common import Compliance
 from grammar.schema.scope import Finding
@@ -245,7 +245,7 @@ async def test_reasoning_is_a_part_of_the_completion(model_dir: Path) -> None:
     async with bench(model_dir) as here:
         here.double.script = says("abc</think>hello")
         generation = here.begin(
-            make_parser=lambda: AnswerParser(reasoning=ReasoningParser(has_begun=True))
+            make_parser=lambda: AnswerParser(reasoning=ThinkParser(has_begun=True))
         )
         deltas = await read(generation)
         assert "".join(delta.content for delta in deltas) == "hello"

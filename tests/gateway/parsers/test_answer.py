@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.base import ToolFormat
 from gateway.parsers.hermes import HermesParser
-from gateway.parsers.reasoning import ReasoningParser
+from gateway.parsers.reasoning import ThinkParser
 from tests.gateway.parsers.test_formats import ALL
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -27,32 +27,32 @@ def whole(parser: AnswerParser, text: Iterable[str]) -> tuple[str, str, list[str
 
 
 def test_reasoning_and_then_a_call() -> None:
-    parser = AnswerParser(reasoning=ReasoningParser(has_begun=False), tools=HermesParser())
+    parser = AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HermesParser())
     text = f"<think>I could {CALL}</think>\nI look.\n{CALL}"
     assert whole(parser, text) == (f"I could {CALL}", "I look.", ["f"])
     assert parser.has_calls
 
 
 def test_reasoning_can_be_hidden() -> None:
-    parser = AnswerParser(reasoning=ReasoningParser(has_begun=True), hides_reasoning=True)
+    parser = AnswerParser(reasoning=ThinkParser(has_begun=True), hides_reasoning=True)
     assert whole(parser, "hm</think>yes") == ("", "yes", [])
-    parser = AnswerParser(reasoning=ReasoningParser(has_begun=True), hides_reasoning=True)
+    parser = AnswerParser(reasoning=ThinkParser(has_begun=True), hides_reasoning=True)
     assert whole(parser, "never ended") == ("", "", [])
 
 
 def test_what_was_held_back_comes_at_the_end() -> None:
     """What might have become a tag."""
-    thinking = AnswerParser(reasoning=ReasoningParser(has_begun=True), tools=HermesParser())
+    thinking = AnswerParser(reasoning=ThinkParser(has_begun=True), tools=HermesParser())
     assert whole(thinking, "hm </thi") == ("hm </thi", "", [])
     for text in (" <thi", " <tool_c", "yes <tool_c"):
-        parser = AnswerParser(reasoning=ReasoningParser(has_begun=False), tools=HermesParser())
+        parser = AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HermesParser())
         assert whole(parser, text) == ("", text, [])
 
 
 def test_it_says_where_it_stands() -> None:
     plain = AnswerParser()
     assert (plain.is_thinking, plain.has_calls, plain.is_full) == (False, False, False)
-    parser = AnswerParser(reasoning=ReasoningParser(has_begun=True), tools=HermesParser())
+    parser = AnswerParser(reasoning=ThinkParser(has_begun=True), tools=HermesParser())
     assert (parser.is_thinking, parser.has_calls, parser.is_full) == (True, False, False)
     parser.push("</think>")
     assert (parser.is_thinking, parser.has_calls) == (False, False)
@@ -117,7 +117,7 @@ def test_an_answer_is_read_alike_however_it_is_cut(
 ) -> None:
     def made() -> AnswerParser:
         return AnswerParser(
-            reasoning=ReasoningParser(has_begun=has_begun),
+            reasoning=ThinkParser(has_begun=has_begun),
             hides_reasoning=hides,
             tools=HermesParser() if has_tools else None,
             max_calls=max_calls,

@@ -11,10 +11,12 @@ from engine.text.chat_template import ChatTemplate
 from gateway.parsers import formats
 from gateway.parsers.base import ToolFormat
 from gateway.parsers.deepseek import DEEPSEEK, DEEPSEEK_V31
+from gateway.parsers.harmony import HARMONY, HARMONY_REASONING
 from gateway.parsers.hermes import HERMES
 from gateway.parsers.llama import LLAMA
 from gateway.parsers.mistral import MISTRAL, MISTRAL_V11
 from gateway.parsers.qwen import QWEN
+from gateway.parsers.reasoning import THINK
 from tests.gateway.parsers.replay import replay
 
 SIGNS = {
@@ -23,6 +25,7 @@ SIGNS = {
     "llama": (LLAMA, "{% if tools %}Environment: ipython{% endif %}"),
     "mistral": (MISTRAL, "{% if tools %}[TOOL_CALLS]{% endif %}"),
     "deepseek": (DEEPSEEK, "{% if tools %}<｜tool▁calls▁begin｜>```json{% endif %}"),
+    "harmony": (HARMONY, "{% if tools %}<|channel|>commentary{% endif %}"),
 }
 DIALECTS = {
     "mistral": (MISTRAL_V11, "{% if tools %}[TOOL_CALLS]f[ARGS]{% endif %}"),
@@ -55,10 +58,12 @@ def test_without_tools_in_the_template_there_is_none() -> None:
 
 
 def test_reasoning_is_looked_for_where_the_template_knows_its_end() -> None:
-    assert formats.has_reasoning("auto", template("x</think>y"))
-    assert not formats.has_reasoning("auto", template("xy"))
-    assert formats.has_reasoning("think", template("xy"))
-    assert not formats.has_reasoning("none", template("x</think>y"))
+    assert formats.reasoning_format("auto", template("x</think>y")) is THINK
+    assert formats.reasoning_format("auto", template("<|channel|>analysis")) is HARMONY_REASONING
+    assert formats.reasoning_format("auto", template("xy")) is None
+    assert formats.reasoning_format("think", template("xy")) is THINK
+    assert formats.reasoning_format("harmony", template("xy")) is HARMONY_REASONING
+    assert formats.reasoning_format("none", template("x</think>y")) is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.errors import ContextLengthExceeded, InvalidRequestError, UnsupportedParameter
+from gateway.parsers.reasoning import THINK
 from gateway.prompts.chat import ChatPrompts
 from gateway.prompts.threads import LONG_CHARS, PromptThreads
 from gateway.schemas.chat import ChatCompletionRequest
@@ -31,6 +32,7 @@ def prompts(model_dir: Path, source: str, *allowed: str) -> ChatPrompts:
         Tokenizer.load(model_dir),
         PromptThreads(),
         allowed_kwargs=allowed,
+        reasoning=THINK if source == THINKING else None,
     )
 
 
@@ -75,17 +77,15 @@ async def test_special_tokens_in_a_message_are_read_as_the_readme_says(model_dir
 def test_variables_need_both_the_operator_and_the_template(model_dir: Path) -> None:
     made = prompts(model_dir, THINKING, "enable_thinking", "thinking")
     given = request(chat_template_kwargs={"enable_thinking": False})
-    assert made.kwargs(given, has_reasoning=True) == {"enable_thinking": False}
+    assert made.kwargs(given) == {"enable_thinking": False}
     for name, message in (("thinking", "no such variable"), ("messages", "enable_thinking")):
         with pytest.raises(UnsupportedParameter, match=message) as caught:
-            made.kwargs(request(chat_template_kwargs={name: 1}), has_reasoning=True)
+            made.kwargs(request(chat_template_kwargs={name: 1}))
         assert caught.value.param == f"chat_template_kwargs.{name}"
     values: list[object] = [[], {}, "x" * 257]
     for value in values:
         with pytest.raises(InvalidRequestError):
-            made.kwargs(
-                request(chat_template_kwargs={"enable_thinking": value}), has_reasoning=True
-            )
+            made.kwargs(request(chat_template_kwargs={"enable_thinking": value}))
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,21 @@ def test_variables_need_both_the_operator_and_the_template(model_dir: Path) -> N
 )
 def test_effort_turns_a_switch(model_dir: Path, effort: str, expected: bool) -> None:
     made = prompts(model_dir, THINKING)
-    found = made.kwargs(request(reasoning_effort=effort), has_reasoning=True)
+    found = made.kwargs(request(reasoning_effort=effort))
     assert found == {"enable_thinking": expected}
 
 
 def test_effort_and_verbosity_reach_a_template_that_knows_them(model_dir: Path) -> None:
     made = prompts(model_dir, EFFORT)
-    found = made.kwargs(request(reasoning_effort="low", verbosity="high"), has_reasoning=True)
+    found = made.kwargs(request(reasoning_effort="low", verbosity="high"))
     assert found == {"reasoning_effort": "low", "verbosity": "high"}
 
 
 def test_what_a_template_does_not_know_is_refused_unless_it_means_nothing(model_dir: Path) -> None:
     made = prompts(model_dir, "{{ messages }}")
     neutral = request(reasoning_effort="none", verbosity="medium")
-    assert made.kwargs(neutral, has_reasoning=False) == {}
+    assert made.kwargs(neutral) == {}
     for fields in ({"reasoning_effort": "low"}, {"verbosity": "low"}):
         with pytest.raises(UnsupportedParameter) as caught:
-            made.kwargs(request(**fields), has_reasoning=False)
+            made.kwargs(request(**fields))
         assert caught.value.param in fields
