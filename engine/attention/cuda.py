@@ -80,8 +80,6 @@ class CudaAttention:
         if shape.head_dim not in cuda.DECODE_HEAD_DIMS:
             sizes = ", ".join(map(str, sorted(cuda.DECODE_HEAD_DIMS)))
             return f"it serves head sizes {sizes}, not {shape.head_dim}"
-        if shape.has_sinks:
-            return "it has no attention sinks"
         return TritonAttention.refusal(device, shape)
 
     def prepare(self, batch: AttentionBatch, block_size: int) -> StepAttention:
@@ -256,7 +254,7 @@ class _ShortStepAttention:
         **options: Any,
     ) -> None:
         """options: the arguments of ``cuda.paged_decode`` that do not follow from the step, the
-        scale and the window."""
+        scale, the window and the sinks."""
         cuda.paged_decode(
             out,
             q,
@@ -268,6 +266,7 @@ class _ShortStepAttention:
             max_queries=self.max_queries,
             scale=how.scale,
             window=how.window or 0,
+            sinks=how.sinks,
             shared=self.batch.shared,
             clusters=self._clusters,
             **options,

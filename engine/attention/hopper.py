@@ -60,6 +60,7 @@ class HopperStepAttention:
             scale=how.scale,
             window=how.window or 0,
             soft_cap=how.softcap or 0.0,
+            sinks=how.sinks,
         )
         return out
 

@@ -54,8 +54,6 @@
 
 namespace sluice {
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 // T: of queries and output; Tile: how the cache is stored (decode_tile.cuh).
 template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
 class DecodeAttention {
@@ -567,9 +565,9 @@ class DecodeAttention {
 
   // part: columns [d, d + 4) of row r, over all keys but the shared ones.
   __device__ void store(const Cursor& c, int r, int d, Part part) {
+    const int head = head_of(c) * p.group.value + remainder(r, p.group);
     if constexpr (kExtras == Extras::kShared) {
       const int heads = p.num_kv_items * p.group.value;
-      const int head = head_of(c) * p.group.value + remainder(r, p.group);
       const int splits = p.shared_splits[c.seq];
 #pragma unroll 1
       for (int split = 0; split < splits; ++split) {
@@ -579,6 +577,7 @@ class DecodeAttention {
         part.add(stats, x);
       }
     }
+    if (p.sinks) part.sum += sink_weight(p.sinks[head], part.max);
     float f = part.sum > 0.f ? 1.f / part.sum : 0.f;
     if constexpr (Tile::kFp8) f *= value_scale;
     const uint2 packed = {Half<T>::pack(part.x.x * f, part.x.y * f),

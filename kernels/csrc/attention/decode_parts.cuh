@@ -11,6 +11,14 @@ namespace sluice {
 // A row that has seen no key has a max of -inf; exp2(-inf - -inf) must not become NaN.
 __device__ __forceinline__ float exponent_base(float max) { return max == -INFINITY ? 0.f : max; }
 
+constexpr float kLog2e = 1.4426950408889634f;
+
+// What a score without a value (an attention sink) adds to a row's sum, which is relative to 2^max. A
+// row without keys gets infinity, so that it becomes zeros.
+__device__ __forceinline__ float sink_weight(float sink, float max) {
+  return exp2f(sink * kLog2e - max);
+}
+
 // Four columns of a row over some of its keys.
 struct Part {
   float max = -INFINITY, sum = 0.f;

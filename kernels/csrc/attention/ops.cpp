@@ -147,6 +147,7 @@ OP(paged_decode, DecodeArguments) {
   p.line_shape = shape_of(args, split);
   p.table = table_of(args.block_table, args.table_stride, args.block_size);
   p.alibi_slopes = args.alibi_slopes;
+  p.sinks = args.sinks;
   p.partial_out = args.partial_out;
   p.partial_stats = reinterpret_cast<float2*>(args.partial_stats);
   set_shared(p, args);
@@ -202,6 +203,7 @@ OP(paged_prefill, PrefillArguments) {
   p.num_tiles = args.num_tiles;
   p.window = args.window;
   p.soft_cap = args.soft_cap;
+  p.sinks = args.sinks;
   return paged_prefill(p, call.bf16(), args.head_dim, call.stream);
 }
 

@@ -85,6 +85,7 @@ struct DecodeParams {
   DecodeLineShape line_shape;  // as it was for decode_schedule
   DecodeTable table;           // likewise
   const float* alibi_slopes;   // [num_q_heads] or null
+  const float* sinks;          // [num_q_heads] or null
   // Empty (exchange.cuh) before the first launch and after each:
   float* partial_out;      // [num_spans * columns, 2, kMaxDecodeRows, D]
   // Max and sum, base 2, once for the threads that read them at the same time.
@@ -166,6 +167,7 @@ struct DecodeArguments {
   ARG_OR(int, window, 0);       // keys a query sees at most, itself included; 0 = all
   ARG_OR(float, soft_cap, 0);   // 0 = none
   OPTIONAL(const float*, alibi_slopes, "[num_q_heads]");
+  OPTIONAL(const float*, sinks, "[num_q_heads]");  // a score of each head that has no value
   // What shared_prefix left for the skipped keys: without a window, a soft cap, slopes or FP8.
   OPTIONAL(const int*, skipped, "[>=batch]");  // leading keys, in whole tiles
   OPTIONAL(const int*, splits, "[>=batch]");   // how many results there are of each sequence

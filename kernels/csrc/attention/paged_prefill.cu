@@ -254,6 +254,10 @@ class Consumer {
       if constexpr (kShared) {
         if (exists) leave(half, sum, tile, row);
       } else {
+        if (p.sinks) {
+          const int head = tile.head * p.group.value + remainder(row, p.group);
+          sum += exp2f(p.sinks[head] * kLog2e - base[half]);
+        }
         T* to = static_cast<T*>(p.out) + work.place(tile, row, p.out_stride, D);
         store(half, sum > 0.f ? 1.f / sum : 0.f, to, exists);
       }

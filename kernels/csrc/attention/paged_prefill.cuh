@@ -38,6 +38,7 @@ struct PrefillParams {
   int window;  // keys a query sees at most, itself included; 0 = all
   float scale;
   float soft_cap;  // 0 = none
+  const float* sinks;  // [num_q_heads] or null
 
   // Only for shared prefixes, where nothing is masked and partial results are left.
   const SharedTile* shared;   // [num_shared]
@@ -64,6 +65,7 @@ struct PrefillArguments {
   ARG(float, scale);
   ARG_OR(int, window, 0);      // keys a query sees at most, itself included; 0 = all
   ARG_OR(float, soft_cap, 0);  // 0 = none
+  OPTIONAL(const float*, sinks, "[num_q_heads]");  // a score of each head that has no value
   DIM(int, num_q_heads);
   DIM(int, num_kv_heads);
   DIM(int, head_dim);

@@ -38,6 +38,7 @@ def make_case(
     window: int = 0,
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     q_scale: float = 1.0,
     fp8: bool = False,
     seed: int = 0,
@@ -77,7 +78,7 @@ def make_case(
                 k = stored_float64(k, scales["k_scale"])
                 v = stored_float64(v, scales["v_scale"])
             expected[row : row + queries] = attention_float64(
-                q[row : row + queries], k, v, window, soft_cap, alibi_slopes
+                q[row : row + queries], k, v, window, soft_cap, alibi_slopes, sinks
             )
         row += queries
     cu = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).to(device, torch.int32)
@@ -97,7 +98,7 @@ class NewKeys:
     """The caches as they are to be."""
 
     @classmethod
-    def of(cls, case: Case, window: int = 0) -> NewKeys:
+    def of(cls, case: Case, window: int = 0, sinks: torch.Tensor | None = None) -> NewKeys:
         """Takes what is new out of the case's cache; the answer becomes that of rotated heads."""
         device, dim = case.q.device, case.q.shape[2]
         counts = case.cu_queries.diff().long()
@@ -125,7 +126,7 @@ class NewKeys:
             if length:
                 all_k, all_v = case.k_cache.flatten(0, 1)[used], case.v_cache.flatten(0, 1)[used]
                 case.expected[queries] = attention_float64(
-                    q[queries], all_k, all_v, window, 0.0, None
+                    q[queries], all_k, all_v, window, sinks=sinks
                 )
         stored = case.k_cache.clone(), case.v_cache.clone()
         slots = slots[slots >= 0]
@@ -163,8 +164,9 @@ def attention_float64(
     k: torch.Tensor,
     v: torch.Tensor,
     window: int,
-    soft_cap: float,
-    alibi_slopes: torch.Tensor | None,
+    soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     queries, heads, dim = q.shape
     keys, group = k.shape[0], heads // k.shape[1]
@@ -180,7 +182,11 @@ def attention_float64(
     seen = key <= at
     if window:
         seen &= key > at - window
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        sink = sinks.double()[:, None, None].expand(heads, queries, 1)
+        scores = torch.cat((scores, sink), -1)
+    weights = scores.softmax(-1)[..., :keys]
     return torch.einsum("hqk,khd->qhd", weights, v64)
 
 

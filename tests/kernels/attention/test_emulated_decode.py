@@ -17,7 +17,7 @@ from tests.pairs import each_value, every_pair
 MAX_ROWS = 32
 POINTERS = (
     *("out", "q", "k_cache", "v_cache", "seq_lens", "cu_queries", "blocks"),
-    *("k_scale", "v_scale", "alibi_slopes", "new_k", "new_v", "cos_sin"),
+    *("k_scale", "v_scale", "alibi_slopes", "sinks", "new_k", "new_v", "cos_sin"),
     *("tile_ends", "partial_out", "partial_stats"),
 )
 INTS = (
@@ -49,6 +49,7 @@ def decode(
     window: int = 0,
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     new: NewKeys | None = None,
     cluster: int = 1,
     clustered: bool | None = False,
@@ -76,6 +77,7 @@ def decode(
         "cu_queries": case.cu_queries,
         "blocks": case.block_table,
         "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
         "tile_ends": tile_ends,
         "partial_out": partial,
         "partial_stats": partial[slots * dim :],
@@ -172,6 +174,31 @@ def test_soft_cap_and_alibi(library: ctypes.CDLL) -> None:
     options: dict[str, Any] = {"soft_cap": 5.0, "alibi_slopes": torch.logspace(-1, -3, 8)}
     case = make_case([5, 200], [2, 1], heads=8, kv_heads=2, device="cpu", **options)
     check(case, decode(library, case, 3, **options))
+
+
+SINKS = torch.tensor([-80.0, -3.0, 0.0, 1.0, 2.0, 5.0, 9.0, 90.0])
+"""Some that take no part, and one that leaves nothing to the values."""
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "spans", "cluster"),
+    [(0, 0.0, 1, 1), (100, 0.0, 5, 1), (0, 5.0, 21, 1), (0, 0.0, 8, 4)],
+    ids=["whole items", "parts", "scores", "clusters"],
+)
+def test_sinks(
+    library: ctypes.CDLL, window: int, soft_cap: float, spans: int, cluster: int, fp8: bool
+) -> None:
+    options: dict[str, Any] = {"window": window, "soft_cap": soft_cap, "sinks": SINKS}
+    case = make_case([300, 270], [2, 1], heads=8, kv_heads=2, fp8=fp8, device="cpu", **options)
+    made = decode(library, case, spans, cluster=cluster, clustered=cluster > 1, **options)
+    check(case, made)
+
+
+def test_sinks_beside_new_keys(library: ctypes.CDLL) -> None:
+    case = make_case([5, 300], [2, 1], heads=8, kv_heads=2, device="cpu")
+    new = NewKeys.of(case, sinks=SINKS)
+    check(case, decode(library, case, 4, sinks=SINKS, new=new))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,16 @@ def test_alibi() -> None:
     check(make_case([300, 2049], [1, 4], alibi_slopes=slopes), alibi_slopes=slopes)
 
 
+@pytest.mark.parametrize("clusters", [False, True])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("window", [0, 128])
+def test_sinks(window: int, fp8: bool, clusters: bool) -> None:
+    sinks = torch.linspace(-3, 6, 64, device="cuda")
+    shape = {"heads": 64, "kv_heads": 8, "dim": 64}
+    case = make_case([300, 2049], [1, 1], window=window, sinks=sinks, fp8=fp8, **shape)
+    check(case, window=window, sinks=sinks, clusters=clusters)
+
+
 def test_one_long_sequence_is_split() -> None:
     check(make_case([65_536], [1]))
     check(make_case([40_000, 1], [4, 1]))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import reference
 from tests.kernels.attention.paged_cases import Case, make_case
 from tests.kernels.interpreter import interpret
 
@@ -139,6 +138,17 @@ def test_soft_cap(kernel: Kernel) -> None:
 
 
 @gpu
+@pytest.mark.parametrize("window", [0, 128])
+@pytest.mark.parametrize("dim", [64, 128])
+@kernels
+def test_sinks(dim: int, window: int, kernel: Kernel) -> None:
+    lens = [700, 129], [300, 129]
+    sinks = torch.linspace(-3, 6, 64, device="cuda")
+    case = make_case(*lens, heads=64, kv_heads=8, dim=dim, window=window, sinks=sinks)
+    assert_close(kernel(case, lens[1], window=window, sinks=sinks), case)
+
+
+@gpu
 @kernels
 def test_other_sequences_are_left_alone(kernel: Kernel) -> None:
     lens = [200, 90, 300], [100, 1, 50]
@@ -197,21 +207,11 @@ def test_fp8_cache(index: int, dtype: torch.dtype) -> None:
     check_fp8(index, dtype, "cuda")
 
 
-def check_sinks(window: int, dtype: torch.dtype, device: str) -> None:
-    lens = SHAPES[1]
-    case = make_case(*lens, heads=4, kv_heads=2, dim=24, dtype=dtype, device=device)
+def check_sinks(device: str) -> None:
     sinks = torch.tensor([-2.0, 0.0, 1.0, 6.0], device=device)
-    paged = case.k_cache, case.v_cache, case.block_table, case.seq_lens, case.cu_queries
-    case.expected = reference.paged_attention(
-        case.q.float(), *paged, scale=24**-0.5, window=window or None, sinks=sinks
-    ).double()
-    assert_close(run(case, lens[1], window=window, sinks=sinks), case)
-
-
-@gpu
-@pytest.mark.parametrize("window", [0, 16])
-def test_sinks(window: int) -> None:
-    check_sinks(window, torch.bfloat16, "cuda")
+    lens, shape = SHAPES[1], {"heads": 4, "kv_heads": 2, "dim": 24, "dtype": torch.float32}
+    case = make_case(*lens, **shape, window=16, sinks=sinks, device=device)
+    assert_close(run(case, lens[1], window=16, sinks=sinks), case)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
@@ -228,6 +228,6 @@ def test_interpreted_it_equals_float64(cases: str) -> None:
         f"for index in range(len(FP8_CASES)){cases}:\n"
         "    check_fp8(index, torch.float32, 'cpu')\n"
         "check_fp8(1, torch.bfloat16, 'cpu')\n"
-        "check_sinks(16, torch.float32, 'cpu')\n"
+        "check_sinks('cpu')\n"
     )
     interpret(code)

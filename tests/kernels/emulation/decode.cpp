@@ -54,7 +54,7 @@ void launch_rows(int rows, int spans) {
 struct Request {
   void *out, *q, *k_cache, *v_cache;
   const int *seq_lens, *cu_queries, *blocks;
-  const float *k_scale, *v_scale, *alibi_slopes;
+  const float *k_scale, *v_scale, *alibi_slopes, *sinks;
   const void *new_k, *new_v;
   const float* cos_sin;
   int* tile_ends;
@@ -127,6 +127,7 @@ extern "C" bool decode(const Request& c) {
   params.line_shape = s.shape;
   params.table = s.table;
   params.alibi_slopes = c.alibi_slopes;
+  params.sinks = c.sinks;
   params.partial_out = c.partial_out;
   params.partial_stats = c.partial_stats;
   params.q_stride = c.q_stride;
