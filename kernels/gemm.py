@@ -1,9 +1,10 @@
 """GEMMs with weights: cuBLAS's, or our own where that was measured to be faster.
 
-There are three ways to multiply:
+There are four ways to multiply:
 
 * *library*: ``torch.nn.functional.linear``, for which cuBLAS chooses an algorithm;
 * *skinny*: our kernel for up to 16 rows, which is bound by reading the weight;
+* *tiled*: our kernel for some dozens of rows on Hopper (``tiled_linear``);
 * *wide*: our kernel for many rows on Hopper (``wide_linear``).
 
 ``tuning.measure`` compares them on the weights of a model; without it, the library is used.
@@ -38,8 +39,14 @@ SQUARE = 192
 load the fewest operands, and so take the least power."""
 
 
+TILED_FEATURES = (128, 256)
+"""Features of a tile of ``tiled_linear``: two CTAs of an SM have 128 each, or one has 256, which
+reads x half as often."""
+MAX_TILED_ROWS = 128
+
+
 def has_wide(device: torch.device) -> bool:
-    """Whether ``wide_linear`` serves this GPU."""
+    """Whether ``tiled_linear`` and ``wide_linear`` serve this GPU."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -71,16 +78,14 @@ class Kind(NamedTuple):
 class Gemm:
     """One way to multiply, see above."""
 
-    name: Literal["library", "skinny", "wide"]
-    warps: int = 8
-    """Warps of a CTA, of a skinny GEMM."""
-    width: int = 256
-    """Features of a tile, of a wide GEMM."""
+    name: Literal["library", "skinny", "tiled", "wide"]
+    shape: int = 0
+    """Warps of a CTA of a skinny GEMM, features of a tile of a tiled or a wide one."""
 
     @property
     def code(self) -> int:
         """See ``Gemms.code``."""
-        return {"skinny": self.warps, "wide": self.width}.get(self.name, 0)
+        return _CODES[self.name] + self.shape
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool
@@ -88,9 +93,11 @@ class Gemm:
         out: torch.Tensor
         match self.name:
             case "skinny":
-                out = native.skinny_linear(x, weight, bias, gated=gated, warps=self.warps)
+                out = native.skinny_linear(x, weight, bias, self.shape, gated)
+            case "tiled" if takes(x):
+                out = native.tiled_linear(x, weight, bias, self.shape, gated)
             case "wide" if takes(x):
-                out = native.wide_linear(x, weight, bias, gated=gated, width=self.width)
+                out = native.wide_linear(x, weight, bias, self.shape, gated)
             case _:
                 out = F.linear(x, weight, bias)
                 out = ops.silu_mul(out) if gated else out
@@ -98,7 +105,9 @@ class Gemm:
 
 
 LIBRARY = Gemm("library")
-_SQUARE = Gemm("wide", width=SQUARE)
+_SQUARE = Gemm("wide", SQUARE)
+_CODES = {"library": 0, "skinny": 1024, "tiled": 2048, "wide": 3072}
+"""As ``own_gemm`` in ``csrc/binding/layer.cpp`` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +145,7 @@ class Gemms:
         return self._product(x.shape[0], weight, gated=True)(x, weight, bias, gated=True)
 
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
-        """The GEMM for this number of contiguous rows, as ``cuda_layer`` takes it: 0 is the
-        library's, 1 to 16 a skinny one with so many warps, a larger number a wide one of
-        that width."""
+        """The GEMM for this number of contiguous rows, as ``cuda_layer`` takes it."""
         if rows > MAX_CHOSEN_ROWS:
             return self._product(rows, weight, gated=gated).code
         asked = rows, weight.shape, weight.dtype, gated

@@ -14,6 +14,8 @@ from kernels import cuda, ops
 from kernels.gemm import (
     LIBRARY,
     MAX_CHOSEN_ROWS,
+    MAX_TILED_ROWS,
+    TILED_FEATURES,
     UNMEASURED,
     WIDE_WIDTHS,
     Choice,
@@ -161,10 +163,11 @@ def _candidates(rows: int, device: torch.device) -> Iterator[Gemm]:
     yield LIBRARY
     if rows <= cuda.MAX_SKINNY_TOKENS:
         for warps in cuda.SKINNY_WARPS:
-            yield Gemm("skinny", warps=warps)
+            yield Gemm("skinny", warps)
     elif has_wide(device):
-        for width in WIDE_WIDTHS:
-            yield Gemm("wide", width=width)
+        if rows <= MAX_TILED_ROWS:
+            yield from (Gemm("tiled", features) for features in TILED_FEATURES)
+        yield from (Gemm("wide", width) for width in WIDE_WIDTHS)
 
 
 def _operands(

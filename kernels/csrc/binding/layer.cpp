@@ -15,9 +15,8 @@ using at::Tensor;
 using sluice::binder_of;
 using sluice::run;
 
-// Which GEMM, as `gemm.Gemms.code` has it: the library's, a skinny one by its warps, which
-// are 16 at most, or a wide one by its width.
-constexpr int64_t kLibrary = 0, kMostWarps = 16;
+// Which GEMM, as `gemm.Gemms.code` has it: the library's, or kShapes * (1 + which of our own) + its shape.
+constexpr int64_t kLibrary = 0, kShapes = 1024;
 
 Tensor norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
             double eps) {
@@ -61,13 +60,11 @@ class Adapters {
 // code: of one of our own kernels.
 void own_gemm(const Tensor& out, const Tensor& x, const Tensor& weight,
               const std::optional<Tensor>& bias, int64_t code, bool gated) {
-  static const auto& skinny = binder_of("skinny_linear");
-  static const auto& wide = binder_of("wide_linear");
-  const bool is_skinny = code <= kMostWarps;
-  run(is_skinny ? skinny : wide,
+  static const sluice::Binder* const own[] = {
+      &binder_of("skinny_linear"), &binder_of("tiled_linear"), &binder_of("wide_linear")};
+  run(*own[code / kShapes - 1],
       {{"out", out}, {"x", x}, {"weight", weight}, {"bias", bias},
-       {is_skinny ? "warps" : "width", static_cast<double>(code)},
-       {"gated", static_cast<double>(gated)}});
+       {"shape", static_cast<double>(code % kShapes)}, {"gated", static_cast<double>(gated)}});
 }
 
 void silu_mul(const Tensor& out, const Tensor& x) {

@@ -1,6 +1,7 @@
+#include <algorithm>
+
+#include "gemm/dense_linear.cuh"
 #include "gemm/quantized_linear.cuh"
-#include "gemm/skinny_linear.cuh"
-#include "gemm/wide_linear.cuh"
 
 namespace sluice {
 
@@ -11,19 +12,37 @@ static void require_multiples(const Linear& args, int k_multiple) {
           " and ", args.k);
 }
 
-OP(skinny_linear, SkinnyLinear) {
+// chunks: of the sum over k.
+static void require_split(int split, int chunks) {
+  require(split >= 0 && split <= 8 && split <= chunks, "split must be 0 to 8 and at most ", chunks,
+          ", got ", split);
+}
+
+// shapes: that the op has; the last where none is given.
+static void require_dense(DenseLinear& args, std::initializer_list<int> shapes) {
   require_multiples(args, 64);
-  require(args.warps == 4 || args.warps == 8 || args.warps == 16, "warps must be 4, 8 or 16, got ",
-          args.warps);
+  if (args.shape == 0) args.shape = *(shapes.end() - 1);
+  std::ostringstream known;
+  for (int shape : shapes) known << ' ' << shape;
+  require(std::find(shapes.begin(), shapes.end(), args.shape) != shapes.end(),
+          "shape must be one of", known.str(), ", got ", args.shape);
+}
+
+OP(skinny_linear, DenseLinear) {
+  require_dense(args, {4, 16, 8});
   require(args.tokens <= kMaxSkinnyTokens, "at most ", kMaxSkinnyTokens, " tokens, got ",
           args.tokens);
   return skinny_linear(args, call.bf16(), call.stream);
 }
 
-OP(wide_linear, WideLinear) {
-  require_multiples(args, 64);
-  require(args.width == 192 || args.width == 224 || args.width == 256,
-          "width must be 192, 224 or 256, got ", args.width);
+OP(tiled_linear, DenseLinear) {
+  require_dense(args, {256, 128});
+  require_split(args.split, args.k / 64);
+  return tiled_linear(args, call.bf16(), call.stream);
+}
+
+OP(wide_linear, DenseLinear) {
+  require_dense(args, {192, 224, 256});
   return wide_linear(args, call.bf16(), call.stream);
 }
 
@@ -31,11 +50,6 @@ static void require_skinny(const QuantizedLinear& args, const Call& call) {
   require(!call.is("x", Element::kE4m3) && args.tokens <= kMaxSkinnyTokens,
           "x must be bfloat16 or float16, with at most ", kMaxSkinnyTokens, " tokens, got ",
           args.tokens);
-}
-
-static void require_split(const QuantizedLinear& args) {
-  require(args.split >= 0 && args.split <= 8 && args.split <= args.k / 128,
-          "split must be 0 to 8 and at most k / 128, got ", args.split);
 }
 
 static void require_fp8(const QuantizedLinear& args, const Call& call, int k_multiple) {
@@ -81,7 +95,7 @@ OP(skinny_int4_linear, QuantizedLinear) {
 
 OP(tiled_int4_linear, QuantizedLinear) {
   set_groups(args, call);
-  require_split(args);
+  require_split(args.split, args.k / 128);
   require(args.group_size == 32 || args.group_size == 64 || args.group_size % 128 == 0,
           "groups must be of 32, 64 or a multiple of 128 elements, got ", args.group_size);
   return tiled_int4_linear(args, args.split, call.bf16(), call.stream);
@@ -89,7 +103,7 @@ OP(tiled_int4_linear, QuantizedLinear) {
 
 OP(tiled_fp8_linear, QuantizedLinear) {
   require_fp8(args, call, 128);
-  require_split(args);
+  require_split(args.split, args.k / 128);
   require(call.is("x", Element::kE4m3), "x must be float8_e4m3fn");
   const bool blocks = args.block_rows > 0;
   const int64_t pieces = blocks ? args.k / 128 : 1;

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
-#include "gemm/skinny_linear.cuh"
+#include "gemm/dense_linear.cuh"
 
 namespace sluice {
 

@@ -13,7 +13,7 @@
 // kernel that makes x has ended.
 
 #include "common/dependent_launch.cuh"
-#include "gemm/skinny_linear.cuh"
+#include "gemm/dense_linear.cuh"
 #include "gemm/skinny_sums.cuh"
 
 namespace sluice {
@@ -21,7 +21,7 @@ namespace {
 
 template <typename T, int kWarps, int kGroups>  // groups of 8 tokens
 __global__ void __launch_bounds__(kWarps * 32, kSmWarps / kWarps)
-    skinny_linear_kernel(const SkinnyLinear p) {
+    skinny_linear_kernel(const DenseLinear p) {
   __shared__ float partial[kSkinnyTiles][kWarps][kSkinnyFeatures][kGroups * 8 + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWarps * 32, kSmWarps / kWarps)
 }
 
 template <typename T, int kWarps>
-cudaError_t launch_warps(const SkinnyLinear& p, cudaStream_t stream) {
+cudaError_t launch_warps(const DenseLinear& p, cudaStream_t stream) {
   auto kernel = p.tokens <= 8 ? skinny_linear_kernel<T, kWarps, 1>
                               : skinny_linear_kernel<T, kWarps, 2>;
   const int tiles = p.features / kSkinnyFeatures;
@@ -48,8 +48,8 @@ cudaError_t launch_warps(const SkinnyLinear& p, cudaStream_t stream) {
 }
 
 template <typename T>
-cudaError_t launch(const SkinnyLinear& p, cudaStream_t stream) {
-  switch (p.warps) {
+cudaError_t launch(const DenseLinear& p, cudaStream_t stream) {
+  switch (p.shape) {
     case 4:
       return launch_warps<T, 4>(p, stream);
     case 8:
@@ -63,7 +63,7 @@ cudaError_t launch(const SkinnyLinear& p, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t skinny_linear(const SkinnyLinear& linear, bool bf16, cudaStream_t stream) {
+cudaError_t skinny_linear(const DenseLinear& linear, bool bf16, cudaStream_t stream) {
   if (linear.tokens == 0) return cudaSuccess;
   return bf16 ? launch<__nv_bfloat16>(linear, stream) : launch<__half>(linear, stream);
 }

@@ -1,4 +1,4 @@
-// Matrix products of dozens of tokens in FP8: weights with a scale for each feature and x with one
+// GEMMs of dozens of tokens in FP8: weights with a scale for each feature and x with one
 // for each token, or both with one for each piece of 128 inputs; see tiled_linear.cuh.
 
 #include "gemm/tiled_linear.cuh"
@@ -9,7 +9,9 @@ namespace {
 
 template <typename T>
 struct Fp8 {
+  using Linear = QuantizedLinear;
   static constexpr int kGroups = 2;
+  static constexpr int kChunk = 128;
   using Out = T;
   using Row = uint8_t;
   using X = uint8_t;
@@ -23,32 +25,17 @@ struct Fp8 {
   }
 
 #ifdef SLUICE_HOPPER
+  template <int kSums>
+  static __device__ __forceinline__ void mma(float (&sum)[kSums], uint64_t a, uint64_t b) {
+    wgmma_fp8(sum, a, b, false);
+  }
+
   template <int kTokens>
   static __device__ __forceinline__ void multiply(float (&sum)[kTokens / 2],
                                                   const QuantizedLinear&,
                                                   Shared<Fp8, kTokens>& sm, const Work& work,
                                                   int) {
-    const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-    const uint64_t weight_at = tile_descriptor(address(sm.stages[0].weight[group]), 16);
-    const uint64_t x_at = tile_descriptor(address(sm.stages[0].x[0]), 16);
-    Place<Shared<Fp8, kTokens>::kStages> place, last;
-    for (int chunk = work.begin; chunk < work.end; ++chunk) {
-      mbarrier_wait(address(&sm.full[place.stage]), place.parity);
-      const uint32_t stage = place.stage * sizeof(typename Shared<Fp8, kTokens>::Stage) / 16;
-      pin(sum);
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kChunk / 32; ++step) {
-        wgmma_fp8(sum, weight_at + stage + step * 2, x_at + stage + step * 2, false);
-      }
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (chunk > work.begin && lane == 0) mbarrier_arrive(address(&sm.empty[last.stage]));
-      last = place;
-      place.advance();
-    }
-    wgmma_wait<0>();
-    pin(sum);
+    multiply_stored<Fp8, kTokens>(sum, sm, work);
   }
 #endif
 };
@@ -57,6 +44,8 @@ struct Fp8 {
 // are of a chunk, whose products are scaled before they are added up (arXiv 2412.19437, 3.3.2).
 template <typename T>
 struct Fp8Blocks : Fp8<T> {
+  using Fp8<T>::kChunk;
+
   static __device__ __forceinline__ float scale(const QuantizedLinear&, int, int) { return 1.f; }
 
 #ifdef SLUICE_HOPPER

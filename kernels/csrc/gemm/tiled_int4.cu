@@ -1,4 +1,4 @@
-// Matrix products of dozens of tokens with weights of four bits, which become 16-bit floats in the
+// GEMMs of dozens of tokens with weights of four bits, which become 16-bit floats in the
 // registers that the tensor cores read; see tiled_linear.cuh.
 //
 // ldmatrix gives each thread one word of 32 inputs of a feature, and with it its share of the first
@@ -12,13 +12,16 @@ namespace sluice {
 namespace tiled {
 namespace {
 
+constexpr int kChunk = 128;
 constexpr int kWord = 32;                // inputs that share four words
 constexpr int kBlocks = kChunk / kWord;  // of them in a chunk
 
 // kScales: that are read for a chunk: 1, or kBlocks for groups of 32 or 64.
 template <typename T, int kScales, int kWarpgroups>
 struct Int4 {
+  using Linear = QuantizedLinear;
   static constexpr int kGroups = kWarpgroups;
+  static constexpr int kChunk = tiled::kChunk;
   using Out = T;
   using Row = uint8_t;
   using X = T;

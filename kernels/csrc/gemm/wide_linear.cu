@@ -1,7 +1,7 @@
 // Matrix products of many tokens on Hopper, with an MLP's gating in place of a kernel after it.
 //
 // A tile is 128 tokens by up to 256 features, of which each of two warpgroups holds 64 tokens in
-// its registers, or of many tokens 192 by 192, held by three: a square needs the fewest operands,
+// its registers (up to 64 tokens have one warpgroup), or of many tokens 192 by 192, held by three: a square needs the fewest operands,
 // and at the GPU's power limit the energy that these take is time. A thread keeps the copy engine
 // some stages of 64 elements of k ahead of them, also while they finish a tile. Pairs of CTAs work
 // side by side and share one operand, of which each copies half to both: the weight, or where an
@@ -18,7 +18,7 @@
 #include "common/tensor_map.cuh"
 #include "common/vector.cuh"
 #include "common/wgmma.cuh"
-#include "gemm/wide_linear.cuh"
+#include "gemm/dense_linear.cuh"
 
 namespace sluice {
 namespace {
@@ -34,12 +34,14 @@ struct Shared {
   static constexpr int kConsumers = kGroups * 128;
   static constexpr int kWarps = kConsumers / 32;
   static constexpr int kThreads = kConsumers + 128;  // registers move between whole warpgroups
-  static constexpr int kStages = kGroups == 2 && kWidth <= 192 ? 5 : 4;
+  static constexpr int kStages = (kGroups == 1 ? 5 : 4) + (kGroups <= 2 && kWidth <= 192);
   static constexpr int kHalf = kWidth / 2;
-  static constexpr int kPart = kGroups == 2 ? kHalf : kHalf / 2;  // features that leave at a time
+  static constexpr int kPart = kGroups <= 2 ? kHalf : kHalf / 2;  // features that leave at a time
+  static constexpr int kBoxes = kGroups == 3 ? 3 : 2;  // of x
+  static constexpr int kBoxTokens = kGroups * kGroupTokens / kBoxes;
   static constexpr int kPitch = kPart + 8;  // of a token's: other banks for each of eight
   struct Stage {
-    uint8_t x[kGroups][kGroupTokens * kChunk * 2];
+    uint8_t x[kBoxes][kBoxTokens * kChunk * 2];
     uint8_t weight[2][kHalf * kChunk * 2];
   };
   Stage stages[kStages];
@@ -48,19 +50,19 @@ struct Shared {
 };
 
 struct Maps {
-  CUtensorMap x, weight;  // boxes of kGroupTokens and of kHalf rows
+  CUtensorMap x, weight;  // boxes of kBoxTokens and of kHalf rows
 };
 
 __host__ __device__ constexpr int blocks(int n, int size) { return (n + size - 1) / size; }
 
 // The tiles of pairs: rows of tokens and columns of features.
 template <int kGroups, bool kShareWeight>
-__host__ __device__ int rows_of(const WideLinear& p) {
+__host__ __device__ int rows_of(const DenseLinear& p) {
   return blocks(p.tokens, kGroups * kGroupTokens * (kShareWeight ? kPair : 1));
 }
 
 template <int kWidth, bool kShareWeight>
-__host__ __device__ int columns_of(const WideLinear& p) {
+__host__ __device__ int columns_of(const DenseLinear& p) {
   return blocks(p.features, kWidth * (kShareWeight ? 1 : kPair));
 }
 
@@ -72,7 +74,7 @@ class Work {
  public:
   int token, feature;  // first of the tile; of a gated one's gates
 
-  __device__ Work(const WideLinear& p, int member)
+  __device__ Work(const DenseLinear& p, int member)
       : member(member), columns(columns_of<kWidth, kShareWeight>(p)),
         rows(rows_of<kGroups, kShareWeight>(p)), width(p.gated ? kWidth / 2 : kWidth),
         most(blocks(rows, blocks(rows, kBand))), index(blockIdx.x / kPair) {}
@@ -109,11 +111,11 @@ __device__ __forceinline__ void bring(uint8_t (&to)[kBoxes][kBytes], const CUten
 
 // One thread.
 template <int kGroups, int kWidth, bool kShareWeight>
-__device__ void produce(const WideLinear& p, const Maps& maps, Shared<kGroups, kWidth>& sm,
+__device__ void produce(const DenseLinear& p, const Maps& maps, Shared<kGroups, kWidth>& sm,
                         int member) {
   using Memory = Shared<kGroups, kWidth>;
   constexpr int kStages = Memory::kStages;
-  static_assert(kGroups == 2 || (kGroups == 3 && kShareWeight), "a pair shares two boxes");
+  static_assert(kGroups <= 2 || kShareWeight, "a pair shares two boxes");
   Work<kGroups, kWidth, kShareWeight> work(p, member);
   Place<kStages> place;
   place.parity = 1;  // of a fresh barrier, this phase counts as ended
@@ -127,7 +129,7 @@ __device__ void produce(const WideLinear& p, const Maps& maps, Shared<kGroups, k
   auto bring_x = [&](const Place<kStages>& to, int chunk) {
     auto& x = sm.stages[to.stage].x;
     bring<!kShareWeight>(x, maps.x, sm.full[to.stage], member, chunk * kChunk, work.token,
-                         work.token + kGroupTokens);
+                         work.token + Memory::kBoxTokens);
     if constexpr (kGroups == 3) {
       copy_box(address(x[2]), maps.x, address(&sm.full[to.stage]), chunk * kChunk,
                work.token + 2 * kGroupTokens);
@@ -202,7 +204,7 @@ __device__ __forceinline__ void add_bias(const T* bias, float (&sum)[kWidth / 2]
 // One warp: some features of its 16 tokens from registers to memory, by way of shared memory so
 // that whole rows are written. value(i): accumulators i and i + 1, packed.
 template <typename T, typename Memory, typename Value>
-__device__ __forceinline__ void leave(const WideLinear& p, uint16_t* staged, int token, int column,
+__device__ __forceinline__ void leave(const DenseLinear& p, uint16_t* staged, int token, int column,
                                       int outputs, Value&& value) {
   const int lane = threadIdx.x % 32;
   constexpr int kVectors = Memory::kPart / 8;  // of a row
@@ -228,7 +230,7 @@ __device__ __forceinline__ void leave(const WideLinear& p, uint16_t* staged, int
 
 // One warpgroup.
 template <typename T, int kGroups, int kWidth>
-__device__ __forceinline__ void finish(const WideLinear& p, Shared<kGroups, kWidth>& sm,
+__device__ __forceinline__ void finish(const DenseLinear& p, Shared<kGroups, kWidth>& sm,
                                        float (&sum)[kWidth / 2], int token, int feature) {
   using Memory = Shared<kGroups, kWidth>;
   constexpr int kHalf = Memory::kHalf, kPart = Memory::kPart;
@@ -260,7 +262,7 @@ __device__ __forceinline__ void finish(const WideLinear& p, Shared<kGroups, kWid
 
 // One warpgroup.
 template <typename T, int kGroups, int kWidth, bool kShareWeight>
-__device__ void consume(const WideLinear& p, Shared<kGroups, kWidth>& sm, int member) {
+__device__ void consume(const DenseLinear& p, Shared<kGroups, kWidth>& sm, int member) {
   constexpr int kStages = Shared<kGroups, kWidth>::kStages;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, chunks = p.k / kChunk;
   Work<kGroups, kWidth, kShareWeight> work(p, member);
@@ -272,7 +274,7 @@ __device__ void consume(const WideLinear& p, Shared<kGroups, kWidth>& sm, int me
   while (work.next()) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       mbarrier_wait(address(&sm.full[place.stage]), place.parity);
-      const uint32_t x = address(sm.stages[place.stage].x[group]);
+      const uint32_t x = address(sm.stages[place.stage].x[0]) + group * kGroupTokens * kChunk * 2;
       const uint32_t weight = address(sm.stages[place.stage].weight);
       pin(sum);
       wgmma_fence();
@@ -300,7 +302,7 @@ __device__ void consume(const WideLinear& p, Shared<kGroups, kWidth>& sm, int me
 
 template <typename T, int kGroups, int kWidth, bool kShareWeight>
 __global__ void __launch_bounds__(Shared<kGroups, kWidth>::kThreads, 1)
-    wide_linear_kernel(const WideLinear p, const __grid_constant__ Maps maps) {
+    wide_linear_kernel(const DenseLinear p, const __grid_constant__ Maps maps) {
 #ifdef SLUICE_HOPPER
   using Memory = Shared<kGroups, kWidth>;
   constexpr int kConsumers = Memory::kConsumers;
@@ -318,10 +320,10 @@ __global__ void __launch_bounds__(Shared<kGroups, kWidth>::kThreads, 1)
   }
   meet_cluster();
   if (threadIdx.x < kConsumers) {
-    take_registers<kGroups == 2 ? 224 : 160>();
+    if constexpr (kGroups > 1) take_registers<kGroups == 2 ? 224 : 160>();
     consume<T, kGroups, kWidth, kShareWeight>(p, sm, member);
   } else {
-    give_up_registers<kGroups == 2 ? 56 : 32>();
+    if constexpr (kGroups > 1) give_up_registers<kGroups == 2 ? 56 : 32>();
     if (threadIdx.x == kConsumers) {
       produce<kGroups, kWidth, kShareWeight>(p, maps, sm, member);
     }
@@ -366,7 +368,7 @@ int most_pairs(Kernel* kernel, int threads, int smem) {
 }
 
 template <typename T, int kGroups, int kWidth, bool kShareWeight>
-cudaError_t launch(const WideLinear& p, cudaStream_t stream) {
+cudaError_t launch(const DenseLinear& p, cudaStream_t stream) {
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   constexpr int kThreads = Shared<kGroups, kWidth>::kThreads;
   const auto kernel = wide_linear_kernel<T, kGroups, kWidth, kShareWeight>;
@@ -374,7 +376,8 @@ cudaError_t launch(const WideLinear& p, cudaStream_t stream) {
   static const int most = most_pairs(kernel, kThreads, smem);
   if (most == 0) return cudaErrorInvalidConfiguration;
   Maps maps;
-  cudaError_t error = describe(maps.x, p.x, p.tokens, p.k, p.x_stride, kGroupTokens, kBf16);
+  cudaError_t error = describe(maps.x, p.x, p.tokens, p.k, p.x_stride,
+                               Shared<kGroups, kWidth>::kBoxTokens, kBf16);
   if (error == cudaSuccess) {
     error = describe(maps.weight, p.weight, p.features, p.k, p.k, kWidth / 2, kBf16);
   }
@@ -385,10 +388,11 @@ cudaError_t launch(const WideLinear& p, cudaStream_t stream) {
 }
 
 template <typename T, int kWidth>
-cudaError_t dispatch(const WideLinear& p, cudaStream_t stream) {
+cudaError_t dispatch(const DenseLinear& p, cudaStream_t stream) {
   if constexpr (kWidth == 192) {
     if (p.tokens > kManyTokens) return launch<T, 3, kWidth, true>(p, stream);
   }
+  if (p.tokens <= kGroupTokens) return launch<T, 1, kWidth, false>(p, stream);
   const int rows = blocks(p.tokens, 2 * kGroupTokens);
   const bool share_weight = rows % kPair == 0 || rows > kBand;  // of many, one half tile is little
   return share_weight ? launch<T, 2, kWidth, true>(p, stream)
@@ -396,8 +400,8 @@ cudaError_t dispatch(const WideLinear& p, cudaStream_t stream) {
 }
 
 template <typename T>
-cudaError_t dispatch(const WideLinear& p, cudaStream_t stream) {
-  switch (p.width) {
+cudaError_t dispatch(const DenseLinear& p, cudaStream_t stream) {
+  switch (p.shape) {
     case 192:
       return dispatch<T, 192>(p, stream);
     case 224:
@@ -411,7 +415,7 @@ cudaError_t dispatch(const WideLinear& p, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t wide_linear(const WideLinear& linear, bool bf16, cudaStream_t stream) {
+cudaError_t wide_linear(const DenseLinear& linear, bool bf16, cudaStream_t stream) {
   if (linear.tokens == 0) return cudaSuccess;
   return bf16 ? dispatch<__nv_bfloat16>(linear, stream) : dispatch<__half>(linear, stream);
 }

@@ -317,7 +317,7 @@ def serve_with_own_products(of: ForCausalLM) -> None:
     rows, products = [cuda.MAX_SKINNY_TOKENS], [Gemm("skinny")]
     if has_wide(GPU):
         rows.append(1024)
-        products.append(Gemm("wide", width=192))
+        products.append(Gemm("wide", 192))
     by_rows = Choice(rows, products)
     linears = [module for module in of.model.modules() if isinstance(module, Linear)]
     chosen = {

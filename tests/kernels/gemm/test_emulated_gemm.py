@@ -62,9 +62,9 @@ def test_plain_weights(
     weight, bias = randn(features, k, seed=2) * k**-0.5, randn(features, seed=3).to(dtype)
     weight = weight.to(dtype)
     want = x.double() @ weight.double().T + bias.double()
-    got = multiply(library, x, weight, bias=bias, warps=warps)
+    got = multiply(library, x, weight, bias=bias, shape=warps)
     assert relative_error(got, want) < LIMIT[dtype]
-    got = multiply(library, x, weight, bias=bias, gated=True, warps=warps)
+    got = multiply(library, x, weight, bias=bias, gated=True, shape=warps)
     assert relative_error(got, gate(want)) < 3 * LIMIT[dtype]
 
 
@@ -211,8 +211,8 @@ def test_one_token_of_zeros_or_what_is_no_number(features: int, library: Any) ->
         ({"x": torch.zeros(2, 66).bfloat16()[:, :64]}, "rows of x must be multiples of 16 bytes"),
         ({"x": torch.zeros(2, 128).bfloat16()}, r"weight must be H\[features, k\] 16 where"),
         ({"out": torch.zeros(2, 32).bfloat16()}, r"out must be H\[tokens, features/gated\] where"),
-        ({"warps": 5}, "warps must be 4, 8 or 16, got 5"),
-        ({"warps": "many"}, "warps must be a number"),
+        ({"shape": 5}, "shape must be one of 4 16 8, got 5"),
+        ({"shape": "many"}, "shape must be a number"),
         ({"wraps": 8}, "there is no argument wraps"),
     ],
 )
@@ -228,8 +228,8 @@ def test_arguments_may_be_passed_by_position_once(library: Any) -> None:
     assert library.skinny_linear(x, weight, None, 8, True).shape == (2, 8)
     with pytest.raises(ValueError, match="two values for x"):
         library.skinny_linear(x, weight, x=x)
-    with pytest.raises(ValueError, match="at most 5 arguments, got 6"):
-        library.skinny_linear(x, weight, None, 8, True, x)
+    with pytest.raises(ValueError, match="at most 6 arguments, got 7"):
+        library.skinny_linear(x, weight, None, 8, True, 0, x)
 
 
 def test_results_are_made_for_any_number_of_rows(library: Any) -> None:

@@ -8,7 +8,7 @@ from kernels import ops
 from kernels.gemm import UNMEASURED, Choice, Gemm, Gemms, Kind
 
 KIND = Kind(torch.Size((32, 64)), torch.float32, gated=False)
-LIBRARY, SKINNY, WIDE = Gemm("library"), Gemm("skinny"), Gemm("wide", width=224)
+LIBRARY, SKINNY, WIDE = Gemm("library"), Gemm("skinny"), Gemm("wide", 224)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 300])
@@ -35,7 +35,7 @@ def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
     assert served[257] == LIBRARY, "not measured"
     assert chosen(1, gated=True) == LIBRARY, "measured for the other"
     assert measured._product(1, torch.zeros(16, 32), gated=False) == LIBRARY
-    assert [measured.code(rows, weight) for rows in (1, 4, 65, 257)] == [8, 0, 224, 0]
+    assert [measured.code(rows, weight) for rows in (1, 4, 65, 257)] == [1024, 0, 3072 + 224, 0]
     assert measured.code(1, weight, gated=True) == 0
 
 
@@ -44,11 +44,11 @@ def test_of_many_rows_what_fills_its_tiles_is_gated_in_them() -> None:
     choice = Choice([1024], [WIDE])
     kinds = [Kind(weight.shape, weight.dtype, gated) for gated in (False, True)]
     measured = Gemms(dict.fromkeys(kinds, choice), num_wide_sms=132)
-    square = Gemm("wide", width=192)
+    square = Gemm("wide", 192)
     chosen = {rows: measured._product(rows, weight, gated=True) for rows in (1024, 1280, 8192)}
     assert chosen == {1024: WIDE, 1280: LIBRARY, 8192: LIBRARY}
     assert measured._product(8448, weight, gated=True) == square, "22 x 150 pairs of tiles"
-    assert measured.code(8448, weight, gated=True) == 192
+    assert measured.code(8448, weight, gated=True) == 3072 + 192
     assert measured._product(8448, weight, gated=False) == LIBRARY
     other = Gemms(dict.fromkeys(kinds, choice))
     assert other._product(8448, weight, gated=True) == LIBRARY, "of another GPU"

@@ -17,8 +17,8 @@ from kernels.kept_choices import KeptChoices
 KIND = Kind(torch.Size((6144, 4096)), torch.bfloat16, gated=False)
 GATED = KIND._replace(gated=True)
 CHOICES = {
-    1: Gemm("skinny", warps=4),
-    256: Gemm("wide", width=224),
+    1: Gemm("skinny", 4),
+    256: Gemm("wide", 224),
     1024: Gemm("library"),
 }
 

@@ -39,8 +39,8 @@ def test_linear(features: int, k: int, warps: int, tokens: int, dtype: torch.dty
     weight = randn(features, k, dtype=dtype, seed=2)
     bias = randn(features, dtype=dtype, seed=3)
     want = x.double() @ weight.double().T
-    assert_close(cuda.native.skinny_linear(x, weight, warps=warps), want, LIMIT[dtype])
-    got = cuda.native.skinny_linear(x, weight, bias, warps=warps)
+    assert_close(cuda.native.skinny_linear(x, weight, shape=warps), want, LIMIT[dtype])
+    got = cuda.native.skinny_linear(x, weight, bias, shape=warps)
     assert_close(got, want + bias.double(), LIMIT[dtype])
 
 
@@ -52,7 +52,7 @@ def test_gated(features: int, k: int, warps: int, tokens: int, dtype: torch.dtyp
     x = randn(tokens, k, dtype=dtype, seed=1)
     weight = randn(features, k, dtype=dtype, seed=2) * k**-0.5
     gate, up = (x.double() @ weight.double().T).chunk(2, -1)
-    out = cuda.native.skinny_linear(x, weight, gated=True, warps=warps)
+    out = cuda.native.skinny_linear(x, weight, gated=True, shape=warps)
     assert_close(out, F.silu(gate) * up, 3 * LIMIT[dtype])
 
 
@@ -68,9 +68,9 @@ def test_strided_rows_and_what_lies_between_them() -> None:
 def test_a_row_does_not_depend_on_its_neighbours(warps: int) -> None:
     x = randn(16, 4096, dtype=torch.bfloat16, seed=1)
     weight = randn(4096, 4096, dtype=torch.bfloat16, seed=2)
-    whole = cuda.native.skinny_linear(x, weight, warps=warps)
+    whole = cuda.native.skinny_linear(x, weight, shape=warps)
     for rows in (1, 3, 8, 11):
-        assert torch.equal(cuda.native.skinny_linear(x[:rows], weight, warps=warps), whole[:rows])
+        assert torch.equal(cuda.native.skinny_linear(x[:rows], weight, shape=warps), whole[:rows])
 
 
 def test_what_starts_between_vectors_is_refused() -> None:
@@ -85,5 +85,5 @@ def test_what_starts_between_vectors_is_refused() -> None:
 
 def test_other_numbers_of_warps_are_refused() -> None:
     x, weight = (torch.zeros(16, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    with pytest.raises(ValueError, match="warps must be 4, 8 or 16, got 5"):
-        cuda.native.skinny_linear(x, weight, warps=5)
+    with pytest.raises(ValueError, match="shape must be one of 4 16 8, got 5"):
+        cuda.native.skinny_linear(x, weight, shape=5)

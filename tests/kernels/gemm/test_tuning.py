@@ -14,7 +14,7 @@ from kernels.kept_choices import KeptChoices
 from kernels.tuning import Use
 
 KIND = Kind(torch.Size((32, 64)), torch.float32, gated=False)
-LIBRARY, SKINNY, WIDE = Gemm("library"), Gemm("skinny"), Gemm("wide", width=224)
+LIBRARY, SKINNY, WIDE = Gemm("library"), Gemm("skinny"), Gemm("wide", 224)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_another_process_may_measure_while_this_one_waits(
 def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     monkeypatch: pytest.MonkeyPatch, wide: list[float], best: Gemm
 ) -> None:
-    far = Gemm("wide", width=192)
+    far = Gemm("wide", 192)
     times = {
         LIBRARY: [5.0] * 5,
         SKINNY: [1.0, 1.0, 5.5, 5.5, 5.5],
@@ -265,8 +265,9 @@ def test_and_whole_and_ragged_tiles_of_more(monkeypatch: pytest.MonkeyPatch) -> 
 def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     few, more = (list(tuning._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
-    assert few == [LIBRARY, *(Gemm("skinny", warps=warps) for warps in cuda.SKINNY_WARPS)]
-    assert more == [LIBRARY, *(Gemm("wide", width=width) for width in gemm.WIDE_WIDTHS)]
+    assert few == [LIBRARY, *(Gemm("skinny", warps) for warps in cuda.SKINNY_WARPS)]
+    tiled = [Gemm("tiled", features) for features in gemm.TILED_FEATURES]
+    assert more == [LIBRARY, *tiled, *(Gemm("wide", width) for width in gemm.WIDE_WIDTHS)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert list(tuning._candidates(17, torch.device("cuda"))) == [LIBRARY]
 

@@ -1,5 +1,5 @@
-"""The wide product's own source without a GPU (``emulated``), cluster after cluster, against
-float64."""
+"""The sources of the wide and the tiled GEMM without a GPU (``emulated``), cluster after cluster,
+against float64."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from torch.nn import functional as F
 
 from kernels import gemm
 from tests.kernels import emulated
-from tests.pairs import each_value
+from tests.pairs import each_value, every_pair
 
-SOURCES = ("gemm/wide_linear.cu",)
+WIDE, TILED = ("gemm/wide_linear.cu",), ("gemm/tiled_dense.cu",)
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(scope="module")
 def library() -> Any:
-    return emulated.native(SOURCES, threads=512, ctas=2)
+    return emulated.native(WIDE, threads=512, ctas=2)
+
+
+@pytest.fixture(scope="module")
+def tiled_library() -> Any:
+    return emulated.native(TILED, threads=640, ctas=4)
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
 
 
-def wide(
-    library: Any,
+def multiply(
+    gemm_op: Any,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
-    width: int = 256,
+    **options: int,
 ) -> torch.Tensor:
     """What nobody wrote is NaN; rows around the result, which nobody may write, are checked."""
     features, tokens = len(weight), len(x)
     around = torch.full((tokens + 2, features // 2 if gated else features), float("nan")).to(BF16)
     out = around[1:-1]
-    library.wide_linear(x, weight, bias, out=out, gated=gated, width=width)
+    gemm_op(x, weight, bias, out=out, gated=gated, **options)
     assert around[0].isnan().all()
     assert around[-1].isnan().all()
     return out
@@ -53,7 +58,16 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
 @pytest.mark.parametrize(
     ("shape", "width"),
     each_value(
-        [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288), (2200, 272)],
+        [
+            (1, 16),
+            (64, 560),
+            (100, 304),
+            (129, 560),
+            (256, 272),
+            (300, 48),
+            (1200, 288),
+            (2200, 272),
+        ],
         gemm.WIDE_WIDTHS,
     ),
 )
@@ -63,18 +77,19 @@ def test_linear(library: Any, shape: tuple[int, int], width: int) -> None:
     tokens, features = shape
     x, weight = randn(tokens, 192, seed=1), randn(features, 192, seed=2)
     bias = randn(features, seed=3)
-    out = wide(library, x, weight, bias, width=width)
+    out = multiply(library.wide_linear, x, weight, bias, shape=width)
     assert_close(out, x.double() @ weight.double().T + bias.double(), 4e-3)
 
 
 @pytest.mark.parametrize(
-    ("shape", "width"), each_value([(70, 176), (256, 608), (1100, 240)], gemm.WIDE_WIDTHS)
+    ("shape", "width"),
+    each_value([(40, 176), (70, 176), (256, 608), (1100, 240)], gemm.WIDE_WIDTHS),
 )
 def test_gated(library: Any, shape: tuple[int, int], width: int) -> None:
     tokens, features = shape
     x, weight = randn(tokens, 128, seed=1), randn(features, 128, seed=2) * 0.1
     gate, up = (x.double() @ weight.double().T).chunk(2, -1)
-    out = wide(library, x, weight, gated=True, width=width)
+    out = multiply(library.wide_linear, x, weight, gated=True, shape=width)
     assert_close(out, F.silu(gate) * up, 12e-3)
 
 
@@ -83,4 +98,22 @@ def test_strided_rows_and_what_lies_between_them(library: Any) -> None:
     both[:, 128:] = float("nan")
     weight = randn(48, 128, seed=2)
     want = both[:, :128].double() @ weight.double().T
-    assert_close(wide(library, both[:, :128], weight), want, 4e-3)
+    assert_close(multiply(library.wide_linear, both[:, :128], weight), want, 4e-3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape", "split", "features"),
+    every_pair([1, 20, 64, 130], gemm.TILED_FEATURES, [0, 1, 3, 4], [16, 144, 528]),
+)
+def test_tiled(tiled_library: Any, tokens: int, shape: int, split: int, features: int) -> None:
+    """Sums over k that several CTAs share; the last tile of features may be cut off."""
+    x, weight, bias = randn(tokens, 264, seed=1)[:, :256], randn(features, 256, seed=2), None
+    if split != 1:
+        bias = randn(features, seed=3)
+    options = {"shape": shape, "split": split}
+    want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert_close(multiply(tiled_library.tiled_linear, x, weight, bias, **options), want, 4e-3)
+    x = (x.double() * 0.06).to(BF16)
+    gate, up = (x.double() @ weight.double().T).chunk(2, -1)
+    out = multiply(tiled_library.tiled_linear, x, weight, gated=True, **options)
+    assert_close(out, F.silu(gate) * up, 12e-3)
