@@ -105,21 +105,21 @@ class Decoder:
         step: ctypes.Structure,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        taps: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        aux_states: Mapping[int, torch.Tensor] = MappingProxyType({}),
         kv_scales: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """hidden: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed.
 
         kv_cache, positions, slots: as for the ops; step: ``AttentionSequences.struct`` of all
-        sequences of the step, one after another. taps: by layer number, a [num_tokens, hidden]
-        tensor that the layer's input is copied to; all with the same stride. kv_scales: of each
-        layer of a ``kv_cache`` in FP8; they must not change for the same cache.
+        sequences of the step, one after another. aux_states: by layer number, a
+        [num_tokens, hidden] tensor that the layer's input is copied to; all with the same stride.
+        kv_scales: of each layer of a ``kv_cache`` in FP8; they must not change for the same cache.
         """
-        tapped, tap_stride = None, 0
-        if taps:
-            tapped = (ctypes.c_void_p * len(self._layers))()
-            for layer, tensor in taps.items():
-                tapped[layer], tap_stride = tensor.data_ptr(), tensor.stride(0)
+        aux, aux_stride = None, 0
+        if aux_states:
+            aux = (ctypes.c_void_p * len(self._layers))()
+            for layer, tensor in aux_states.items():
+                aux[layer], aux_stride = tensor.data_ptr(), tensor.stride(0)
         if kv_cache is not self._cache:
             none: list[tuple[None, None]] = [(None, None)] * len(kv_cache)
             scales = none if kv_scales is None else kv_scales
@@ -139,8 +139,8 @@ class Decoder:
             ctypes.addressof(step),
             positions.data_ptr(),
             slots.data_ptr(),
-            None if tapped is None else ctypes.addressof(tapped),
-            tap_stride,
+            None if aux is None else ctypes.addressof(aux),
+            aux_stride,
             torch.get_num_threads(),
         )
         return out

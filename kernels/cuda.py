@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 MAX_SKINNY_TOKENS = 16
 SKINNY_WARPS = (4, 8, 16)
-"""Of a CTA of a skinny product: how many CTAs fill a GPU evenly depends on the weight's shape."""
+"""Of a CTA of a skinny GEMM: how many CTAs fill a GPU evenly depends on the weight's shape."""
 DECODE_HEAD_DIMS = frozenset({64, 96, 128, 256})
 PREFILL_HEAD_DIMS = frozenset({64, 128, 256})
 PREFILL_ROWS = 128

@@ -21,7 +21,7 @@ class Matrix(NamedTuple):
     code: int
     """See ``gemm.Gemms.code``; with adapters, of a GEMM without gating."""
     adapters: tuple[torch.Tensor, ...] = ()
-    """``cuda_lora.described`` of what adapters add to the product; empty for none."""
+    """``cuda_lora.described`` of what adapters add to the GEMM; empty for none."""
 
 
 class Norm(NamedTuple):

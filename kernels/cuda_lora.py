@@ -13,7 +13,7 @@ from kernels.lora import AdapterTiles, LoraMatrices
 HALVES = frozenset({torch.bfloat16, torch.float16})
 MAX_TOKENS = 8
 """The most tokens for ``linear``. With more, it is faster to run the kernels below beside a
-product."""
+GEMM."""
 MOST_TOKENS = 1024
 """The most tokens for ``shrink_lora`` and ``expand_lora``. From about 2,000 on Triton's
 kernels are faster."""

@@ -116,11 +116,11 @@ class Choice:
     down to the next measured one."""
 
     rows: Sequence[int]
-    products: Sequence[Gemm]
+    gemms: Sequence[Gemm]
 
-    def product(self, rows: int) -> Gemm:
+    def gemm(self, rows: int) -> Gemm:
         place = bisect_left(self.rows, rows)
-        return LIBRARY if place == len(self.rows) else self.products[place]
+        return LIBRARY if place == len(self.rows) else self.gemms[place]
 
 
 class Gemms:
@@ -136,30 +136,30 @@ class Gemms:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """``x @ weight.T + bias``; x: [rows, k], weight: [features, k]."""
-        return self._product(x.shape[0], weight, gated=False)(x, weight, bias, gated=False)
+        return self._gemm(x.shape[0], weight, gated=False)(x, weight, bias, gated=False)
 
     def gated_linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """``silu_mul`` of ``linear``: the features are [gate | up]."""
-        return self._product(x.shape[0], weight, gated=True)(x, weight, bias, gated=True)
+        return self._gemm(x.shape[0], weight, gated=True)(x, weight, bias, gated=True)
 
     def code(self, rows: int, weight: torch.Tensor, *, gated: bool = False) -> int:
         """The GEMM for this number of contiguous rows, as ``cuda_layer`` takes it."""
         if rows > MAX_CHOSEN_ROWS:
-            return self._product(rows, weight, gated=gated).code
+            return self._gemm(rows, weight, gated=gated).code
         asked = rows, weight.shape, weight.dtype, gated
         code = self._codes.get(asked)
         if code is None:
-            code = self._codes[asked] = self._product(rows, weight, gated=gated).code
+            code = self._codes[asked] = self._gemm(rows, weight, gated=gated).code
         return code
 
-    def _product(self, rows: int, weight: torch.Tensor, *, gated: bool) -> Gemm:
+    def _gemm(self, rows: int, weight: torch.Tensor, *, gated: bool) -> Gemm:
         choice = self._chosen.get(Kind(weight.shape, weight.dtype, gated))
         if choice is None:
             return LIBRARY
         if rows <= MAX_CHOSEN_ROWS:
-            return choice.product(rows)
+            return choice.gemm(rows)
         if not gated or not self._num_wide_sms:
             return LIBRARY
         filled = square_tiles_filled(rows, weight.shape[0], self._num_wide_sms)

@@ -1,4 +1,4 @@
-"""Which products were measured to be the fastest, kept on disk: the next start need not measure.
+"""Which GEMMs were measured to be the fastest, kept on disk: the next start need not measure.
 
 A file holds the choices for one kind of weight, in a folder that is named by all that the times
 depend on: another GPU, driver, library or version of the kernels has a folder of its own.
@@ -21,7 +21,7 @@ from kernels.gemm import Gemm, Kind
 
 _PARTS = Path(__file__).parent
 _MEASURED = ("cuda.py", "kept_choices.py", "gemm.py", "tuning.py")
-"""Beside the kernels' sources, what decides which product is the fastest."""
+"""Beside the kernels' sources, what decides which GEMM is the fastest."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 _logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class KeptChoices:
     @classmethod
     def of(cls, device: torch.device) -> KeptChoices:
         """Those of GPUs like this one, in the folder of the built kernels."""
-        return cls(build.cache_dir() / "products" / _fingerprint(device))
+        return cls(build.cache_dir() / "gemms" / _fingerprint(device))
 
     def read(self, kind: Kind) -> dict[int, Gemm]:
         """By numbers of rows; empty where nothing, or nothing legible, was kept."""
@@ -46,7 +46,7 @@ class KeptChoices:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            _logger.warning("%s cannot be read, so products are measured anew: %s", path, error)
+            _logger.warning("%s cannot be read, so GEMMs are measured anew: %s", path, error)
             return {}
 
     def write(self, kind: Kind, choices: Mapping[int, Gemm]) -> None:
@@ -61,7 +61,7 @@ class KeptChoices:
         except OSError as error:
             if not self._is_refused:
                 _logger.warning(
-                    "The choice of products is not kept, so the next start measures anew: %s; set "
+                    "The choice of GEMMs is not kept, so the next start measures anew: %s; set "
                     "SLUICE_KERNEL_CACHE to a folder that can be written",
                     error,
                 )

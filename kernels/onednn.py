@@ -1,6 +1,6 @@
-"""Matrix products with weights packed by oneDNN, for CPUs on which our own kernels are not built.
+"""GEMMs with weights packed by oneDNN, for CPUs on which our own kernels are not built.
 
-This is 2.5 to 4 times as fast as torch's float32 product where its BLAS is not tuned for the
+This is 2.5 to 4 times as fast as torch's float32 GEMM where its BLAS is not tuned for the
 machine, and a row of the result does not depend on the number of rows.
 """
 

@@ -177,22 +177,22 @@ class PersistentDecoder:
         slots: Tensor,
         block_table: Tensor,
         seq_lens: Tensor,
-        taps: Mapping[int, Tensor] | None = None,
+        aux_states: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """The layers' output for x, [tokens, hidden], before the final norm, of the same shape.
 
         The tokens are the newest of their sequences, equally many of each, in order, and each sees
         those before it. They are no more than ``MAX_TOKENS``, or ``MAX_DRAFTED_TOKENS`` if
-        sequences have several or there are taps. kv_cache: of each layer keys and values,
+        sequences have several or there are aux_states. kv_cache: of each layer keys and values,
         [num_blocks, block_size, kv_heads, head_dim] and of x's dtype. cos_sin:
         [max_positions, head_dim] float32, see ``cuda.rope_and_cache``. positions, slots: [tokens]
         int64, positions of a sequence without a gap; at slot -1 nothing is stored. block_table:
         [sequences, max_blocks] int32; seq_lens: [sequences] int32, these tokens included. 0 is
-        padding, whose results have no meaning. taps: tensors that the inputs of some layers are
-        copied to, by the layers' indices: of x's shape and dtype, with contiguous rows and the same
-        stride.
+        padding, whose results have no meaning. aux_states: tensors that the inputs of some layers
+        are copied to, by the layers' indices: of x's shape and dtype, with contiguous rows and the
+        same stride.
         """
-        table, stride = self._tap_table(taps, x) if taps else (None, 0)
+        table, stride = self._aux_table(aux_states, x) if aux_states else (None, 0)
         out: Tensor = native.persistent_decoder(
             x,
             self._table,
@@ -203,8 +203,8 @@ class PersistentDecoder:
             block_table,
             seq_lens,
             *self._workspace,
-            taps=table,
-            tap_stride=stride,
+            aux_states=table,
+            aux_stride=stride,
             block_size=kv_cache[0][0].shape[1],
             **self._numbers,
         )
@@ -249,22 +249,24 @@ class PersistentDecoder:
             self._caches[key] = _table(kv_cache, self._table.device)
         return self._caches[key]
 
-    def _tap_table(self, taps: Mapping[int, Tensor], x: Tensor) -> tuple[Tensor, int]:
-        """Pointers to the taps, kept for the same reason, and the stride of their rows."""
-        for layer, tap in taps.items():
+    def _aux_table(self, aux_states: Mapping[int, Tensor], x: Tensor) -> tuple[Tensor, int]:
+        """Pointers to the aux_states, kept for the same reason, and the stride of their rows."""
+        for layer, state in aux_states.items():
             if not 0 <= layer < len(self._layers):
-                raise ValueError(f"taps are of layer {layer}, and there are {len(self._layers)}")
-            if tap.shape != x.shape or tap.dtype != x.dtype or tap.stride(1) != 1:
                 raise ValueError(
-                    f"taps must be {list(x.shape)} of {x.dtype} with contiguous rows; that of "
-                    f"layer {layer} is {list(tap.shape)} of {tap.dtype}"
+                    f"aux_states are of layer {layer}, and there are {len(self._layers)}"
                 )
-        strides = {tap.stride(0) for tap in taps.values()}
+            if state.shape != x.shape or state.dtype != x.dtype or state.stride(1) != 1:
+                raise ValueError(
+                    f"aux_states must be {list(x.shape)} of {x.dtype} with contiguous rows; "
+                    f"that of layer {layer} is {list(state.shape)} of {state.dtype}"
+                )
+        strides = {state.stride(0) for state in aux_states.values()}
         if len(strides) > 1:
-            raise ValueError(f"rows of taps must be equally far apart, not {sorted(strides)}")
-        key = tuple((layer, tap.data_ptr()) for layer, tap in taps.items())
+            raise ValueError(f"rows of aux_states must be equally far apart, not {sorted(strides)}")
+        key = tuple((layer, state.data_ptr()) for layer, state in aux_states.items())
         if key not in self._taps:
-            rows = [[taps.get(layer)] for layer in range(len(self._layers))]
+            rows = [[aux_states.get(layer)] for layer in range(len(self._layers))]
             self._taps[key] = _table(rows, x.device).view(-1)
         return self._taps[key], strides.pop()
 

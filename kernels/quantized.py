@@ -2,7 +2,7 @@
 
 Few rows (decode steps) go through our *skinny* kernels, which read the weights as they are stored
 and compute in 16 bits. Some dozens to hundreds of rows go through our *tiled* kernels on Hopper;
-with FP8 weights, these round x to FP8. More rows go through the library's products, in FP8 or with
+with FP8 weights, these round x to FP8. More rows go through the library's GEMMs, in FP8 or with
 dequantized weights. Triton's kernels serve the remaining cases."""
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ INT4_INPUTS = 32
 _COLUMNS = 128
 """Columns of a block of FP8 weights that share a scale."""
 _FEW_ROWS = 64
-"""Up to this many rows, Triton's FP8 product is faster than the library's."""
+"""Up to this many rows, Triton's FP8 GEMM is faster than the library's."""
 _TILED_FP8_ROWS = 128
-"""Up to this many rows, our tiled FP8 product is the fastest."""
+"""Up to this many rows, our tiled FP8 GEMM is the fastest."""
 _TILED_BLOCKS_ROWS = 128
 """The same for weights with a scale for each block."""
 _SKINNY_INT4_ROWS = 8
-"""Up to this many rows, the skinny INT4 product is faster than the tiled one."""
+"""Up to this many rows, the skinny INT4 GEMM is faster than the tiled one."""
 _TILED_INT4_ROWS = 2048
-"""Up to this many rows, the tiled INT4 product is the fastest. For more, it pays to dequantize the
-weights once, before the library's product."""
+"""Up to this many rows, the tiled INT4 GEMM is the fastest. For more, it pays to dequantize the
+weights once, before the library's GEMM."""
 
 
 def serves(tensor: torch.Tensor) -> bool:
-    """Whether there are products for weights where ``tensor`` is."""
+    """Whether there are GEMMs for weights where ``tensor`` is."""
     return tensor.is_cuda
 
 
 def serves_fp8_blocks(weight: torch.Tensor, block: tuple[int, int]) -> bool:
-    """Whether there are products for weights of this layout where ``weight`` is."""
+    """Whether there are GEMMs for weights of this layout where ``weight`` is."""
     return serves(weight) and block[1] == _COLUMNS and weight.shape[1] % _COLUMNS == 0
 
 
@@ -76,11 +76,11 @@ def fp8_linear(
         if block is not None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_BLOCKS_ROWS):
             return _tiled_blocks(x, weight, scale, bias, block[0])
         if not round_x or block is not None or not rounds(rows, weight, x.dtype):
-            return _widening_product(x, weight, scale, bias, block, round_x=round_x)
+            return _widening_linear(x, weight, scale, bias, block, round_x=round_x)
         x = rounded.quantize(x)
     if _is_tiled(x.shape[0], weight, x.dtype, _TILED_FP8_ROWS):
         return _tiled_fp8(x, weight, scale, bias)
-    return _scaled_product(x, weight, scale, bias)
+    return _scaled_linear(x, weight, scale, bias)
 
 
 def fp8_gated_linear(
@@ -104,7 +104,7 @@ def fp8_gated_linear(
         x = rounded.quantize(x) if isinstance(x, torch.Tensor) else x
         return _tiled_fp8(x, weight, scale, bias, gated=True)
     if block is not None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_BLOCKS_ROWS):
-        assert isinstance(x, torch.Tensor), "rounded by rows for a product with blocks"
+        assert isinstance(x, torch.Tensor), "rounded by rows for a GEMM with blocks"
         return _tiled_blocks(x, weight, scale, bias, block[0], gated=True)
     out = fp8_linear(x, weight, scale, bias, block=block, round_x=round_x)
     return rounded.silu_mul(out) if round_out else ops.silu_mul(out)
@@ -217,7 +217,7 @@ def _multiplies_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def _widening_product(
+def _widening_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale: torch.Tensor,
@@ -226,8 +226,8 @@ def _widening_product(
     *,
     round_x: bool,
 ) -> torch.Tensor:
-    """Triton's product, which converts the weights if x must not be rounded. Weights that it does
-    not serve are dequantized before the library's product."""
+    """Triton's GEMM, which converts the weights if x must not be rounded. Weights that it does
+    not serve are dequantized before the library's GEMM."""
     if weight.shape[1] % _COLUMNS == 0:
         out = ops.linear_fp8(x, weight, scale, block, round_x=round_x)
         return out if bias is None else out.add_(bias)
@@ -298,10 +298,10 @@ def tiled_fp8_linear(
     return out
 
 
-def _scaled_product(
+def _scaled_linear(
     x: RoundedRows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The library's product of FP8 numbers."""
+    """The library's GEMM of FP8 numbers."""
     if x.dtype == torch.bfloat16:
         out: torch.Tensor = torch._scaled_mm(
             x.values,

@@ -48,14 +48,14 @@ class ReferenceDecoder:
         slots: torch.Tensor,
         block_table: torch.Tensor,
         seq_lens: torch.Tensor,
-        taps: Mapping[int, torch.Tensor] | None = None,
+        aux_states: Mapping[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """As the kernel, and for more tokens, too. x: [tokens, hidden]."""
         num_queries = len(x) // len(seq_lens)
         cu_queries = num_queries * torch.arange(len(seq_lens) + 1, device=x.device)
         for index, (layer, caches) in enumerate(zip(self._layers, kv_cache, strict=True)):
-            if taps and index in taps:
-                taps[index].copy_(x)
+            if aux_states and index in aux_states:
+                aux_states[index].copy_(x)
             q = self._rotated(layer, x, caches, cos_sin, positions, slots)
             attended = reference.paged_attention(
                 q, *caches, block_table, seq_lens, cu_queries, scale=self._scale

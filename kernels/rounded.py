@@ -1,4 +1,4 @@
-"""Activations in FP8, rounded by the kernel that computes them for the product that reads them."""
+"""Activations in FP8, rounded by the kernel that computes them for the GEMM that reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RoundedRows:
     scale: torch.Tensor
     """[rows, 1] float32"""
     dtype: torch.dtype
-    """The dtype of the tensor, and of products with it."""
+    """The dtype of the tensor, and of GEMMs with it."""
 
     @property
     def shape(self) -> torch.Size:

@@ -43,9 +43,9 @@ _DISTINCT_BYTES = 1 << 30
 """A measurement multiplies with up to so many different weights of a shape, and bytes of them, so
 that none is in the L2 cache."""
 _LEAD = 0.99
-"""A product must take less than this part of the library's time, or the difference may be noise."""
+"""A GEMM must take less than this part of the library's time, or the difference may be noise."""
 _LEAD_OF_GATED = 1.03
-"""The same for skinny products that gate. In a layer the next product's weights are loaded while
+"""The same for skinny GEMMs that gate. In a layer the next GEMM's weights are loaded while
 ours ends, which a measurement here does not see: at two rows a step of 32 layers takes 4,013 us
 with ours and 4,288 with the library's."""
 _FAR = 1.15
@@ -78,7 +78,7 @@ def measure(
     batches: Iterable[int] = (),
     on_measuring: Callable[[], None] = lambda: None,
 ) -> Gemms:
-    """Choose the fastest product for each kind of weight and number of rows.
+    """Choose the fastest GEMM for each kind of weight and number of rows.
 
     uses: all weights of a model, on one GPU. kept: earlier measurements on such a GPU, which are
     not repeated; new ones are added. batches: numbers of rows to measure in addition to ``_ROWS``.
@@ -125,12 +125,12 @@ def _chosen(
 
 
 def _load_chosen(choice: Choice, kind: Kind, use: Use) -> None:
-    """Run each chosen product once: choices may come from another process, and to load a kernel
+    """Run each chosen GEMM once: choices may come from another process, and to load a kernel
     delays the first step that uses it (see ``_load_library``)."""
     x = torch.zeros(choice.rows[-1], kind.shape[1], dtype=kind.dtype, device=use.weight.device)
-    for rows, product in zip(choice.rows, choice.products, strict=True):
-        if product.name != "library":
-            product(x[:rows], use.weight, use.bias, gated=kind.gated)
+    for rows, gemm in zip(choice.rows, choice.gemms, strict=True):
+        if gemm.name != "library":
+            gemm(x[:rows], use.weight, use.bias, gated=kind.gated)
 
 
 def _measured(sizes: Iterable[int], kind: Kind, weights: Sequence[torch.Tensor]) -> dict[int, Gemm]:
@@ -192,43 +192,43 @@ def _fastest(
     if len(candidates) == 1:
         return candidates[0]
     halves, used = _operands(rows, kind, weights)
-    times: dict[Gemm, list[float]] = {product: [] for product in candidates}
+    times: dict[Gemm, list[float]] = {gemm: [] for gemm in candidates}
 
-    def measure(product: Gemm) -> None:
-        times[product].append(_microseconds(product, halves, used, flushed, gated=kind.gated))
+    def measure(gemm: Gemm) -> None:
+        times[gemm].append(_microseconds(gemm, halves, used, flushed, gated=kind.gated))
 
-    for product in candidates:
-        product(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # what is made at first use
-        measure(product)
+    for gemm in candidates:
+        gemm(ops.silu_mul(halves), used[0], None, gated=kind.gated)  # what is made at first use
+        measure(gemm)
     least = min(first for first, *_ in times.values())
     close = [p for p in candidates if times[p][0] <= _FAR * least or p == LIBRARY]
     for _ in range(_REPEATS - 1):
-        for product in close:
-            measure(product)
-    medians = {product: sorted(times[product])[_REPEATS // 2] for product in close}
-    ours = [product for product in close if product != LIBRARY]
+        for gemm in close:
+            measure(gemm)
+    medians = {gemm: sorted(times[gemm])[_REPEATS // 2] for gemm in close}
+    ours = [gemm for gemm in close if gemm != LIBRARY]
     best = min(ours, key=medians.__getitem__, default=LIBRARY)
     lead = _LEAD_OF_GATED if kind.gated and best.name == "skinny" else _LEAD
     return best if medians[best] < lead * medians[LIBRARY] else LIBRARY
 
 
 def _microseconds(
-    product: Gemm,
+    gemm: Gemm,
     halves: torch.Tensor,
     weights: Sequence[torch.Tensor],
     flushed: torch.Tensor,
     *,
     gated: bool,
 ) -> float:
-    """The time of a series of products with different weights. Before each runs a small kernel, as
-    in a model: our products load their first weights while that runs, the library's do not."""
+    """The time of a series of GEMMs with different weights. Before each runs a small kernel, as
+    in a model: our GEMMs load their first weights while that runs, the library's do not."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     for _ in range(_FLUSHES):
         flushed.zero_()
     start.record()
     for weight in weights:
-        product(ops.silu_mul(halves), weight, None, gated=gated)
+        gemm(ops.silu_mul(halves), weight, None, gated=gated)
     end.record()
     end.synchronize()
     microseconds: float = start.elapsed_time(end) * 1e3

@@ -1,6 +1,6 @@
 """Attention on a CPU: sequences of few queries by our own kernel, prompt chunks by torch's.
 
-The kernel reads the blocks where they are. For long chunks torch's tiled matrix products win over
+The kernel reads the blocks where they are. For long chunks torch's tiled GEMMs win over
 it, although the blocks must be gathered first.
 """
 

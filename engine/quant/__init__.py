@@ -1,1 +1,1 @@
-"""Quantized weights: how checkpoints store them, and products with them."""
+"""Quantized weights: how checkpoints store them, and linear layers with them."""

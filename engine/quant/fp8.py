@@ -1,7 +1,7 @@
 """FP8 weights (e4m3) with one scale for each output channel or for the tensor (arXiv 2209.05433).
 
 Either a checkpoint's own, or rounded while a 16-bit checkpoint loads. On a GPU, activations are
-rounded to FP8 as well, with a scale for each token, where products in FP8 are faster. A CPU
+rounded to FP8 as well, with a scale for each token, where GEMMs in FP8 are faster. A CPU
 computes with dequantized weights. Static scales of activations in a checkpoint are not needed, and
 ignored."""
 
@@ -49,8 +49,8 @@ class Fp8(Quantization):
         return Fp8Weight(linear, per_tensor=self._per_tensor, activations=self._activations)
 
 
-class _Fp8Product(QuantizedWeight):
-    """The products with an FP8 weight, from a checkpoint or rounded."""
+class _Fp8Linear(QuantizedWeight):
+    """Linear layers with an FP8 weight, from a checkpoint or rounded."""
 
     weight: Weight
     """[features, in_features] in FP8; rows beyond the features are padding."""
@@ -78,9 +78,9 @@ class _Fp8Product(QuantizedWeight):
         return (self._rows.float() * self.scale[: self._features]).to(self._dtype)
 
     def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
-        products = [weight for weight in weights if isinstance(weight, _Fp8Product)]
-        data = [product._rows.view(torch.uint8) for product in products]
-        scales = [product.scale[: product._features] for product in products]
+        linears = [weight for weight in weights if isinstance(weight, _Fp8Linear)]
+        data = [linear._rows.view(torch.uint8) for linear in linears]
+        scales = [linear.scale[: linear._features] for linear in linears]
         return Fp8Experts(torch.stack(data).view(FP8), torch.stack(scales))
 
     def _empty(self, device: torch.device) -> torch.Tensor:
@@ -126,7 +126,7 @@ class _Fp8Product(QuantizedWeight):
         )
 
 
-class Fp8Weight(_Fp8Product):
+class Fp8Weight(_Fp8Linear):
     """The FP8 weight and scales of a checkpoint."""
 
     def __init__(self, linear: Linear, *, per_tensor: bool, activations: bool) -> None:
@@ -141,7 +141,7 @@ class Fp8Weight(_Fp8Product):
         return self.weight_scale.data
 
 
-class OnlineFp8Weight(_Fp8Product):
+class OnlineFp8Weight(_Fp8Linear):
     """A 16-bit weight that is rounded part by part while it loads: it is never in memory as a
     whole."""
 

@@ -76,9 +76,9 @@ class Fp8BlockWeight(QuantizedWeight):
         return dequantize_fp8(self.weight.data, self.scale, self.block).to(self._dtype)
 
     def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
-        products = [weight for weight in weights if isinstance(weight, Fp8BlockWeight)]
-        data = [product.weight.data.view(torch.uint8) for product in products]
-        scales = [product.scale for product in products]
+        linears = [weight for weight in weights if isinstance(weight, Fp8BlockWeight)]
+        data = [linear.weight.data.view(torch.uint8) for linear in linears]
+        scales = [linear.scale for linear in linears]
         return Fp8Experts(torch.stack(data).view(FP8), torch.stack(scales), self.block)
 
     def linear(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:

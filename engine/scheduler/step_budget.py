@@ -23,7 +23,7 @@ prompts that arrive as fast as other requests end must not fall behind."""
 _NUM_STEPS = 64
 """Waiting prompts should be computed within about this many steps."""
 _TILE = 128
-"""Matrix products divide the tokens of a step into tiles of this size."""
+"""GEMMs divide the tokens of a step into tiles of this size."""
 
 
 class StepBudget:

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Products with FP8 weights, one scale for each row or for each block of rows and columns.
+"""GEMMs with FP8 weights, one scale for each row or for each block of rows and columns.
 
 x is rounded to FP8 as well, so that tensor cores multiply FP8. With blocks it is rounded in pieces
 of as many columns, and the sum over a piece is scaled and added up in float32 (arXiv 2412.19437,
 3.3.2). Where x is to stay as it is, or on GPUs without such tensor cores, the weights are widened.
 
-The weight stands left: tensor cores take 64 rows at least there, and few columns. Where a product
+The weight stands left: tensor cores take 64 rows at least there, and few columns. Where a GEMM
 has few tiles, several CTAs share the sum over k of each, and the last of them adds up the parts, in
 their order.
 """
@@ -68,7 +68,7 @@ def linear_fp8(
         stages = 5 if tile_rows <= 32 else 4 if tile_rows == 64 else 3
     tiles = triton.cdiv(features, tile_features), triton.cdiv(rows, tile_rows)
     shares = _num_shares(tiles[0] * tiles[1], k) if rows <= _FEW_ROWS else 1
-    _product[(*tiles, shares)](
+    _linear[(*tiles, shares)](
         out,
         _partial_sums(x.device, tiles[0] * tiles[1] * shares * tile_features * tile_rows, shares),
         _counters(x.device),
@@ -135,7 +135,7 @@ def _partial_sums(device: torch.device, size: int, shares: int) -> torch.Tensor:
 
 @functools.cache
 def _counters(device: torch.device) -> torch.Tensor:
-    """Of the CTAs that have left their part of a tile; zeros before and after each product."""
+    """Of the CTAs that have left their part of a tile; zeros before and after each GEMM."""
     return torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
 
 
@@ -181,7 +181,7 @@ def _quantize(
 
 
 @triton.jit
-def _product(
+def _linear(
     out,
     partial,
     counters,

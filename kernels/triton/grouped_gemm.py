@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Products of many small groups of rows, each with a matrix of its own: mixtures of experts.
+"""GEMMs of many small groups of rows, each with a matrix of its own: mixtures of experts.
 
 The (token, expert) pairs are sorted by expert and cut into tiles; a tile never crosses experts.
 How many tiles an expert gets is decided on the device, so a CUDA graph can hold all of it: the
@@ -48,15 +48,15 @@ def apply_experts(
     inner = x.new_empty(num_tokens * top_k, features_of(gate_up))
     out = x.new_empty(num_tokens * top_k, features_of(down))
     if swiglu is None:
-        product(inner, x, gate_up, groups, pairs_per_row=top_k)
-        product(out, ops.silu_mul(inner), down, groups)
+        grouped_gemm(inner, x, gate_up, groups, pairs_per_row=top_k)
+        grouped_gemm(out, ops.silu_mul(inner), down, groups)
     else:
-        product(inner, x, gate_up, groups, pairs_per_row=top_k, bias=swiglu.gate_up_bias)
-        product(out, swiglu.activate(inner), down, groups, bias=swiglu.down_bias)
+        grouped_gemm(inner, x, gate_up, groups, pairs_per_row=top_k, bias=swiglu.gate_up_bias)
+        grouped_gemm(out, swiglu.activate(inner), down, groups, bias=swiglu.down_bias)
     return ops.combine_experts(out, weights)
 
 
-def product(
+def grouped_gemm(
     out: torch.Tensor,
     x: torch.Tensor,
     matrices: ExpertMatrices,

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Low-rank products of many adapters in one batch (Punica, arXiv 2310.18547; S-LoRA, 2311.03285).
+"""Low-rank GEMMs of many adapters in one batch (Punica, arXiv 2310.18547; S-LoRA, 2311.03285).
 
 Two launches serve all parts of a linear layer: one shrinks every token to its adapter's rank, one
 expands that to the layer's output and adds it there. Both walk the tiles of ``AdapterTiles`` until

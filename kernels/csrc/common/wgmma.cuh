@@ -1,4 +1,4 @@
-// Warpgroup matrix products of Hopper (wgmma, sm_90a): 64 rows, fp32 accumulators in registers.
+// Warpgroup MMAs of Hopper (wgmma, sm_90a): 64 rows, fp32 accumulators in registers.
 //
 // The lists below only spell out registers: PTX has no arrays. Accumulator i of a thread belongs to
 // row warp * 16 + lane / 4 + i % 4 / 2 * 8 and column i / 4 * 8 + lane % 4 * 2 + i % 2.

@@ -92,7 +92,7 @@ void attend_share(const Decoder& decoder, const LayerCache& cache, int64_t block
 
 void decode_share(float* out, float* hidden, const Decoder& decoder, const LayerCache* caches,
                   int64_t block_size, const AttentionStep& step, const int64_t* positions,
-                  const int64_t* slots, float* const* taps, int64_t tap_stride, const Share& share,
+                  const int64_t* slots, float* const* aux_states, int64_t aux_stride, const Share& share,
                   Attend attend, DecoderScratch& scratch) {
   const int64_t rows = share.rows, width = decoder.layers[0].qkv.in_features;
   scratch.resize(rows, decoder.layers[0]);
@@ -110,10 +110,10 @@ void decode_share(float* out, float* hidden, const Decoder& decoder, const Layer
       norm(normed, residual, nullptr, layer.input_norm);
     else
       norm(normed, delta, residual, layer.input_norm);
-    if (taps && taps[i])
+    if (aux_states && aux_states[i])
       for (int64_t row = 0; row < rows; ++row)
         std::copy_n(residual + row * width, width,
-                    taps[i] + (share.first_token + row) * tap_stride);
+                    aux_states[i] + (share.first_token + row) * aux_stride);
     linear_rows(wide, normed, layer.qkv, rows);
     attend_share(decoder, caches[i], block_size, step, positions, slots, share, attend, scratch);
     linear_rows(delta, narrow, layer.output, rows);

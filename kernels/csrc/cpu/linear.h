@@ -1,4 +1,4 @@
-// Matrix products with packed weights, for few rows as well as for many.
+// GEMMs with packed weights, for few rows as well as for many.
 //
 // A weight is cut into panels of kPanel output features, stored feature by feature of the input, so
 // that a product reads it front to back. An element is summed over the input features in ascending

@@ -135,11 +135,11 @@ void sluice_linear(float* out, const float* x, const Linear* linear, int64_t row
 }
 
 // All layers of a decoder for a step of short chunks; see cpu/decoder.h. hidden: [tokens, hidden],
-// the embeddings, overwritten; out: the same shape, normed. taps: null, or for each layer null or
-// [tokens, hidden], which becomes the layer's input; from token to token tap_stride further.
+// the embeddings, overwritten; out: the same shape, normed. aux_states: null, or for each layer null or
+// [tokens, hidden], which becomes the layer's input; from token to token aux_stride further.
 void sluice_decoder(float* out, float* hidden, const Decoder* decoder, const LayerCache* caches,
                     int64_t block_size, const AttentionStep* step, const int64_t* positions,
-                    const int64_t* slots, float* const* taps, int64_t tap_stride,
+                    const int64_t* slots, float* const* aux_states, int64_t aux_stride,
                     int64_t num_threads) {
   const Attend attend = attend_for(decoder->head_dim);
   const std::vector<Share> shares = share_out(*step, num_threads);
@@ -149,8 +149,8 @@ void sluice_decoder(float* out, float* hidden, const Decoder* decoder, const Lay
     static thread_local DecoderScratch scratch;
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < num_shares; ++i)
-      decode_share(out, hidden, *decoder, caches, block_size, *step, positions, slots, taps,
-                   tap_stride, shares[i], attend, scratch);
+      decode_share(out, hidden, *decoder, caches, block_size, *step, positions, slots, aux_states,
+                   aux_stride, shares[i], attend, scratch);
   }
 }
 }

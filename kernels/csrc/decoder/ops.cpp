@@ -30,9 +30,9 @@ OP(persistent_decoder, PersistentDecoder) {
           " tokens, got ", args.tokens);
   require(sequences ? args.tokens % sequences == 0 : args.tokens == 0, args.tokens,
           " tokens are not equally many of each of ", sequences, " sequences");
-  require((args.tokens == sequences && args.taps == nullptr) || args.tokens <= kMostDraftedTokens,
+  require((args.tokens == sequences && args.aux_states == nullptr) || args.tokens <= kMostDraftedTokens,
           "at most ", kMostDraftedTokens,
-          " tokens if a sequence has several or layers are tapped, got ", args.tokens);
+          " tokens if a sequence has several or layers are aux, got ", args.tokens);
   require(args.block_size > 0 && args.block_size % 16 == 0,
           "block_size must be a multiple of 16, got ", args.block_size);
   require(args.kv_heads <= kMostKvHeads && args.q_heads % args.kv_heads == 0, "at most ",

@@ -64,7 +64,7 @@ cudaError_t launch(const PersistentDecoder& p, cudaStream_t stream) {
 template <typename T, int D>
 cudaError_t launch_tokens(const PersistentDecoder& p, cudaStream_t stream) {
   // A kernel of its own: plain decoding has no instruction for it.
-  if (p.queries > 1 || p.taps) return launch<T, D, 1, true>(p, stream);
+  if (p.queries > 1 || p.aux_states) return launch<T, D, 1, true>(p, stream);
   return p.tokens <= 8 ? launch<T, D, 1>(p, stream) : launch<T, D, 2>(p, stream);
 }
 

@@ -9,7 +9,7 @@
 namespace sluice {
 
 constexpr int kMostPersistentTokens = 16;
-constexpr int kMostDraftedTokens = 8;  // if sequences have more than one, or layers are tapped
+constexpr int kMostDraftedTokens = 8;  // if sequences have more than one, or layers are aux
 constexpr int kMostPersistentCtas = 160;
 constexpr int kMostKvHeads = 32;
 constexpr int kExchanges = 3;
@@ -67,8 +67,8 @@ struct PersistentDecoder {
   ARG(float, head_eps);
   ARG(float, scale);
   int queries;  // tokens of each sequence, its newest, one after the other
-  OPTIONAL(void* const*, taps, "i64[num_layers]");  // where its input is wanted, too, or null
-  ARG_OR(int64_t, tap_stride, 0);                   // from token to token
+  OPTIONAL(void* const*, aux_states, "i64[num_layers]");  // where its input is wanted, too, or null
+  ARG_OR(int64_t, aux_stride, 0);                   // from token to token
 };
 
 // Most parts that attention is cut into.

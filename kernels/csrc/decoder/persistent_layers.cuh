@@ -16,7 +16,7 @@ namespace sluice::persistent {
 template <typename T>
 constexpr float kUnscaled = std::is_same_v<T, __half> ? 1.f / 64 : 1.f;
 
-// kDrafts: sequences may have more than one token, and layers' inputs may be tapped.
+// kDrafts: sequences may have more than one token, and layers' inputs may be aux.
 template <typename T, int D, int kGroups, bool kDrafts>
 class Layers {
   static constexpr int kTokens = kGroups * 8;
@@ -139,8 +139,8 @@ class Layers {
 
   // An element of a layer's input, if that is wanted.
   __device__ __forceinline__ void store_tap(int layer, int element, float value) const {
-    T* tap = p.taps ? static_cast<T*>(p.taps[layer]) : nullptr;
-    if (tap) tap[products.token * p.tap_stride + element] = from_float<T>(value);
+    T* state = p.aux_states ? static_cast<T*>(p.aux_states[layer]) : nullptr;
+    if (state) state[products.token * p.aux_stride + element] = from_float<T>(value);
   }
 
   // An element of this thread's token.

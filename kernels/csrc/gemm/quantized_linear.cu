@@ -1,4 +1,4 @@
-// Matrix products of few tokens with weights of eight or four bits: skinny_linear.cu, with a step
+// GEMMs of few tokens with weights of eight or four bits: skinny_linear.cu, with a step
 // between the load of a weight and the instruction that uses it.
 //
 // A thread takes 16 bytes in a row of a feature, 16 or 32 weights, and the same elements of x.

@@ -1,4 +1,4 @@
-// Matrix products of few tokens: the weight streams from HBM once, straight into the registers of
+// GEMMs of few tokens: the weight streams from HBM once, straight into the registers of
 // the tensor-core instruction that uses it.
 //
 // A CTA makes 32 output features, two tiles of 16, for which it reads x once: for one tile, 16

@@ -1,4 +1,4 @@
-// Matrix products of many tokens on Hopper, with an MLP's gating in place of a kernel after it.
+// GEMMs of many tokens on Hopper, with an MLP's gating in place of a kernel after it.
 //
 // A tile is 128 tokens by up to 256 features, of which each of two warpgroups holds 64 tokens in
 // its registers (up to 64 tokens have one warpgroup), or of many tokens 192 by 192, held by three: a square needs the fewest operands,

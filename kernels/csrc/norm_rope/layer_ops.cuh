@@ -1,4 +1,4 @@
-// The small operations between the matrix products of a transformer layer: raw pointers only.
+// The small operations between the GEMMs of a transformer layer: raw pointers only.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -185,7 +185,9 @@ def test_calls_that_are_required_are_made_and_valid(model: Model, demand: dict[s
 def test_where_nothing_is_required_text_is_free_and_calls_are_valid(model: Model) -> None:
     use = model.use()
     compiled = model.compile(use)
-    assert completes(compiled, model, model.encode(model.format.answer + "Just a <text> { of ] words."))
+    assert completes(
+        compiled, model, model.encode(model.format.answer + "Just a <text> { of ] words.")
+    )
     num_calls = 0
     for seed in range(6):
         matcher = compiled.matcher()

@@ -61,8 +61,8 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int) for name in INTS),
         *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
         ("queries", ctypes.c_int),
-        ("taps", ctypes.c_void_p),
-        ("tap_stride", ctypes.c_int64),
+        ("aux_states", ctypes.c_void_p),
+        ("aux_stride", ctypes.c_int64),
     )
 
 
@@ -113,10 +113,10 @@ def decode(library: ctypes.CDLL, model: Model, step: Step, ctas: int) -> torch.T
         "head_eps": HEAD_EPS,
         "scale": model.scale,
     }
-    if step.taps:
-        tapped = [[step.taps.get(i)] for i in range(len(model.layers))]
-        tensors["taps"] = _table(tapped, cpu)
-        numbers["tap_stride"] = next(iter(step.taps.values())).stride(0)
+    if step.aux_states:
+        aux = [[step.aux_states.get(i)] for i in range(len(model.layers))]
+        tensors["aux_states"] = _table(aux, cpu)
+        numbers["aux_stride"] = next(iter(step.aux_states.values())).stride(0)
     call = Call(**{name: t.data_ptr() for name, t in tensors.items()}, **numbers)
     bf16 = ctypes.c_bool(step.x.dtype == torch.bfloat16)
     library.persistent(ctypes.byref(call), bf16, ctypes.c_int(ctas))
@@ -246,4 +246,4 @@ def test_tokens_that_fill_up_a_sequence_are_seen_and_not_stored(library: ctypes.
 def test_inputs_of_layers_are_kept(
     library: ctypes.CDLL, queries: int, contexts: tuple[int, ...]
 ) -> None:
-    check_decoded(library, *contexts, queries=queries, taps=(0, 2), num_layers=3)
+    check_decoded(library, *contexts, queries=queries, aux_states=(0, 2), num_layers=3)

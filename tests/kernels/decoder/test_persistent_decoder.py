@@ -14,7 +14,7 @@ from kernels.persistent_decoder import MAX_TOKENS, LayerWeights, PersistentDecod
 from tests.kernels.gpu_share import few_sms
 
 EPS, HEAD_EPS = 1e-5, 1e-6
-OF_STEP = ("queries", "fillers", "block_size", "stored", "taps")
+OF_STEP = ("queries", "fillers", "block_size", "stored", "aux_states")
 """Options of ``make_step``."""
 DRAFTED = [
     # tokens of each sequence, contexts
@@ -60,7 +60,7 @@ class Step:
     slots: torch.Tensor
     block_table: torch.Tensor
     seq_lens: torch.Tensor
-    taps: dict[int, torch.Tensor]
+    aux_states: dict[int, torch.Tensor]
 
     @property
     def num_queries(self) -> int:
@@ -74,7 +74,11 @@ class Step:
 
     def copy(self) -> Step:
         caches = [(k.clone(), v.clone()) for k, v in self.caches]
-        return replace(self, caches=caches, taps={i: tap.clone() for i, tap in self.taps.items()})
+        return replace(
+            self,
+            caches=caches,
+            aux_states={i: aux_state.clone() for i, aux_state in self.aux_states.items()},
+        )
 
 
 def make_model(
@@ -123,7 +127,7 @@ def make_step(
     fillers: int = 0,
     block_size: int = 16,
     stored: bool = True,
-    taps: tuple[int, ...] = (),
+    aux_states: tuple[int, ...] = (),
 ) -> Step:
     """The step of the newest tokens of sequences of so many, whose blocks are scattered among
     others full of NaN; so is what lies behind their ends, and in these tokens' slots. 0: padding.
@@ -161,7 +165,9 @@ def make_step(
         10000.0 ** -(torch.arange(model.dim // 2, device=device) * 2 / model.dim)
     )
     x = torch.randn(slots.numel(), weight.shape[1], generator=gen, device=device).to(dtype)
-    tapped = torch.full((len(x), len(taps), x.shape[1]), float("nan"), dtype=dtype, device=device)
+    aux = torch.full(
+        (len(x), len(aux_states), x.shape[1]), float("nan"), dtype=dtype, device=device
+    )
     return Step(
         x=x,
         caches=caches,
@@ -170,12 +176,12 @@ def make_step(
         slots=slots.view(-1),
         block_table=table,
         seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
-        taps=dict(zip(taps, tapped.unbind(1), strict=True)),
+        aux_states=dict(zip(aux_states, aux.unbind(1), strict=True)),
     )
 
 
 def expected(model: Model, step: Step) -> torch.Tensor:
-    """One operation after the other, each rounded; the step's caches and taps are written."""
+    """One operation after the other, each rounded; the step's caches and aux_states are written."""
     x, residual = step.x, torch.zeros_like(step.x)
     tokens, block_size = len(x), step.caches[0][0].shape[1]
     sequences = torch.arange(len(step.seq_lens) + 1, dtype=torch.int32, device=x.device)
@@ -185,8 +191,8 @@ def expected(model: Model, step: Step) -> torch.Tensor:
     slots = torch.where(step.is_live, slots.view(-1), -1)
     for i, (layer, (k_cache, v_cache)) in enumerate(zip(model.layers, step.caches, strict=True)):
         normed = reference.rms_norm(x, layer.input_norm, EPS, residual)
-        if i in step.taps:
-            step.taps[i].copy_(residual)
+        if i in step.aux_states:
+            step.aux_states[i].copy_(residual)
         qkv = product(normed, layer.qkv, layer.qkv_bias).view(tokens, -1, model.dim)
         q, k, v = qkv.split((model.heads, model.kv_heads, model.kv_heads), 1)
         kept = k_cache.clone(), v_cache.clone()
@@ -223,8 +229,8 @@ def check(model: Model, step: Step, got: torch.Tensor, wanted: Step) -> None:
     want = expected(model, wanted).double()
     error = (got[live].double() - want[live]).norm(dim=-1) / want[live].norm(dim=-1)
     assert (error < limit).all(), f"relative errors {error}"
-    for layer, tap in step.taps.items():
-        mine, other = tap[live].double(), wanted.taps[layer][live].double()
+    for layer, aux_state in step.aux_states.items():
+        mine, other = aux_state[live].double(), wanted.aux_states[layer][live].double()
         assert ((mine - other).norm(dim=-1) < limit * other.norm(dim=-1)).all()
     slots = step.slots[step.slots >= 0]
     for ours, theirs in zip(step.caches, wanted.caches, strict=True):
@@ -252,7 +258,7 @@ class TestOnAGpu:
         residual.fill_(float("nan"))
         arguments = (
             *(step.x, step.caches, step.cos_sin, step.positions, step.slots, step.block_table),
-            *(step.seq_lens, step.taps),
+            *(step.seq_lens, step.aux_states),
         )
         first = decoder(*arguments)
         for _ in range(times - 1):
@@ -324,7 +330,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize(("queries", "contexts"), [(1, (300, 9)), (4, (40,)), (2, (0, 33))])
     def test_inputs_of_layers_are_kept(self, queries: int, contexts: tuple[int, ...]) -> None:
-        self.check(*contexts, queries=queries, taps=(0, 2, 3), num_layers=4)
+        self.check(*contexts, queries=queries, aux_states=(0, 2, 3), num_layers=4)
 
     def test_more_tokens_than_it_takes_are_refused(self) -> None:
         model = make_model()
@@ -439,19 +445,21 @@ def test_what_cannot_be_served_is_named() -> None:
 
 def test_taps_that_do_not_fit_are_named() -> None:
     model = make_model(device="cpu")
-    step = make_step(model, 9, 30, taps=(0, 1))
+    step = make_step(model, 9, 30, aux_states=(0, 1))
     decoder = object.__new__(PersistentDecoder)
     decoder._layers, decoder._taps = tuple(model.layers), {}
-    tap = step.taps[1]
-    for taps, words in (
-        ({2: tap}, "taps are of layer 2, and there are 2"),
-        ({1: tap[:, 1:]}, r"must be \[2, 256\] .* that of layer 1 is \[2, 255\]"),
-        ({1: tap.float()}, "that of layer 1 is .* of torch.float32"),
-        ({1: tap.T.contiguous().T}, "with contiguous rows"),
-        ({0: tap, 1: tap.contiguous()}, r"equally far apart, not \[256, 512\]"),
+    aux_state = step.aux_states[1]
+    for aux_states, words in (
+        ({2: aux_state}, "aux_states are of layer 2, and there are 2"),
+        ({1: aux_state[:, 1:]}, r"must be \[2, 256\] .* that of layer 1 is \[2, 255\]"),
+        ({1: aux_state.float()}, "that of layer 1 is .* of torch.float32"),
+        ({1: aux_state.T.contiguous().T}, "with contiguous rows"),
+        ({0: aux_state, 1: aux_state.contiguous()}, r"equally far apart, not \[256, 512\]"),
     ):
         with pytest.raises(ValueError, match=words):
-            decoder._tap_table(taps, step.x)
-    table, stride = decoder._tap_table({1: tap}, step.x)
-    assert (table.tolist(), stride) == ([0, tap.data_ptr()], 512)
-    assert decoder._tap_table({1: tap}, step.x)[0] is table, "a graph must not copy from the host"
+            decoder._aux_table(aux_states, step.x)
+    table, stride = decoder._aux_table({1: aux_state}, step.x)
+    assert (table.tolist(), stride) == ([0, aux_state.data_ptr()], 512)
+    assert decoder._aux_table({1: aux_state}, step.x)[0] is table, (
+        "a graph must not copy from the host"
+    )

@@ -33,7 +33,7 @@ void run_thread() {
 
 template <typename T, int D>
 void run_tokens(int ctas) {
-  if (params.queries > 1 || params.taps) {
+  if (params.queries > 1 || params.aux_states) {
     return emulation::run_cluster(ctas, run_thread<T, D, 1, true>);
   }
   emulation::run_cluster(ctas, params.tokens <= 8 ? run_thread<T, D, 1> : run_thread<T, D, 2>);

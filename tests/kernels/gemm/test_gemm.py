@@ -27,14 +27,14 @@ def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
     weight = torch.randn(KIND.shape)
 
     def chosen(rows: int, *, gated: bool = False) -> Gemm:
-        return measured._product(rows, weight, gated=gated)
+        return measured._gemm(rows, weight, gated=gated)
 
     served = {rows: chosen(rows) for rows in range(1, 400)}
     assert [rows for rows in served if served[rows] == SKINNY] == [1, 5, 6, 7, 8]
     assert [rows for rows in served if served[rows] == WIDE] == list(range(65, 257))
     assert served[257] == LIBRARY, "not measured"
     assert chosen(1, gated=True) == LIBRARY, "measured for the other"
-    assert measured._product(1, torch.zeros(16, 32), gated=False) == LIBRARY
+    assert measured._gemm(1, torch.zeros(16, 32), gated=False) == LIBRARY
     assert [measured.code(rows, weight) for rows in (1, 4, 65, 257)] == [1024, 0, 3072 + 224, 0]
     assert measured.code(1, weight, gated=True) == 0
 
@@ -45,14 +45,14 @@ def test_of_many_rows_what_fills_its_tiles_is_gated_in_them() -> None:
     kinds = [Kind(weight.shape, weight.dtype, gated) for gated in (False, True)]
     measured = Gemms(dict.fromkeys(kinds, choice), num_wide_sms=132)
     square = Gemm("wide", 192)
-    chosen = {rows: measured._product(rows, weight, gated=True) for rows in (1024, 1280, 8192)}
+    chosen = {rows: measured._gemm(rows, weight, gated=True) for rows in (1024, 1280, 8192)}
     assert chosen == {1024: WIDE, 1280: LIBRARY, 8192: LIBRARY}
-    assert measured._product(8448, weight, gated=True) == square, "22 x 150 pairs of tiles"
+    assert measured._gemm(8448, weight, gated=True) == square, "22 x 150 pairs of tiles"
     assert measured.code(8448, weight, gated=True) == 3072 + 192
-    assert measured._product(8448, weight, gated=False) == LIBRARY
+    assert measured._gemm(8448, weight, gated=False) == LIBRARY
     other = Gemms(dict.fromkeys(kinds, choice))
-    assert other._product(8448, weight, gated=True) == LIBRARY, "of another GPU"
-    assert measured._product(8448, weight[:16384], gated=True) == LIBRARY, "not measured"
+    assert other._gemm(8448, weight, gated=True) == LIBRARY, "of another GPU"
+    assert measured._gemm(8448, weight[:16384], gated=True) == LIBRARY, "not measured"
 
 
 def test_rows_the_copy_engine_cannot_read_are_left_to_the_library() -> None:

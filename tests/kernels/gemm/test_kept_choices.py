@@ -25,20 +25,20 @@ CHOICES = {
 
 @pytest.fixture
 def kept(tmp_path: Path) -> KeptChoices:
-    return KeptChoices(tmp_path / "products")
+    return KeptChoices(tmp_path / "gemms")
 
 
 def test_what_was_written_is_read_by_everybody(kept: KeptChoices, tmp_path: Path) -> None:
     assert kept.read(KIND) == {}
     with kept.locked():
         kept.write(KIND, CHOICES)
-    assert KeptChoices(tmp_path / "products").read(KIND) == CHOICES
+    assert KeptChoices(tmp_path / "gemms").read(KIND) == CHOICES
     for kind in (GATED, KIND._replace(dtype=torch.float16)):
         assert kept.read(kind) == {}
     with kept.locked():
         kept.write(KIND, {2: CHOICES[1]})
     assert kept.read(KIND) == {2: CHOICES[1]}
-    files = sorted(path.name for path in (tmp_path / "products").iterdir())
+    files = sorted(path.name for path in (tmp_path / "gemms").iterdir())
     assert files == ["6144x4096-bfloat16.json", "lock"], "no half-written ones are left"
 
 
@@ -50,29 +50,29 @@ def test_what_is_damaged_counts_as_nothing_and_is_said(
 ) -> None:
     with kept.locked():
         kept.write(KIND, CHOICES)
-    (path,) = (tmp_path / "products").glob("*.json")
+    (path,) = (tmp_path / "gemms").glob("*.json")
     path.write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
         assert kept.read(KIND) == {}
-    assert f"{path} cannot be read, so products are measured anew: " in caplog.text
+    assert f"{path} cannot be read, so GEMMs are measured anew: " in caplog.text
 
 
 def test_where_nothing_can_be_kept_it_is_only_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "products").write_text("a file where the folder should be")
-    kept = KeptChoices(tmp_path / "products" / "more")
+    (tmp_path / "gemms").write_text("a file where the folder should be")
+    kept = KeptChoices(tmp_path / "gemms" / "more")
     with kept.locked(), caplog.at_level(logging.WARNING):
         for kind in (KIND, GATED):
             kept.write(kind, CHOICES)
-            assert caplog.text.count("The choice of products is not kept") == 1
+            assert caplog.text.count("The choice of GEMMs is not kept") == 1
     with caplog.at_level(logging.WARNING):
         assert kept.read(KIND) == {}
 
 
 def test_who_measures_is_alone(tmp_path: Path) -> None:
     """Whether or not the folder was there before, or those above it."""
-    folder = tmp_path / "kernels" / "products"
+    folder = tmp_path / "kernels" / "gemms"
     for _ in range(2):
         with ThreadPoolExecutor(1) as threads:
             with KeptChoices(folder).locked():
@@ -115,7 +115,7 @@ def test_whatever_times_depend_on_has_a_folder_of_its_own(
 
     def folder() -> Path:
         path = KeptChoices.of(device)._folder
-        assert path.parent == tmp_path / "products"
+        assert path.parent == tmp_path / "gemms"
         return path
 
     seen = [folder()]

@@ -19,7 +19,7 @@ LIBRARY, SKINNY, WIDE = Gemm("library"), Gemm("skinny"), Gemm("wide", 224)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> KeptChoices:
-    return KeptChoices(tmp_path / "products")
+    return KeptChoices(tmp_path / "gemms")
 
 
 def test_each_kind_of_weight_is_measured_for_its_largest_use(
@@ -58,9 +58,9 @@ def test_each_kind_of_weight_is_measured_for_its_largest_use(
         *((rows, 32, True, 1) for rows in (1, 2)),
         (1, 48, False, 1),
     ]
-    assert measured._product(3, plain, gated=False) == SKINNY
-    assert measured._product(3, plain, gated=True) == LIBRARY, "more rows than measured"
-    assert UNMEASURED._product(3, plain, gated=False) == LIBRARY
+    assert measured._gemm(3, plain, gated=False) == SKINNY
+    assert measured._gemm(3, plain, gated=True) == LIBRARY, "more rows than measured"
+    assert UNMEASURED._gemm(3, plain, gated=False) == LIBRARY
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_what_is_measured_ends_with_the_largest_step(max_rows: int, last: list[i
     assert list(more) == sorted({*sizes, *(size for size in batches if size < sizes[-1])})
 
 
-def test_what_no_product_of_ours_takes_is_not_measured(kept: KeptChoices) -> None:
+def test_what_no_gemm_of_ours_takes_is_not_measured(kept: KeptChoices) -> None:
     odd = torch.randn(24, 64).bfloat16(), torch.randn(32, 48).bfloat16(), torch.randn(32, 64)
     uses = (Use(weight, gated=False, max_rows=100) for weight in odd)
     assert tuning.measure(uses, kept) is UNMEASURED
 
 
 class Measurer:
-    """In place of a GPU: of any kind of weight a wide product is chosen."""
+    """In place of a GPU: of any kind of weight a wide gemm is chosen."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.measured: list[tuple[int, int]] = []
@@ -114,12 +114,12 @@ def test_where_nothing_can_be_kept_it_is_measured_at_each_start(
     measurer: Measurer, read_only: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a folder that is missing, and cannot be made, as in one that is there."""
-    for folder in (read_only, read_only / "products"):
+    for folder in (read_only, read_only / "gemms"):
         for _ in range(2):
             measurer.measured.clear()
             found = tuning.measure([Use(WEIGHT, False, 2)], KeptChoices(folder))
             assert measurer.measured == [(32, 1), (32, 2)]
-            assert list(found._chosen[PLAIN].products) == [WIDE, WIDE]
+            assert list(found._chosen[PLAIN].gemms) == [WIDE, WIDE]
     assert caplog.text.count("the next start measures anew") == 4
     assert caplog.text.count("set SLUICE_KERNEL_CACHE") == 4
 
@@ -144,7 +144,7 @@ def test_what_was_kept_is_not_measured_again(measurer: Measurer, kept: KeptChoic
     measurer.chosen = LIBRARY
     more = tuning.measure([Use(WEIGHT, False, 8), Use(WEIGHT, True, 1), Use(head, False, 1)], kept)
     assert measurer.measured == [(32, 8), (32, 1), (48, 1)], "what is new of it"
-    assert list(more._chosen[PLAIN].products) == [WIDE, WIDE, WIDE, LIBRARY]
+    assert list(more._chosen[PLAIN].gemms) == [WIDE, WIDE, WIDE, LIBRARY]
     fewer = tuning.measure([Use(WEIGHT, False, 2)], kept)
     assert list(fewer._chosen[PLAIN].rows) == [1, 2], "as if nothing else had been kept"
 
@@ -161,9 +161,9 @@ def test_another_process_may_measure_while_this_one_waits(
             yield
 
     monkeypatch.setattr(KeptChoices, "locked", locked)
-    products = tuning.measure([Use(WEIGHT, False, 2)], kept)
+    gemms = tuning.measure([Use(WEIGHT, False, 2)], kept)
     assert not measurer.measured
-    assert list(products._chosen[PLAIN].products) == [SKINNY, SKINNY]
+    assert list(gemms._chosen[PLAIN].gemms) == [SKINNY, SKINNY]
 
 
 @pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.96] * 3, LIBRARY)])
@@ -178,8 +178,8 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
         far: [6.0],
     }
 
-    def took(product: Gemm, *_: object, **__: object) -> float:
-        return times[product].pop()
+    def took(gemm: Gemm, *_: object, **__: object) -> float:
+        return times[gemm].pop()
 
     monkeypatch.setattr(tuning, "_microseconds", took)
     monkeypatch.setattr(Gemm, "__call__", lambda *_, **__: torch.empty(0))
@@ -194,7 +194,7 @@ def test_what_is_far_faster_or_slower_than_the_library_is_compared_with_it(
     monkeypatch: pytest.MonkeyPatch, time: float, best: Gemm
 ) -> None:
     times = {LIBRARY: 5.0, WIDE: time}
-    monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product])
+    monkeypatch.setattr(tuning, "_microseconds", lambda gemm, *_, **__: times[gemm])
     monkeypatch.setattr(Gemm, "__call__", lambda *_, **__: torch.empty(0))
     weights, flushed = [torch.randn(KIND.shape)], torch.empty(1)
     assert tuning._fastest([*times], 64, KIND, weights, flushed) == best
@@ -212,7 +212,7 @@ def test_few_large_weights_or_some_small_ones_take_part(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("gated", "product", "time", "best"),
+    ("gated", "gemm", "time", "best"),
     [
         (True, SKINNY, 5.1, SKINNY),
         (True, SKINNY, 5.2, LIBRARY),
@@ -220,11 +220,11 @@ def test_few_large_weights_or_some_small_ones_take_part(monkeypatch: pytest.Monk
         (False, SKINNY, 5.0, LIBRARY),
     ],
 )
-def test_gating_in_a_product_of_few_rows_may_take_longer_by_itself(
-    monkeypatch: pytest.MonkeyPatch, gated: bool, product: Gemm, time: float, best: Gemm
+def test_gating_in_a_gemm_of_few_rows_may_take_longer_by_itself(
+    monkeypatch: pytest.MonkeyPatch, gated: bool, gemm: Gemm, time: float, best: Gemm
 ) -> None:
-    times = {LIBRARY: 5.0, product: time}
-    monkeypatch.setattr(tuning, "_microseconds", lambda product, *_, **__: times[product])
+    times = {LIBRARY: 5.0, gemm: time}
+    monkeypatch.setattr(tuning, "_microseconds", lambda gemm, *_, **__: times[gemm])
     monkeypatch.setattr(Gemm, "__call__", lambda *_, **__: torch.empty(0))
     kind = KIND._replace(gated=gated)
     found = tuning._fastest([*times], 16, kind, [torch.randn(KIND.shape)], torch.empty(1))
@@ -273,7 +273,7 @@ def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.gpu
-def test_each_number_of_rows_gets_the_product_that_was_measured(kept: KeptChoices) -> None:
+def test_each_number_of_rows_gets_the_gemm_that_was_measured(kept: KeptChoices) -> None:
     cuda.register()
     gen = torch.Generator(device="cuda").manual_seed(0)
     up = torch.randn(2048, 512, generator=gen, device="cuda").bfloat16()
