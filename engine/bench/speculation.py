@@ -10,9 +10,7 @@ Prints one JSON line for each measurement. Engines take turns in short rounds (`
 ``speed_up`` is the median of the rounds, with the confidence interval ``interval``; ``in_all`` is
 the ratio of the times of all rounds. ``control`` compares a second plain engine with the first:
 smaller differences are noise. ``num_rounds_for_precision`` says about how many rounds make half of
-``interval`` as narrow as ``--precision``, 0.01 if none is given. ``by_step``, with its interval, is
-``speed_up`` by what steps of each kind usually take (``step_race.py``), for engines of ``chat``
-that do the same steps. EOS is ignored in ``synthetic``.
+``interval`` as narrow as ``--precision``, 0.01 if none is given. EOS is ignored in ``synthetic``.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ import gc
 import json
 import random
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -32,8 +29,6 @@ from typing import Any
 import torch
 
 from engine.bench.race import race, settle_down
-from engine.bench.step_race import Step, StepStanding, StepTimes, compare_steps
-from engine.core import EngineCore
 from engine.demo import MODEL_DIR
 from engine.demo.data import examples
 from engine.demo.evaluate import HELD_OUT_SEED
@@ -72,50 +67,31 @@ def compare(
     engines: dict[str, LLM],
     work: Callable[[LLM, int], int],
     options: argparse.Namespace,
-    times: Mapping[str, StepTimes] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The speed of each engine against those named ``PLAIN``, and its drafts.
 
     ``work``: runs the round with the given number, and returns the number of tokens generated.
-    ``times``: of the engines' steps, to be compared as well.
     """
     before = {name: llm.stats() for name, llm in engines.items()}
-    rounds: defaultdict[int, dict[str, list[Step]]] = defaultdict(dict)
-
-    def run(name: str, number: int) -> int:
-        num_tokens = work(engines[name], number)
-        if times is not None:
-            rounds[number][name] = times[name].take()
-        return num_tokens
-
-    baseline = [name for name in engines if name in PLAIN]
     found = race(
-        {name: partial(run, name) for name in engines},
-        baseline,
+        {name: partial(work, llm) for name, llm in engines.items()},
+        [name for name in engines if name in PLAIN],
         precision=options.precision,
         max_s=options.max_seconds,
         min_rounds=options.min_rounds,
     )
-    by_step = compare_steps([steps for number, steps in rounds.items() if number >= 0], baseline)
     return {
         name: {
             "tok_s": round(standing.tok_s, 1),
             "speed_up": round(standing.speed_up, 3),
             "interval": [round(end, 3) for end in standing.interval],
             "in_all": round(standing.in_all, 3),
-            **_by_step(by_step.get(name)),
             "num_rounds": standing.num_rounds,
             "num_rounds_for_precision": standing.num_rounds_for(options.precision),
             **_drafted(engines[name], before[name]),
         }
         for name, standing in found.items()
     }
-
-
-def _by_step(found: StepStanding | None) -> dict[str, list[float]]:
-    if found is None:
-        return {}
-    return {"by_step": [round(each, 4) for each in (found.speed_up, *found.interval)]}
 
 
 def on_gpu(options: argparse.Namespace) -> bool:
@@ -220,11 +196,6 @@ def _load_demo(options: argparse.Namespace, **speculative: Any) -> LLM:
     )
 
 
-def _core_of(llm: LLM) -> EngineCore:
-    assert isinstance(llm._core, EngineCore), "the engine runs in this process"
-    return llm._core
-
-
 def chat(options: argparse.Namespace) -> None:
     """The work of a round: several held-out prompts of all kinds at once."""
     engines = {name: _load_demo(options) for name in PLAIN}
@@ -244,7 +215,6 @@ def chat(options: argparse.Namespace) -> None:
     drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, options.prompts)
     prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
     params = SamplingParams(temperature=0.0, max_tokens=128)
-    times = {name: StepTimes(_core_of(llm)) for name, llm in engines.items()}
     settle_down(on_gpu=on_gpu(options))
     for batch in options.batches:
 
@@ -259,7 +229,7 @@ def chat(options: argparse.Namespace) -> None:
                 count += sum(len(result.outputs[0].token_ids) for result in results)
             return count
 
-        for name, found in compare(engines, work, options, times).items():
+        for name, found in compare(engines, work, options).items():
             _say(engine=name, batch=batch, **found)
 
 
