@@ -22,8 +22,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from engine.bench.shapes import QUANTIZATIONS
-from engine.bench.speculation import LLAMA_3_8B
+from engine.bench.shapes import QUANTIZATIONS, SHAPES
 from engine.bench.throughput import model_folder
 from engine.llm import LLM, LoRARequest, SamplingParams, TokensPrompt
 from engine.lora.adapter import WEIGHTS_NAME
@@ -31,7 +30,6 @@ from engine.lora.config import FILE_NAME
 from engine.lora.target_modules import TargetModule, find_target_modules
 from engine.models.registry import create_model, read_config
 
-SHAPES = {"llama-3-8b": LLAMA_3_8B}
 WITHOUT = "enable_lora off"
 NOBODY = "no request has an adapter"
 

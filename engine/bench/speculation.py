@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from engine.bench.race import race, settle_down
+from engine.bench.shapes import SHAPES
 from engine.demo import MODEL_DIR
 from engine.demo.data import examples
 from engine.demo.evaluate import HELD_OUT_SEED
@@ -38,22 +39,7 @@ from engine.demo.template import render
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.messages import Stats
 
-LLAMA_3_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-}
+LLAMA_3_8B = SHAPES["Llama-3-8B"]
 EAGLE_3_8B = {**LLAMA_3_8B, "num_hidden_layers": 1, "draft_vocab_size": 32000}
 
 
