@@ -94,7 +94,7 @@ def test_the_map_names_each_op_with_its_kernel_reference_and_test(op: str) -> No
     kernel, _, reference, test = rows()[op]
     for name in re.findall(r"`(\S+?\.cuh?)`", kernel):
         assert (build.SOURCES / name).exists(), name
-    references = "".join((ROOT / "kernels").joinpath(path).read_text() for path in REFERENCES)
+    references = "".join((ROOT / path).read_text() for path in REFERENCES)
     for name in re.findall(r"`(\w+)`", reference):
         assert re.search(rf"^(def|class) {name}\b", references, re.MULTILINE), name
     for name in re.findall(r"`(\S+\.py)`", test):
@@ -102,7 +102,10 @@ def test_the_map_names_each_op_with_its_kernel_reference_and_test(op: str) -> No
         assert (where / name).exists(), name
 
 
-REFERENCES = ("reference.py", "reference_experts.py", "reference_decoder.py")
+REFERENCES = (
+    *("kernels/reference.py", "kernels/reference_experts.py"),
+    "tests/kernels/decoder/reference_decoder.py",
+)
 
 
 def test_the_map_names_each_source_and_module() -> None:

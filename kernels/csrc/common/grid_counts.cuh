@@ -26,16 +26,6 @@ __device__ __forceinline__ void await_count(const int* count, int target) {
   }
 }
 
-// Likewise, for those who are waited for.
-__device__ __forceinline__ void await_count_awake(const int* count, int target) {
-  SpinLimit limit;
-  int value;
-  do {
-    limit.check();
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
-  } while (value < target);
-}
-
 // The same within a CTA, of a count in shared memory that one thread sets.
 __device__ __forceinline__ void set_shared(uint32_t at, int value) {
   asm volatile("st.release.cta.shared::cta.s32 [%0], %1;" ::"r"(at), "r"(value) : "memory");

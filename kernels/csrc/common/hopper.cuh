@@ -107,19 +107,9 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Lets the copy engine see what this thread can see of global memory.
-__device__ __forceinline__ void fence_async_proxy_global() {
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
-
 // A barrier of some of the CTA's threads; 0 is that of __syncthreads.
 __device__ __forceinline__ void sync_named(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Likewise, for those who need not wait there.
-__device__ __forceinline__ void arrive_named(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 template <int N>

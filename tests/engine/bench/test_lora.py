@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.bench import lora
+from engine.bench import lora, shapes
 from engine.bench.lora import NOBODY, WITHOUT, Measurement
 from engine.layers.linear import Linear, QuantizedWeight
 from engine.llm import LLM
@@ -73,7 +73,7 @@ def test_shapes_may_be_quantized(
     folder = Path(lora.__file__).parents[1] / "demo" / "model"
     sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2}
     small = {**json.loads((folder / "config.json").read_text()), **sizes}
-    monkeypatch.setitem(lora.SHAPES, "small", small)
+    monkeypatch.setitem(shapes.SHAPES, "small", small)
     lengths = ["--input-len", "5", "--output-len", "4", "--repeats", "1", "--requests", "1"]
     quantized: list[Linear] = []
     quantize = Linear.quantize

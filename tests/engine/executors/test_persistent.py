@@ -31,9 +31,9 @@ from engine.models.qwen3_moe import MoEDecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
 from kernels import cuda, ops
 from kernels.persistent_decoder import MAX_TOKENS
-from kernels.reference_decoder import ReferenceDecoder
 from tests.engine.executors.example import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
 from tests.engine.runner.emulated_graphs import EmulatedAttention
+from tests.kernels.decoder.reference_decoder import ReferenceDecoder
 from tests.kernels.gpu_share import few_sms
 
 NUM_BLOCKS = 600

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -72,8 +74,8 @@ def test_alibi() -> None:
 @pytest.mark.parametrize("window", [0, 128])
 def test_sinks(window: int, fp8: bool, clusters: bool) -> None:
     sinks = torch.linspace(-3, 6, 64, device="cuda")
-    shape = {"heads": 64, "kv_heads": 8, "dim": 64}
-    case = make_case([300, 2049], [1, 1], window=window, sinks=sinks, fp8=fp8, **shape)
+    gpt_oss = partial(make_case, heads=64, kv_heads=8, dim=64)
+    case = gpt_oss([300, 2049], [1, 1], window=window, sinks=sinks, fp8=fp8)
     check(case, window=window, sinks=sinks, clusters=clusters)
 
 

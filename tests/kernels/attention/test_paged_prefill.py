@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -209,8 +210,8 @@ def test_fp8_cache(index: int, dtype: torch.dtype) -> None:
 
 def check_sinks(device: str) -> None:
     sinks = torch.tensor([-2.0, 0.0, 1.0, 6.0], device=device)
-    lens, shape = SHAPES[1], {"heads": 4, "kv_heads": 2, "dim": 24, "dtype": torch.float32}
-    case = make_case(*lens, **shape, window=16, sinks=sinks, device=device)
+    lens, shape = SHAPES[1], partial(make_case, heads=4, kv_heads=2, dim=24, dtype=torch.float32)
+    case = shape(*lens, window=16, sinks=sinks, device=device)
     assert_close(run(case, lens[1], window=16, sinks=sinks), case)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels.persistent_decoder import LayerWeights
-from kernels.reference_decoder import ReferenceDecoder
+from tests.kernels.decoder.reference_decoder import ReferenceDecoder
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 48, 40, 6, 2, 8
 BLOCK_SIZE, NUM_BLOCKS, EPS, HEAD_EPS, SCALE = 4, 12, 1e-5, 1e-3, 0.3

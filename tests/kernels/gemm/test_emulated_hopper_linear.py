@@ -3,6 +3,7 @@ against float64."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -110,10 +111,10 @@ def test_tiled(tiled_library: Any, tokens: int, shape: int, split: int, features
     x, weight, bias = randn(tokens, 264, seed=1)[:, :256], randn(features, 256, seed=2), None
     if split != 1:
         bias = randn(features, seed=3)
-    options = {"shape": shape, "split": split}
+    tiled = partial(multiply, tiled_library.tiled_linear, shape=shape, split=split)
     want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    assert_close(multiply(tiled_library.tiled_linear, x, weight, bias, **options), want, 4e-3)
+    assert_close(tiled(x, weight, bias), want, 4e-3)
     x = (x.double() * 0.06).to(BF16)
     gate, up = (x.double() @ weight.double().T).chunk(2, -1)
-    out = multiply(tiled_library.tiled_linear, x, weight, gated=True, **options)
+    out = tiled(x, weight, gated=True)
     assert_close(out, F.silu(gate) * up, 12e-3)

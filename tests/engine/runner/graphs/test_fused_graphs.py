@@ -21,7 +21,6 @@ from engine.runner.graphs import fused
 from engine.runner.graphs.sized import SizedGraphs
 from engine.runner.graphs.steps import Kind, StepGraphs
 from engine.runner.inputs import ChunkFields
-from kernels.reference_decoder import ReferenceDecoder
 from tests.engine.insides import runner_of
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
 from tests.engine.runner.emulated_graphs import EmulatedAttention, emulate
@@ -29,6 +28,7 @@ from tests.engine.runner.harness import Harness
 from tests.engine.runner.test_runner import Greedy, generations
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
+from tests.kernels.decoder.reference_decoder import ReferenceDecoder
 
 prepare = EmulatedAttention.prepare_decode
 

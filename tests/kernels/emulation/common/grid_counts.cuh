@@ -11,7 +11,6 @@ inline void await_count(const int* count, int target) {
   emulation::wait_until([=] { return *count >= target; });
 }
 
-inline void await_count_awake(const int* count, int target) { await_count(count, target); }
 
 inline void set_shared(size_t at, int value) {
   *reinterpret_cast<int*>(emulation::shared_memory + at) = value;

@@ -86,7 +86,6 @@ inline void copy_row(uint32_t to, const void* from, int bytes, uint32_t barrier,
 inline uint64_t evict_first_policy() { return 1; }
 constexpr uint64_t kUsualPolicy = 2;
 inline void fence_async_proxy() {}
-inline void fence_async_proxy_global() {}
 
 template <int N>
 void give_up_registers() {}
@@ -103,8 +102,6 @@ struct Place {
 };
 
 inline void sync_named(int id, int threads) { emulation::wait(emulation::cta().named[id], threads); }
-
-inline void arrive_named(int id, int threads) { emulation::arrive(emulation::cta().named[id], threads); }
 
 inline uint32_t address(const void* p) { return __cvta_generic_to_shared(p); }
 inline void meet_cluster() {
