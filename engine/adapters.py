@@ -173,12 +173,15 @@ class Adapters:
         """
         ref = request.adapter
         assert ref is not None
-        if ref.name in self._unloaded:
+        is_unloaded = ref.name in self._unloaded
+        is_moved = request.progress is not None  # It runs already, and goes on to its end.
+        if is_unloaded and not is_moved:
             raise AdapterUnloaded(f"adapter {ref.name!r} is not loaded any more")
         entry = self._entries.get(ref.name)
         if entry is None:
             entry = self._read(ref)
-        elif (obstacle := _obstacle(entry, ref)) is not None:
+            entry.unloaded = is_unloaded
+        elif (obstacle := _obstacle(entry, ref, is_moved=is_moved)) is not None:
             raise InvalidRequest(obstacle)
         if entry.adapter is None:
             entry.held[request.request_id] = request, []
@@ -276,9 +279,9 @@ class Adapters:
         del self._entries[entry.ref.name]
 
 
-def _obstacle(entry: _Entry, ref: AdapterRef) -> str | None:
+def _obstacle(entry: _Entry, ref: AdapterRef, *, is_moved: bool = False) -> str | None:
     """Why the adapter known under this name cannot be the one asked for; None if it can."""
-    if entry.unloaded:
+    if entry.unloaded and not is_moved:
         return f"adapter {ref.name!r} was unloaded, and {entry.num_users} requests still use it"
     digest = entry.ref.digest if entry.adapter is None else entry.adapter.digest
     if ref.path != entry.ref.path or (ref.digest and digest and ref.digest != digest):

@@ -156,7 +156,7 @@ class Constraints:
             eos = self._compiler.vocabulary.eos_token_ids
             allowed = eos.union(request.params.allowed_token_ids)
             self._allowed[request] = _bitmask(allowed, self._num_words)
-        return None
+        return self.accept(request, request.token_ids[request.num_prompt_tokens :])
 
     def _matcher(self, request: Request, grammar: CompiledGrammar) -> TokenMatcher:
         outputs = request.params.structured_outputs

@@ -158,7 +158,7 @@ class EngineCore:
         )
         request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
         try:
-            self.scheduler.register(request)
+            self.scheduler.register(request, is_moved=message.progress is not None)
         except QueueFull as error:
             self._release_adapter(request)
             self._refuse(message, error, "queue_full")

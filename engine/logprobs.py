@@ -14,22 +14,25 @@ if TYPE_CHECKING:
 class Logprobs:
     """The log-probabilities of one request that are computed and not delivered yet."""
 
-    def __init__(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+    def __init__(self, params: SamplingParams, num_prompt_tokens: int, has_begun: bool) -> None:
         self._wants_output = params.logprobs is not None
         self._output: list[TokenLogprobs] = []
         self._prompt: list[TokenLogprobs] | None = None
         """Of the prompt's tokens, from the second on; None when not asked for, or delivered."""
         self._num_prompt = 0
-        if params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None and not has_begun:
             self._prompt = []
             self._num_prompt = num_prompt_tokens - 1
 
     @classmethod
-    def asked_for(cls, params: SamplingParams, num_prompt_tokens: int) -> Logprobs | None:
-        """None when the parameters ask for neither kind."""
+    def asked_for(
+        cls, params: SamplingParams, num_prompt_tokens: int, *, has_begun: bool
+    ) -> Logprobs | None:
+        """None when the parameters ask for neither kind. has_begun: it has generated before, with
+        another engine, which has delivered the prompt's."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return None
-        return cls(params, num_prompt_tokens)
+        return cls(params, num_prompt_tokens, has_begun)
 
     @property
     def has_prompt(self) -> bool:

@@ -27,6 +27,17 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the files, from ``AdapterAnswer``; other files are refused. Empty: any files."""
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What another engine did for a request before it was moved here: counts of ``RequestOutput``
+    that go on from here."""
+
+    token_ids: list[int]
+    """What it generated, all of which the client has got."""
+    num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Client to engine: generate from ``prompt_token_ids``."""
 
@@ -55,6 +66,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     """Groups that its blocks in the prefix cache count for, with the number of blocks that each
     group may have while no request uses them. Names are opaque; the latest bound of a group
     holds."""
+    progress: Progress | None = None
+    """Set for a request that was admitted by another engine: it goes on after these tokens, which
+    are computed again like those of a preempted request, and is not refused for a full queue."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):

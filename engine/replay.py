@@ -100,7 +100,8 @@ class ReplayCore:
                 )
             )
             return
-        self._running[request.request_id] = (request, 0)
+        num_sent = 0 if request.progress is None else len(request.progress.token_ids)
+        self._running[request.request_id] = (request, num_sent)
         if request.num_granted_tokens is not None:
             self._granted[request.request_id] = Grant(
                 request.request_id, request.num_granted_tokens

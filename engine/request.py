@@ -11,7 +11,7 @@ from engine.cache.table import BlockTable
 from engine.logprobs import Logprobs
 
 if TYPE_CHECKING:
-    from engine.messages import FinishReason, GenerateRequest, Grant
+    from engine.messages import FinishReason, GenerateRequest, Grant, Progress
     from engine.sampling_params import SamplingParams
 
 
@@ -87,9 +87,10 @@ class Request:
     is_new: bool = True
     """It has not been in the queue yet."""
     was_admitted: bool = False
-    """It was admitted at least once, and so no longer counts as queued."""
+    """It was admitted at least once, here or by the engine that it was moved from, and so no longer
+    counts as queued."""
     queue_s: float = 0.0
-    """Seconds from its arrival to its first admission."""
+    """Seconds from its arrival to its first admission; 0 after a move."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     row: int = -1
@@ -122,13 +123,17 @@ class Request:
         self.stop_token_ids = self.eos_token_ids.union(params.stop_token_ids)
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        if message.progress is not None:
+            self._go_on_after(message.progress)
         self.token_limit = self.max_total_tokens
         if message.num_granted_tokens is not None:
             granted_total = self.num_prompt_tokens + message.num_granted_tokens
             self.token_limit = min(self.max_total_tokens, granted_total)
         self.constrained = params.structured_outputs is not None
         self.state = RequestState.WAITING_FOR_GRAMMAR if self.constrained else RequestState.WAITING
-        self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
+        self.logprobs = Logprobs.asked_for(
+            params, self.num_prompt_tokens, has_begun=self.num_generated_tokens > 0
+        )
         region = {"salt": message.cache_salt}
         if self.adapter_digest:
             region["adapter"] = self.adapter_digest
@@ -136,6 +141,15 @@ class Request:
         num_public_tokens = 0 if self.adapter_digest else message.num_public_tokens
         self.block_table = BlockTable(region, message.fair_key, num_public_tokens, message.group)
         self.block_table.skip_reading = self.lacks_prompt_logprobs
+
+    def _go_on_after(self, progress: Progress) -> None:
+        """Take up what another engine has done, as if it had been preempted there."""
+        self.token_ids += progress.token_ids
+        self.was_admitted = bool(progress.token_ids)
+        self.num_once_computed = len(self.token_ids) - 1 if self.was_admitted else 0
+        self.num_cached_tokens = progress.num_cached_tokens
+        self.num_draft_tokens = progress.num_draft_tokens
+        self.num_accepted_tokens = progress.num_accepted_tokens
 
     @property
     def num_tokens(self) -> int:

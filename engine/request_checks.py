@@ -36,6 +36,9 @@ class RequestChecks:
         if not prompt:
             raise InvalidRequest("prompt_token_ids is empty")
         self._check_ids("prompt_token_ids", prompt)
+        if message.progress is not None:
+            self._check_ids("progress.token_ids", message.progress.token_ids)
+            self._check_length(len(prompt) + len(message.progress.token_ids), None)
         self._check_params(message.params)
         _check_terms(message)
         self._check_length(len(prompt), message.params.max_tokens)

@@ -93,9 +93,9 @@ class QueueLimits:
         """What is queued for each tenant that has something queued, by fair key."""
         return self._tenants
 
-    def enter(self, fair_key: str, num_tokens: int) -> None:
+    def enter(self, fair_key: str, num_tokens: int, *, is_moved: bool = False) -> None:
         """Count an arriving request. Raises ``QueueFull``, naming the limit, if it has to be
-        refused."""
+        refused: never one that another engine has taken before."""
         tenant = self._tenants.get(fair_key) or Queued()
         error = refusal(
             self._config,
@@ -103,7 +103,7 @@ class QueueLimits:
             Queued(tenant.num_reqs + 1, tenant.num_tokens + num_tokens),
             len(self._tenants.keys() | {fair_key}),
         )
-        if error is not None:
+        if error is not None and not is_moved:
             raise error
         self._tenants[fair_key] = tenant
         for queued in (self._all, tenant):

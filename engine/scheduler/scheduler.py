@@ -97,9 +97,11 @@ class Scheduler:
 
     # ---- requests come and go -------------------------------------------------------------------
 
-    def register(self, request: Request) -> None:
-        """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
-        self.queue.enter(request.fair_key, request.num_prompt_tokens)
+    def register(self, request: Request, *, is_moved: bool = False) -> None:
+        """Count a new request as queued, before ``add``. Raises ``QueueFull``, but not for one that
+        another engine has taken before."""
+        if not request.was_admitted:
+            self.queue.enter(request.fair_key, request.num_prompt_tokens, is_moved=is_moved)
         self.tenants.of(request.fair_key)  # From now on its totals are reported.
         self.waiting.note_grant(request)
 

@@ -12,11 +12,11 @@ def found(*token_ids: int) -> list[TokenLogprobs]:
 
 
 def test_nothing_is_kept_for_those_who_do_not_ask() -> None:
-    assert Logprobs.asked_for(SamplingParams(), 9) is None
+    assert Logprobs.asked_for(SamplingParams(), 9, has_begun=False) is None
 
 
 def test_tokens_that_are_not_delivered_take_theirs_along() -> None:
-    logprobs = Logprobs.asked_for(SamplingParams(logprobs=0), 3)
+    logprobs = Logprobs.asked_for(SamplingParams(logprobs=0), 3, has_begun=False)
     assert logprobs is not None
     logprobs.add(found(7, 8, 9))
     assert logprobs.take(2) == found(7, 8)
@@ -27,7 +27,7 @@ def test_tokens_that_are_not_delivered_take_theirs_along() -> None:
 
 
 def test_the_prompt_is_delivered_once_and_whole() -> None:
-    logprobs = Logprobs(SamplingParams(prompt_logprobs=2), 6)
+    logprobs = Logprobs(SamplingParams(prompt_logprobs=2), 6, has_begun=False)
     logprobs.add_prompt(1, found(1, 2))
     assert not logprobs.has_prompt
     assert logprobs.take_prompt() is None
@@ -39,7 +39,7 @@ def test_the_prompt_is_delivered_once_and_whole() -> None:
 
 
 def test_what_is_computed_again_is_not_taken_again() -> None:
-    logprobs = Logprobs(SamplingParams(prompt_logprobs=0), 6)
+    logprobs = Logprobs(SamplingParams(prompt_logprobs=0), 6, has_begun=False)
     logprobs.add_prompt(1, found(1, 2, 3))
     logprobs.add_prompt(1, found(1, 2))
     logprobs.add_prompt(3, found(3, 4))
@@ -52,6 +52,6 @@ def test_what_is_computed_again_is_not_taken_again() -> None:
 
 
 def test_a_prompt_of_one_token_has_none() -> None:
-    logprobs = Logprobs(SamplingParams(prompt_logprobs=0), 1)
+    logprobs = Logprobs(SamplingParams(prompt_logprobs=0), 1, has_begun=False)
     assert logprobs.has_prompt
     assert logprobs.take_prompt() == []

@@ -7,11 +7,13 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import AdapterLoadError
-from engine.messages import AdapterRef, GenerateRequest, Grant, RequestOutput
+from engine.messages import AdapterRef, GenerateRequest, Grant, Progress, RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
@@ -206,6 +208,23 @@ class Harness:
     def grant(self, request_id: str, num_tokens: int, *, is_last: bool = False) -> None:
         self.granted[request_id] = Grant(request_id, num_tokens, is_last)
         self.core.grant([self.granted[request_id]])
+        self.core.check_integrity()
+
+    def move(self, request_id: str) -> None:
+        """Take an unfinished request away and bring it back, as it comes from another engine."""
+        self.core.abort([request_id])
+        self.step()
+        del self.finished[request_id]
+        grant = self.granted.get(request_id)
+        self.core.add_request(
+            msgspec.structs.replace(
+                self.messages[request_id],
+                num_granted_tokens=None if grant is None else grant.num_tokens,
+                progress=Progress(token_ids=list(self.tokens[request_id])),
+            )
+        )
+        if grant is not None:
+            self.core.grant([grant])
         self.core.check_integrity()
 
     def _num_shared(self, message: GenerateRequest) -> int:

@@ -204,6 +204,16 @@ class EngineMachine(RuleBasedStateMachine):
             self.seen[f"parked while {before.value}"] += 1
         core.check_integrity()
 
+    @precondition(lambda self: self.harness.core._requests)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        """It goes on with all that it had, as if another engine had died under it."""
+        name = data.draw(st.sampled_from(list(self.harness.core._requests)))
+        request = self.harness.core._requests[name]
+        self.seen[f"moved while {request.state.value}"] += 1
+        self.seen["moved amid its answer"] += request.num_generated_tokens > 0
+        self.harness.move(name)
+
     @rule(adapter=st.sampled_from(["x", "y", "z"]))
     def load(self, adapter: str) -> None:
         self.harness.core.load_adapter(AdapterRef(name=adapter, path=f"/{adapter}"), lambda _: None)
@@ -299,6 +309,9 @@ SITUATIONS = (
     "request cancelled while running",
     "request cancelled while waiting",
     "request cancelled while parked",
+    "moved amid its answer",
+    "moved while waiting",
+    "moved while parked",
     "granted while running",
     "granted while waiting",
     "idle for drafts",
