@@ -19,7 +19,9 @@ from uuid import UUID
 import yaml
 from prometheus_client.core import Metric
 
+from engine.client.moves import Moves
 from engine.messages import Stats, TenantStats
+from gateway.metrics.engine import EngineCollector
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.times import Times
 from tenants.changes import ChangeListener
@@ -370,7 +372,8 @@ def metrics() -> list[Metric]:
         tenants=[TenantStats("t", num_accepted_tokens_per_pos=[0])],
         spec_decode_num_accepted_tokens_per_pos=[0],
     )
-    found.watch(running=lambda: 0, stats=lambda: stats)
+    found.watch(running=lambda: 0, engines=lambda: {"0": EngineCollector(lambda: stats)})
+    found.watch_moves(Moves(lambda _: (), 0.0))
     found.watch_background(lambda: {"work": 0})
     found.watch_changes(ChangeListener("postgresql://localhost/none", lambda change: None))
     found.watch_ledger(Ledger(MemoryStore()))

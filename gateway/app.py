@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from gateway import rate_limits
 from gateway.answers.event_stream import STREAM_ID_HEADER
 from gateway.config import Config
@@ -35,7 +35,7 @@ from tenants.store import Store
 def create_app(
     config: Config,
     *,
-    engine: EngineClient,
+    engine: Fleet,
     store: Store,
     secrets: Secrets,
     metrics_folder: Path | None = None,

@@ -42,6 +42,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
+Replicas = Annotated[
+    int | None, typer.Option(min=1, help="Engines of the model; by default fleet.replicas, or 1.")
+]
 DataDir = Annotated[Path, typer.Option(help="Folder of the demo: database, secrets and keys.")]
 
 
@@ -83,6 +86,7 @@ def demo(
     config: Annotated[
         Path | None, typer.Option(help="Settings file, as for serve, but without a database.")
     ] = None,
+    replicas: Replicas = None,
     replay: Annotated[
         float | None,
         typer.Option(
@@ -93,7 +97,12 @@ def demo(
     """Start everything: database, engine, gateway and chat page, on the bundled model."""
     from gateway.commands.demo import Demo, configure
 
-    env = _environment(server_port=port, server_host=host, engine_model=_found(model))
+    env = _environment(
+        server_port=port,
+        server_host=host,
+        engine_model=_found(model),
+        fleet_replicas=replicas,
+    )
     settings = configure(config, data_dir, env=env)
     Demo(
         settings,
@@ -109,6 +118,7 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Gateway processes; by default server.workers.")
     ] = None,
+    replicas: Replicas = None,
     model: Annotated[
         str | None, typer.Option(help="A model's folder or hub id, in place of engine.model.")
     ] = None,
@@ -129,7 +139,9 @@ def serve(
     from gateway.commands import load_progress
     from gateway.processes import server, supervisor
 
-    env = _environment(engine_model=_found(model), engine_revision=revision)
+    env = _environment(
+        engine_model=_found(model), engine_revision=revision, fleet_replicas=replicas
+    )
     settings = configuration.load(config, env=env)
     if settings.tenants.session_dsn is not None:
         asyncio.run(migrations.check(settings.tenants.session_dsn))

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from engine import hub
+from engine.client.router import RouterName
 from engine.config import EngineConfig, Policy
 from engine.errors import ConfigError as EngineConfigError
 from engine.field_hints import explain, hint
@@ -293,6 +294,21 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
 
 
+class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engines behind the gateway, and what happens when one of them dies."""
+
+    replicas: Positive = 1
+    """Engines of the model that this host runs. On GPUs each has a GPU of its own; on a CPU they
+    share its cores, unless ``engine.num_threads`` is set."""
+    router: RouterName = "least_loaded"
+    """How an engine is chosen for a request: ``least_loaded``; ``random``; or ``session_affine``,
+    the same one for a tenant's prompts that begin with the same 128 tokens while it is not loaded
+    above the average."""
+    failover_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """How long the requests of an engine that has died wait for one to go on with them, if no other
+    is ready; then they fail. 0: not at all."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
@@ -301,6 +317,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tenants: TenantsConfig = TenantsConfig()
     models: ModelsConfig = ModelsConfig()
     tracing: TracingConfig = TracingConfig()
+    fleet: FleetConfig = FleetConfig()
 
     def __post_init__(self) -> None:
         if self.engine.enable_lora and self.models.adapters_dir is None:
@@ -340,6 +357,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "models": ModelsConfig,
     "tenants": TenantsConfig,
     "tracing": TracingConfig,
+    "fleet": FleetConfig,
 }
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from gateway.admission.admission import Admission
 from gateway.concurrency.background import Background
 from gateway.errors import ApiError, Draining
@@ -61,7 +61,7 @@ class Lifecycle:
     def __init__(
         self,
         *,
-        engine: EngineClient,
+        engine: Fleet,
         store: Store,
         ledger: Ledger,
         journal: Journal,

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 
 from engine import sampling_defaults
 from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.errors import NoChatTemplate
 from engine.text.chat_template import ChatTemplate, MissingChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.flushes import Flushes
 from gateway.generation.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
+from gateway.metrics.engine import EngineCollector
 from gateway.metrics.metrics import Metrics
 from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import new_worker_id
@@ -63,7 +65,7 @@ class Services:
     """All parts that routes and middleware need. ``create_services`` makes it."""
 
     config: Config
-    engine: EngineClient
+    engine: Fleet
     tokenizer: Tokenizer
     store: Store
     secrets: Secrets
@@ -114,7 +116,7 @@ class Services:
 def create_services(
     config: Config,
     *,
-    engine: EngineClient,
+    engine: Fleet,
     store: Store,
     secrets: Secrets,
     metrics_folder: Path | None = None,
@@ -126,7 +128,7 @@ def create_services(
     used, or the chat template refuses a public system prompt.
     """
     base = _create_base(config, engine, store, secrets, metrics_folder)
-    engine.around_outputs = cork = Cork()
+    cork = Cork()
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
     admission = _create_admission(base, models)
@@ -143,10 +145,12 @@ def create_services(
     )
     work = _create_background(base, peers, adapters, revocations)
     metrics = base.metrics
-    engine.on_tokens = metrics.observe_inter_token
+    engine.observe(around_outputs=cork, on_tokens=metrics.observe_inter_token)
     metrics.watch(
-        running=lambda: len(generations), stats=lambda: engine.stats, ready=lambda: engine.ready
+        running=lambda: len(generations),
+        engines=lambda: {one.name: _collector(one) for one in engine.engines},
     )
+    metrics.watch_moves(engine.moves)
     metrics.watch_background(lambda: work.num_deaths)
     metrics.watch_ledger(base.ledger)
     lifecycle = Lifecycle(
@@ -193,7 +197,7 @@ class _Base:
     config: Config
     worker_id: str
     """This process, for the others."""
-    engine: EngineClient
+    engine: Fleet
     store: Store
     secrets: Secrets
     metrics: Metrics
@@ -215,7 +219,7 @@ class _Base:
 
 def _create_base(
     config: Config,
-    engine: EngineClient,
+    engine: Fleet,
     store: Store,
     secrets: Secrets,
     metrics_folder: Path | None,
@@ -331,6 +335,10 @@ def _create_generations(base: _Base, cork: Cork) -> Generations:
         checks=ComplianceChecks(base.compiler.submit_validation, base.grammar_lanes),
         public_prefixes=base.public_prefixes,
     )
+
+
+def _collector(engine: EngineClient) -> EngineCollector:
+    return EngineCollector(lambda: engine.stats, lambda: engine.ready)
 
 
 def _chat_template(config: Config) -> ChatTemplate:

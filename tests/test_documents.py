@@ -25,6 +25,7 @@ DOCUMENTS = [
         "docs/metrics.md",
         "docs/models.md",
         "docs/performance-gateway.md",
+        "docs/scaling.md",
         "docs/stability.md",
         "engine/README.md",
         "engine/demo/README.md",

@@ -1,8 +1,8 @@
 """The asyncio client of the engine: submits requests, and returns their streams. No torch import.
 
 One background task watches the engine, and restarts it when it has died or hangs (work waits, but
-no step ends). Streams in flight then raise ``EngineDead``; they are not repeated, because their
-readers have seen a part already.
+no step ends). Streams in flight are handed to ``on_lost``, which finds another engine to go on with
+them (``adopt``); without it they raise ``EngineDead``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ STABLE_S = 30.0
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
 
+OnLost = Callable[[list[RequestStream], EngineDead | None], None]
+"""Takes streams that have lost their engine: with its death, or because it is drained."""
+
+
 def _ignore_tokens(_now: float, _since: Sequence[float]) -> None:
     """The default ``on_tokens``."""
 
@@ -78,14 +82,16 @@ class EngineClient:
         stall_timeout_s: float = 60.0,
         shutdown_timeout_s: float = 5.0,
         transport: MakeTransport = EngineProcess,
+        name: str = "0",
     ) -> None:
         """``max_num_queued_reqs``: the most requests without an output, beyond which a tenant
         with less than its part of them is still served; None for no limit.
 
         ``hang_timeout_s`` must exceed the longest step, because the engine sends nothing during
         one. A request with more than ``max_unread_tokens`` that its reader has not taken is parked,
-        and aborted if it stays so for ``stall_timeout_s``.
+        and aborted if it stays so for ``stall_timeout_s``. ``name``: among several engines.
         """
+        self.name = name
         self._config = config
         self._on_progress = on_progress
         self._max_num_queued_reqs = max_num_queued_reqs
@@ -125,6 +131,15 @@ class EngineClient:
         self.around_outputs: AbstractContextManager[object] = contextlib.nullcontext()
         """Entered anew for every ``BURST`` outputs of a step, while they are delivered. Must not
         raise."""
+        self.on_lost: OnLost | None = None
+        self.on_change: Callable[[], None] | None = None
+        """Called when the engine begins or ceases to be ready."""
+        self.on_step: Callable[[], None] | None = None
+        """Called after the outputs of each step, while it is set."""
+        self._leaving: set[str] = set()
+        """Ids of requests that are aborted here to go on elsewhere."""
+        self._num_others = 0
+        """Requests of other clients that the engine had at its last report."""
 
     # -- life cycle
 
@@ -135,7 +150,18 @@ class EngineClient:
         """
         assert self._supervisor is None, "an EngineClient starts once"
         await self._launch()
-        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+        self._begin_to_supervise(is_away=False)
+
+    def join(self) -> None:
+        """As ``start``, but without waiting: the engine may come at any time. ``on_change`` tells
+        of it, and what is in its way is logged."""
+        assert self._supervisor is None, "an EngineClient starts once"
+        self._begin_to_supervise(is_away=True)
+
+    def _begin_to_supervise(self, *, is_away: bool) -> None:
+        self._supervisor = asyncio.create_task(
+            self._supervise(is_away=is_away), name="engine-supervisor"
+        )
         self._supervisor.add_done_callback(_report_crash)
 
     async def close(self) -> None:
@@ -185,13 +211,42 @@ class EngineClient:
         _ = self.info
         assert request.request_id not in self._streams, "request ids are unique while in flight"
         self._refuse_too_many(request.fair_key)
+        stream = RequestStream(self, request)
+        self._send_request(stream, request)
+        return stream
+
+    def adopt(self, stream: RequestStream) -> None:
+        """Go on with the request of a stream that has lost its engine, of the same model and
+        settings. Raises ``EngineDead`` or ``QueueFull``: then nothing has changed."""
+        _ = self.info
+        request = stream.resumption(self._config.seed)
+        self._send_request(stream, request)
+        stream.move(self, request.request_id)
+
+    def _send_request(self, stream: RequestStream, request: GenerateRequest) -> None:
         assert self._transport is not None
         self._transport.send(request)
         self._backlog.send(request)
-        stream = RequestStream(self, request.request_id)
         self._streams[request.request_id] = stream
         self._queued[request.request_id] = request.fair_key
-        return stream
+
+    def evacuate(self) -> None:
+        """Have all requests go on elsewhere: their streams come to ``on_lost`` as soon as the
+        engine has given them up."""
+        for request_id, stream in self._streams.items():
+            if not stream.is_closing and request_id not in self._leaving:
+                self._leaving.add(request_id)
+                self._updates.abort(request_id)
+
+    @property
+    def num_streams(self) -> int:
+        """This client's own requests that have not ended."""
+        return len(self._streams)
+
+    @property
+    def load(self) -> int:
+        """Unfinished requests at the engine, those of other clients as of its last report."""
+        return len(self._streams) + self._num_others
 
     def _refuse_too_many(self, fair_key: str) -> None:
         """Raise ``QueueFull`` at the limit, as ``queue_limits.refusal`` does: to those only that
@@ -265,6 +320,18 @@ class EngineClient:
             with self.around_outputs:
                 self._deliver_burst(outputs[start : start + BURST], now, since)
         self.on_tokens(now, since)
+        if self.on_step is not None:
+            self.on_step()
+
+    def _hand_over(self, stream: RequestStream, output: RequestOutput) -> bool:
+        """Whether a request ended here only to go on elsewhere."""
+        if output.request_id not in self._leaving:
+            return False
+        self._leaving.remove(output.request_id)
+        if output.finish_reason != "abort" or stream.is_closing or self.on_lost is None:
+            return False
+        self.on_lost([stream], None)
+        return True
 
     def _deliver_burst(self, outputs: list[RequestOutput], now: float, since: list[float]) -> None:
         streams, queued = self._streams, self._queued
@@ -278,9 +345,13 @@ class EngineClient:
                 del streams[output.request_id]
                 self._parked.pop(stream, None)
                 self._updates.forget(output.request_id)
+                if self._leaving and self._hand_over(stream, output):
+                    continue
             stream.deliver(output, now, since)
 
     def _on_stats(self, stats: Stats) -> None:
+        num_all = stats.num_running + stats.num_waiting + stats.num_parked
+        self._num_others = max(0, num_all - len(self._streams))
         working = stats.num_running + stats.num_waiting > 0
         if not working or stats.num_steps != self.stats.num_steps:
             self._progress_at = time.monotonic()
@@ -329,7 +400,7 @@ class EngineClient:
             if now - since < self._stall_timeout_s:
                 break
             stream.abandoned = True
-            self.abort_nowait(stream.request_id)
+            stream.close()
 
     # -- death and restart
 
@@ -350,6 +421,11 @@ class EngineClient:
         self._backlog = Backlog(self._config)
         self._progress_at = time.monotonic()
         self._info = info
+        self._notify()
+
+    def _notify(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _on_exit(self, reason: str) -> None:
         self._died(EngineDead(reason))
@@ -370,9 +446,17 @@ class EngineClient:
         self.adapters.fail(self._dead_because)
         self._updates.clear()
         self._parked.clear()
-        for stream in self._take_streams():
-            stream.fail(EngineDead(str(error)))
+        self._leaving.clear()
+        self._num_others = 0
+        streams = self._take_streams()
         self._death.set()
+        self._notify()
+        lost = EngineDead(str(error))
+        for stream in streams:
+            if stream.is_closing or self.on_lost is None:
+                stream.fail(lost)
+        if self.on_lost is not None:
+            self.on_lost([stream for stream in streams if not stream.is_closing], lost)
 
     def _take_streams(self) -> list[RequestStream]:
         streams = list(self._streams.values())
@@ -380,8 +464,8 @@ class EngineClient:
         self._queued.clear()
         return streams
 
-    async def _supervise(self) -> None:
-        backoff_s = MIN_BACKOFF_S
+    async def _supervise(self, *, is_away: bool) -> None:
+        backoff_s = await self._restart(0.0) if is_away else MIN_BACKOFF_S
         while True:
             started_at = time.monotonic()
             await self._watch()
@@ -418,7 +502,7 @@ class EngineClient:
         """Start the engine again; returns the backoff to begin with after the next death."""
         while True:
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            backoff_s = min(max(2 * backoff_s, MIN_BACKOFF_S), MAX_BACKOFF_S)
             try:
                 await self._launch()
             except EngineError as error:

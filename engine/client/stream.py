@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import msgspec
 
 from engine.errors import EngineDead
-from engine.messages import FinishReason, Grant, RequestOutput
-
-if TYPE_CHECKING:
-    from engine.client.client import EngineClient
+from engine.messages import FinishReason, GenerateRequest, Grant, Progress, RequestOutput
+from engine.sampling.seeds import request_seed
 
 Take = Callable[[RequestOutput, float], bool]
 """Takes an output in place of the reader, given the time in seconds of ``time.monotonic``. If it
 returns False the output stays unread: the callback then wakes the reader itself, or has the output
 offered again later, by ``RequestStream.offer_again``."""
+
+
+class Source(Protocol):
+    """Where a stream's outputs come from: an ``EngineClient``, or whoever looks for another one
+    after that has died."""
+
+    def on_read(self, stream: RequestStream) -> None: ...
+
+    def on_unread(self, stream: RequestStream, num_unread_tokens: int) -> None: ...
+
+    def grant_nowait(self, grant: Grant) -> None: ...
+
+    def abort_nowait(self, request_id: str) -> None: ...
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
@@ -24,32 +38,46 @@ class RequestStream(AsyncIterator[RequestOutput]):
     Outputs that wait are merged into one, so a stream never holds more than the tokens of its
     request. A request with many unread tokens is parked: others get its place in the batch until
     its reader continues, or it is aborted after a while. The counts below include unread outputs.
+
+    It knows all that another engine needs to go on with its request (``resumption``), so it
+    outlives the engine that it began with.
     """
 
     # Slots, because with a thousand streams each cache line that an output needs must be fetched
     # from memory.
     __slots__ = (
         "__weakref__",
-        "_client",
         "_error",
         "_last_token_at",
+        "_num_moves",
         "_pending",
+        "_token_ids",
         "_wakers",
         "abandoned",
         "finish_reason",
+        "grant_so_far",
+        "is_closing",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_draft_tokens",
+        "num_generated_before",
         "num_generated_tokens",
+        "num_strikes",
         "on_change",
         "on_count",
         "queue_s",
+        "request",
         "request_id",
+        "source",
         "take",
     )
 
-    def __init__(self, client: EngineClient, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, source: Source, request: GenerateRequest) -> None:
+        self.source = source
+        self.request = request
+        """As it was submitted at first."""
+        self.request_id = request.request_id
+        """As the engine knows it at the moment."""
         self.num_generated_tokens = 0
         self.num_cached_tokens = 0
         self.num_draft_tokens = 0
@@ -69,7 +97,17 @@ class RequestStream(AsyncIterator[RequestOutput]):
         ``take``."""
         self.abandoned = False
         """Whether it was aborted because nobody read it for too long."""
-        self._client = client
+        self.is_closing = False
+        """Whether its reader has asked for its end."""
+        self.grant_so_far: Grant | None = None
+        """The latest that was granted after the submission."""
+        self.num_generated_before = 0
+        """Tokens that came before the engine at which the request is now."""
+        self.num_strikes = 0
+        """How many engines in a row have died with it before it got a token of them."""
+        self._token_ids = array("i")
+        """All that came, for another engine to go on from."""
+        self._num_moves = 0
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
@@ -89,7 +127,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 raise StopAsyncIteration
             await self._change()
         output, self._pending = self._pending, None
-        self._client.on_read(self)
+        self.source.on_read(self)
         return output
 
     @property
@@ -102,7 +140,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         ``num_granted_tokens``. After the last grant it ends there with ``length``. Never blocks,
         never raises."""
         if not self.is_finished:
-            self._client.grant_nowait(Grant(self.request_id, num_tokens, is_last))
+            self.grant_so_far = grant = Grant(self.request_id, num_tokens, is_last)
+            self.source.grant_nowait(grant)
 
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent, never blocks, never raises.
@@ -110,7 +149,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         The engine's last output can still be read.
         """
         if not self.is_finished:
-            self._client.abort_nowait(self.request_id)
+            self.is_closing = True
+            self.source.abort_nowait(self.request_id)
 
     async def aclose(self) -> None:
         """``close``, then wait until the counts are final. Returns at once if the engine is
@@ -137,13 +177,17 @@ class RequestStream(AsyncIterator[RequestOutput]):
         ``time.monotonic``. ``since``: a list for ``EngineClient.on_tokens``, to append to."""
         if num_tokens := len(output.new_token_ids):
             self.num_generated_tokens += num_tokens
+            if num_tokens == 1:
+                self._token_ids.append(output.new_token_ids[0])
+            else:
+                self._token_ids.extend(output.new_token_ids)
             if (last_at := self._last_token_at) is not None:
                 if num_tokens == 1:
                     since.append(last_at)
                 else:
                     since += [now - (now - last_at) / num_tokens] * num_tokens
             else:
-                self.queue_s = output.queue_s
+                self.queue_s = output.queue_s or self.queue_s
             self._last_token_at = now
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
@@ -158,7 +202,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if output.finish_reason is None:
             if self._pending is not None:
                 self._pending = _merge(self._pending, output)
-                self._client.on_unread(self, len(self._pending.new_token_ids))
+                self.source.on_unread(self, len(self._pending.new_token_ids))
                 return
             take = self.take
             if take is not None:
@@ -179,7 +223,41 @@ class RequestStream(AsyncIterator[RequestOutput]):
             return
         if take(output, now):
             self._pending = None
-            self._client.on_read(self)
+            self.source.on_read(self)
+
+    def resumption(self, engine_seed: int) -> GenerateRequest:
+        """The request with which another engine goes on.
+
+        It samples what the first engine would have, whose seed was ``engine_seed``. The request
+        has another id, as an engine may still know the one before.
+        """
+        first, params = self.request, self.request.params
+        if params.seed is None:
+            seed = request_seed(engine_seed, first.request_id)
+            params = msgspec.structs.replace(params, seed=seed)
+        granted = self.grant_so_far
+        return msgspec.structs.replace(
+            first,
+            request_id=f"{first.request_id}.{self._num_moves + 1}",
+            params=params,
+            num_granted_tokens=first.num_granted_tokens if granted is None else granted.num_tokens,
+            progress=Progress(
+                token_ids=self._token_ids.tolist(),
+                num_cached_tokens=self.num_cached_tokens,
+                num_draft_tokens=self.num_draft_tokens,
+                num_accepted_tokens=self.num_accepted_tokens,
+            ),
+        )
+
+    def move(self, source: Source, request_id: str) -> None:
+        """For ``EngineClient``: the outputs come from ``source`` from now on, under this id."""
+        self.source = source
+        self.request_id = request_id
+        self.num_generated_before = self.num_generated_tokens
+        self._num_moves += 1
+        self.break_off_timing()
+        if (granted := self.grant_so_far) is not None:
+            self.grant(granted.num_tokens, is_last=granted.is_last)
 
     def fail(self, error: EngineDead) -> None:
         """For ``EngineClient``: end the stream, because the engine has died."""

@@ -15,9 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -122,8 +123,11 @@ class EngineProcess(EngineSocket):
         on_exit: OnExit,
         *,
         shared_address: str | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``shared_address``: where ``AttachedEngine`` of other processes finds it."""
+        """``shared_address``: where ``AttachedEngine`` of other processes finds it.
+        ``environment``: variables of its own, beside those of this process."""
+        self._environment = environment
         super().__init__(zmq.PAIR, on_message, on_exit)
         self._exited = asyncio.Event()
         self._connected = self._failed = False
@@ -178,7 +182,12 @@ class EngineProcess(EngineSocket):
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", self.module, *self.arguments],
             stdin=subprocess.PIPE,
-            env={**IDLE_THREADS, **os.environ, "PYTHONPATH": import_path()},
+            env={
+                **IDLE_THREADS,
+                **os.environ,
+                **self._environment,
+                "PYTHONPATH": import_path(),
+            },
             process_group=0,  # Ctrl-C in a terminal is for the gateway, which stops the engine
         )
         assert process.stdin is not None
@@ -235,10 +244,11 @@ class ReplayProcess(EngineProcess):
         on_exit: OnExit,
         *,
         tokens_per_s: float,
-        shared_address: str | None = None,
+        **options: Any,
     ) -> None:
+        """``options``: of ``EngineProcess``."""
         self.arguments = (repr(tokens_per_s),)
-        super().__init__(config, on_message, on_exit, shared_address=shared_address)
+        super().__init__(config, on_message, on_exit, **options)
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:

@@ -14,7 +14,7 @@ import logging
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.errors import EngineDead, QueueFull
 from engine.messages import AdapterRef
 from gateway.config import Config
@@ -32,7 +32,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 class Adapters:
     """All adapters below ``models.adapters_dir``. One per gateway worker."""
 
-    def __init__(self, config: Config, *, engine: EngineClient, store: Store) -> None:
+    def __init__(self, config: Config, *, engine: Fleet, store: Store) -> None:
         self._model = config.model_name
         folder = config.models.adapters_dir
         self._root = None if folder is None else Path(folder)

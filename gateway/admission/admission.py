@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway import tracing
@@ -56,7 +56,7 @@ class Admission:
         config: Config,
         *,
         models: ServedModels,
-        engine: EngineClient,
+        engine: Fleet,
         ledger: Ledger,
         quota: Quota,
         authenticator: Authenticator,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.errors import EngineDead
 from engine.messages import AdapterRef
 from gateway.config import Config
@@ -16,7 +16,7 @@ from tenants.access import resolve_model, visible_models
 from tenants.types import Adapter, Principal
 
 
-def max_model_len(engine: EngineClient) -> int | None:
+def max_model_len(engine: Fleet) -> int | None:
     """The most tokens of prompt and answer; None while the engine is away."""
     try:
         return engine.info.max_model_len

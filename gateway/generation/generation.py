@@ -20,7 +20,7 @@ from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from uuid import UUID
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
 from engine.text.tokenizer import Tokenizer
@@ -383,7 +383,7 @@ class Generations:
     def __init__(
         self,
         *,
-        engine: EngineClient,
+        engine: Fleet,
         tokenizer: Tokenizer,
         ledger: Ledger,
         quota: Quota,

@@ -8,7 +8,7 @@ tenant's id. The engine keeps a bounded number of tenants apart, and reports the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
 
 from prometheus_client.core import (
@@ -125,6 +125,31 @@ class EngineCollector(Collector):
         yield accepted
         yield from _by_tenant(stats.tenants)
         yield from _drafts_by_tenant(stats.tenants)
+
+
+class FleetCollector(Collector):
+    """The metrics of several engines, with the label ``engine``; of a lone one without it."""
+
+    def __init__(self, engines: Callable[[], Mapping[str, EngineCollector]]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        engines = self._engines()
+        if len(engines) == 1:
+            (engine,) = engines.values()
+            yield from engine.collect()
+            return
+        families: dict[str, Metric] = {}
+        for name, engine in engines.items():
+            for metric in engine.collect():
+                family = families.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type)
+                )
+                family.samples += [
+                    sample._replace(labels={"engine": name, **sample.labels})
+                    for sample in metric.samples
+                ]
+        yield from families.values()
 
 
 def _by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:

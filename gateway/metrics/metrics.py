@@ -18,9 +18,9 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.messages import Stats
+from engine.client.moves import Moves
 from gateway.metrics.board import Board
-from gateway.metrics.engine import EngineCollector, Latencies
+from gateway.metrics.engine import EngineCollector, FleetCollector, Latencies
 from gateway.metrics.times import Times
 from gateway.version import commit, version
 from tenants.changes import ChangeListener
@@ -119,12 +119,15 @@ class Metrics:
         self,
         *,
         running: Callable[[], int],
-        stats: Callable[[], Stats],
-        ready: Callable[[], bool] = lambda: True,
+        engines: Callable[[], Mapping[str, EngineCollector]],
     ) -> None:
-        """Call these whenever the metrics are scraped."""
+        """Call these whenever the metrics are scraped. ``engines``: by name."""
         self._registry.register(_RunningCollector(running))
-        self._engine_registry.register(EngineCollector(stats, ready))
+        self._engine_registry.register(FleetCollector(engines))
+
+    def watch_moves(self, moves: Moves) -> None:
+        """Read ``moves`` whenever the metrics are scraped."""
+        self._registry.register(_MovesCollector(moves))
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Read ``listener`` whenever the metrics are scraped."""
@@ -218,6 +221,28 @@ class _RunningCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily(
             "sluice_generations_running", "Requests that are not settled yet.", self._running()
+        )
+
+
+class _MovesCollector(Collector):
+    def __init__(self, moves: Moves) -> None:
+        self._moves = moves
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "sluice_requests_without_engine",
+            "Requests that have lost their engine, and wait for another one.",
+            len(self._moves),
+        )
+        yield CounterMetricFamily(
+            "sluice_request_moves",
+            "Times that a request went on at another engine, or at the same after its restart.",
+            self._moves.num_moved,
+        )
+        yield CounterMetricFamily(
+            "sluice_requests_lost",
+            "Requests that failed with their engine: no other came in time, or it was their doing.",
+            self._moves.num_failed,
         )
 
 

@@ -16,7 +16,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.client.transport import EngineProcess, MakeTransport
 from engine.garbage import tune_collector
 from engine.messages import LoadProgress
@@ -27,7 +27,7 @@ from gateway.errors import AddressInUse, ConfigError
 from gateway.lifecycle import ABORT_S, Lifecycle
 from gateway.metrics.metrics import Metrics
 from gateway.processes import metrics_server, open_files
-from gateway.processes.engine_client import make_engine_client
+from gateway.processes.fleet import spawned_fleet
 from gateway.transport import protocol
 from tenants.store import Store
 
@@ -184,14 +184,14 @@ async def serve(
         engine.errors.EngineError: the model cannot be loaded.
     """
     with contextlib.closing(bind(config.server)) as listener:
-        engine = make_engine_client(config, on_progress=on_progress, transport=transport)
+        engine = spawned_fleet(config, on_progress=on_progress, transport=transport)
         await serve_on(listener, config, engine, on_ready, store=store)
 
 
 async def serve_on(
     listener: socket.socket,
     config: Config,
-    engine: EngineClient,
+    engine: Fleet,
     on_ready: Callable[[str], None] | None = None,
     *,
     metrics_folder: Path | None = None,
@@ -243,7 +243,7 @@ def _dsn_of(settings: TenantsConfig) -> str:
 async def _serve(
     server: Server,
     listener: socket.socket,
-    engine: EngineClient,
+    engine: Fleet,
     url: str,
     on_ready: Callable[[str], None] | None,
 ) -> None:

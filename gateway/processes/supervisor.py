@@ -1,9 +1,9 @@
-"""Runs several gateway processes (``server.workers``) that share a port and an engine.
+"""Runs several gateway processes (``server.workers``) that share a port and the engines.
 
 The kernel spreads connections over the workers (SO_REUSEPORT), PostgreSQL has the state that they
-share, and one engine serves them all. A worker that dies loses its connections and is replaced; the
-others are not affected. A worker that hangs would still get its share of new connections, so it is
-killed.
+share, and the same engines serve them all. A worker that dies loses its connections and is
+replaced; the others are not affected. A worker that hangs would still get its share of new
+connections, so it is killed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from engine.client.client import EngineClient
-from engine.client.transport import EngineProcess, import_path, private_socket_path
+from engine.client.fleet import Fleet
+from engine.client.transport import import_path, private_socket_path
 from engine.messages import LoadProgress
 from gateway import logs
 from gateway.config import Config, ServerConfig
@@ -35,7 +34,7 @@ from gateway.lifecycle import ABORT_S
 from gateway.metrics import board
 from gateway.peers.peers import sweep
 from gateway.processes import server
-from gateway.processes.engine_client import make_engine_client
+from gateway.processes.fleet import spawned_fleet
 from gateway.processes.signals import ending_signals_sent_to
 from gateway.processes.worker import BEATS, Launch, Started
 from tenants.backoff import Backoff
@@ -232,19 +231,18 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """As ``server.serve``, with ``config.server.workers`` processes behind the port."""
-    with _reserved(config.server) as reserved, _shared_folder() as (address, metrics_folder):
+    with (
+        _reserved(config.server) as reserved,
+        _shared_folder(config.fleet.replicas) as (addresses, metrics_folder),
+    ):
         port = reserved.getsockname()[1]
         shared = msgspec.structs.replace(
             config, server=msgspec.structs.replace(config.server, port=port)
         )
         supervisor = Supervisor(
-            Launch(config=shared, engine_address=address, metrics_folder=str(metrics_folder))
+            Launch(config=shared, engine_addresses=addresses, metrics_folder=str(metrics_folder))
         )
-        engine = make_engine_client(
-            config,
-            on_progress=on_progress,
-            transport=partial(EngineProcess, shared_address=address),
-        )
+        engine = spawned_fleet(config, on_progress=on_progress, addresses=addresses)
 
         def ready() -> None:
             url = server.url_of(reserved)
@@ -258,7 +256,7 @@ async def serve(
 
 
 async def _until_stopped(
-    engine: EngineClient, supervisor: Supervisor, on_ready: Callable[[], None]
+    engine: Fleet, supervisor: Supervisor, on_ready: Callable[[], None]
 ) -> None:
     """Run the engine and the workers until a signal or a failure. The workers end first."""
     signalled = asyncio.Event()
@@ -305,13 +303,13 @@ def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _shared_folder() -> Iterator[tuple[str, Path]]:
-    """A folder for the engine's socket, and for the metrics of the workers."""
-    folder, path = private_socket_path("shared")
+def _shared_folder(num_engines: int) -> Iterator[tuple[tuple[str, ...], Path]]:
+    """A folder for the engines' sockets, and for the metrics of the workers."""
+    folder, path = private_socket_path("engine")
     metrics_folder = folder / "metrics"
     metrics_folder.mkdir()
     try:
-        yield f"ipc://{path}", metrics_folder
+        yield tuple(f"ipc://{path}{number}" for number in range(num_engines)), metrics_folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""One of several gateway processes on one port, with an engine that the supervisor owns.
+"""One of several gateway processes on one port, with engines that the supervisor owns.
 
 The supervisor runs ``python -m gateway.processes.worker``. The first line of its stdin is a
 ``Launch``; the end of that pipe means that the supervisor has ended, and stops the worker. It
@@ -14,19 +14,17 @@ import os
 import signal
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from engine.client.attached import AttachedEngine
 from engine.errors import EngineError
 from engine.garbage import tune_collector
 from gateway import logs
 from gateway.config import Config
 from gateway.errors import SetupError
 from gateway.processes import server
-from gateway.processes.engine_client import make_engine_client
+from gateway.processes.fleet import attached_fleet
 from tenants.errors import TenantsError
 
 BEATS = 10
@@ -43,7 +41,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Config
     """The settings; ``server.port`` is the port of the supervisor's socket."""
-    engine_address: str
+    engine_addresses: tuple[str, ...]
     metrics_folder: str
 
     @property
@@ -60,9 +58,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 async def serve(launch: Launch) -> None:
     """Serve until SIGTERM; raises as ``server.serve`` does."""
-    engine = make_engine_client(
-        launch.config, transport=partial(AttachedEngine, address=launch.engine_address)
-    )
+    engine = attached_fleet(launch.config, launch.engine_addresses)
 
     def begin(_url: str) -> None:
         tune_collector()

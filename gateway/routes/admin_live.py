@@ -66,6 +66,7 @@ async def state(services: Services, request: Request) -> Response:
         EngineState(
             ready=engine.ready,
             stats=msgspec.to_builtins(engine.stats),
+            engines={one.name: engine.state_of(one) for one in engine.engines},
             tenants=_loads(services.generations.live()),
         )
     )

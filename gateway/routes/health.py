@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -25,6 +25,9 @@ class Readiness(msgspec.Struct, kw_only=True):
 
     status: Literal["ready", "not ready"]
     engine: Literal["ready", "away"]
+    """Whether an engine is ready."""
+    engines: Mapping[str, Literal["ready", "drained", "away"]]
+    """Each one, by name."""
     store: Literal["ready", "away"]
     draining: bool
     failing: Sequence[str]
@@ -45,6 +48,7 @@ async def readyz(services: Services, request: Request) -> Response:
     body = Readiness(
         status="ready" if ready else "not ready",
         engine="ready" if engine.ready else "away",
+        engines={one.name: engine.state_of(one) for one in engine.engines},
         store="ready" if await _answers(services.store) else "away",
         draining=lifecycle.draining,
         failing=failing,

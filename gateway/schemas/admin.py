@@ -223,10 +223,14 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine as a whole, and who uses it through this worker."""
+    """The engines as a whole, and who uses them through this worker."""
 
     ready: bool
+    """Whether one serves."""
     stats: dict[str, Any]
+    """The sums over all."""
+    engines: dict[str, Literal["ready", "drained", "away"]]
+    """Each one, by name."""
     tenants: list[TenantLoad]
     object: Literal["engine"] = "engine"
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 import msgspec
 from starlette.websockets import WebSocket
 
-from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
@@ -56,7 +56,7 @@ class ChatSession(SocketSession):
         api_key: str | None,
         config: ServerConfig,
         models: ServedModels,
-        engine: EngineClient,
+        engine: Fleet,
         authenticator: Authenticator,
         admission: Admission,
         generations: Generations,

@@ -35,7 +35,7 @@ def write_down(reports: Path) -> None:
         self: RequestStream, output: RequestOutput, now: float, since: list[float]
     ) -> None:
         deliver(self, output, now, since)
-        os.write(file, f"{self.request_id} {len(output.new_token_ids)}\n".encode())
+        os.write(file, f"{self.request.request_id} {len(output.new_token_ids)}\n".encode())
 
     RequestStream.deliver = reported  # type: ignore[method-assign]
 

@@ -19,6 +19,7 @@ import torch
 from openai import AsyncOpenAI
 
 from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.demo import MODEL_DIR
 from engine.llm import LLM, SamplingParams
 from gateway.config import Config
@@ -154,7 +155,10 @@ class Setup:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(folder: Path) -> AsyncIterator[Setup]:
     config = config_of(folder)
-    async with served(config, EngineClient(config.engine)) as gateway, Setup(gateway) as setup:
+    async with (
+        served(config, Fleet([EngineClient(config.engine)])) as gateway,
+        Setup(gateway) as setup,
+    ):
         yield setup
 
 
@@ -271,7 +275,7 @@ async def test_another_gateway_on_the_same_store_serves_them(
     setup: Setup, folder: Path, expected: Mapping[tuple[str, str], Expected]
 ) -> None:
     config = config_of(folder, max_loras=1, max_cpu_loras=None)
-    engine = EngineClient(config.engine)
+    engine = Fleet([EngineClient(config.engine)])
     async with (
         served(config, engine, store=setup.gateway.store, beside=setup.gateway) as gateway,
         gateway.openai(api_key=setup.keys["two"]) as client,

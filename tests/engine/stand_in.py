@@ -122,7 +122,8 @@ class StandInCore:
         outputs, self.outputs = self.outputs, []
         while self.waiting and len(self.running) < self.config.num_seqs:
             request = self.waiting.popleft()
-            self.running[request.request_id] = (request, 0)
+            done = 0 if request.progress is None else len(request.progress.token_ids)
+            self.running[request.request_id] = (request, done)
         if not self.running or self._spring_traps():
             return outputs
         time.sleep(STEP_S)

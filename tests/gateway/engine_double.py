@@ -194,13 +194,14 @@ class Life:
         tokens = tokenizer.encode(play.text, add_special_tokens=False)
         limit = request.params.max_tokens
         assert limit is not None
+        num_done = 0 if request.progress is None else len(request.progress.token_ids)
         if play.at_once:
             assert request.num_granted_tokens is None, "these come as they are granted"
             self._double.generated[request.request_id] = len(tokens[:limit])
             found = _logprobs(tokens[:limit], request.params.logprobs)
             self._end(request.request_id, tokens[:limit], play, found)
             return
-        for number, token in enumerate(tokens[:limit]):
+        for number, token in list(enumerate(tokens[:limit]))[num_done:]:
             while self._waits(request, number):  # noqa: ASYNC110 (several may wait)
                 await asyncio.sleep(0.001)
             grant = self.granted.get(request.request_id)

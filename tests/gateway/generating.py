@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
@@ -92,11 +93,16 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     tokenizer = Tokenizer.load(model_dir)
     double = EngineDouble(tokenizer, script=lambda prompt: Play(text="hello"))
-    engine = EngineClient(
-        EngineConfig(model=str(model_dir)),
-        transport=double,
-        max_num_queued_reqs=max_queued,
-        **options,  # type: ignore[arg-type]
+    engine = Fleet(
+        [
+            EngineClient(
+                EngineConfig(model=str(model_dir)),
+                transport=double,
+                max_num_queued_reqs=max_queued,
+                **options,  # type: ignore[arg-type]
+            )
+        ],
+        failover_wait_s=0.0,
     )
     await engine.start()
     store = RecordingStore()

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from starlette.applications import Starlette
 
 from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway import secrets
@@ -51,7 +52,7 @@ class Gateway:
     store: Store
     app: Starlette
     server: Server
-    engine: EngineClient
+    engine: Fleet
 
     @property
     def authenticator(self) -> Authenticator:
@@ -130,7 +131,7 @@ class PromptServer(Server):
 @asynccontextmanager
 async def served(
     config: Config,
-    engine: EngineClient,
+    engine: Fleet,
     *,
     store: Store | None = None,
     started: bool = True,
@@ -163,8 +164,18 @@ async def served(
         journal.cleanup()
 
 
-def double_client(config: Config, double: EngineDouble, **options: Any) -> EngineClient:
-    return EngineClient(config.engine, transport=double, **options)
+def double_client(
+    config: Config, *doubles: EngineDouble, failover_wait_s: float = 0.0, **options: Any
+) -> Fleet:
+    """Engines that play scripts. When one dies, its streams fail at once unless another is ready,
+    or ``failover_wait_s`` is set."""
+    return Fleet(
+        [
+            EngineClient(config.engine, transport=double, name=str(number), **options)
+            for number, double in enumerate(doubles)
+        ],
+        failover_wait_s=failover_wait_s,
+    )
 
 
 @asynccontextmanager

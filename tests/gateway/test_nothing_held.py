@@ -104,7 +104,7 @@ def test_nothing_is_held(
             assert services.quota.num_held == 0
             assert not await store.list_running()
             await until(lambda: not here.double.running)
-            assert not services.engine._streams
+            assert not services.engine.num_streams
             totals = await usage_totals(store, tenant.id)
             assert totals.completion_tokens == sum(here.double.generated.values())
             if monthly_tokens is not None:
@@ -198,7 +198,7 @@ def test_nobody_who_comes_and_goes_leaves_anything(
             assert not len(services.generations)
             await until(lambda: not services.lifecycle.sessions)
             assert services.quota.num_held == 0
-            assert not services.engine._streams
+            assert not services.engine.num_streams
             totals = await usage_totals(gateway.store, tenant.id)
             assert totals.completion_tokens == sum(double.generated.values())
         await until(lambda: asyncio.all_tasks() == before)

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.demo import MODEL_DIR
 from engine.spec.config import SpeculativeConfig
 from gateway.config import TenantsConfig
@@ -50,7 +51,7 @@ async def shared(dsn: str) -> AsyncIterator[Gateway]:
     )
     config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=dsn))
     store = await Store.connect(dsn)
-    async with served(config, EngineClient(config.engine), store=store) as gateway:
+    async with served(config, Fleet([EngineClient(config.engine)]), store=store) as gateway:
         yield gateway
 
 

@@ -1,87 +1,146 @@
-"""``kill -9`` of the engine during streams: errors, no clean ends, and recovery by itself."""
+"""``kill -9`` of the engine is a pause: every kind of answer is the one that comes without it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-import openai
 import psutil
 import pytest
+from openai import AsyncOpenAI
 
-from tests.gateway.raw_http import RawClient, events, get, post
-from tests.gateway.serving import MODEL, Gateway, chat_body, encode, until
+from tests.gateway.raw_http import get
+from tests.gateway.serving import MODEL, Gateway, until
 from tests.gateway.ws_client import ready, text_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
 RESTART_S = 60.0
-LONG = {"max_tokens": 1800, "ignore_eos": True}
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+    "max_tokens": 900,
+    "extra_body": {"ignore_eos": True},
+}
+NUMBERS = {
+    "type": "object",
+    "properties": {
+        "numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 150, "maxItems": 150}
+    },
+    "required": ["numbers"],
+    "additionalProperties": False,
+}
 
 
-async def test_kill_9_during_streams(gateway: Gateway) -> None:
-    before = (await gateway.engine.fetch_stats()).generation_tokens
-    raw = await RawClient.connect(gateway)
-    raw.send(post(gateway, encode(chat_body("Hello!", stream=True, **LONG))))
-    whole = await RawClient.connect(gateway)
-    whole.send(post(gateway, encode(chat_body("Hello!", **LONG))))
-    async with (
-        gateway.openai() as client,
-        gateway.openai(max_retries=20) as patient,
-        ready(gateway) as socket,
-    ):
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "Hello!"}],
-            stream=True,
-            max_tokens=1800,
-            extra_body={"ignore_eos": True},
-        )
-        await socket.chat("t", "Hello!", **LONG)
-        await anext(stream)
-        await socket.receive()
+async def streamed(client: AsyncOpenAI, **fields: Any) -> object:
+    """All that a stream says, but for its id."""
+    chunks = await client.chat.completions.create(
+        **{**LONG, **fields}, stream=True, stream_options={"include_usage": True}
+    )
+    texts: dict[int, str] = {}
+    reasons: dict[int, str | None] = {}
+    logprobs: dict[int, list[tuple[str, float]]] = {}
+    usage = None
+    async for chunk in chunks:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            reasons[choice.index] = choice.finish_reason
+            found = choice.logprobs.content if choice.logprobs is not None else None
+            logprobs.setdefault(choice.index, []).extend(
+                (one.token, round(one.logprob, 3)) for one in found or ()
+            )
+    assert usage is not None
+    return texts, reasons, logprobs, usage.prompt_tokens, usage.completion_tokens
+
+
+async def whole(client: AsyncOpenAI) -> object:
+    answer = await client.chat.completions.create(**LONG, stop=["no such words"], seed=3)
+    usage = answer.usage
+    assert usage is not None
+    return answer.choices[0].message.content, usage.prompt_tokens, usage.completion_tokens
+
+
+async def numbers(client: AsyncOpenAI) -> object:
+    schema = {"name": "numbers", "schema": NUMBERS, "strict": True}
+    fields = {"response_format": {"type": "json_schema", "json_schema": schema}, "temperature": 0}
+    answer = await client.chat.completions.create(**{**LONG, **fields, "extra_body": {}})
+    text = answer.choices[0].message.content or ""
+    assert len(json.loads(text)["numbers"]) == 150
+    return text
+
+
+async def in_the_background(client: AsyncOpenAI) -> object:
+    response = await client.responses.create(
+        model=MODEL,
+        input="Tell me a story about a fox.",
+        background=True,
+        max_output_tokens=900,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    while response.status in ("queued", "in_progress"):
+        await asyncio.sleep(0.2)
+        response = await client.responses.retrieve(response.id)
+    assert response.usage is not None
+    return response.output_text, response.usage.output_tokens
+
+
+async def over_a_websocket(gateway: Gateway) -> object:
+    async with ready(gateway) as socket:
+        await socket.chat("t", "Hello!", max_tokens=900, ignore_eos=True, temperature=1.0, seed=11)
+        return text_of(await socket.turn("t"))
+
+
+async def test_kill_9_is_a_pause(gateway: Gateway) -> None:
+    async with gateway.openai(max_retries=0) as client:
+        kinds: list[Callable[[], Awaitable[object]]] = [
+            lambda: streamed(client, temperature=0),
+            lambda: streamed(client, seed=7, n=2, temperature=1.0, logprobs=True, top_logprobs=2),
+            lambda: streamed(client, seed=9, temperature=0.8, presence_penalty=0.5),
+            lambda: whole(client),
+            lambda: numbers(client),
+            lambda: in_the_background(client),
+            lambda: over_a_websocket(gateway),
+        ]
+        undisturbed = await asyncio.gather(*(ask() for ask in kinds))
+
+        before = (await gateway.engine.fetch_stats()).generation_tokens
+        asked = [asyncio.ensure_future(ask()) for ask in kinds]
 
         async def generating() -> bool:
             stats = await gateway.engine.fetch_stats()
-            return stats.generation_tokens > before + 20
+            return stats.generation_tokens > before + 400
 
         await until(generating)
+        assert not any(one.done() for one in asked)
         pid = gateway.engine.info.pid
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not gateway.engine.ready)
-        # The package obeys retry-after: what is asked while the engine is away is answered in time.
-        late = asyncio.create_task(
-            patient.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": "Hello!"}], max_tokens=5
-            )
-        )
-
-        with pytest.raises(openai.APIError):
-            async for _ in stream:
-                pass
         assert (await get(gateway, "/livez")).status == 200
         assert (await get(gateway, "/readyz")).status == 503
-        last = (await socket.turn("t"))[-1]
-        assert last["type"] == "error"
-        assert last["error"]["code"] == "engine_unavailable"
-
-        answer = await raw.answer()
-        assert b"[DONE]" not in answer.body
-        assert events(answer.body)[-1]["error"]["code"] == "engine_unavailable"
-        failed = await whole.answer()
-        assert failed.status == 503
-        assert failed.error["code"] == "engine_unavailable"
-
-        async with asyncio.timeout(RESTART_S):
-            assert (await late).choices[0].message.content
-        await until(lambda: gateway.engine.ready, within_s=RESTART_S)
-        assert gateway.engine.info.pid != pid
-        assert not psutil.pid_exists(pid)
-        assert (await get(gateway, "/readyz")).status == 200
-        await socket.chat("t", "Hello!", temperature=0)
-        assert text_of(await socket.turn("t"))
-    await raw.close()
-    await whole.close()
-    totals = await gateway.usage(6)
-    assert totals.requests == 6
+        refused = await get(gateway, "/v1/models", authorization=f"Bearer {gateway.api_key}")
+        assert refused.status == 200
+        # The package obeys retry-after: what is asked meanwhile is answered in time.
+        async with gateway.openai(max_retries=20) as patient, asyncio.timeout(RESTART_S):
+            late = await patient.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "Hello!"}], max_tokens=5
+            )
+            assert late.choices[0].message.content
+            assert await asyncio.gather(*asked) == undisturbed
+    assert gateway.engine.moves.num_moved == 8
+    assert gateway.engine.moves.num_failed == 0
+    assert gateway.engine.info.pid != pid
+    assert not psutil.pid_exists(pid)
+    assert (await get(gateway, "/readyz")).status == 200
+    totals = await gateway.usage(15)
+    assert totals.requests == 15
+    assert late.usage is not None
+    # Each kind was answered twice, and the length of one of them is its grammar's.
+    tokens = totals.completion_tokens - late.usage.completion_tokens
+    assert (tokens - 2 * 7 * 900) % 2 == 0
+    assert 0 < (tokens - 2 * 7 * 900) // 2 <= 900

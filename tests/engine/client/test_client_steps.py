@@ -11,7 +11,8 @@ import engine.client.client
 from engine.client.client import BURST, EngineClient
 from engine.client.stream import RequestStream
 from engine.config import EngineConfig
-from engine.messages import RequestOutput, StepOutputs
+from engine.messages import GenerateRequest, RequestOutput, StepOutputs
+from engine.sampling_params import SamplingParams
 
 
 class Clock:
@@ -22,9 +23,13 @@ class Clock:
         return self.now
 
 
+def request(name: str) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_token_ids=[1], params=SamplingParams())
+
+
 def client_of(num_streams: int) -> EngineClient:
     client = EngineClient(EngineConfig(model="none"))
-    client._streams = {str(i): RequestStream(client, str(i)) for i in range(num_streams)}
+    client._streams = {str(i): RequestStream(client, request(str(i))) for i in range(num_streams)}
     return client
 
 

@@ -18,6 +18,7 @@ from engine.errors import EngineDead
 from engine.messages import (
     AbortRequest,
     ClientMessage,
+    GenerateRequest,
     Grant,
     GrantTokens,
     ParkRequest,
@@ -25,6 +26,7 @@ from engine.messages import (
     TokenLogprobs,
     UnparkRequest,
 )
+from engine.sampling_params import SamplingParams
 
 
 class Playing:
@@ -34,7 +36,9 @@ class Playing:
         client = EngineClient(EngineConfig(model="none"), max_unread_tokens=max_unread_tokens)
         self.sent: list[ClientMessage] = []
         client._updates = RequestUpdates(self.sent.append)
-        self.stream = RequestStream(client, "r")
+        self.client = client
+        request = GenerateRequest(request_id="r", prompt_token_ids=[1], params=SamplingParams())
+        self.stream = RequestStream(client, request)
         client._streams = {"r": self.stream}
 
     def deliver(self, *token_ids: int, now: float = 0.0, **fields: Any) -> list[float]:
@@ -209,7 +213,7 @@ class TestTake:
     async def test_to_take_what_was_unread_is_to_read_it(self) -> None:
         """So a request that was parked because it waited goes on."""
         playing, _, _ = self.taking(False, True)
-        playing.stream._client._max_unread_tokens = 1
+        playing.client._max_unread_tokens = 1
         for token_id in (1, 2):
             playing.deliver(token_id)
         playing.stream.offer_again(0.0)

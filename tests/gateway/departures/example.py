@@ -382,9 +382,18 @@ def _held(services: Services) -> dict[str, object]:
         "responses": services.responses._running,
         "storing": services.responses._tasks,
         "sessions": services.lifecycle.sessions,
-        "engine": engine._streams,
-        "queued": engine._queued if engine.ready else (),
-        "parked": engine._parked,
-        "unsent": engine._updates,
+        "without an engine": engine.moves._waiting,
+        "on probation": engine.moves._probation,
+        **{
+            f"{what} of engine {one.name}": held
+            for one in engine.engines
+            for what, held in {
+                "streams": one._streams,
+                "queue": one._queued if one.ready else (),
+                "parked": one._parked,
+                "unsent": one._updates,
+                "leaving": one._leaving,
+            }.items()
+        },
     }
     return {name: what for name, what in held.items() if what}

@@ -89,7 +89,9 @@ async def running(
     monkeypatch.setattr(supervisor.Worker, "spawn", programs.spawn)
     monkeypatch.setattr(supervisor, "MIN_BACKOFF_S", 0.02)
     launch = Launch(
-        config=config(workers, **server), engine_address="ipc://nowhere", metrics_folder=str(folder)
+        config=config(workers, **server),
+        engine_addresses=("ipc://nowhere",),
+        metrics_folder=str(folder),
     )
     boss = Supervisor(launch)
     boss._stop_timeout_s = 0.3
@@ -112,7 +114,7 @@ async def test_ready_is_said_once_all_serve(
         await ready.wait()
         assert sorted(boss.pids) == sorted(programs.alive())
         assert len(boss.pids) == 3
-        assert {launch.engine_address for launch in programs.launches} == {"ipc://nowhere"}
+        assert {launch.engine_addresses for launch in programs.launches} == {("ipc://nowhere",)}
 
 
 @pytest.mark.parametrize(

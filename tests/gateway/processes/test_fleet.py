@@ -8,7 +8,7 @@ from engine.core import EngineCore
 from engine.messages import GenerateRequest
 from engine.sampling_params import SamplingParams
 from gateway.config import ServerConfig, parse
-from gateway.processes.engine_client import make_engine_client
+from gateway.processes.fleet import spawned_fleet
 
 
 def test_the_settings_arrive() -> None:
@@ -22,11 +22,11 @@ def test_the_settings_arrive() -> None:
             },
         }
     )
-    client = make_engine_client(config)
+    (client,) = spawned_fleet(config).engines
     assert client._config is config.engine
     assert client._max_num_queued_reqs == 7 + MAX_DEFAULT_NUM_SEQS
     asked = parse({"engine": {"model": "any", "max_num_queued_reqs": 7, "max_num_seqs": 3}})
-    assert make_engine_client(asked)._max_num_queued_reqs == 7 + 3
+    assert spawned_fleet(asked).engines[0]._max_num_queued_reqs == 7 + 3
     assert client._hang_timeout_s == 9.5
     assert client._max_unread_tokens == 33
     assert client._stall_timeout_s == 4.5
@@ -36,7 +36,7 @@ def test_the_engine_alone_decides_how_much_may_wait() -> None:
     """An engine without a limit gets whatever is sent; one with a limit is never second-guessed."""
     assert parse({"engine": {"model": "any"}}).engine.max_num_queued_reqs == 1024
     config = parse({"engine": {"model": "any", "max_num_queued_reqs": 50_000}})
-    limit = make_engine_client(config)._max_num_queued_reqs
+    limit = spawned_fleet(config).engines[0]._max_num_queued_reqs
     assert limit is not None
     assert limit > 50_000
 

@@ -1,0 +1,207 @@
+"""Moves requests from an engine that has died, or is drained, to another one.
+
+    lost ──► waiting ──► adopted by an engine that is ready
+                │
+                └──► fails, when none was ready for ``failover_wait_s``
+
+An engine may have died of one of its requests. Those that got a token of it before have shown that
+they are harmless. Each of the others gets a strike, and is on probation at the next engine: no
+other request with a strike runs there until it has a token. So a request that kills engines gets
+its second strike alone, and fails; the others lose nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.errors import EngineDead, QueueFull
+from engine.messages import Grant, RequestOutput
+
+if TYPE_CHECKING:
+    from engine.client.client import EngineClient
+    from engine.client.stream import RequestStream
+    from engine.messages import GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+PROBATION_S = 5.0
+"""A request that an engine survives for so long is harmless, even without a token: it may wait for
+its turn or for a grant."""
+MAX_STRIKES = 2
+
+Candidates = Callable[["GenerateRequest"], Sequence["EngineClient"]]
+"""The engines that may take a request now, best first."""
+
+
+class Lost(NamedTuple):
+    """A stream without an engine."""
+
+    stream: RequestStream
+    lost_at: float
+    """``time.monotonic``."""
+    error: EngineDead | None
+    """What its engine died of; None if that was drained."""
+
+
+class Moves:
+    """The streams that have no engine at the moment; for them it is the ``Source``."""
+
+    def __init__(self, candidates: Candidates, failover_wait_s: float) -> None:
+        self._candidates = candidates
+        self._failover_wait_s = failover_wait_s
+        self._waiting: dict[str, Lost] = {}
+        """By request id, the longest ago first."""
+        self._probation: dict[EngineClient, tuple[RequestStream, float]] = {}
+        """The request that is tried at each engine, and since when."""
+        self._away_since: float | None = None
+        """Since when no engine was ready."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_moved = 0
+        self.num_failed = 0
+        """Requests that were lost: no engine came in time, or they had killed theirs."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(
+        self, engine: EngineClient, streams: Sequence[RequestStream], error: EngineDead | None
+    ) -> None:
+        """``OnLost`` of an engine. ``error``: None if the engine lives."""
+        self._end_probation(engine)
+        now = time.monotonic()
+        for stream in streams:
+            if error is not None and self._is_struck_out(stream):
+                self._fail(stream, f"{error}, like the one before it, over this request")
+                continue
+            stream.source = self
+            self._waiting[stream.request_id] = Lost(stream, now, error)
+        self.place()
+        self._expire()
+        if self._waiting and error is not None:
+            logger.warning("%d requests wait for an engine: %s", len(self._waiting), error)
+
+    def place(self) -> None:
+        """Give those that wait to the engines that are ready: those without a strike first."""
+        waiting = [lost.stream for lost in self._waiting.values()]
+        for stream in sorted(waiting, key=lambda one: one.num_strikes):
+            engines = self._candidates(stream.request)
+            if stream.num_strikes:
+                engines = [engine for engine in engines if engine not in self._probation]
+            for engine in engines:
+                request_id = stream.request_id
+                try:
+                    engine.adopt(stream)
+                except (EngineDead, QueueFull):
+                    continue
+                del self._waiting[request_id]
+                self.num_moved += 1
+                if stream.num_strikes:
+                    self._probation[engine] = stream, time.monotonic()
+                    engine.on_step = partial(self._judge, engine)
+                break
+        self._tick_later()
+
+    def note_ready(self, *, is_any: bool) -> None:
+        """An engine came or went; ``is_any``: whether one is ready."""
+        if not is_any:
+            self._away_since = self._away_since or time.monotonic()
+            return
+        self._away_since = None
+        if self._waiting:
+            self.place()
+
+    def close(self) -> None:
+        """End all that wait, because the server ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        for lost in waiting:
+            _end(lost.stream, "error", "the server is shutting down")
+
+    # -- the source of streams that wait
+
+    def on_read(self, stream: RequestStream) -> None:
+        """Nothing can be parked here."""
+
+    def on_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
+        """Nothing comes here."""
+
+    def grant_nowait(self, grant: Grant) -> None:
+        """The stream itself keeps the grant for its next engine."""
+
+    def abort_nowait(self, request_id: str) -> None:
+        found = self._waiting.pop(request_id, None)
+        if found is not None:
+            _end(found.stream, "abort")
+
+    # -- strikes
+
+    def _is_struck_out(self, stream: RequestStream) -> bool:
+        """Count the death of its engine for a stream."""
+        if stream.num_generated_tokens > stream.num_generated_before:
+            stream.num_strikes = 0
+        else:
+            stream.num_strikes += 1
+        return stream.num_strikes >= MAX_STRIKES
+
+    def _judge(self, engine: EngineClient) -> None:
+        """Look how the one on probation does, after a step of its engine."""
+        stream, since = self._probation[engine]
+        has_come = stream.num_generated_tokens > stream.num_generated_before
+        if has_come or stream.is_finished or time.monotonic() - since > PROBATION_S:
+            stream.num_strikes = 0
+            self._end_probation(engine)
+            self.place()
+
+    def _end_probation(self, engine: EngineClient) -> None:
+        if self._probation.pop(engine, None) is not None:
+            engine.on_step = None
+
+    # -- time
+
+    def _tick_later(self) -> None:
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        for engine in list(self._probation):
+            self._judge(engine)
+        self._expire()
+        self.place()
+
+    def _expire(self) -> None:
+        """Fail those for which no engine was ready long enough."""
+        if self._away_since is None:
+            return
+        latest = time.monotonic() - self._failover_wait_s
+        for request_id, (stream, lost_at, error) in list(self._waiting.items()):
+            if max(lost_at, self._away_since) <= latest:
+                del self._waiting[request_id]
+                reason = "no engine serves" if error is None else str(error)
+                if self._failover_wait_s:
+                    reason += f"; no other one came in {self._failover_wait_s:g} s"
+                self._fail(stream, reason)
+
+    def _fail(self, stream: RequestStream, reason: str) -> None:
+        self.num_failed += 1
+        logger.error("request %s fails: %s", stream.request.request_id, reason)
+        stream.fail(EngineDead(reason))
+
+
+def _end(stream: RequestStream, reason: str, error: str | None = None) -> None:
+    output = RequestOutput(
+        request_id=stream.request_id,
+        new_token_ids=[],
+        finish_reason="abort" if reason == "abort" else "error",
+        error=error,
+        error_code=None if error is None else "internal",
+    )
+    stream.deliver(output, time.monotonic(), [])
