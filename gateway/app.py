@@ -24,6 +24,7 @@ from gateway.middleware.idempotency import Idempotency
 from gateway.middleware.rate_limit import RateLimit
 from gateway.middleware.request_id import RequestId
 from gateway.middleware.traces import Traces
+from gateway.routes.answers import IGNORED_HEADER
 from gateway.routes.dispatch import dispatcher
 from gateway.routes.table import OPERATIONS
 from gateway.secrets import Secrets
@@ -104,6 +105,8 @@ def _cors(origins: Sequence[str]) -> Middleware:
             "x-request-id",
             "x-sluice-request-id",
             "traceparent",
+            "request-id",
+            IGNORED_HEADER,
             "x-should-retry",
             "retry-after",
             "retry-after-ms",

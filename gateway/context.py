@@ -55,8 +55,8 @@ class RequestContext:
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
     notes: Notes = field(default_factory=Notes)
-    rate_limits: dict[str, str] = field(default_factory=dict)
-    """Rate-limit headers for the answer, successful or not, as of admission."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers for the answer, successful or not, such as the rate limits as of admission."""
     attempt: Attempt | None = None
     """Set by ``middleware.rate_limit`` while the request may be refused."""
 
@@ -70,7 +70,7 @@ class RequestContext:
         if self.attempt is not None:
             self.attempt.end()
             answer = with_less(answer, self.attempt.window)
-        self.rate_limits.update(rate_limits.headers(answer))
+        self.headers.update(rate_limits.headers(answer))
 
 
 def attach(scope: Scope, send: Send) -> RequestContext:

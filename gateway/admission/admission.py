@@ -126,7 +126,7 @@ class Admission:
 
         Raises as ``admit`` does for the fields that the prompt is made of.
         """
-        assert request.client_name is not None, "only Responses ask for this"
+        assert request.client_name is not None, "only Responses and Messages ask for this"
         with in_the_clients_words(request.client_name):
             require_scope(request.principal.key, request.scope)
             self._check_serving()
@@ -151,7 +151,7 @@ class Admission:
         prompt = await self._prompt(request, use, max_model_len)
         params = self._sampling.params(
             fields,
-            max_tokens=self._max_tokens(fields, prompt, max_model_len),
+            max_tokens=self._max_tokens(request, prompt, max_model_len),
             structured_outputs=output_format.for_engine(
                 output, self._end_of_reasoning(prompt, use)
             ),
@@ -194,6 +194,7 @@ class Admission:
                 else self.tools.loose_calls(use, None if output is None else output.spec, findings)
             ),
             end_user=end_user,
+            ignored=request.ignored,
         )
 
     def _check_serving(self) -> None:
@@ -334,10 +335,9 @@ class Admission:
             marks += self.tools.format.marks
         return any(map(self.tools.is_special, marks))
 
-    def _max_tokens(
-        self, fields: ChatFields | CompletionRequest, prompt: Prompt, max_model_len: int
-    ) -> int:
+    def _max_tokens(self, request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int:
         """The most new tokens of each answer. Raises ``InvalidRequestError``."""
+        fields = request.fields
         longest = max(map(len, prompt.token_ids))
         is_chat = isinstance(fields, ChatFields)
         room = field_checks.room(longest, max_model_len, param="messages" if is_chat else "prompt")
@@ -351,6 +351,8 @@ class Admission:
                 name, wanted = "max_completion_tokens", fields.max_completion_tokens
         if wanted is None:
             return min(room, self._default_max_tokens or (room if is_chat else _TEXT_TOKENS))
+        if request.clips_max_tokens:
+            return min(wanted, room)
         field_checks.check_fits(wanted, longest, max_model_len, param=name)
         return wanted
 

@@ -47,6 +47,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     loose_calls: LooseCalls | None = None
     """What must be checked of finished calls; None if the request has no tools."""
     end_user: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Fields that the request set and that change nothing, in the client's words."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -28,6 +28,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_choices: int = 1
     client_name: Callable[[str], str] | None = None
     """What the client calls a field that ``fields`` calls so; None if it calls them the same."""
+    clips_max_tokens: bool = False
+    """Whether a limit of new tokens that does not fit the model is lowered, as in Anthropic's API,
+    rather than refused."""
+    ignored: tuple[str, ...] = ()
+    """The client's fields that change nothing and are not in ``fields``."""
 
 
 def of_chat(

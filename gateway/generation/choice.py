@@ -195,6 +195,7 @@ class Choice:
             if parser.has_calls and self.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
         delta.finish_reason = self.finish_reason
+        delta.stop = (self._stops or self._detokenizer).stopped
 
     def _visible(self, output: RequestOutput) -> list[int]:
         """The tokens that are text. A token that stopped the generation is not, unless the request

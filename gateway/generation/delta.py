@@ -20,6 +20,8 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: Sequence[ToolCallDelta] = ()
     finish_reason: str | None = None
     """Set in the choice's last delta."""
+    stop: str | None = None
+    """The stop string that ended the choice; set together with the finish reason."""
     reasoning: str = ""
     logprobs: Sequence[TokenLogprob] = ()
     """Of all tokens that came, even of those whose text is still held back."""

@@ -200,7 +200,7 @@ class Generation:
         await self._finished()
         return usage_of(
             prompt_tokens=self.admitted.num_prompt_tokens,
-            cached_tokens=self._num_cached_tokens,
+            cached_tokens=self.num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
             draft_tokens=sum(choice.stream.num_draft_tokens for choice in self._choices),
             accepted_tokens=sum(choice.stream.num_accepted_tokens for choice in self._choices),
@@ -250,7 +250,7 @@ class Generation:
             "model": self.admitted.model,
             "finish": status,
             "prompt_tokens": self.admitted.num_prompt_tokens,
-            "cached_tokens": self._num_cached_tokens,
+            "cached_tokens": self.num_cached_tokens,
             "completion_tokens": self.num_generated_tokens,
         }
         if self.times.first_token_at is not None:
@@ -290,7 +290,7 @@ class Generation:
             self._owner.metrics.observe_first_token(
                 times.first_token_at - times.began_at, *self._labels
             )
-        return self._num_cached_tokens, times.first_token_at is None or len(self._choices) > 1
+        return self.num_cached_tokens, times.first_token_at is None or len(self._choices) > 1
 
     def stop_counting(self) -> None:
         """Count no more: the usage is now in the ledger or in its journal."""
@@ -307,7 +307,7 @@ class Generation:
         return self._event(
             status,
             self.admitted.num_prompt_tokens,
-            self._num_cached_tokens,
+            self.num_cached_tokens,
             self.num_generated_tokens,
         )
 
@@ -330,7 +330,7 @@ class Generation:
         )
 
     @property
-    def _num_cached_tokens(self) -> int:
+    def num_cached_tokens(self) -> int:
         """Those of each prompt's first choice: a prompt counts once, however many answers it
         has."""
         return sum([min(stream.num_cached_tokens, length) for stream, length in self._prompts])

@@ -16,19 +16,26 @@ from tenants.authenticator import Authenticator
 from tenants.types import Scope as KeyScope
 
 
-def bearer_token(headers: Headers) -> str | None:
-    """The key in ``Authorization: Bearer KEY``. Raises ``InvalidApiKey`` for another scheme, and
-    ``InvalidRequestError`` for several headers: a proxy might have checked another one."""
-    found = headers.getlist("authorization")
-    if not found:
-        return None
-    if len(found) > 1:
-        raise InvalidRequestError("Send one Authorization header.", param="authorization")
-    header = found[0]
-    scheme, _, token = header.partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise InvalidApiKey("The Authorization header must be: Bearer YOUR_API_KEY.")
-    return token.strip()
+def key_in(headers: Headers) -> str | None:
+    """The key in ``Authorization: Bearer KEY`` or in ``x-api-key: KEY``, where Anthropic's clients
+    send it. Raises ``InvalidApiKey`` for another scheme, and ``InvalidRequestError`` for several:
+    a proxy might have checked another one."""
+    found, plain = headers.getlist("authorization"), headers.getlist("x-api-key")
+    keys = {key.strip() for key in plain}
+    if len(found) > 1 or len(plain) > 1:
+        name = "Authorization" if len(found) > 1 else "x-api-key"
+        raise InvalidRequestError(f"Send one {name} header.", param=name.lower())
+    for header in found:
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise InvalidApiKey("The Authorization header must be: Bearer YOUR_API_KEY.")
+        keys.add(token.strip())
+    if len(keys) > 1:
+        raise InvalidRequestError(
+            "It differs from the key in the Authorization header; send one of them.",
+            param="x-api-key",
+        )
+    return next(iter(keys), None)
 
 
 class Operations:
@@ -101,7 +108,7 @@ class Auth:
         return "chat" if not others else others[0].scope
 
     async def _authorize(self, scope: Scope, needed: KeyScope) -> None:
-        token = bearer_token(Headers(scope=scope))
+        token = key_in(Headers(scope=scope))
         if token is None:
             raise InvalidApiKey(
                 "You didn't provide an API key. Send it in the Authorization header: "

@@ -1,4 +1,4 @@
-"""Answers every failure in a form that OpenAI's clients understand."""
+"""Answers every failure in the form that the client understands."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose, WebSocketDisconnect
 
+from gateway.answers.refusals import refusal
 from gateway.errors import ApiError, Draining, to_api_error
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class Errors:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = False
         unsent: OSError | None = None
+        answer: ASGIApp
 
         async def send_watched(message: Message) -> None:
             nonlocal began, unsent
@@ -55,12 +56,12 @@ class Errors:
             if began or not self._is_draining():
                 raise
             # Else the server would answer in plain text.
-            answer = self._answer(Draining("The server is shutting down.", retry_after_s=1))
+            answer = self._answer(scope, Draining("The server is shutting down.", retry_after_s=1))
         except Exception as exc:
             if exc is unsent:
                 raise  # The server raised it, and expects it.
             if not began:
-                answer = self._answer(to_api_error(exc))
+                answer = self._answer(scope, to_api_error(exc))
             elif scope["type"] == "websocket":
                 answer = WebSocketClose(to_api_error(exc).close_code)
             else:
@@ -72,6 +73,6 @@ class Errors:
         # such a cycle would keep the body of each refused request until the collector runs.
         await answer(scope, receive, send)
 
-    def _answer(self, error: ApiError) -> ASGIApp:
+    def _answer(self, scope: Scope, error: ApiError) -> ASGIApp:
         self._on_refusal(error.code or error.type)
-        return Response(error.body(), error.status, error.headers())
+        return refusal(scope, error)

@@ -20,7 +20,7 @@ STARTS = {"http.response.start", "websocket.http.response.start", "websocket.acc
 
 class RequestId:
     """The outermost middleware: makes the ``RequestContext``, and adds the request's ids and
-    the rate-limit headers of admission to every answer."""
+    its ``headers`` to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -36,7 +36,7 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in STARTS:
-                own = {**ids, **attached.rate_limits}  # set nowhere else
+                own = {**ids, **attached.headers}  # set nowhere else
                 message["headers"] = [
                     *message.get("headers", ()),
                     *((name.encode(), value.encode()) for name, value in own.items()),

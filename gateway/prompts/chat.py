@@ -52,6 +52,16 @@ class ChatPrompts:
         self._threads = threads
         self._reasoning = reasoning
 
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model reasons before it answers."""
+        return self._reasoning is not None
+
+    @property
+    def can_switch_reasoning(self) -> bool:
+        """Whether the template turns reasoning on and off, or says how much there should be."""
+        return not self._template.variables.isdisjoint(("reasoning_effort", *_SWITCHES))
+
     async def encode(
         self,
         messages: list[Message],

@@ -13,7 +13,9 @@ from gateway.admission.request import GenerationRequest
 from gateway.answers.chat import ChatEncoder
 from gateway.answers.completions import TextEncoder
 from gateway.answers.event_stream import EventStream, FollowingEventStream
-from gateway.errors import ApiError, InvalidRequestError, to_api_error
+from gateway.answers.messages import MessageEncoder
+from gateway.answers.refusals import refusal
+from gateway.errors import ApiError, InvalidRequestError
 from gateway.generation.answer import Answer
 from gateway.generation.generation import Generation
 from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
@@ -21,10 +23,14 @@ from gateway.schemas.completions import CompletionRequest
 from gateway.services import Services
 from gateway.transport.disconnect import until_disconnect
 
+WholeEncoder = ChatEncoder | TextEncoder | MessageEncoder
+
 FIRST_OUTPUT_S = 0.1
 """An error of the engine within this time is answered with its HTTP status; a later one is an event
 of the stream."""
 RESUMABLE_HEADER = "x-sluice-resumable"
+IGNORED_HEADER = "x-sluice-ignored"
+"""Lists the fields of the request that change nothing."""
 
 
 def begin(request: Request, body: ChatCompletionRequest | CompletionRequest) -> bool:
@@ -40,6 +46,8 @@ async def generate(services: Services, request: Request, asked: GenerationReques
     admission = services.admission.admit(asked)
     admitted = await until_disconnect(request.receive, admission, known.departure)
     known.admitted(admitted.hold.answer)
+    if admitted.ignored:
+        known.headers[IGNORED_HEADER] = ", ".join(admitted.ignored)
     return services.generations.begin(admitted)
 
 
@@ -47,7 +55,7 @@ async def send(
     services: Services,
     request: Request,
     generation: Generation,
-    encoder: ChatEncoder | TextEncoder,
+    encoder: WholeEncoder,
     *,
     stream: bool,
     resumable: bool,
@@ -93,18 +101,17 @@ async def wait_for_refusal(request: Request, generation: Generation) -> None:
         raise
 
 
-async def collect(
-    request: Request, generation: Generation, encoder: ChatEncoder | TextEncoder
-) -> Response:
+async def collect(request: Request, generation: Generation, encoder: WholeEncoder) -> Response:
     """The whole answer as one JSON object. Closes the generation."""
     departure = context.of(request.scope).departure
     try:
-        return await until_disconnect(request.receive, _collect(generation, encoder), departure)
+        work = _collect(request, generation, encoder)
+        return await until_disconnect(request.receive, work, departure)
     finally:  # Not in ``_collect``, which does not run if the client has already left.
         generation.close()
 
 
-async def _collect(generation: Generation, encoder: ChatEncoder | TextEncoder) -> Response:
+async def _collect(request: Request, generation: Generation, encoder: WholeEncoder) -> Response:
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
@@ -112,7 +119,7 @@ async def _collect(generation: Generation, encoder: ChatEncoder | TextEncoder) -
         answer = encoder.body(await generation.usage())
         return Response(answer, media_type="application/json")
     except ApiError as exc:
-        return error_response(exc, began=generation.num_generated_tokens > 0)
+        return refusal(request.scope, exc, began=generation.num_generated_tokens > 0)
 
 
 def has_usage(options: StreamOptions | None) -> bool:
@@ -121,8 +128,3 @@ def has_usage(options: StreamOptions | None) -> bool:
 
 def is_obfuscated(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.include_obfuscation)
-
-
-def error_response(error: Exception, *, began: bool = False) -> Response:
-    answer = to_api_error(error)
-    return Response(answer.body(), answer.status, answer.headers(began=began))

@@ -37,7 +37,7 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/files": "OpenAI's and Anthropic's Files",
     "/v1/fine_tuning": "OpenAI's Fine-tuning",
     "/v1/images": "OpenAI's Images",
-    "/v1/messages": "Anthropic's Messages",
+    "/v1/messages/batches": "Anthropic's Message Batches",
     "/v1/moderations": "OpenAI's Moderations",
     "/v1/organization": "OpenAI's administration",
     "/v1/organizations": "Anthropic's administration",

@@ -4,6 +4,7 @@ tenant's adapters and its own aliases."""
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +23,14 @@ _STARTED = int(time.time())
 async def list_all(services: Services, request: Request) -> Response:
     principal = context.principal_of(request.scope)
     names = services.models.names(principal)
-    return json_answer(ModelList(data=[_model(services, principal, name) for name in names]))
+    models = [_model(services, principal, name) for name in names]
+    return json_answer(
+        ModelList(
+            data=models,
+            first_id=names[0] if names else None,
+            last_id=names[-1] if names else None,
+        )
+    )
 
 
 async def retrieve(services: Services, request: Request) -> Response:
@@ -34,9 +42,12 @@ async def retrieve(services: Services, request: Request) -> Response:
 
 def _model(services: Services, principal: Principal, name: str) -> Model:
     adapter = services.models.adapter(principal, name)
+    created = _STARTED if adapter is None else int(adapter.created_at.timestamp())
     return Model(
         id=name,
-        created=_STARTED if adapter is None else int(adapter.created_at.timestamp()),
+        created=created,
+        display_name=name,
+        created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         owned_by="sluice" if adapter is None else principal.tenant.name,
         parent=None if adapter is None else adapter.parent,
         max_model_len=max_model_len(services.engine),

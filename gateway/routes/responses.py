@@ -15,6 +15,7 @@ from starlette.responses import Response
 from gateway import context
 from gateway.admission.client_notes import client_notes
 from gateway.answers.event_stream import EventStream, FollowingEventStream
+from gateway.answers.refusals import refusal
 from gateway.errors import (
     ApiError,
     Gone,
@@ -79,7 +80,7 @@ async def create(services: Services, request: Request, body: ResponseRequest) ->
     if body.stream:
         return EventStream(run, heartbeat_s=services.config.server.heartbeat_s)
     try:
-        return await until_disconnect(request.receive, _collect(run), known.departure)
+        return await until_disconnect(request.receive, _collect(request, run), known.departure)
     finally:
         run.close()
 
@@ -183,12 +184,12 @@ async def not_served(services: Services, request: Request) -> Response:
     raise NotFound("This server does not have this path of the Responses API.")
 
 
-async def _collect(run: ResponseRun) -> Response:
+async def _collect(request: Request, run: ResponseRun) -> Response:
     assert run.generation is not None
     try:
         return _json(await run.result())
     except ApiError as exc:
-        return answers.error_response(exc, began=run.generation.num_generated_tokens > 0)
+        return refusal(request.scope, exc, began=run.generation.num_generated_tokens > 0)
 
 
 def _page(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> InputItemList:

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from gateway import context
 from gateway.errors import Draining, InvalidRequestError, PermissionDenied
-from gateway.middleware.auth import bearer_token
+from gateway.middleware.auth import key_in
 from gateway.services import Services
 from gateway.sockets.session import SocketSession
 from gateway.sockets.strangers import Strangers
@@ -91,7 +91,7 @@ async def credential(socket: WebSocket, tickets: Tickets) -> str | None:
     offered: list[str] = socket.scope["subprotocols"]
     keys = [name.removeprefix(KEY_SUBPROTOCOL) for name in offered if _holds_key(name)]
     used = socket.query_params.getlist("ticket")
-    header = bearer_token(socket.headers)
+    header = key_in(socket.headers)
     if len(keys) + len(used) + (header is not None) > 1:
         raise InvalidRequestError(
             "Authenticate in one way: the Authorization header, a ticket or a subprotocol."

@@ -20,6 +20,7 @@ from gateway.routes import (
     chat,
     completions,
     health,
+    messages,
     models,
     pages,
     responses,
@@ -48,6 +49,13 @@ from gateway.schemas.admin import (
 )
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.messages import (
+    MessageAnswer,
+    MessageEvent,
+    MessagesRequest,
+    MessageTokens,
+    TokenCountRequest,
+)
 from gateway.schemas.models import Model, ModelList
 from gateway.schemas.operation import SOCKET, Operation, Parameter
 from gateway.schemas.responses import (
@@ -177,6 +185,12 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         SOCKET, "/v1/chat", "Chats of browsers, several at once", sockets.open_chat,
         body=ws.ClientMessage, events=ws.ServerMessage),
+    Operation(
+        "POST", "/v1/messages", "Answer a chat, in Anthropic's words", messages.create,
+        body=MessagesRequest, answer=MessageAnswer, events=MessageEvent, reserves=True),
+    Operation(
+        "POST", "/v1/messages/count_tokens", "Count the tokens of a message's prompt",
+        messages.count_tokens, body=TokenCountRequest, answer=MessageTokens),
     Operation(
         "POST", "/v1/ws-tickets", "A ticket that opens one WebSocket within 30 s, at any worker",
         tickets.create, answer=WsTicket),

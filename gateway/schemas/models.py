@@ -1,4 +1,4 @@
-"""``GET /v1/models``."""
+"""``GET /v1/models``, with the fields that OpenAI's and Anthropic's clients read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """For an adapter, the model that it changes (a field of vLLM's)."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together (vLLM's field); None while the engine loads."""
+    type: str = "model"
+    display_name: str
+    created_at: str
+    """``created`` as Anthropic writes it (RFC 3339)."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[Model]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False

@@ -198,3 +198,96 @@ LANGCHAIN: dict[str, Any] = {
         }
     ],
 }
+
+# Claude Code: a billing header and a long prompt in system blocks, many tools, thinking. It asks
+# any model for 32,000 tokens. Others of that form stand in for its own prompt and tools.
+CLAUDE_CODE_HEADERS = {
+    "user-agent": "claude-cli/2.1.40 (external, cli)",
+    "x-app": "cli",
+    "anthropic-version": "2023-06-01",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,"
+    "context-management-2025-06-27,prompt-caching-scope-2026-01-05",
+    "anthropic-dangerous-direct-browser-access": "true",
+    "x-stainless-lang": "js",
+    "x-stainless-package-version": "0.74.0",
+    "x-stainless-runtime": "node",
+    "content-type": "application/json",
+}
+_EPHEMERAL = {"type": "ephemeral"}
+CLAUDE_CODE_TOOLS: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "description": f"{name}: {'how to use it, and when not to. ' * 4}",
+        "input_schema": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "city": {"description": "What it is about", "type": "string"},
+                "limit": {"description": "How much", "type": "number"},
+                "kind": {"type": "string", "enum": ["content", "files", "count"]},
+            },
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    }
+    for name in ("get_weather", "Bash", "Glob", "Grep", "Read", "Edit", "Write", "WebFetch")
+]
+CLAUDE_CODE_COUNT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>\nToday is Friday.\n</system-reminder>"},
+                {
+                    "type": "text",
+                    "text": "What is the weather in Oslo?",
+                    "cache_control": _EPHEMERAL,
+                },
+            ],
+        }
+    ],
+    "system": [
+        {
+            "type": "text",
+            "text": "x-anthropic-billing-header: cc_version=2.1.40.1c2; cch=0a1b2;",
+        },
+        {
+            "type": "text",
+            "text": "You are Claude Code, Anthropic's official CLI for Claude.",
+            "cache_control": _EPHEMERAL,
+        },
+        {"type": "text", "text": "Answer in few words. " * 40, "cache_control": _EPHEMERAL},
+    ],
+    "tools": CLAUDE_CODE_TOOLS,
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+}
+CLAUDE_CODE_FIRST: dict[str, Any] = {
+    **CLAUDE_CODE_COUNT,
+    "max_tokens": 32000,
+    "tool_choice": {"type": "tool", "name": "get_weather"},
+    "temperature": 1,
+    "metadata": {"user_id": f"user_{'0' * 64}_account__session_{'1' * 36}{'2' * 100}"},
+    "stream": True,
+}
+
+
+def claude_code_second(content: list[Any], call: dict[str, Any]) -> dict[str, Any]:
+    """What follows the answer with this content, once the tool was run."""
+    result = {
+        "type": "tool_result",
+        "tool_use_id": call["id"],
+        "content": [{"type": "text", "text": '{"temperature_c":7}'}],
+        "is_error": False,
+        "cache_control": _EPHEMERAL,
+    }
+    body = {name: value for name, value in CLAUDE_CODE_FIRST.items() if name != "tool_choice"}
+    return body | {
+        "max_tokens": 100,
+        "messages": [
+            *CLAUDE_CODE_FIRST["messages"],
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": [result]},
+        ],
+    }

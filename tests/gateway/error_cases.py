@@ -29,6 +29,7 @@ WRONG_VALUES: tuple[Any, ...] = (-1, "x", True, ["x"], {"x": 1})
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOKENIZE, DETOKENIZE, COUNT = "/v1/tokenize", "/v1/detokenize", "/v1/responses/input_tokens"
+MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 TENANT = "/admin/v1/tenants/TENANT"
 NOWHERE = "00000000-0000-0000-0000-000000000000"
 
@@ -41,6 +42,8 @@ VALID: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": MODEL, "prompt": "hi", "max_tokens": 3},
     RESPONSES: {"model": MODEL, "input": "hi", "max_output_tokens": 3},
     COUNT: {"model": MODEL, "input": "hi"},
+    MESSAGES: {"model": MODEL, "messages": _HI, "max_tokens": 3},
+    COUNT_TOKENS: {"model": MODEL, "messages": _HI},
     TOKENIZE: {"model": MODEL, "prompt": "hi"},
     DETOKENIZE: {"model": MODEL, "tokens": [1]},
 }
@@ -148,6 +151,28 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
         {"chat_template_kwargs": {"odd": 1}},
         {"structured_outputs": {"regex": "("}},
     ],
+    MESSAGES: [
+        {"messages": []},
+        {"messages": [*_HI, {"role": "assistant", "content": "The"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
+        {"messages": _HI * 3000},
+        {"messages": [{"role": "user", "content": "hi " * 3000}]},
+        {"model": "other"},
+        {"max_tokens": 0},
+        {"temperature": 3},
+        {"stop_sequences": [""]},
+        {"tools": [{"name": "a b", "input_schema": {}}]},
+        {"tools": [{"name": "f", "input_schema": {"type": "nothing"}}]},
+        {"tools": [{"type": "web_search_20260318", "name": "web_search"}]},
+        {"tool_choice": {"type": "any"}},
+        {"tools": [{"name": "f", "input_schema": {"type": "object"}}],
+         "tool_choice": {"type": "tool", "name": "g"}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
+        {"metadata": {"user_id": " "}},
+        {"container": "c"},
+    ],
+    COUNT_TOKENS: [{"tools": [{"name": "a b", "input_schema": {}}]}, {"max_tokens": 3}],
     COUNT: [{"input": None}, {"input": [{"type": "item_reference", "id": "msg_x_0"}]}],
     TOKENIZE: [
         {"messages": _HI},
@@ -169,7 +194,8 @@ PATHS = [
     "POST /v1/embeddings",
     "GET /v1/embeddings/",
     "GET /v1/embeddingsx",
-    "POST /v1/messages/count_tokens",
+    "POST /v1/messages/batches",
+    "GET /v1/messages",
     "GET /v1/chat/completions/x",
     "GET /v1/chat/completions",
     "PUT /v1/responses",

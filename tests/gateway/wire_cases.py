@@ -37,6 +37,7 @@ from tests.gateway.serving import (
 RECORD = Path(__file__).with_name("wire_cases.txt")
 _TITLE = "### "
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 TURNS = 40
 """Turns of the event loop between tokens: enough for each to reach its client by itself."""
 
@@ -234,6 +235,23 @@ ANSWERS: dict[str, tuple[Play, dict[str, Any]]] = {
     "length": (HI, {"max_output_tokens": 1}),
     "fails": (FAILS, {"store": False}),
 }
+MESSAGE_TOOLS = {"tools": [{"name": "f", "input_schema": TOOL["parameters"]}]}
+TURNS_OF_ANTHROPIC: dict[str, tuple[Play, dict[str, Any]]] = {
+    "text": (HI, {}),
+    "signs": (SIGNS, {}),
+    "tools": (CALLS, MESSAGE_TOOLS),
+    "reasoning": (THINKS, {}),
+    "stop sequence": (Play(text="one.STOP two"), {"stop_sequences": ["STOP"]}),
+    "length": (HI, {"max_tokens": 1}),
+    "a full context": (
+        Play(text="x" * 99),
+        {"messages": [{"role": "user", "content": "a" * 2000}]},
+    ),
+    "ignored": (HI, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    "refused": (REFUSED, {}),
+    "not valid": (HI, {"messages": []}),
+    "fails": (FAILS, {}),
+}
 
 
 async def _whole_and_streamed(recorder: Recorder) -> None:
@@ -255,6 +273,12 @@ async def _whole_and_streamed(recorder: Recorder) -> None:
         await recorder.post(case, RESPONSES, body)
         case = recorder.begin(f"response stream: {name}", play)
         await recorder.post(case, RESPONSES, body | STREAM_PLAIN)
+    for name, (play, fields) in TURNS_OF_ANTHROPIC.items():
+        body = chat_body(max_tokens=1000) | fields
+        case = recorder.begin(f"message: {name}", play)
+        await recorder.post(case, MESSAGES, body)
+        case = recorder.begin(f"message stream: {name}", play)
+        await recorder.post(case, MESSAGES, body | STREAM_PLAIN)
     case = recorder.begin("chat stream: padded", HI)
     await recorder.post(case, CHAT, chat_body(**STREAM_PADDED))
     case = recorder.begin("completion stream: padded", HI)
@@ -394,10 +418,11 @@ async def _heartbeats(recorder: Recorder) -> None:
         ("chat resumable", CHAT, chat_body(stream=True, resumable=True)),
         ("completion", TEXT, {"model": MODEL, "prompt": "yes", "stream": True}),
         ("response", RESPONSES, {"model": MODEL, "input": "hi", "stream": True}),
+        ("message", MESSAGES, chat_body(stream=True, max_tokens=9)),
     ):
         gate = asyncio.Event()
         case = recorder.begin(f"heartbeat: {name}", Play(text="Hi", gate=gate))
-        num_left = 3 if name == "response" else 1 if name == "completion" else 2
+        num_left = 3 if name in ("response", "message") else 1 if name == "completion" else 2
 
         def count(piece: bytes) -> None:
             nonlocal num_left

@@ -7,8 +7,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway import context
-from gateway.errors import InvalidApiKey
-from gateway.middleware.auth import Auth, Operations, bearer_token
+from gateway.errors import InvalidApiKey, InvalidRequestError
+from gateway.middleware.auth import Auth, Operations, key_in
 from gateway.routes import pages
 from gateway.schemas.operation import SOCKET, Operation
 from tenants.errors import ScopeMissing
@@ -170,6 +170,18 @@ async def test_a_key_needs_what_the_table_says(
 
 
 def test_no_header_is_no_token() -> None:
-    assert bearer_token(Headers({})) is None
+    assert key_in(Headers({})) is None
     with pytest.raises(InvalidApiKey):
-        bearer_token(Headers({"authorization": "Digest x"}))
+        key_in(Headers({"authorization": "Digest x"}))
+
+
+def test_a_key_may_come_where_anthropics_clients_send_it() -> None:
+    assert key_in(Headers({"x-api-key": " k "})) == "k"
+    assert key_in(Headers({"x-api-key": "k", "authorization": "Bearer k"})) == "k"
+    for several in (
+        {"x-api-key": "k", "authorization": "Bearer other"},
+        [(b"x-api-key", b"k"), (b"x-api-key", b"k")],
+    ):
+        headers = Headers(several) if isinstance(several, dict) else Headers(raw=several)
+        with pytest.raises(InvalidRequestError):
+            key_in(headers)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from tests.gateway.engine_double import EngineDouble
@@ -20,6 +22,9 @@ async def test_the_list(gateway: Gateway, double: EngineDouble) -> None:
     assert model["created"] > 1_700_000_000
     assert model["owned_by"] == "sluice"
     assert model["max_model_len"] == double.max_model_len
+    assert (model["type"], model["display_name"]) == ("model", MODEL)
+    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
+    assert (body["first_id"], body["last_id"], body["has_more"]) == (MODEL, MODEL, False)
 
 
 async def test_the_list_is_there_while_the_engine_is_away(

@@ -1,0 +1,152 @@
+"""Puts the turns of Anthropic's Messages into the messages of Chat Completions, which chat
+templates expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.errors import InvalidRequestError, UnsupportedParameter, quoted
+from gateway.schemas.chat import (
+    AssistantMessage,
+    FunctionCall,
+    Message,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from gateway.schemas.messages import (
+    Block,
+    InputMessage,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UnseenBlock,
+)
+
+BILLING = "x-anthropic-billing-header:"
+"""Claude Code's first system block begins with this. It is addressed to the server and differs from
+request to request, so that a prompt with it could never be found in the prefix cache."""
+_FAILED = "Error: "
+"""What a tool's result begins with if it is an error, for which templates have no field."""
+
+
+def chat_messages(
+    system: str | Sequence[TextBlock] | None, turns: Sequence[InputMessage]
+) -> list[Message]:
+    """The messages of a chat. Raises ``ApiError`` naming the block at fault."""
+    if not turns:
+        raise InvalidRequestError("There must be at least one message.", param="messages")
+    messages: list[Message] = []
+    if system:
+        texts = [system] if isinstance(system, str) else [block.text for block in system]
+        if shown := [text for text in texts if not text.startswith(BILLING)]:
+            messages.append(SystemMessage(content="\n".join(shown)))
+    called: set[str] = set()
+    for index, turn in enumerate(turns):
+        _add(messages, turn, f"messages[{index}]", called)
+    if isinstance(messages[-1], AssistantMessage):
+        raise UnsupportedParameter(
+            "The last message must not be the assistant's: this server cannot continue an answer "
+            "that the client began (prefill).",
+            param=f"messages[{len(turns) - 1}].role",
+        )
+    return messages
+
+
+def _add(messages: list[Message], turn: InputMessage, path: str, called: set[str]) -> None:
+    blocks: Sequence[Block] = (
+        [TextBlock(turn.content)] if isinstance(turn.content, str) else turn.content
+    )
+    if turn.role == "assistant":
+        messages.append(_assistant(blocks, path, called))
+        return
+    if not blocks:
+        raise InvalidRequestError("It must not be empty.", param=f"{path}.content")
+    texts: list[str] = []
+    for index, block in enumerate(blocks):
+        place = f"{path}.content[{index}]"
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolResultBlock() if turn.role == "user":
+                _add_user(messages, texts)
+                texts = []
+                if block.tool_use_id not in called:
+                    raise InvalidRequestError(
+                        f"There is no tool_use {quoted(block.tool_use_id)} before this result.",
+                        param=f"{place}.tool_use_id",
+                    )
+                content = _result(block, place)
+                messages.append(ToolMessage(tool_call_id=block.tool_use_id, content=content))
+            case _:
+                raise _misplaced(block, turn.role, place)
+    if turn.role == "system":
+        messages.append(SystemMessage(content="\n".join(texts)))
+    else:
+        _add_user(messages, texts)
+
+
+def _add_user(messages: list[Message], texts: Sequence[str]) -> None:
+    """Add what the user says. Turns of one role that follow each other are one, as at
+    Anthropic."""
+    if not texts:
+        return
+    parts = [TextPart(text) for text in texts]
+    last = messages[-1] if messages else None
+    if isinstance(last, UserMessage) and isinstance(last.content, list):
+        last.content.extend(parts)  # a list of this function's own
+    else:
+        messages.append(UserMessage(content=[*parts]))
+
+
+def _assistant(blocks: Sequence[Block], path: str, called: set[str]) -> AssistantMessage:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                called.add(block.id)
+                arguments = msgspec.json.encode(block.input).decode()
+                calls.append(ToolCall(id=block.id, function=FunctionCall(block.name, arguments)))
+            case RedactedThinkingBlock():
+                pass
+            case _:
+                raise _misplaced(block, "assistant", f"{path}.content[{index}]")
+    return AssistantMessage(
+        content="\n".join(texts) if texts else None,
+        reasoning_content="\n".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
+
+
+def _result(block: ToolResultBlock, path: str) -> str:
+    texts: list[str] = []
+    if isinstance(block.content, str):
+        texts.append(block.content)
+    else:
+        for index, part in enumerate(block.content or ()):
+            if not isinstance(part, TextBlock):
+                raise _misplaced(part, "tool_result", f"{path}.content[{index}]")
+            texts.append(part.text)
+    text = "\n".join(texts)
+    return _FAILED + text if block.is_error else text
+
+
+def _misplaced(block: Block | UnseenBlock, where: str, param: str) -> InvalidRequestError:
+    kind = block.__struct_config__.tag
+    if isinstance(block, UnseenBlock):
+        return UnsupportedParameter(
+            f"Content of type {kind} is not supported: the model reads text only.", param=param
+        )
+    return InvalidRequestError(f"A block of type {kind} cannot be in {where} content.", param=param)
