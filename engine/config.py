@@ -31,7 +31,7 @@ MAX_DEFAULT_NUM_SEQS = 512
 _MUCH_MEMORY_BYTES = 64 * 2**30
 
 _AT_LEAST_ONE = (
-    *("block_size", "max_loras", "max_lora_rank"),
+    *("block_size", "max_loras", "max_lora_rank", "tensor_parallel_size"),
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
     "max_num_prefill_tokens",
     *("num_gpu_blocks_override", "num_threads"),
@@ -73,6 +73,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: AttentionBackendName = "auto"
     """``auto`` takes the fastest that supports the model on this device; one that does not is
     refused by name."""
+    tensor_parallel_size: int = 1
+    """Divide each layer over this many devices, each with a process of its own, the engine's ranks.
+    Sizes of memory count for each device."""
     enforce_eager: bool = False
     """Launch the kernels of decode steps one by one, without CUDA graphs."""
     skip_tokenizer_init: bool = False

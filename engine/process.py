@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
@@ -105,15 +106,18 @@ class Engine(msgspec.Struct, frozen=True):
     """Ends what runs beside the core."""
 
 
-def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
-    """Load the model and wire the core to it. Raises ``ModelLoadError`` or ``ConfigError``."""
+def build_engine(
+    config: EngineConfig, on_progress: OnProgress, on_lost: Callable[[str], None] | None = None
+) -> Engine:
+    """Load the model and wire the core to it. on_lost: called by a thread if one of several ranks
+    is lost. Raises ``ModelLoadError`` or ``ConfigError``."""
     # Imported here, so that the first message goes out before torch is loaded.
     from engine.core import EngineCore
     from engine.runner import load_runner
     from engine.runner.memory import device_bytes
 
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.model_dir)
-    runner = load_runner(config, on_progress=on_progress)
+    runner = load_runner(config, on_progress=on_progress, on_lost=on_lost)
     config = config.for_device(runner.device.type, device_bytes(runner.device))
     eos_token_ids = frozenset(runner.eos_token_ids)
     if tokenizer is not None:
@@ -286,7 +290,16 @@ def _die_with_the_client() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(build: Callable[[EngineConfig, OnProgress], Engine] = build_engine) -> int:
+def _end_for(_lost: str) -> None:
+    """End at once: the main thread may be waiting in a collective for the rank that is lost."""
+    logging.shutdown()
+    os._exit(1)
+
+
+_build_for_clients = partial(build_engine, on_lost=_end_for)
+
+
+def main(build: Callable[[EngineConfig, OnProgress], Engine] = _build_for_clients) -> int:
     # The client decides when the engine stops: systemd sends SIGTERM to every process of a service
     # at once, and the streams that run may still end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

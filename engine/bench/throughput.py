@@ -25,8 +25,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from engine.client.transport import IDLE_THREADS
 from engine.errors import ConfigError, EngineError
+from engine.launch import IDLE_THREADS
 from engine.llm import LLM, TokensPrompt
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig

@@ -25,7 +25,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
-from engine.launch import Launch
+from engine.launch import IDLE_THREADS, Launch, import_path
 from engine.messages import (
     ClientMessage,
     EngineMessage,
@@ -45,10 +45,6 @@ SEND_HIGH_WATER_MARK = 4096
 """Messages queued towards an engine that does not read, before submitting is refused."""
 LAST_WORDS_S = 0.2
 """How long a message sent just before an orderly exit may take to come through."""
-
-IDLE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Environment in which torch's CPU threads sleep between two operators. By default they spin, on
-cores that the gateway needs: with as many threads as cores, that costs up to 8 times the speed."""
 
 OnMessage = Callable[[EngineMessage], None]
 OnExit = Callable[[str], None]
@@ -256,11 +252,6 @@ def has_message(socket: zmq.Socket[bytes]) -> bool:
     events = socket.get(zmq.EVENTS)
     assert isinstance(events, int)
     return events & READABLE != 0
-
-
-def import_path() -> str:
-    """``PYTHONPATH`` of a child that resolves imports exactly as this process does."""
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def private_socket_path(name: str) -> tuple[Path, Path]:

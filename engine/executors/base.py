@@ -18,10 +18,6 @@ class Executor(ABC):
     runner uses it where start-up measured it to be faster.
     """
 
-    rank: int = 0
-    group_size: int = 1
-    """The processes that run each step together, of which this one is ``rank``."""
-
     def __init__(self, model: Model) -> None:
         self.model = model
 

@@ -14,6 +14,7 @@ from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
+from engine.parallel.group import ALONE, Group
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -90,6 +91,8 @@ class AttentionConfig:
     norm_eps: float = 1e-6
     fused_checkpoint: bool = False
     """The checkpoint holds ``qkv_proj`` as one tensor."""
+    group: Group = ALONE
+    """The ranks among which the heads are divided; the numbers of heads are this rank's."""
 
 
 class SelfAttention(Module):
@@ -114,11 +117,17 @@ class SelfAttention(Module):
             config.hidden_size,
             {"": sum(parts.values())} if config.fused_checkpoint else parts,
             bias=config.bias,
+            sections=tuple(parts.values()) if config.fused_checkpoint else (),
             dtype=dtype,
             device=device,
         )
         self.o_proj = Linear(
-            q_size, {"": config.hidden_size}, bias=config.output_bias, dtype=dtype, device=device
+            q_size,
+            {"": config.hidden_size},
+            bias=config.output_bias,
+            reduces=config.group,
+            dtype=dtype,
+            device=device,
         )
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None

@@ -10,6 +10,7 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
+from engine.parallel.group import ALONE, Group
 from kernels import cpu, onednn, ops, rounded
 from kernels.experts import ExpertMatrices
 from kernels.gemm import UNMEASURED, Gemms
@@ -91,9 +92,16 @@ class Linear(Module):
         parts: Mapping[str, int],
         *,
         bias: bool,
+        reduces: Group = ALONE,
+        sections: Sequence[int] = (),
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """reduces: the inputs are sharded over these ranks, so that each product is partial; a call
+        returns the sum. sections: of the output features that the checkpoint holds as one tensor,
+        each of which is sharded by itself."""
+        self.reduces = None if reduces.size == 1 else reduces
+        self.sections = tuple(sections)
         self.addition: Addition | None = None
         out_features = sum(parts.values())
         self.in_features, self.parts = in_features, parts
@@ -134,6 +142,8 @@ class Linear(Module):
             target.load(part, tensor)
 
     def pack(self) -> None:
+        if self.reduces is not None and self.reduces.rank and self.bias is not None:
+            self.bias.data.zero_()  # Rank 0 adds it to the sum.
         if self.quantized is not None:
             if self.quantized.prepare():
                 return
@@ -157,8 +167,10 @@ class Linear(Module):
         """[rows, out_features]. x: [rows, in_features], rounded to FP8 only if this layer
         ``rounds`` so many rows."""
         if self.addition is None or not isinstance(x, torch.Tensor):
-            return self._product(x)
-        return self._with(self.addition, x)
+            out = self._product(x)
+        else:
+            out = self._with(self.addition, x)
+        return out if self.reduces is None else self.reduces.all_reduce(out)
 
     def _product(self, x: Activations) -> torch.Tensor:
         if self.quantized is not None:

@@ -22,6 +22,7 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
+from engine.parallel.group import ALONE, Group
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -83,9 +84,12 @@ class LatentAttention(Module):
         *,
         scale: float,
         bias: bool,
+        group: Group = ALONE,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """num_heads: of this rank. group: the ranks among which the heads are divided; each of them
+        caches all latents."""
         self.layer = layer
         self.num_heads = num_heads
         self.options = AttentionOptions(scale)
@@ -113,6 +117,7 @@ class LatentAttention(Module):
             num_heads * config.v_head_dim,
             {"": hidden_size},
             bias=bias,
+            reduces=group,
             dtype=dtype,
             device=device,
         )

@@ -8,6 +8,7 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.layers.module import Module
+from engine.parallel.group import ALONE, Group
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -38,10 +39,13 @@ class GatedMLP(Module):
         bias: bool,
         activation: str = "silu",
         fused_checkpoint: bool = False,
+        reduces: Group = ALONE,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """fused_checkpoint: the checkpoint holds ``gate_up_proj`` as one tensor."""
+        """intermediate_size: of this rank. fused_checkpoint: the checkpoint holds ``gate_up_proj``
+        as one tensor. reduces: the ranks that share the block; none if the caller adds up what they
+        return."""
         assert activation in ACTIVATIONS, activation
         self.activation = activation
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
@@ -49,11 +53,17 @@ class GatedMLP(Module):
             hidden_size,
             {"": 2 * intermediate_size} if fused_checkpoint else parts,
             bias=bias,
+            sections=tuple(parts.values()) if fused_checkpoint else (),
             dtype=dtype,
             device=device,
         )
         self.down_proj = Linear(
-            intermediate_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device
+            intermediate_size,
+            {"": hidden_size},
+            bias=bias,
+            reduces=reduces,
+            dtype=dtype,
+            device=device,
         )
 
     @property

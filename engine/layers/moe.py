@@ -13,6 +13,7 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
+from engine.parallel.group import ALONE, Group
 from kernels import ops
 from kernels.experts import ExpertMatrices
 from kernels.rounded import Activations
@@ -181,10 +182,13 @@ class SparseMoE(Module):
         *,
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
         shared_size: int | None = None,
+        group: Group = ALONE,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """shared_size: width of the feed-forward block that every token goes through as well."""
+        """shared_size: width of the feed-forward block that every token goes through as well.
+        group: the ranks that share each block; the widths are this rank's."""
+        self._group = group
         self.gate = Router(router, hidden_size, dtype=dtype, device=device)
         self.experts = Experts(
             router.num_experts,
@@ -203,4 +207,6 @@ class SparseMoE(Module):
     def __call__(self, x: Activations) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "rounded for nobody"
         out = self.experts(x, *self.gate(x))
-        return out if self.shared_experts is None else out.add_(self.shared_experts(x))
+        if self.shared_experts is not None:
+            out.add_(self.shared_experts(x))
+        return self._group.all_reduce(out)

@@ -85,6 +85,11 @@ class Weight:
         """The shapes that the checkpoint's tensor may have, the usual one first."""
         return [list(self.part(part).shape)]
 
+    def is_cut(self, part: str, dim: int) -> bool:
+        """Whether a block that shares a number reaches beyond the end of the part, so that another
+        rank would need it, too."""
+        return False
+
     @property
     def stored_dtype(self) -> torch.dtype | None:
         """The dtype that the checkpoint's tensor must have; None: any float, to be converted."""

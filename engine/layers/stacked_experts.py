@@ -9,6 +9,7 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
+from engine.parallel.group import ALONE, Group
 from kernels import ops
 from kernels.experts import MXFP4_BLOCK, BiasedSwiglu, ExpertMatrices, Mxfp4Experts
 from kernels.reference_experts import dequantize_mxfp4
@@ -25,10 +26,13 @@ class StackedExperts(Module):
         intermediate_size: int,
         *,
         swiglu: tuple[float, float],
+        group: Group = ALONE,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """swiglu: slope and limit, see ``BiasedSwiglu``."""
+        """swiglu: slope and limit, see ``BiasedSwiglu``. group: the ranks among which each expert's
+        ``intermediate_size`` features were divided; what a call returns is partial."""
+        self._group = group
         self._swiglu, self._dtype, self._device = swiglu, dtype, device
         self._shapes = {
             "gate_up_proj": (num_experts, 2 * intermediate_size, hidden_size),
@@ -61,6 +65,8 @@ class StackedExperts(Module):
 
     def pack(self) -> None:
         gate_up_bias, down_bias = (self._tensors[f"{name}_bias"].data for name in self._shapes)
+        if self._group.rank:
+            down_bias = torch.zeros_like(down_bias)  # Rank 0 adds it.
         features = torch.arange(gate_up_bias.shape[1], device=self._device)
         apart = torch.cat((features[0::2], features[1::2]))
         self._gate_up = self._matrices("gate_up_proj", apart)

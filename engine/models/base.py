@@ -15,6 +15,7 @@ from engine.layers.mla import LatentAttention, MLAConfig
 from engine.layers.module import Module
 from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
+from engine.parallel.group import ALONE, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ class ModelConfig:
     logits_divisor: float = 1.0
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
+    group: Group = ALONE
+    """The ranks that share the model. The numbers of heads and the widths of feed-forward blocks
+    are those of one rank, see ``sharding.of_rank``; everything else is the checkpoint's."""
 
     @property
     def scale(self) -> float:

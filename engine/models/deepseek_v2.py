@@ -87,6 +87,7 @@ class DeepseekDecoderLayer(MoEDecoderLayer):
             config.num_heads,
             scale=config.scale,
             bias=config.attention_bias,
+            group=config.group,
             dtype=self._dtype,
             device=self._device,
         )

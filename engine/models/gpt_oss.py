@@ -67,19 +67,21 @@ class MLP(Module):
         moe = config.moe
         assert moe is not None
         assert moe.swiglu is not None
+        self._group = config.group
         self.router = Router(moe.router, config.hidden_size, dtype=dtype, device=device)
         self.experts = StackedExperts(
             moe.router.num_experts,
             config.hidden_size,
             moe.intermediate_size,
             swiglu=moe.swiglu,
+            group=config.group,
             dtype=dtype,
             device=device,
         )
 
     def __call__(self, x: Activations) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "rounded for nobody"
-        return self.experts(x, *self.router(x))
+        return self._group.all_reduce(self.experts(x, *self.router(x)))
 
 
 class GptOssDecoderLayer(llama.LlamaDecoderLayer):

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
-from engine.layers.embedding import Embedding
+from engine.layers.embedding import Embedding, rows_of_rank
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import FeedForward, GatedMLP
@@ -67,6 +67,7 @@ class LlamaDecoderLayer(Module):
             qk_norm=self.norm_class if config.qk_norm else None,
             norm_eps=config.rms_norm_eps,
             fused_checkpoint=self.fused_checkpoint,
+            group=config.group,
         )
         return SelfAttention(layer, attention, dtype=self._dtype, device=self._device)
 
@@ -80,6 +81,7 @@ class LlamaDecoderLayer(Module):
             bias=config.mlp_bias,
             activation=config.activation,
             fused_checkpoint=self.fused_checkpoint,
+            reduces=config.group,
             dtype=self._dtype,
             device=self._device,
         )
@@ -126,6 +128,7 @@ class LlamaModel(Module):
             config.vocab_size,
             config.hidden_size,
             multiplier=config.embedding_multiplier,
+            group=config.group,
             dtype=dtype,
             device=device,
         )
@@ -176,12 +179,13 @@ class ForCausalLM(Model):
             if config.tie_word_embeddings
             else Linear(
                 config.hidden_size,
-                {"": config.vocab_size},
+                {"": rows_of_rank(config.vocab_size, config.group)},
                 bias=False,
                 dtype=dtype,
                 device=device,
             )
         )
+        self._group, self._vocab_size = config.group, config.vocab_size
         self._divisor = config.logits_divisor
         self._softcap = config.logits_softcap
 
@@ -194,4 +198,9 @@ class ForCausalLM(Model):
             logits = logits / self._divisor
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+        return logits if self._group.size == 1 else self._whole(logits)
+
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of all ranks side by side, without those of padding."""
+        by_rank = self._group.all_gather(logits)
+        return torch.cat(tuple(by_rank), 1)[:, : self._vocab_size].contiguous()

@@ -38,6 +38,7 @@ class MixtralDecoderLayer(llama.LlamaDecoderLayer):
             config.hidden_size,
             config.moe.intermediate_size,
             names=("w1", "w3", "w2"),
+            group=config.group,
             dtype=self._dtype,
             device=self._device,
         )

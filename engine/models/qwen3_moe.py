@@ -57,6 +57,7 @@ class MoEDecoderLayer(llama.LlamaDecoderLayer):
             config.hidden_size,
             config.moe.intermediate_size,
             shared_size=config.moe.shared_size,
+            group=config.group,
             dtype=self._dtype,
             device=self._device,
         )

@@ -61,6 +61,7 @@ class Fp8BlockWeight(QuantizedWeight):
             linear.parts,
             rows,
             stored_rows,
+            columns_cut=linear.in_features % columns != 0,
         )
         setattr(self, scale_name, self._scale)
 
@@ -95,15 +96,25 @@ class Fp8BlockWeight(QuantizedWeight):
 class BlockScale(Weight):
     """Of blocks of ``rows`` in the checkpoint, and of ``stored_rows``, a divisor, here."""
 
-    __slots__ = ("_repeats", "_rows_each")
+    __slots__ = ("_is_cut", "_repeats", "_rows_each")
 
     def __init__(
-        self, data: torch.Tensor, parts: Mapping[str, int], rows: int, stored_rows: int
+        self,
+        data: torch.Tensor,
+        parts: Mapping[str, int],
+        rows: int,
+        stored_rows: int,
+        *,
+        columns_cut: bool,
     ) -> None:
-        """parts: rows of the weight."""
+        """parts: rows of the weight. columns_cut: its last block of columns is not a whole one."""
         super().__init__(data, {name: -(-size // stored_rows) for name, size in parts.items()})
         self._repeats = rows // stored_rows
         self._rows_each = {name: -(-size // rows) for name, size in parts.items()}
+        self._is_cut = {name: (size % rows != 0, columns_cut) for name, size in parts.items()}
+
+    def is_cut(self, part: str, dim: int) -> bool:
+        return self._is_cut[part][dim]
 
     def shapes(self, part: str) -> list[list[int]]:
         return [[self._rows_each[part], self.data.shape[1]]]

@@ -175,6 +175,16 @@ class GroupIndex(Weight):
         self.parts = {name: (i, slice(None)) for i, name in enumerate(linear.parts)}
         self._group_size = group_size
 
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        """A shard of the inputs begins with a later group, and has no part of a group."""
+        groups = tensor - tensor.min()
+        if groups.max() >= -(-len(groups) // self._group_size):
+            raise ModelLoadError(
+                "quantization: g_idx: a rank would have parts of groups, because of act-order: set "
+                "tensor_parallel_size to 1, or take a checkpoint without act-order"
+            )
+        super().load(part, groups)
+
     def draw(self, deviation: float, generator: torch.Generator) -> None:
         self.data.copy_(torch.arange(self.data.shape[1]) // self._group_size)
 

@@ -12,6 +12,7 @@ import torch
 
 from engine.cache.groups import GroupKind, kinds_of
 from engine.models.base import ModelFacts
+from engine.parallel.group import ALONE, Group
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.drafting import Drafting
 from engine.runner.drafts.unseen import UnseenDrafts
@@ -59,10 +60,10 @@ class _Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sampled:
+class Sampled:
     """A step between ``sample`` and ``collect``."""
 
-    finish: Callable[[_Sampled], StepResult]
+    finish: Callable[[Sampled], StepResult]
     launched: _Launched
     token_ids: torch.Tensor | None
     """[num_sampled] int64 in host memory once ``arrived``, as is all that is read."""
@@ -85,6 +86,7 @@ class TorchRunner:
         sampler: Sampler,
         drafting: Drafting | None = None,
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
+        group: Group = ALONE,
     ) -> None:
         self._forward_pass = forward_pass
         self._blocks = blocks
@@ -95,6 +97,7 @@ class TorchRunner:
         self._logprobs = forward_pass.logprobs
         self.adapters = forward_pass.adapters
         self.step_costs: StepCosts | None = None
+        self.group = group
         self.max_model_len = table.tokens.shape[1]
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = facts.eos_token_ids
@@ -189,10 +192,11 @@ class TorchRunner:
             max_model_len=self.max_model_len,
             device=self.device,
             is_padded=graphs is not None,
+            agree=self.group.least,
         )
 
     @torch.inference_mode()
-    def sample(self, mask: TokenMask | None) -> _Sampled:
+    def sample(self, mask: TokenMask | None) -> Sampled:
         assert self._launched is not None, "sample before forward"
         launched, self._launched = self._launched, None
         tokens, logits = None, None
@@ -215,9 +219,9 @@ class TorchRunner:
             if kept is not None:
                 logprobs = kept.of(sampled, tokens.chunks)
         self._num_in_flight += 1
-        return _Sampled(self._finish, launched, token_ids, logprobs, self._host_tokens.mark())
+        return Sampled(self._finish, launched, token_ids, logprobs, self._host_tokens.mark())
 
-    def _finish(self, step: _Sampled) -> StepResult:
+    def _finish(self, step: Sampled) -> StepResult:
         """Wait for a step, and read what it sampled."""
         self._num_in_flight -= 1
         launched, plan = step.launched, step.launched.plan
@@ -236,7 +240,7 @@ class TorchRunner:
             {} if of_prompts is None else of_prompts.by_chunk(),
         )
 
-    def _kept(self, step: _Sampled, chunks: Sequence[Chunk]) -> list[list[int]]:
+    def _kept(self, step: Sampled, chunks: Sequence[Chunk]) -> list[list[int]]:
         """The new tokens of each chunk: those sampled, up to the first that differs from its draft.
         chunks: the step's, with their drafts."""
         computed = step.launched.computed

@@ -32,13 +32,14 @@ def measure_step_costs(
     device: torch.device,
     is_padded: bool = False,
     clock: Callable[[], float] = time.perf_counter,
+    agree: Callable[[float], float] = float,
 ) -> StepCosts:
     """Time steps of several batch sizes and numbers of drafts. Call it before any request has a
     row, because the steps write to rows and blocks.
 
     run: executes a step up to its logits. draft: ``draft(batch, length)`` drafts, if that takes
     time. lengths: drafts for each request, ascending from 0. is_padded: as in ``StepCosts``. clock:
-    in seconds."""
+    in seconds. agree: what all ranks take a time to be, which each measured for itself."""
     longest = lengths[-1]
     limit = min(max_num_seqs, max(1, max_num_tokens // (longest + 1)))
     batches = [*(batch for batch in _BATCHES if batch < limit), limit]
@@ -51,13 +52,18 @@ def measure_step_costs(
         run(ChunkFields(np.arange(batch), np.full(batch, computed), lens, lens))
 
     taken_s = [
-        [_seconds(partial(step, batch, length), device, clock) for batch in batches]
+        [_seconds(partial(step, batch, length), device, clock, agree) for batch in batches]
         for length in lengths
     ]
     return StepCosts(batches, lengths, taken_s, is_padded)
 
 
-def _seconds(work: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+def _seconds(
+    work: Callable[[], object],
+    device: torch.device,
+    clock: Callable[[], float],
+    agree: Callable[[float], float],
+) -> float:
     """The least time of a few runs."""
     best = float("inf")
     for _ in range(_REPEATS):
@@ -65,7 +71,7 @@ def _seconds(work: Callable[[], object], device: torch.device, clock: Callable[[
         start = clock()
         work()
         wait_for(device)
-        best = min(best, clock() - start)
+        best = agree(min(best, clock() - start))
         if best > _LONG_S:
             break
     return best

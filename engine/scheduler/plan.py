@@ -8,24 +8,26 @@ step N sampled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from engine.sampling_params import SamplingParams
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy as np
     import numpy.typing as npt
 
     from engine.cache.groups import GroupKind
     from engine.messages import TokenLogprobs
-    from engine.sampling_params import SamplingParams
     from engine.spec.costs import StepCosts
 
 
-class Admission(msgspec.Struct, frozen=True, gc=False):
+class Admission(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A request takes a row: new, or resumed after a preemption."""
 
     row: int
@@ -48,7 +50,7 @@ UNSEEN = -1
 already."""
 
 
-class Chunk(msgspec.Struct, frozen=True, gc=False):
+class Chunk(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row.
 
     The last ``num_draft_tokens`` of them are drafts. The step samples one token after the last

@@ -20,6 +20,7 @@ from engine.hub import weight_files
 from engine.layers.module import Module
 from engine.messages import LoadProgress
 from engine.weights.names import Target, is_ignored, targets
+from engine.weights.shards import Shards
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -37,9 +38,10 @@ def load_weights(
     tied: bool,
     place_of: Callable[[str], str | None] = lambda name: name,
     on_progress: OnProgress | None = None,
+    shards: Shards | None = None,
 ) -> None:
     """Fill every parameter of ``model``. place_of: maps a checkpoint's tensor to its parameter,
-    None if it is not needed.
+    None if it is not needed. shards: which part of each tensor ``model`` holds; None: all.
 
     ``ModelLoadError`` names a tensor that is missing, superfluous or misshapen, and a file that is
     missing or truncated.
@@ -50,19 +52,26 @@ def load_weights(
     def place(name: str) -> str | None:
         return None if is_ignored(name, tied=tied) else place_of(name)
 
-    _check(files, wanted, place)
+    _check(files, wanted if shards is None else shards.whole, place)
+    of_rank = {} if shards is None else shards.of_rank
     total = sum(path.stat().st_size for path in files)
     read, next_report = 0, 0.0
     for path in files:
         before = read
-        for name, tensor in _tensors(path):
+        for name, file in _tensors(path):
             if on_progress is not None and read / total >= next_report:
                 on_progress(LoadProgress(f"Loading {path.name}", read / total))
                 next_report = read / total + _PROGRESS_STEP
-            target = wanted.get(place(name) or "")
+            parameter = place(name) or ""
+            target = wanted.get(parameter)
             if target is not None:
+                shard = of_rank.get(parameter)
+                if shard is None:
+                    tensor = file.get_tensor(name)
+                else:
+                    tensor = shard.read(file.get_slice(name))
                 target.load(tensor)
-            read += tensor.nbytes
+                read += tensor.nbytes
         read = before + path.stat().st_size
 
 
@@ -113,10 +122,11 @@ def _check_form(name: str, target: Target, stored: Any) -> None:
         )
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """The names in a file, with the opened file."""
     with _opened(path) as file:
         for name in file.offset_keys():  # as they lie on the disk
-            yield name, file.get_tensor(name)
+            yield name, file
 
 
 @contextmanager

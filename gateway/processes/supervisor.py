@@ -25,7 +25,8 @@ from pathlib import Path
 import msgspec
 
 from engine.client.fleet import Fleet
-from engine.client.transport import import_path, private_socket_path
+from engine.client.transport import private_socket_path
+from engine.launch import import_path
 from engine.messages import LoadProgress
 from gateway import logs
 from gateway.config import Config, ServerConfig

@@ -13,7 +13,9 @@ import torch
 from engine.attention.base import KVScales
 from engine.attention.select import select_backend
 from engine.executors.base import Executor
+from engine.models.sharding import kv_heads_of_rank
 from engine.quant.kv_cache import read_kv_scales
+from engine.runner.startup.model import read_facts
 from engine.runner.startup.target import Target
 from engine.runner.startup.trial import Trial
 from kernels.reference import FP8_MAX
@@ -27,9 +29,13 @@ def load_kv_scales(target: Target, executor: Executor) -> list[KVScales]:
     """The scales of each layer. Raises ``ModelLoadError`` if the checkpoint's own are wrong."""
     config, layout, device = target.config, target.facts.cache_layout, target.device
     if config.load_format != "dummy":
-        given = read_kv_scales(config.model_dir, layout, device)
+        whole = read_facts(config).cache_layout
+        given = read_kv_scales(config.model_dir, whole, device)
         if given is not None:
-            return given
+            if layout.is_latent:
+                return given
+            heads = kv_heads_of_rank(whole.num_kv_heads, target.group)
+            return [KVScales(scales.k[heads], scales.v[heads]) for scales in given]
     if config.calculate_kv_scales:
         return _measure(target, executor)
     ones = torch.ones(layout.num_kv_heads, device=device)

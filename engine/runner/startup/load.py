@@ -12,12 +12,14 @@ from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.executors.base import Executor
 from engine.executors.select import executors_of
+from engine.layers.embedding import rows_of_rank
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
-from engine.models.base import Model, ModelFacts
+from engine.models.base import Model
+from engine.parallel.group import ALONE, Group
 from engine.runner.block_copies import BlockCopies
 from engine.runner.forward import ForwardPass
 from engine.runner.graphs.prompt import MAX_TOKENS
@@ -30,6 +32,8 @@ from engine.runner.memory import (
     count_blocks,
     fit_max_model_len,
 )
+from engine.runner.ranks.followers import Followers, OnLost
+from engine.runner.ranks.runner import RankedRunner
 from engine.runner.rows import RowTable
 from engine.runner.runner import Blocks, TorchRunner
 from engine.runner.startup.kv_scales import load_kv_scales
@@ -41,6 +45,7 @@ from engine.runner.startup.load_drafting import (
 )
 from engine.runner.startup.model import OnProgress, load_model
 from engine.runner.startup.profile import measure_activation_bytes
+from engine.runner.startup.ranks import check_ranks, join
 from engine.runner.startup.target import Target, resolve
 from engine.runner.swap import load_host_blocks
 from engine.sampling.sampler import Sampler
@@ -53,18 +58,54 @@ LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
 
 
-def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) -> TorchRunner:
-    """Load the model and lay out its memory.
+def load_runner(
+    config: EngineConfig,
+    *,
+    on_progress: OnProgress | None = None,
+    on_lost: OnLost | None = None,
+) -> TorchRunner:
+    """Load the model and lay out its memory, on all ranks.
 
-    Raises ``ModelLoadError`` or ``ConfigError`` with the cause and the mend in one line.
+    on_lost: as for ``Followers``. Raises ``ModelLoadError`` or ``ConfigError`` with the cause and
+    the mend in one line.
     """
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
-    target = resolve(config)
+    size = config.tensor_parallel_size
+    if size == 1:
+        return _load(config, ALONE, report)
+    check_ranks(config)
+    followers = Followers(config, size, on_lost)
+    try:
+        with followers.checked():
+            followers.group = group = join(config, 0, size, followers.rendezvous)
+            runner = _load(config, group, report, RankedRunner)
+    except BaseException:
+        followers.close()
+        raise
+    assert isinstance(runner, RankedRunner)
+    runner.lead(followers)
+    return runner
+
+
+def load_follower(config: EngineConfig, rank: int, size: int, rendezvous: int) -> TorchRunner:
+    """As ``load_runner``, for another rank than the first."""
+    return _load(config, join(config, rank, size, rendezvous), lambda _progress: None)
+
+
+def _load(
+    config: EngineConfig,
+    group: Group,
+    report: OnProgress,
+    runner_class: type[TorchRunner] = TorchRunner,
+) -> TorchRunner:
+    target = resolve(config, group)
     config, facts, asked_len = target.config, target.facts, target.asked_len
     device, dtype, shape = target.device, target.dtype, target.attention_shape
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    elif group.size > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // group.size))
     report(LoadProgress("Preparing the kernels, compiled at the first start", 0.02))
     has_kernels = _register_kernels(device)
     attention = select_backend(config.attention_backend, device, shape)
@@ -107,8 +148,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
             lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)),
         )
     blocks = Blocks(cache, BlockCopies([cache.stack, *made.copied]), host_blocks)
-    runner = TorchRunner(
-        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config)
+    runner = runner_class(
+        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config), group
     )
     report(LoadProgress("Warming up", 0.99))
     runner.warm_up()
@@ -142,6 +183,7 @@ def _allocate_cache(
     draft_layers = None if network is None else draft_bytes / layer_bytes
     groups = choose_groups(config, facts, target.asked_len, device, draft_layers=draft_layers)
     num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
+    num_blocks = int(target.group.least(num_blocks))
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
@@ -202,7 +244,7 @@ def _measure_gemms(
     parts = [model] if network is None else [model, network]
     modules = [module for part in parts for module in part.modules()]
     config = target.config
-    uses = _uses(config, modules, target.facts)
+    uses = _uses(target, modules)
     batches = [] if config.enforce_eager else capture_sizes(config.num_seqs)
     fastest = tuning.measure(uses, KeptChoices.of(target.device), batches, tell)
     for module in modules:
@@ -210,10 +252,10 @@ def _measure_gemms(
             module.gemms = fastest
 
 
-def _uses(
-    config: EngineConfig, modules: Iterable[Module], facts: ModelFacts
-) -> Iterator[tuning.Use]:
+def _uses(target: Target, modules: Iterable[Module]) -> Iterator[tuning.Use]:
     """The weights that are multiplied as they are, quantized ones left out."""
+    config, vocab_size = target.config, target.facts.vocab_size
+    of_heads = vocab_size, rows_of_rank(vocab_size, target.group)
     gated: set[Linear] = set()
     for module in modules:
         match module:
@@ -223,8 +265,7 @@ def _uses(
                 pass
             case Linear() | TiedLinear():
                 weight = module.weight.data
-                is_head = weight.shape[0] == facts.vocab_size
-                rows = config.num_seqs if is_head else config.step_tokens
+                rows = config.num_seqs if weight.shape[0] in of_heads else config.step_tokens
                 bias = module.bias if isinstance(module, Linear) else None
                 added = None if bias is None else bias.data
                 yield tuning.Use(weight, module in gated, rows, added)

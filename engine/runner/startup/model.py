@@ -20,6 +20,7 @@ from engine.quant.head import ROUNDED, quantize_head
 from engine.weights.dummy import draw_weights
 from engine.weights.load import check_files, load_weights
 from engine.weights.names import targets
+from engine.weights.shards import Shards, find_shards
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -55,12 +56,20 @@ def load_model(
     """facts: from ``read_facts``. ``report`` is called with the progress, within [0.05, 0.9]."""
     if isinstance(facts, ModelConfig):
         quantization = read_quantization(config.model_dir, config.quantization)
-        model = create_model(facts, max_model_len=max_model_len, dtype=dtype, device=device)
-        if quantization is not None:
-            quantize(model, quantization)
-        if config.quantize_lm_head:
-            quantize_head(model)
-        _fill(model, facts, quantization, config, report)
+
+        def create(of: ModelConfig, where: torch.device) -> Model:
+            model = create_model(of, max_model_len=max_model_len, dtype=dtype, device=where)
+            if quantization is not None:
+                quantize(model, quantization)
+            if config.quantize_lm_head:
+                quantize_head(model)
+            return model
+
+        model, shards = create(facts, device), None
+        if facts.group.size > 1:
+            whole = read_config(config.model_dir)
+            shards = find_shards(model, create(whole, torch.device("meta")), facts.group)
+        _fill(model, facts, quantization, config, report, shards)
         return model
     from engine.models import transformers_fallback
 
@@ -100,6 +109,7 @@ def _fill(
     quantization: CheckpointQuantization | None,
     config: EngineConfig,
     report: OnProgress,
+    shards: Shards | None,
 ) -> None:
     known = targets(model)
 
@@ -122,5 +132,6 @@ def _fill(
                 tied=facts.tie_word_embeddings,
                 place_of=place_of,
                 on_progress=scaled,
+                shards=shards,
             )
         model.pack()

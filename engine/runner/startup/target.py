@@ -11,6 +11,8 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.base import ModelConfig, ModelFacts
 from engine.models.config import DTYPES
+from engine.models.sharding import of_rank
+from engine.parallel.group import ALONE, Group
 from engine.runner.graphs.sized import max_checked_tokens
 from engine.runner.memory import device_bytes, requested_max_model_len
 from engine.runner.startup.model import read_facts
@@ -29,6 +31,8 @@ class Target:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     """Of the stored keys and values."""
+    group: Group = ALONE
+    """The ranks that share the model; ``facts`` are those of this one."""
 
     @property
     def attention_shape(self) -> AttentionShape:
@@ -49,23 +53,23 @@ class Target:
         )
 
 
-def resolve(config: EngineConfig) -> Target:
-    """Read the model's config and choose device and dtypes.
+def resolve(config: EngineConfig, group: Group = ALONE) -> Target:
+    """Read the model's config and choose device and dtypes. group: the ranks that share the model.
 
     Raises ``ModelLoadError`` or ``ConfigError``.
     """
     facts = read_facts(config)
     asked_len = requested_max_model_len(config, facts)
     if isinstance(facts, ModelConfig):
-        facts = replace(facts, max_position_embeddings=asked_len)
-    device = _device(config)
+        facts = of_rank(replace(facts, max_position_embeddings=asked_len), group)
+    device = choose_device(config)
     config = config.for_device(device.type, device_bytes(device))
     dtype = _dtype(config, facts, device)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
-    return Target(config, facts, asked_len, device, dtype, kv_dtype)
+    return Target(config, facts, asked_len, device, dtype, kv_dtype, group)
 
 
-def _device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")

@@ -1,0 +1,2 @@
+"""One engine on several devices: the processes that run each step together, and what they say to
+each other."""

@@ -1,0 +1,136 @@
+"""Ranks as processes: the same tokens, and nothing left behind however one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.client.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import EngineDead
+from engine.llm import LLM
+from engine.messages import GenerateRequest
+from engine.sampling_params import SamplingParams
+from tests.engine import toys
+
+PROMPT = [5, 6, 7, 8]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
+ENDS_WITHIN_S = 5.0
+
+
+def config(folder: Path, size: int) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder), num_gpu_blocks_override=512, num_threads=1, tensor_parallel_size=size
+    )
+
+
+def prompted(request_id: str, params: SamplingParams) -> GenerateRequest:
+    return GenerateRequest(request_id=request_id, prompt_token_ids=PROMPT, params=params)
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def processes_of(client: EngineClient) -> dict[int, psutil.Process]:
+    """By rank."""
+    assert client.info is not None
+    engine = psutil.Process(client.info.pid)
+    children = [child for child in engine.children() if "follower" in " ".join(child.cmdline())]
+    return {0: engine, **dict(enumerate(children, 1))}
+
+
+async def gone(processes: dict[int, psutil.Process]) -> None:
+    async with asyncio.timeout(ENDS_WITHIN_S):
+        while any(  # noqa: ASYNC110
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            for process in processes.values()
+        ):
+            await asyncio.sleep(0.02)
+
+
+async def lose(tmp_path: Path, rank: int, how: signal.Signals, *, busy: bool) -> None:
+    """Start an engine of two ranks, compare its tokens, lose one, and look for what is left."""
+    folder, before = toys.write_llama(tmp_path, max_position_embeddings=4096), children()
+    client = EngineClient(config(folder, 2), hang_timeout_s=3.0)
+    await client.start()
+    try:
+        found = []
+        async for output in client.submit(prompted("a", GREEDY)):
+            found += output.new_token_ids
+        (alone,) = LLM(folder, num_gpu_blocks_override=64, num_threads=1).generate(
+            {"prompt_token_ids": PROMPT}, GREEDY
+        )
+        assert found == alone.outputs[0].token_ids
+        processes = processes_of(client)
+        assert len(processes) == 2
+        stream = client.submit(prompted("b", ENDLESS)) if busy else None
+        if stream is not None:
+            await anext(stream)
+        os.kill(processes[rank].pid, how)
+        if stream is not None:
+            with pytest.raises(EngineDead):
+                async for _ in stream:
+                    pass
+        await gone(processes)
+    finally:
+        await client.close()
+    assert children() <= before
+
+
+@pytest.mark.asyncio
+async def test_a_rank_is_killed_while_it_decodes(tmp_path: Path) -> None:
+    await lose(tmp_path, 1, signal.SIGKILL, busy=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_any_rank_is_lost(rank: int, how: signal.Signals, busy: bool, tmp_path: Path) -> None:
+    if (rank, how) == (0, signal.SIGSTOP):
+        pytest.skip("the client sees to an engine that hangs, with its own patience")
+    await lose(tmp_path, rank, how, busy=busy)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("after_s", [0.3, 2.0, 4.0])
+def test_a_rank_is_lost_while_it_loads(
+    after_s: float, rank: int, how: signal.Signals, tmp_path: Path
+) -> None:
+    """Whatever it is doing at that time."""
+
+    async def start() -> None:
+        client = EngineClient(config(folder, 2), start_timeout_s=30.0)
+        starting = asyncio.create_task(client.start())
+        try:
+            await asyncio.sleep(after_s)
+            processes = sorted(children() - before, key=lambda process: process.pid)
+            followers = [p for p in processes if "follower" in " ".join(p.cmdline())]
+            chosen = followers if rank else [p for p in processes if p not in followers]
+            if not chosen or (rank, how) == (0, signal.SIGSTOP):
+                return
+            chosen[0].send_signal(how)
+            begun = time.monotonic()
+            if not starting.done():
+                with pytest.raises(EngineDead):
+                    await starting
+                assert time.monotonic() - begun < ENDS_WITHIN_S + 5
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await client.close()
+
+    folder, before = toys.write_llama(tmp_path), children()
+    asyncio.run(start())
+    assert children() <= before

@@ -1,0 +1,139 @@
+"""Ranks as threads of the test's process: what they compute is what processes compute, and none has
+to start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import runner as runners
+from engine.config import EngineConfig
+from engine.llm import LLM
+from engine.parallel.group import Group
+from engine.runner.ranks import records
+from engine.runner.runner import Sampled, TorchRunner
+from engine.runner.startup import load
+from engine.runner.startup.ranks import check_ranks
+from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+
+_PATIENCE_S = 60.0
+
+
+class ThreadGroup(Group):
+    """The collectives of threads that share ``slots`` and ``barrier``."""
+
+    def __init__(self, rank: int, slots: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__(rank, len(slots))
+        self._slots, self._barrier = slots, barrier
+
+    @contextmanager
+    def _all(self, value: Any) -> Iterator[list[Any]]:
+        """What all ranks pass."""
+        self._slots[self.rank] = value
+        self._barrier.wait(_PATIENCE_S)
+        yield list(self._slots)
+        self._barrier.wait(_PATIENCE_S)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        with self._all(x) as summands:
+            total = torch.stack(summands).sum(0)
+        return total
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        with self._all(x) as parts:
+            gathered = torch.stack(parts)
+        return gathered
+
+    def least(self, value: float) -> float:
+        with self._all(value) as values:
+            least = min(values)
+        return float(least)
+
+
+class ThreadedRunner:
+    """Each call is one of all ranks, by the records that processes would get."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        size = config.tensor_parallel_size
+        slots, barrier = [None] * size, threading.Barrier(size)
+        self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
+        groups = [ThreadGroup(rank, slots, barrier) for rank in range(size)]
+        self.ranks: list[TorchRunner] = self._each(
+            lambda rank: load._load(config, groups[rank], lambda _: None)
+        )
+
+    def _each(self, call: Callable[[int], Any]) -> list[Any]:
+        waiting = [thread.submit(call, rank) for rank, thread in enumerate(self._threads)]
+        return [one.result(_PATIENCE_S) for one in waiting]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ranks[0], name)
+
+    def forward(self, plan: StepPlan) -> None:
+        sent = records.encode(records.Forward(plan))
+
+        def run(rank: int) -> None:
+            record = records.decode(sent)
+            assert isinstance(record, records.Forward)
+            assert record.plan == plan
+            self.ranks[rank].forward(record.plan if rank else plan)
+
+        self._each(run)
+
+    def sample(self, mask: TokenMask | None) -> _Launched:
+        sent = records.encode(records.Sample.of(mask))
+
+        def run(rank: int) -> Sampled:
+            record = records.decode(sent)
+            assert isinstance(record, records.Sample)
+            return self.ranks[rank].sample(record.mask if rank else mask)
+
+        return _Launched(self._each, self._each(run))
+
+    def draft(self, asked: Any, num_tokens: int, *, wait: bool) -> list[list[int]]:
+        drafts = self._each(lambda rank: self.ranks[rank].draft(asked, num_tokens, wait=wait))
+        assert all(other == drafts[0] for other in drafts)
+        found: list[list[int]] = drafts[0]
+        return found
+
+
+class _Launched:
+    def __init__(self, each: Callable[..., list[Any]], of_ranks: list[Sampled]) -> None:
+        self._each, self._of_ranks = each, of_ranks
+
+    def collect(self) -> StepResult:
+        results = self._each(lambda rank: self._of_ranks[rank].collect())
+        assert all(other.token_ids == results[0].token_ids for other in results)
+        first: StepResult = results[0]
+        return first
+
+
+def load_threads(config: EngineConfig, **_: object) -> Any:
+    """In place of ``load_runner``."""
+    if config.tensor_parallel_size == 1:
+        return load.load_runner(config)
+    check_ranks(config)
+    return ThreadedRunner(config)
+
+
+def make(model: Path | str, size: int, **options: Any) -> LLM:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runners, "load_runner", load_threads)
+        return LLM(
+            model,
+            **{
+                "device": "cpu",
+                "block_size": 4,
+                "num_gpu_blocks_override": 120,
+                "num_threads": 1,
+                "tensor_parallel_size": size,
+                **options,
+            },
+        )
