@@ -17,16 +17,14 @@ class CustomBuildHook(BuildHookInterface):
         # An editable install asks git whenever it is asked; an unpacked sdist has the file.
         if version == "editable" or not (root / ".git").exists():
             return
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--exclude=*", "--dirty=+changes"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        name = ["git", "describe", "--always", "--exclude=*", "--dirty=+changes"]
+        asked = subprocess.run(name, cwd=root, capture_output=True, text=True)
+        if asked.returncode != 0:
+            self.app.display_warning(f"the commit is not known: {asked.stderr.strip()}")
+            return
         made = Path(self.directory, "commit.txt")
         made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_text(commit, encoding="ascii")
+        made.write_text(asked.stdout, encoding="ascii")
         build_data["force_include"][str(made)] = FILE
         self._made = made
 

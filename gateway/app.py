@@ -10,6 +10,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from engine.client.fleet import Fleet
 from gateway import rate_limits
@@ -68,6 +69,7 @@ def _middleware(
     """All middleware, the outermost first."""
     config = services.config.server
     return [
+        *_proxies(config.trusted_proxies),
         Middleware(RequestId),
         *([] if tracing is None else [Middleware(Traces, tracing=tracing)]),
         Middleware(AccessLog, metrics=services.metrics),
@@ -93,6 +95,11 @@ def _middleware(
             retention_s=config.idempotency_retention_s,
         ),
     ]
+
+
+def _proxies(trusted: Sequence[str]) -> list[Middleware]:
+    """The client's address and scheme as a proxy that is trusted has them."""
+    return [Middleware(ProxyHeadersMiddleware, trusted_hosts=list(trusted))] if trusted else []
 
 
 def _cors(origins: Sequence[str]) -> Middleware:

@@ -52,6 +52,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0 picks a free one."""
+    unix_socket: str | None = None
+    """Path of a Unix socket to listen on in place of ``host`` and ``port``; with one worker."""
+    tls_certificate: str | None = None
+    """PEM file of a certificate with its chain: HTTPS is served. Files that change are read again,
+    for new connections."""
+    tls_key: str | None = None
+    """PEM file of its key."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are
+    believed, such as ``10.0.0.0/8``; ``*`` stands for all, and is what a Unix socket needs."""
     metrics_port: Port | None = None
     """Port of another listener that serves ``/metrics``, to anybody who reaches it, without a key;
     0 picks a free one. By default ``/metrics`` needs an admin key."""
@@ -129,6 +139,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One JSON object or one line of text for each record."""
 
     def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, missing = "tls_certificate", "tls_key"
+            if self.tls_certificate is None:
+                given, missing = missing, given
+            raise ConfigError(f"server.{missing} is missing; server.{given} needs it")
+        if self.unix_socket is not None and self.workers > 1:
+            raise ConfigError(
+                "server.unix_socket is for one worker; set server.workers = 1, or host and port"
+            )
         for origin in self.allowed_origins:
             if origin == "*":
                 continue
@@ -139,10 +158,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 )
 
 
-def local_url(host: str, port: int) -> str:
+def local_url(host: str, port: int, *, scheme: str = "http") -> str:
     """``http://host:port`` as a client on this machine can use it."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -479,8 +498,15 @@ def _resolve(config: Config, folder: Path) -> Config:
     speculative = engine.speculative_config
     if speculative is not None and speculative.model is not None:
         speculative = msgspec.structs.replace(speculative, model=_model(speculative.model, folder))
+    server = msgspec.structs.replace(
+        config.server,
+        unix_socket=_path(config.server.unix_socket, folder),
+        tls_certificate=_path(config.server.tls_certificate, folder),
+        tls_key=_path(config.server.tls_key, folder),
+    )
     return msgspec.structs.replace(
         config,
+        server=server,
         engine=msgspec.structs.replace(
             engine, model=_model(engine.model, folder), speculative_config=speculative
         ),

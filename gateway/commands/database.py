@@ -191,4 +191,5 @@ def _configured_url() -> str:
     from gateway import config as configuration
 
     server = configuration.load(CONFIG_FILE).server
-    return configuration.local_url(server.host, server.port)
+    scheme = "http" if server.tls_certificate is None else "https"
+    return configuration.local_url(server.host, server.port, scheme=scheme)

@@ -232,12 +232,28 @@ def check_port(settings: Config) -> Iterator[Finding]:
     from gateway.errors import SetupError
     from gateway.processes import server
 
+    if settings.server.unix_socket is not None:
+        return
     try:
         server.bound(settings.server, shared=False).close()
     except SetupError as error:
         yield Finding("note", "port", f"{error} (a Sluice that runs here is no fault)")
     else:
         yield Finding("ok", "port", f"{settings.server.host}:{settings.server.port} is free")
+
+
+def check_tls(settings: Config) -> Iterator[Finding]:
+    from gateway.errors import ConfigError
+    from gateway.processes import listening
+
+    if settings.server.tls_certificate is None:
+        return
+    try:
+        listening.check_tls(settings.server)
+    except ConfigError as error:
+        yield Finding("wrong", "TLS", str(error))
+    else:
+        yield Finding("ok", "TLS", settings.server.tls_certificate)
 
 
 def check_open_files(settings: Config) -> Iterator[Finding]:
@@ -282,6 +298,7 @@ CHECKS: tuple[Check, ...] = (
     check_model,
     check_devices,
     check_port,
+    check_tls,
     check_open_files,
     check_tracing,
 )

@@ -26,7 +26,7 @@ from gateway.config import Config, ServerConfig, TenantsConfig, local_url
 from gateway.errors import AddressInUse, ConfigError
 from gateway.lifecycle import ABORT_S, Lifecycle
 from gateway.metrics.metrics import Metrics
-from gateway.processes import metrics_server, open_files
+from gateway.processes import listening, metrics_server, open_files
 from gateway.processes.fleet import spawned_fleet
 from gateway.transport import protocol
 from tenants.store import Store
@@ -43,7 +43,7 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
 
     Raises ``AddressInUse``, whose message names the cause and what to do.
     """
-    listener = bound(config, shared=shared)
+    listener = listening.activated() if listening.is_activated() else bound(config, shared=shared)
     listener.listen(open_files.MAX_BACKLOG)
     listener.setblocking(False)
     return listener
@@ -53,6 +53,8 @@ def bound(config: ServerConfig, *, shared: bool) -> socket.socket:
     """A socket that is bound to the address, but accepts no connections. Raises as ``bind``
     does."""
     _check_peer_host(config.peer_host)
+    if config.unix_socket is not None:
+        return listening.unix_socket(config.unix_socket)
     address = f"{config.host}:{config.port}"
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
@@ -90,10 +92,12 @@ def _check_peer_host(host: str | None) -> None:
         ) from None
 
 
-def url_of(listener: socket.socket) -> str:
-    """``http://host:port`` as a client on this machine can use it."""
+def url_of(listener: socket.socket, *, has_tls: bool = False) -> str:
+    """``http://host:port`` as a client on this machine can use it; the path of a Unix socket."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return local_url(host, port)
+    return local_url(host, port, scheme="https" if has_tls else "http")
 
 
 class Server(uvicorn.Server):
@@ -155,7 +159,9 @@ def _uvicorn_config(app: Starlette, config: ServerConfig, backlog: int) -> uvico
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=False,  # ``create_app`` believes those of ``trusted_proxies``.
+        ssl_certfile=config.tls_certificate,
+        ssl_keyfile=config.tls_key,
         timeout_keep_alive=config.keep_alive_timeout_s,
         # After the gateway's stages only connections without a request are left.
         timeout_graceful_shutdown=int(ABORT_S),
@@ -199,6 +205,7 @@ async def serve_on(
 ) -> None:
     """As ``serve``, with the caller's listener, which stays open, and an engine that has not been
     started, which is closed. ``metrics_folder``: as for ``create_app``."""
+    listening.check_tls(config.server)
     num_connections, backlog = open_files.allow_connections(config.server.max_connections)
     limits = msgspec.structs.replace(config.server, max_connections=num_connections)
     async with contextlib.AsyncExitStack() as stack:
@@ -219,7 +226,14 @@ async def serve_on(
         stack.push_async_callback(app.state.services.lifecycle.close)
         await _serve_metrics(stack, config.server, app.state.services.metrics)
         served = Server(app, limits, backlog=backlog)
-        await _serve(served, listener, engine, url_of(listener), on_ready)
+        has_tls = config.server.tls_certificate is not None
+        if has_tls:
+            served.config.load()
+            assert served.config.ssl is not None
+            following = listening.follow_certificate(config.server, served.config.ssl)
+            task = asyncio.create_task(following, name="certificate")
+            stack.callback(task.cancel)
+        await _serve(served, listener, engine, url_of(listener, has_tls=has_tls), on_ready)
 
 
 async def _serve_metrics(
@@ -228,8 +242,13 @@ async def _serve_metrics(
     """Serve ``/metrics`` on its own port, if it has one, until ``stack`` unwinds."""
     if config.metrics_port is None:
         return
-    own = msgspec.structs.replace(config, host=config.metrics_host, port=config.metrics_port)
-    listener = stack.enter_context(contextlib.closing(bind(own, shared=config.workers > 1)))
+    own = msgspec.structs.replace(
+        config, host=config.metrics_host, port=config.metrics_port, unix_socket=None
+    )
+    listener = bound(own, shared=config.workers > 1)
+    stack.enter_context(contextlib.closing(listener))
+    listener.listen()
+    listener.setblocking(False)
     logger.info("metrics on %s/metrics", url_of(listener))
     await stack.enter_async_context(metrics_server.served(listener, metrics))
 
@@ -256,10 +275,12 @@ async def _serve(
         if starting.done() and not server.should_exit:
             starting.result()
             logger.info("serving on %s", url)
+            listening.notify("READY=1")
             if on_ready is not None:
                 on_ready(url)
             await asyncio.shield(serving)
     finally:
+        listening.notify("STOPPING=1")
         server.should_exit = True
         starting.cancel()
         watching.cancel()

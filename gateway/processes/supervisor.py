@@ -30,11 +30,11 @@ from engine.launch import import_path
 from engine.messages import LoadProgress
 from gateway import logs
 from gateway.config import Config, ServerConfig
-from gateway.errors import SetupError
+from gateway.errors import ConfigError, SetupError
 from gateway.lifecycle import ABORT_S
 from gateway.metrics import board
 from gateway.peers.peers import sweep
-from gateway.processes import server
+from gateway.processes import listening, server
 from gateway.processes.fleet import spawned_fleet
 from gateway.processes.signals import ending_signals_sent_to
 from gateway.processes.worker import BEATS, Launch, Started
@@ -246,8 +246,10 @@ async def serve(
         engine = spawned_fleet(config, on_progress=on_progress, addresses=addresses)
 
         def ready() -> None:
-            url = server.url_of(reserved)
+            has_tls = config.server.tls_certificate is not None
+            url = server.url_of(reserved, has_tls=has_tls)
             logger.info("serving on %s with %d workers", url, config.server.workers)
+            listening.notify("READY=1")
             if on_ready is not None:
                 on_ready(url)
 
@@ -296,6 +298,11 @@ def _raise_failure(working: asyncio.Task[None]) -> None:
 def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
     """A socket that reserves the port for the workers. Raises ``AddressInUse`` if another server
     uses the port, even if that shares it."""
+    if listening.is_activated():
+        raise ConfigError(
+            "systemd passes one socket, for one worker; set server.workers = 1, or start without "
+            "the .socket unit"
+        )
     with contextlib.closing(server.bound(config, shared=False)) as probe:
         port = probe.getsockname()[1]
     known = msgspec.structs.replace(config, port=port)
