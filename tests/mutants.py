@@ -2,10 +2,14 @@
 
     python -m tests.mutants engine/scheduler/fair_share.py --tests tests/engine/scheduler
 
-Each mutant changes one operator, constant, call or statement. Those tests run that execute the
-changed line, in a fork of this process and in a copy of the tree, until the first one fails. A
-mutant that fails none survives: it is printed as a diff. Either no test states what it breaks, or
-it is equivalent: nobody could tell.
+Each mutant changes one operator, constant, call or statement of a function. The tests are collected
+once. For each mutant, a fork of this process gives the function its changed code and runs the tests
+that execute the changed line, quick ones first, until one fails. A mutant that fails none survives:
+it is printed as a diff. Either no test states what it breaks, or it is equivalent: nobody could
+tell. Programs that tests start have the code as it was.
+
+With ``--every``, all of those tests run for each mutant, and the tests are named without which as
+many mutants would be noticed.
 """
 
 from __future__ import annotations
@@ -15,13 +19,11 @@ import ast
 import contextlib
 import copy
 import difflib
-import importlib
+import gc
 import os
 import pickle
 import random
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,20 +34,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
-SLOWER = 2.0
-LEAST_TIMEOUT_S = 20.0
+from tests import postgres
+
+SLOWER = 3.0
+LEAST_TIMEOUT_S = 10.0
 """A mutant's tests may take so much longer than they took before, and at least this long."""
-PRELOADED = ("numpy", "torch", "transformers", "tokenizers", "jsonschema", "xgrammar")
-"""What takes long to import and is none of our code: imported before the forks, where needed."""
-OPTIONS = (
-    *("-q", "-x", "--no-header", "-p", "no:cacheprovider"),
-    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # what is preloaded may be a plugin
-)
+OPTIONS = ("-q", "-s", "--no-header", "-p", "no:cacheprovider")
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -105,12 +105,10 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def _mutable(node: ast.AST, around: str = "") -> Iterator[tuple[Any, str]]:
-    """Nodes below ``node``, and itself, whose change may be seen when the program runs, each with
-    the name of its function. No other value of a named constant is wrong: it is tuned."""
+    """Nodes of functions below ``node``, and itself, whose change may be seen when the program
+    runs, each with the name of its function."""
     match node:
-        case ast.Assign(targets=[ast.Name(id=name)]) if name.isupper() and not around:
-            return
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Assert() | ast.Import():
+        case ast.Assert() | ast.Import():
             return
         case ast.Expr(value=ast.Constant()) | ast.JoinedStr():  # docstrings and messages
             return
@@ -120,12 +118,14 @@ def _mutable(node: ast.AST, around: str = "") -> Iterator[tuple[Any, str]]:
             name in _LOGGERS
         ):
             return
-    if hasattr(node, "lineno"):
+    if around and hasattr(node, "lineno"):
         yield node, around
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         around = node.name
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "type_comment"):
+            continue
+        if isinstance(value, ast.arguments):  # defaults are made when a module is imported
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
@@ -207,222 +207,323 @@ class Run:
 
     seconds: dict[str, float] = field(default_factory=dict)
     """By the id of each test that passed."""
-    lines: dict[str, set[int]] = field(default_factory=dict)
-    """Of the module, by the test that executed them."""
-    imported: set[int] = field(default_factory=set)
-    """Lines that are executed outside of tests: by imports and by collection."""
-    modules: list[str] = field(default_factory=list)
-
-    def tests_of(self, mutant: Mutant) -> list[str]:
-        touched = set(range(mutant.first, mutant.last + 1))
-        if touched & self.imported and not any(touched & seen for seen in self.lines.values()):
-            return list(self.seconds)
-        return [name for name, seen in self.lines.items() if seen & touched]
+    lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    """By test and file: the lines that were executed."""
+    failed: list[str] = field(default_factory=list)
 
 
 class Tracer:
-    """A plugin that notes which lines of one file each test executes, also in its threads."""
+    """A plugin that notes which lines of some files the tests execute, also in their threads."""
 
-    def __init__(self, file: Path) -> None:
-        self.run = Run()
-        self._file = str(file)
-        self._seen: set[int] = self.run.imported
-
-    def start(self) -> None:
-        threading.settrace(self._called)
-        sys.settrace(self._called)
-
-    def _called(self, frame: FrameType, event: str, argument: object) -> Any:
-        return self._step if frame.f_code.co_filename == self._file else None
-
-    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
-        self._seen.add(frame.f_lineno)
-        return self._step
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = {str(file.resolve()): str(file) for file in files}
+        self._seen: dict[str, set[int]] = {}
+        self._set_up: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._seen = self.run.lines.setdefault(item.nodeid, set())
-        began = time.monotonic()
-        result = yield
-        self.run.seconds[item.nodeid] = time.monotonic() - began
-        return result
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        for file, lines in self._seen.items():
+            self._set_up[_file_of(item.nodeid)][file] |= lines
 
+    def share_fixtures(self, lines_of: dict[str, dict[str, set[int]]]) -> None:
+        """What the first test of a file has set up may be what the others look at."""
+        for name, lines in lines_of.items():
+            for file, more in self._set_up[_file_of(name)].items():
+                lines[file] = lines.get(file, set()) | more
 
-class Selection:
-    """A plugin that runs some of the collected tests, files that take little first."""
-
-    def __init__(self, chosen: dict[str, float]) -> None:
-        self._chosen = chosen
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if item.nodeid in self._chosen]
-        cost_s: dict[str, float] = defaultdict(float)
-        for item in chosen:
-            cost_s[_file_of(item.nodeid)] += self._chosen[item.nodeid]
-        items[:] = sorted(chosen, key=lambda item: cost_s[_file_of(item.nodeid)])
-
-
-def _file_of(test: str) -> str:
-    return test.partition("::")[0]
-
-
-def in_fork(work: Callable[[], int], timeout_s: float) -> int | None:
-    """The exit status of ``work`` in a process group of its own, which ends with it; None if it
-    takes longer."""
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        code = 70
+    def lines_of(self, work: Callable[[], None]) -> dict[str, set[int]]:
+        self._seen = defaultdict(set)
+        threading.settrace(self._called)
+        sys.settrace(self._called)
         try:
-            os.setpgid(0, 0)
-            said = os.open("said.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            for number in range(1, 3):
-                os.dup2(said, number)
-            code = work()
-        except BaseException:
-            traceback.print_exc()
+            work()
         finally:
-            sys.stderr.flush()
-            os._exit(code)
-    ends = time.monotonic() + timeout_s
-    status = None
-    while status is None and time.monotonic() < ends:
-        done, status_word = os.waitpid(child, os.WNOHANG)
-        if done:
-            status = os.waitstatus_to_exitcode(status_word)
-        else:
-            time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if status is None:
-        os.waitpid(child, 0)
-    return status
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+        return dict(self._seen)
+
+    def _called(self, frame: FrameType, event: str, argument: object) -> Any:
+        file = self._files.get(frame.f_code.co_filename)
+        if file is None:
+            return None
+        seen = self._seen[file]
+
+        def step(frame: FrameType, event: str, argument: object) -> Any:
+            seen.add(frame.f_lineno)
+            return step
+
+        return step
 
 
 class Bench:
-    """A copy of the tree in which one module is changed, and the tests that run there."""
+    """A plugin of pytest that, in place of running the tests, does some work with them."""
 
-    def __init__(self, root: Path, module: str, tests: Sequence[str]) -> None:
-        self._module = root / module
-        self._original = self._module.read_text()
-        self._tests = tests
-        self._root = root
-        self._written = 0
-        self._before = Run()
+    def __init__(self, files: Sequence[Path], work: Callable[[Bench], None]) -> None:
+        self._files = files
+        self._work = work
+        self._items: dict[str, pytest.Item] = {}
+        self._told = tempfile.TemporaryDirectory(prefix="sluice-mutants-")
+        self._plugins: pytest.PytestPluginManager
+        self.databases: list[str] = []
+        """That tests have in PostgreSQL, if any do."""
+        self.before = Run()
 
-    def run_unchanged(self) -> Run:
-        """Raises RuntimeError if a test fails, also where it runs as those of a mutant do."""
-        told = self._root / "run.pickle"
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Raises RuntimeError if a test fails without any change."""
+        if session.testsfailed:
+            raise session.Interrupted("not all tests can be collected")
+        self._items = {item.nodeid: item for item in session.items}
+        self._plugins = session.config.pluginmanager
+        if any("postgres_server" in vars(item)["fixturenames"] for item in session.items):
+            self.databases = postgres.databases_of(session.config)
+        self._in_fork(self._run_unchanged, timeout_s=3600)
+        self.before = pickle.loads(self._file("run").read_bytes())
+        if self.before.failed:
+            said = self._file("said").read_text()
+            raise RuntimeError(f"without any change they fail: {self.before.failed}: {said}")
+        self._work(self)
+        self._told.cleanup()
+        return True
 
-        def work() -> int:
-            tracer = Tracer(self._module)
-            tracer.start()
-            code = pytest.main([*OPTIONS, *self._tests], plugins=[tracer])
-            sys.settrace(None)
-            tracer.run.modules = [name for name in PRELOADED if name in sys.modules]
-            told.write_bytes(pickle.dumps(tracer.run))
-            return int(code)
+    def _file(self, name: str) -> Path:
+        return Path(self._told.name) / name
 
-        self._must_pass(in_fork(work, timeout_s=3600))
-        self._before = pickle.loads(told.read_bytes())
-        for name in self._before.modules:
-            importlib.import_module(name)
-        self._must_pass(self._run(self._original, self._before.seconds))
-        return self._before
+    def _run_unchanged(self) -> None:
+        run, tracer = Run(), Tracer(self._files)
+        self._plugins.register(tracer)
+        for name, reports in self._reports(list(self._items), run, tracer):
+            if any(report.failed for report in reports):
+                run.failed.append(name)
+        tracer.share_fixtures(run.lines)
+        self._file("run").write_bytes(pickle.dumps(run))
 
-    def _must_pass(self, status: int | None) -> None:
-        if status != pytest.ExitCode.OK:
-            said = (self._root / "said.txt").read_text()
-            raise RuntimeError(f"without any change the tests end with {status}: {said}")
+    def _reports(
+        self, names: Sequence[str], run: Run | None = None, tracer: Tracer | None = None
+    ) -> Iterator[tuple[str, list[Any]]]:
+        items = [self._items[name] for name in names]
+        reports: list[Any] = []
+        for item, following in zip(items, [*items[1:], None], strict=True):
 
-    def kills(self, mutant: Mutant) -> bool:
-        seconds = self._before.seconds
-        chosen = {name: seconds[name] for name in self._before.tests_of(mutant)}
-        return bool(chosen) and self._run(mutant.text, chosen) != pytest.ExitCode.OK
+            def work(item: pytest.Item = item, following: pytest.Item | None = following) -> None:
+                reports[:] = runtestprotocol(item, nextitem=following, log=False)
 
-    def _run(self, text: str, chosen: dict[str, float]) -> int | None:
-        """How the chosen tests end if the module has this text; None if they do not in time."""
-        self._write(text)
-        files = sorted(set(map(_file_of, chosen)))
-        timeout_s = LEAST_TIMEOUT_S + SLOWER * sum(chosen.values())
+            if run is None or tracer is None:
+                work()
+            else:
+                began = time.monotonic()
+                lines = tracer.lines_of(work)
+                if not any(report.skipped for report in reports):
+                    run.seconds[item.nodeid] = time.monotonic() - began
+                    run.lines[item.nodeid] = lines
+            yield item.nodeid, reports
 
-        def work() -> int:
-            return int(pytest.main([*OPTIONS, *files], plugins=[Selection(chosen)]))
+    def tests_of(self, file: str, lines: set[int]) -> list[str]:
+        """Those that execute any of a file's lines, quick ones first."""
+        lines_of = self.before.lines
+        found = [name for name in lines_of if lines_of[name].get(file, set()) & lines]
+        return sorted(found, key=self.before.seconds.__getitem__)
 
-        try:
-            return in_fork(work, timeout_s)
-        finally:
-            self._write(self._original)
+    def killers(
+        self, names: Sequence[str], change: Callable[[], object], *, every: bool = False
+    ) -> list[str]:
+        """Which of some tests fail once ``change`` was called: the first, unless ``every`` is set.
+        The one at which its time is over has failed as well."""
+        told = self._file("told")
+        told.write_text("")
 
-    def _write(self, text: str) -> None:
-        """With a time of its own, by which Python knows that compiled code is out of date."""
-        self._module.write_text(text)
-        self._written += 1
-        os.utime(self._module, (self._written, self._written))
+        def work() -> None:
+            with told.open("a", buffering=1) as lines:
+                change()
+                for name, reports in self._reports(names):
+                    is_killer = any(report.failed for report in reports)
+                    lines.write(f"{'failed' if is_killer else 'passed'} {name}\n")
+                    if is_killer and not every:
+                        return
+
+        seconds = sum(self.before.seconds[name] for name in names)
+        has_ended = self._in_fork(work, LEAST_TIMEOUT_S + SLOWER * seconds)
+        ends = [line.split(" ", 1) for line in told.read_text().splitlines()]
+        found = [name for end, name in ends if end == "failed"]
+        if not has_ended and len(ends) < len(names):
+            found.append(names[len(ends)])
+        return found
+
+    def _in_fork(self, work: Callable[[], None], timeout_s: float) -> bool:
+        """Do it in a process group of its own, which ends with it. Whether it came to its end."""
+        for dsn in self.databases:
+            postgres.empty(dsn)  # of what a test has left that was ended
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                os.setpgid(0, 0)
+                said = os.open(self._file("said"), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                for number in range(1, 3):
+                    os.dup2(said, number)
+                work()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        ends = time.monotonic() + timeout_s
+        status = None
+        while status is None and time.monotonic() < ends:
+            done, word = os.waitpid(child, os.WNOHANG)
+            if done:
+                status = os.waitstatus_to_exitcode(word)
+            else:
+                time.sleep(0.003)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if status is None:
+            os.waitpid(child, 0)
+        return status == 0
 
 
-def copy_tree(target: Path) -> None:
-    """Every file that git knows or would take."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        if Path(name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(name, target / name)
+class Module:
+    """A file whose functions can be given the code of a mutant."""
+
+    def __init__(self, file: Path) -> None:
+        self.name = str(file)
+        self.source = file.read_text()
+        self._file = str(file.resolve())
+        self._codes = self._compiled(self.source)
+        self._functions: dict[tuple[str, int], list[FunctionType]] = defaultdict(list)
+
+    def find_functions(self) -> None:
+        """Those that live by now."""
+        gc.unfreeze()
+        for found in gc.get_objects():
+            if type(found) is FunctionType and found.__code__.co_filename == self._file:
+                code = found.__code__
+                self._functions[code.co_qualname, code.co_firstlineno].append(found)
+        gc.freeze()
+
+    def changes_of(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
+        """The functions that become others, and how. None where no test imports them, or where
+        their code must keep what it takes from around it."""
+        changed = self._compiled(mutant.text)
+        return [
+            (function, changed[place])
+            for place, code in self._codes.items()
+            if place in changed and _meaning(code) != _meaning(changed[place])
+            if len(code.co_freevars) == len(changed[place].co_freevars)
+            for function in self._functions[code.co_qualname, code.co_firstlineno]
+        ]
+
+    def _compiled(self, text: str) -> dict[tuple[str, int], CodeType]:
+        """All code objects by their names, of which several may have the same."""
+        found: dict[tuple[str, int], CodeType] = {}
+        num_named: dict[str, int] = defaultdict(int)
+        left = [compile(text, self._file, "exec")]
+        while left:
+            code = left.pop()
+            found[code.co_qualname, num_named[code.co_qualname]] = code
+            num_named[code.co_qualname] += 1
+            left += reversed([part for part in code.co_consts if isinstance(part, CodeType)])
+        return found
+
+
+def _meaning(code: CodeType) -> tuple[object, ...]:
+    """All of it but the lines where it stands."""
+    consts = [
+        _meaning(part) if isinstance(part, CodeType) else (type(part), part)
+        for part in code.co_consts
+    ]
+    return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, consts)
+
+
+def _apply(changes: Sequence[tuple[FunctionType, CodeType]]) -> None:
+    for function, code in changes:
+        function.__code__ = code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The number of survivors, 100 at most."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("module", help="the file to change: engine/scheduler/fair_share.py")
+    parser.add_argument("modules", nargs="+", type=Path, help="the files to change")
     parser.add_argument("--tests", nargs="+", required=True, help="what pytest is to run")
-    parser.add_argument("--sample", type=int, help="try so many of all mutants")
+    parser.add_argument("--sample", type=int, default=10**6, help="try so many of each module")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
-    parser.add_argument("--lines", type=int, nargs="+", help="try those of some lines only")
+    parser.add_argument("--every", action="store_true", help="name the tests that add nothing")
     options = parser.parse_args(arguments)
+    survivors = 0
 
-    source = Path(options.module).read_text()
-    lines = options.lines
-    tried = [m for m in mutants(source) if lines is None or m.first in lines]
-    if options.sample is not None and options.sample < len(tried):
-        chosen = random.Random(options.seed).sample(range(len(tried)), options.sample)
-        tried = [tried[place] for place in sorted(chosen)]
-    home = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="sluice-mutants-") as name:
-        copy_tree(Path(name))
-        os.chdir(name)
-        os.environ["PYTHONPATH"] = name
-        sys.modules.pop("tests", None)  # of the tree that this was started in
-        sys.path[:] = [name, *(path for path in sys.path if path not in ("", str(home)))]
-        try:
-            survivors = _try_all(Bench(Path(name), options.module, options.tests), tried)
-        finally:
-            os.chdir(home)
-    for mutant in survivors:
-        print(mutant.diff(source, options.module))
-    killed = len(tried) - len(survivors)
-    rate = 100 * killed / max(len(tried), 1)
-    print(f"{options.module}: {len(tried)} mutants, {killed} killed ({rate:.1f} %)")
-    return min(len(survivors), 100)
+    def work(bench: Bench) -> None:
+        nonlocal survivors
+        kills: list[list[str]] = []
+        for module in map(Module, options.modules):
+            module.find_functions()
+            tried = _sampled(mutants(module.source), options.sample, options.seed)
+            found = _try_all(bench, module, tried, every=options.every)
+            survivors += sum(not names for names in found)
+            kills += found
+        if options.every:
+            for name in _needless(bench, kills):
+                print(f"adds nothing: {name}")
+
+    ended = pytest.main([*OPTIONS, *options.tests], plugins=[Bench(options.modules, work)])
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise RuntimeError(f"the tests end with {ended}")
+    return min(survivors, 100)
 
 
-def _try_all(bench: Bench, tried: Sequence[Mutant]) -> list[Mutant]:
-    began = time.monotonic()
-    before = bench.run_unchanged()
-    print(f"{len(before.seconds)} tests, {time.monotonic() - began:.0f} s; {len(tried)} mutants")
-    survivors = []
+def _sampled(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
+    chosen = random.Random(seed).sample(range(len(found)), min(count, len(found)))
+    return [found[place] for place in sorted(chosen)]
+
+
+def _try_all(
+    bench: Bench, module: Module, tried: Sequence[Mutant], *, every: bool
+) -> list[list[str]]:
+    """The tests that notice each."""
+    began, survivors, found = time.monotonic(), [], []
     for mutant in tried:
-        killed = bench.kills(mutant)
-        print("." if killed else "S", end="", flush=True)
-        if not killed:
+        changes = module.changes_of(mutant)
+        names = bench.tests_of(module.name, set(range(mutant.first, mutant.last + 1)))
+        if names and not changes:
+            continue
+        killers = bench.killers(names, lambda: _apply(changes), every=every)  # noqa: B023
+        found.append(killers)
+        if not killers:
             survivors.append(mutant)
-    print(f"\n{time.monotonic() - began:.0f} s")
-    return survivors
+        print("." if killers else "S", end="", flush=True)
+    print()
+    for mutant in survivors:
+        print(mutant.diff(module.source, module.name))
+    killed = len(found) - len(survivors)
+    rate = 100 * killed / max(len(found), 1)
+    seconds = time.monotonic() - began
+    print(f"{module.name}: {len(found)} mutants, {killed} killed ({rate:.1f} %), {seconds:.0f} s")
+    return found
+
+
+def _needless(bench: Bench, kills: Sequence[Sequence[str]]) -> list[str]:
+    """The functions of tests without which each mutant has a killer still; slow ones go first."""
+    seconds: dict[str, float] = defaultdict(float)
+    for name, taken in bench.before.seconds.items():
+        seconds[_function_of(name)] += taken
+    left = [set(map(_function_of, names)) for names in kills if names]
+    found = []
+    for name in sorted(seconds, key=lambda name: -seconds[name]):
+        if all(names != {name} for names in left):
+            found.append(name)
+            for names in left:
+                names.discard(name)
+    return sorted(found)
+
+
+def _function_of(test: str) -> str:
+    return test.partition("[")[0]
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 if __name__ == "__main__":

