@@ -60,11 +60,3 @@ def test_a_record_does_not_depend_on_the_others(values: list[list[float]], cut: 
     assert TokenScores.join(parts).read(num_top) == whole.read(num_top)
     alone = TokenScores.of(logits[:1], token_ids[:1], 2)
     assert alone.read([2]) == whole.read(num_top)[:1]
-
-
-def test_the_whole_vocabulary_and_more() -> None:
-    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
-    (record, _) = TokenScores.of(logits, torch.tensor([3, 4]), 50).read([50, 1])
-    assert sorted(i for i, _ in record.top) == list(range(9))
-    assert math.isclose(math.fsum(math.exp(p) for _, p in record.top), 1.0, abs_tol=1e-5)
-    assert record.top[record.rank - 1] == (3, record.logprob)

@@ -112,16 +112,6 @@ def test_rows_do_not_see_each_other(
         assert torch.equal(together[i], alone[0])
 
 
-def test_rows_without_options_are_left_as_they_are() -> None:
-    s = sampler()
-    s.admit(0, "plain", SamplingParams(), 2)
-    s.admit(1, "penalized", SamplingParams(frequency_penalty=1.0, logit_bias={3: 5.0}), 2)
-    scores = logits(0, 2)
-    ours = run(s, table([3, 3, 3], [3, 3, 3]), scores, [0, 1], [3, 3])
-    assert torch.equal(ours[0], scores[0])
-    assert not torch.equal(ours[1], scores[1])
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -182,22 +172,6 @@ def test_bad_words_are_met_inside_the_output_only() -> None:
     assert held([1, 5, 6, 6]) == [8]
     assert held([1, 2, 3, 5, 6]) == [8, 9]
     assert held([1, 2, 3, 5, 6, 6]) == [8]
-
-
-def test_token_0_is_a_token_like_others() -> None:
-    s = sampler()
-    s.admit(0, "a", SamplingParams(bad_words_token_ids=((0, 9), (4, 0, 8))), 1)
-    for known, held in (([1, 0], [9]), ([1, 2], []), ([1, 4, 0], [8, 9]), ([1, 4, 2], [])):
-        ours = run(s, table(known), torch.zeros(1, VOCAB), [0], [len(known)])
-        assert (ours[0] < 0).nonzero().flatten().tolist() == held
-
-
-def test_words_that_share_their_last_token() -> None:
-    s = sampler()
-    s.admit(0, "a", SamplingParams(bad_words_token_ids=((1, 9), (2, 9), (9, 9))), 1)
-    for last, held in ((1, True), (2, True), (9, True), (3, False)):
-        ours = run(s, table([0, last]), torch.zeros(1, VOCAB), [0], [2])
-        assert bool(ours[0, 9] < 0) is held
 
 
 def test_what_is_allowed_comes_before_what_is_bad() -> None:

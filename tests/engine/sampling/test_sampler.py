@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ import torch
 from engine.sampling.sampler import RowMask, Sampler
 from engine.sampling.seeds import request_seed
 from engine.sampling_params import SamplingParams
+from kernels.sampling_row import sampling_table
 
 VOCAB = 101
 EOS = 100
@@ -87,14 +86,6 @@ def test_what_is_drawn_goes_to_the_token_table_and_to_the_host() -> None:
     assert tokens.count_nonzero() <= 3
 
 
-def test_greedy_rows_take_the_best() -> None:
-    s = sampler()
-    for row in range(3):
-        s.admit(row, str(row), SamplingParams(temperature=0.0), 1)
-    scores = logits(3)
-    assert draw(s, [0, 1, 2], [1, 1, 1], scores) == scores.argmax(-1).tolist()
-
-
 def test_the_row_does_not_matter_the_seed_and_position_do() -> None:
     s = sampler()
     scores = logits(1)
@@ -122,29 +113,6 @@ def test_without_a_seed_the_request_id_and_the_engines_seed_decide() -> None:
     assert request_seed(0, "a") < 2**64
 
 
-def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
-    s = sampler()
-    s.admit(0, "a", SamplingParams(top_k=10**6, seed=1), 1)
-    s.admit(1, "b", SamplingParams(top_k=-1, seed=1), 1)
-    scores = logits(1).expand(2, VOCAB)
-    for position in range(20):
-        first, second = draw(s, [0, 1], [position] * 2, scores)
-        assert first == second
-
-
-def test_drawn_frequencies_match_the_softmax() -> None:
-    s = sampler()
-    s.admit(0, "a", SamplingParams(temperature=0.8, seed=5), 0)
-    draws = 20_000
-    scores = logits(1)
-    rows, positions = np.zeros(draws, np.int64), np.arange(draws)
-    tokens = s.sample(no_tokens(), scores.expand(draws, VOCAB).clone(), rows, positions, None)
-    expected = (scores[0].double() / 0.8).softmax(-1) * draws
-    counts = torch.bincount(tokens, minlength=VOCAB)
-    statistic = float(((counts - expected).square() / expected).sum())
-    assert statistic < VOCAB - 1 + 4 * math.sqrt(2 * (VOCAB - 1))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_masks_bind_their_rows(temperature: float) -> None:
     s = sampler()
@@ -159,20 +127,6 @@ def test_masks_bind_their_rows(temperature: float) -> None:
     assert masked[2] in (EOS, 2)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_min_tokens_holds_back_eos_and_stop_tokens(temperature: float) -> None:
-    s = sampler()
-    params = SamplingParams(
-        temperature=temperature, min_tokens=3, stop_token_ids=(7, 10**9), seed=1
-    )
-    s.admit(4, "a", params, 10)
-    scores = torch.zeros(1, VOCAB)
-    scores[0, EOS], scores[0, 7], scores[0, 8] = 90.0, 80.0, 70.0
-    assert [draw(s, [4], [position], scores)[0] for position in range(10, 15)] == [8] * 3 + [
-        EOS
-    ] * 2
-
-
 def test_min_tokens_gives_way_where_the_grammar_allows_only_the_end() -> None:
     s = sampler()
     s.admit(0, "a", SamplingParams(min_tokens=3, seed=1), 0)
@@ -180,17 +134,35 @@ def test_min_tokens_gives_way_where_the_grammar_allows_only_the_end() -> None:
     assert draw(s, [0], [0], logits(1), mask_of([0], [[EOS, 5]])) == [5]
 
 
-def test_a_row_forgets_min_tokens_when_released_or_taken_again() -> None:
-    scores = torch.zeros(1, VOCAB)
-    scores[0, EOS] = 9.0
-    for release in (True, False):
-        s = sampler()
-        s.admit(0, "a", SamplingParams(temperature=0.0, min_tokens=9), 0)
-        assert draw(s, [0], [0], scores) != [EOS]
-        if release:
-            s.release(0)
-        s.admit(0, "b", SamplingParams(temperature=0.0), 0)
-        assert draw(s, [0], [0], scores) == [EOS]
+def test_nothing_is_kept_of_a_row_that_was_released() -> None:
+    s = sampler()
+    everything = SamplingParams(
+        min_tokens=9,
+        logit_bias={1: 1.0},
+        presence_penalty=1.0,
+        bad_words_token_ids=((1,),),
+        allowed_token_ids=(1,),
+        top_n_sigma=1.0,
+    )
+    for row in (0, 3):
+        s.admit(row, str(row), everything, 1)
+        s.release(row)
+    assert not any(p.concerns(np.arange(16)) for p in (*s._processors, *s._behind_mask))
+
+
+def test_parameters_are_sent_once_after_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(
+        "engine.sampling.sampler.sampling_table",
+        lambda rows: sent.append(len(rows)) or sampling_table(rows),
+    )
+    s = sampler()
+    for number in (1, 2):
+        s.admit(0, str(number), SamplingParams(), 1)
+        sent.clear()
+        for position in range(3):
+            draw(s, [0], [position], logits(1))
+        assert len(sent) == 1
 
 
 def test_the_best_of_one_is_the_best_and_no_limit_leaves_all() -> None:
@@ -220,3 +192,7 @@ def test_logits_of_two_bytes_are_changed_in_four(dtype: torch.dtype) -> None:
     assert drawn[:2] == [7, int(scores[1, :EOS].argmax())]
     assert drawn == draw(s, [0, 1, 2], [5] * 3, scores.float())
     assert draw(s, [2], [5], scores[2:]) == drawn[2:]
+    held_back = scores[1:2]
+    assert draw(s, [1], [5], held_back, mask_of([0], [[EOS]])) == [EOS], (
+        "where nothing else is left"
+    )
