@@ -20,15 +20,6 @@ OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "ove
 
 
 @OVERLAP
-def test_a_batch_generates_what_each_request_does_alone(overlap: bool) -> None:
-    harness = Harness(async_scheduling=overlap, max_num_batched_tokens=16, max_num_seqs=5)
-    for i in range(12):
-        harness.add(f"r{i}", 1 + 3 * i % 17, max_tokens=1 + i)
-    harness.run()
-    harness.check_outputs()
-
-
-@OVERLAP
 def test_ends_by_stop_token_length_and_model_length(overlap: bool) -> None:
     harness = Harness(async_scheduling=overlap, max_model_len=60, vocab_size=20)
     harness.add("length", 3, max_tokens=2, ignore_eos=True)
@@ -178,33 +169,6 @@ def test_an_id_in_use_is_refused_and_a_finished_one_is_not() -> None:
 
 
 class TestAbort:
-    @OVERLAP
-    @pytest.mark.parametrize("steps", range(6))
-    def test_at_any_moment_it_answers_and_frees(self, overlap: bool, steps: int) -> None:
-        harness = Harness(
-            async_scheduling=overlap, max_num_batched_tokens=4, max_num_seqs=2, num_blocks=16
-        )
-        for name in "abc":
-            harness.add(name, 6, max_tokens=8, ignore_eos=True)
-        harness.step(steps)
-        harness.core.abort(["a", "c"])
-        harness.run()
-        harness.check_outputs()
-        assert harness.finished["a"].finish_reason == "abort"
-        assert harness.finished["c"].finish_reason == "abort"
-        assert harness.finished["b"].finish_reason == "length"
-
-    def test_a_preempted_request(self) -> None:
-        harness = Harness(num_blocks=8, max_model_len=40)
-        for name in "abc":
-            harness.add(name, 7, max_tokens=12, ignore_eos=True)
-        while harness.core.stats().num_preemptions == 0:
-            harness.step()
-        harness.core.abort(["c"])
-        harness.run()
-        harness.check_outputs()
-        assert harness.finished["c"].finish_reason == "abort"
-
     def test_unknown_finished_and_repeated_ids_pass(self) -> None:
         harness = Harness()
         harness.add("a", 3, max_tokens=1)
@@ -494,41 +458,6 @@ class TestPark:
         harness.run()
         harness.check_outputs()
 
-    @OVERLAP
-    def test_a_preempted_request_can_be_parked(self, overlap: bool) -> None:
-        harness = Harness(num_blocks=8, max_model_len=40, async_scheduling=overlap)
-        for name in "abc":
-            harness.add(name, 7, max_tokens=12, ignore_eos=True)
-        while harness.core.stats().num_preemptions == 0:
-            harness.step()
-        harness.core.park("abc")
-        harness.step()
-        assert harness.core.stats().num_parked == 3
-        harness.core.unpark("cba")
-        harness.run()
-        harness.check_outputs()
-
-    @OVERLAP
-    def test_an_abort_while_parked(self, overlap: bool) -> None:
-        harness = Harness(async_scheduling=overlap)
-        harness.add("a", 6, max_tokens=12, ignore_eos=True)
-        harness.step(3)
-        harness.core.park(["a"])
-        harness.core.abort(["a"])
-        harness.run()
-        assert harness.finished["a"].finish_reason == "abort"
-        assert harness.core.stats().num_parked == 0
-
-    def test_a_token_in_flight_may_end_a_parked_request(self) -> None:
-        harness = Harness(async_scheduling=True)
-        harness.add("a", 6, max_tokens=4, ignore_eos=True)
-        while len(harness.tokens["a"]) < 3:
-            harness.step()
-        harness.core.park(["a"])
-        harness.run()
-        harness.check_outputs()
-        assert harness.core.stats().num_parked == 0
-
 
 class Late(Inline):
     """Does what it is asked for when it is told to."""
@@ -547,15 +476,6 @@ class Late(Inline):
 
 
 class TestAdapters:
-    def test_each_request_has_its_own(self) -> None:
-        harness = Harness(max_loras=2, max_num_batched_tokens=16)
-        for index, adapter in enumerate(("", "a", "b", "", "a")):
-            harness.add(f"r{index}", [5, 6, 7, 8, 9, 10], adapter=adapter, max_tokens=9)
-        harness.run()
-        harness.check_outputs()
-        assert harness.tokens["r1"] == harness.tokens["r4"]
-        assert len({tuple(harness.tokens[f"r{i}"]) for i in range(3)}) == 3
-
     def test_one_that_does_not_load_is_answered_without_its_path(self) -> None:
         harness = Harness()
         harness.add("a", 3, adapter="bad")

@@ -373,11 +373,6 @@ class TestExtension:
         (running,) = await store.list_running()
         assert running.request_id == hold.request_id
 
-    async def test_a_single_token_is_asked_for_too(self, store: Store) -> None:
-        who = await make(store, monthly_tokens=100_000)
-        hold = await take(Quota(store, slice_tokens=100), who, most=101)
-        assert await more(hold) == 101
-
     async def test_asks_one_question_at_a_time(self) -> None:
         store = WatchedStore()
         who = await make(store, monthly_tokens=100_000)
@@ -407,12 +402,6 @@ class TestExtension:
         with pytest.raises(QuotaExceeded):
             await take(Quota(store), who, prompt=1)
 
-    async def test_says_when_the_first_slice_is_the_last(self, store: Store) -> None:
-        who = await make(store, "project", monthly_tokens=110)
-        hold = await take(Quota(store), who, prompt=10, most=1000)
-        assert (hold.allowed, hold.is_last) == (100, True)
-        await settle(store, who, hold)
-
     async def test_a_slice_cut_by_the_rate_is_not_the_last(self, store: Store) -> None:
         who = await make(store, "project", monthly_tokens=10_000, tokens_per_minute=110)
         hold = await take(Quota(store), who, prompt=10, most=1000)
@@ -436,24 +425,6 @@ class TestExtension:
         assert await more(hold) == 512
         assert "does not exist" in caplog.text
         assert told == [512]
-
-    async def test_with_the_store_away_a_stream_goes_on_within_what_is_left(self) -> None:
-        store = WatchedStore()
-        who = await make(store, monthly_tokens=1132)
-        quota = Quota(store)
-        one, two = [await take(quota, who, most=2000) for _ in range(2)]
-        await quota.refresh()
-        store.away = True
-        assert await more(one) == 512
-        assert await more(two, 100) == 356
-        assert await more(one) == 756
-        assert one.is_last, "600 - 256 - 100 are 244"
-        assert await more(two) == 356
-        assert two.is_last
-        store.away = False
-        one.watch(lambda: 756)
-        await settle(store, who, one)
-        assert (await usage_totals(store, who.tenant.id)).completion_tokens == 756
 
     async def test_what_the_store_has_lost_is_reserved_again(self, store: Store) -> None:
         """It crashed, or was away when the request began."""
@@ -534,14 +505,6 @@ class TestExtension:
         num_extends = store.num_extends
         assert await more(hold) == 256
         assert store.num_extends == num_extends, "it asks for nothing any more"
-
-    async def test_nothing_is_asked_after_stop(self) -> None:
-        store = WatchedStore()
-        who = await make(store, monthly_tokens=10_000)
-        hold = await take(Quota(store), who)
-        await hold.stop()
-        assert await more(hold) == 256
-        assert store.num_extends == 0
 
     async def test_close_ends_its_task_and_is_idempotent(self) -> None:
         store = WatchedStore()

@@ -86,22 +86,6 @@ class TestSettle:
         assert (totals.requests, totals.completion_tokens) == (1, 20)
         assert ledger.num_pending == 0
 
-    async def test_one_of_many_concurrent_settlements_writes(self, store: Store) -> None:
-        _, principal = await make_key(store)
-        ledger = Ledger(store)
-        event = make_event(principal.key)
-        written = await asyncio.gather(*(ledger.settle(event) for _ in range(20)))
-        assert sorted(written) == [False] * 19 + [True]
-        assert (await usage_totals(store, principal.tenant.id)).requests == 1
-
-    async def test_many_requests_balance(self, store: Store) -> None:
-        _, principal = await make_key(store)
-        ledger = Ledger(store)
-        events = [make_event(principal.key, completion_tokens=number) for number in range(200)]
-        assert all(await asyncio.gather(*(ledger.settle(event) for event in events)))
-        totals = await usage_totals(store, principal.tenant.id)
-        assert (totals.requests, totals.completion_tokens) == (200, sum(range(200)))
-
     async def test_holds_few_of_the_store_s_connections(self) -> None:
         store, key = await faulty()
         ledger = Ledger(store, num_writers=3)

@@ -114,23 +114,6 @@ async def test_parse_with_a_pydantic_model(client: AsyncOpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
-async def test_json_object(client: AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
-        model=MODEL,
-        messages=HELLO,
-        response_format={"type": "json_object"},
-        temperature=0,
-        max_tokens=300,
-        stream=True,
-    )
-    chunks = [chunk async for chunk in stream]
-    text = "".join(c.choices[0].delta.content or "" for c in chunks)
-    if chunks[-1].choices[0].finish_reason == "stop":
-        assert isinstance(json.loads(text), dict)
-    else:
-        assert text.lstrip().startswith("{")
-
-
 async def test_tools_there_and_back(client: AsyncOpenAI) -> None:
     asked = await client.chat.completions.create(
         model=MODEL, messages=WEATHER, tools=TOOLS, temperature=0

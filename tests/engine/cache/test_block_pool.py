@@ -28,12 +28,6 @@ def found(pool: BlockPool, *names: str) -> list[str]:
     return [name for name in names if pool.index.find(name.encode()) is not None]
 
 
-def test_a_new_pool_is_all_free() -> None:
-    pool = BlockPool(4)
-    assert (pool.num_free, len(pool.index), pool.num_evictions) == (4, 0, 0)
-    pool.check_integrity()
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, 4])
 def test_many_at_once_are_those_that_would_come_one_by_one(count: int) -> None:
     at_once, one_by_one = BlockPool(4), BlockPool(4)
@@ -42,16 +36,6 @@ def test_many_at_once_are_those_that_would_come_one_by_one(count: int) -> None:
     assert at_once.num_free == 4 - count
     assert [at_once.ref_count(block_id) for block_id in expected] == [1] * count
     at_once.check_integrity()
-
-
-def test_allocate_hands_out_distinct_blocks_and_release_takes_them_back() -> None:
-    pool = BlockPool(4)
-    block_ids = pool.allocate(3)
-    assert len(set(block_ids)) == 3
-    assert pool.num_free == 1
-    pool.release(block_ids)
-    assert pool.num_free == 4
-    pool.check_integrity()
 
 
 def test_allocating_more_than_is_free_changes_nothing() -> None:
@@ -205,14 +189,6 @@ def test_a_loud_owner_cannot_evict_the_floor_of_another() -> None:
     for i in range(20):
         cached(pool, f"more {i}", owner="loud")
     assert found(pool, "q1", "q2") == ["q1", "q2"]
-
-
-def test_without_a_floor_it_can() -> None:
-    pool = BlockPool(6)
-    cached(pool, "q1", "q2", owner="quiet")
-    for i in range(20):
-        cached(pool, f"more {i}", owner="loud")
-    assert found(pool, "q1", "q2") == []
 
 
 def test_a_floor_never_keeps_a_block_from_a_request() -> None:

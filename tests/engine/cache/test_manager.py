@@ -123,12 +123,6 @@ class TestFullBlocks:
         written(uncached, TOKENS)
         assert uncached.num_matching_tokens(table(), TOKENS) == 0
 
-    def test_a_quick_look_never_counts_the_last_token(self) -> None:
-        manager = CacheManager(8, 2)
-        written(manager, TOKENS)
-        for num_tokens, num_matching in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 4), (6, 4)):
-            assert manager.num_matching_tokens(table(), TOKENS[:num_tokens]) == num_matching
-
     def test_a_quick_look_ends_at_the_first_block_that_is_not_there(self) -> None:
         manager = CacheManager(8, 2)
         written(manager, TOKENS[:2])
@@ -145,16 +139,6 @@ class TestFullBlocks:
         manager.release(first, TOKENS)
         manager.pool.release(manager.pool.allocate(8))
         assert manager.num_matching_tokens(new, TOKENS) == 0
-
-    def test_where_prefix_caching_is_off_a_quick_look_finds_nothing_of_others(self) -> None:
-        manager = CacheManager(8, 2, enable_prefix_caching=False)
-        first = BlockTable({"salt": ""}, group="one")
-        manager.admit(first, PrefixHit(), len(TOKENS))
-        manager.publish(first, TOKENS, len(TOKENS))
-        alone, together = table(), BlockTable({"salt": ""}, group="one")
-        assert manager.num_matching_tokens(alone, TOKENS) == 0
-        assert alone.keys == [], "nothing is computed for nothing"
-        assert manager.num_matching_tokens(together, TOKENS) == 4
 
     def test_who_reads_nothing_still_says_what_it_computes(self) -> None:
         manager = CacheManager(8, 2)
@@ -187,12 +171,6 @@ class TestFullBlocks:
         manager.release(written(manager, TOKENS), TOKENS)
         manager.pool.allocate(1)
         assert manager.lookup(table(), [*TOKENS, 7]).num_tokens == 4
-
-    def test_without_prefix_caching_nothing_is_found(self) -> None:
-        manager = CacheManager(8, 2, enable_prefix_caching=False)
-        manager.release(written(manager, [1, 2, 3]), [1, 2, 3])
-        assert manager.lookup(table(), [1, 2, 3, 4]) == PrefixHit()
-        assert len(manager.pool.index) == 0
 
     def test_a_released_table_can_be_admitted_again_and_finds_itself(self) -> None:
         manager = CacheManager(4, 2)

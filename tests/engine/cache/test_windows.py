@@ -170,14 +170,6 @@ class TestPrefixes:
         assert hit.num_tokens == 24
         assert cache.num_matching_tokens(table(), [*TOKENS, 1]) == 24
 
-    def test_a_quick_look_finds_the_full_blocks(self) -> None:
-        cache = manager()
-        cache.release(written(cache, TOKENS), TOKENS)
-        assert cache.num_matching_tokens(table(), [*TOKENS, 1]) == 24
-        assert cache.num_matching_tokens(table(), [*TOKENS[:7], 99, 99]) == 6
-        assert cache.num_matching_tokens(table("other"), [*TOKENS, 1]) == 0
-        assert cache.num_matching_tokens(table(), [9, *TOKENS]) == 0
-
     def test_a_tail_is_copied_in_every_group(self) -> None:
         cache = manager()
         cache.release(written(cache, TOKENS[:11]), TOKENS[:11])
@@ -206,21 +198,6 @@ class TestPrefixes:
         while cache.pool.ref_count(tails[0]) == 0:
             cache.pool.allocate(1)
         assert cache.lookup(table(), TOKENS).num_copied == 0
-
-    def test_groups_never_share_a_block(self) -> None:
-        cache = manager((None, 100, 100))
-        new = written(cache, TOKENS[:8])
-        cache.release(new, TOKENS[:8])
-        again = written(cache, [*TOKENS[:8], 1])
-        held = list(cache.held_blocks(again))
-        assert len(set(held)) == len(held)
-
-    def test_without_prefix_caching_nothing_is_found_and_windows_still_move(self) -> None:
-        cache = manager(enable_prefix_caching=False)
-        new = written(cache, TOKENS)
-        assert first_indices(new) == [0, 10]
-        cache.release(new, TOKENS)
-        assert cache.lookup(table(), [*TOKENS, 1]) == PrefixHit()
 
     def test_prompts_that_must_be_computed_take_nothing(self) -> None:
         cache = manager()

@@ -36,20 +36,6 @@ def counter(policy: FairSharePolicy, tenant: str, priority: int = 0) -> float:
 
 
 class TestOrder:
-    def test_the_tenant_with_the_least_service_goes_first(self) -> None:
-        policy = make_policy()
-        requests = [make_request(i, fair_key=key) for i, key in enumerate("aaab")]
-        for request in requests:
-            policy.enqueue(request)
-        policy.charge_prompt(requests[0], 10, 0)
-        assert drain(policy) == ["r3", "r0", "r1", "r2"]
-
-    def test_inside_a_tenant_it_is_arrival(self) -> None:
-        policy = make_policy()
-        for arrival in (3, 1, 2):
-            policy.enqueue(make_request(arrival, fair_key="a"))
-        assert drain(policy) == ["r1", "r2", "r3"]
-
     def test_priority_classes_come_before_fairness(self) -> None:
         policy = make_policy(priority_aging_s=1e9)
         low = make_request(0, fair_key="idle", priority=1)
@@ -467,38 +453,6 @@ class TestMemory:
             policy.dequeue(request)
         assert policy.spread() == 200
         assert drain(policy) == ["r1", "r0"]
-
-    def test_who_waits_is_remembered(self) -> None:
-        policy = make_policy()
-        policy.enqueue(make_request(0, fair_key="waiting"))
-        for i in range(1, 2_000):
-            request = make_request(i, fair_key=f"tenant {i}")
-            policy.enqueue(request)
-            policy.dequeue(request)
-        assert drain(policy) == ["r0"]
-
-    def test_who_left_last_is_remembered(self) -> None:
-        policy = make_policy()
-        for i in range(2_000):
-            request = make_request(i, fair_key=f"tenant {i}")
-            policy.enqueue(request)
-            assert counter(policy, request.fair_key) == 2 * i, "the lift is to the last that left"
-            policy.dequeue(request)
-            policy.charge_output(request, 1)
-
-    def test_a_debtor_is_remembered(self) -> None:
-        policy = make_policy()
-        waiting = make_request(0, fair_key="waiting")
-        policy.enqueue(waiting)
-        debtor = make_request(1, fair_key="debtor")
-        policy.enqueue(debtor)
-        policy.dequeue(debtor)
-        policy.charge_output(debtor, 100)
-        for i in range(2, 2_500):
-            request = make_request(i, fair_key=f"tenant {i}")
-            policy.enqueue(request)
-            policy.dequeue(request)
-        assert counter(policy, "debtor") == 200
 
 
 OPERATIONS = st.lists(

@@ -70,6 +70,7 @@ class TestOnOffClient:
         assert percentile(simulation.ttfts("loud"), 0.95) > 5.0
 
 
+@pytest.mark.nightly
 class TestWeights:
     """Three clients with backlog and weights 1, 2 and 4."""
 
@@ -86,20 +87,7 @@ class TestWeights:
         assert simulation.service("four") == pytest.approx(one, rel=0.05)
 
 
-class TestShortAndLongRequests:
-    """Requests of very different sizes: equal service is not equal numbers."""
-
-    arrivals: ClassVar = [
-        *steady("short", 60, DURATION_S, num_prompt_tokens=8, max_tokens=8),
-        *steady("long", 20, DURATION_S, num_prompt_tokens=100, max_tokens=60),
-    ]
-
-    @QUANTUM
-    def test_fair_share_counts_tokens(self, quantum: float) -> None:
-        simulation = fair(self.arrivals, quantum).run(DURATION_S)
-        assert simulation.service("short") == pytest.approx(simulation.service("long"), rel=0.05)
-
-
+@pytest.mark.nightly
 class TestLateComer:
     """One client has been served for ten seconds when another arrives."""
 
@@ -115,21 +103,7 @@ class TestLateComer:
         assert simulation.service("late") == pytest.approx(since, rel=0.05)
 
 
-class TestRampingClient:
-    """A client whose rate grows with time does not take more than its half."""
-
-    arrivals: ClassVar = [
-        *(Arrival(4 * (i / 30) ** 0.5, "ramp") for i in range(800)),
-        *steady("flat", 40, DURATION_S),
-    ]
-
-    def test_fair_share_stops_it_at_its_share(self) -> None:
-        simulation = fair(self.arrivals).run(DURATION_S)
-        (before,) = [s for t, s in simulation.trace if t <= 6][-1:]
-        ramp = simulation.service("ramp") - before["ramp"]
-        assert ramp == pytest.approx(simulation.service("flat") - before["flat"], rel=0.05)
-
-
+@pytest.mark.nightly
 def test_an_idle_share_is_not_wasted() -> None:
     """Work conservation: alone, a client gets everything."""
     both = fair(steady("a", 40, DURATION_S) + steady("b", 40, DURATION_S)).run(DURATION_S)
@@ -137,6 +111,7 @@ def test_an_idle_share_is_not_wasted() -> None:
     assert alone.service("a") > 1.95 * both.service("a")
 
 
+@pytest.mark.nightly
 def test_many_tenants_each_get_the_same() -> None:
     arrivals = [
         arrival for i in range(20) for arrival in steady(f"t{i}", 3 + i % 5 * 4, DURATION_S)

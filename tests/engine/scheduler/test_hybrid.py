@@ -29,21 +29,6 @@ def most_running(engine: Harness) -> int:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("windows", [WINDOWS, (6,), (10, 3)])
-@pytest.mark.parametrize("caching", [False, True])
-def test_long_requests_generate_what_they_do_alone(
-    windows: tuple[int | None, ...], overlap: bool, caching: bool
-) -> None:
-    engine = harness(
-        windows=windows, num_blocks=90, async_scheduling=overlap, enable_prefix_caching=caching
-    )
-    for name in "abcd":
-        engine.add(name, 30, max_tokens=40, ignore_eos=True)
-    engine.run()
-    engine.check_outputs()
-
-
-@pytest.mark.parametrize("overlap", [False, True])
 def test_what_is_swapped_out_comes_back_to_every_group(overlap: bool) -> None:
     engine = harness(
         num_blocks=50,
@@ -80,16 +65,6 @@ def test_who_needs_none_of_its_blocks_is_preempted_without_a_copy(overlap: bool)
     stats = engine.core.stats()
     assert stats.num_preemptions > 0
     assert stats.swapped_in_blocks == 0
-
-
-@pytest.mark.parametrize("hits", [0.0, 0.6, 1.0])
-def test_rejected_drafts_never_move_a_window(hits: float) -> None:
-    engine = harness(num_blocks=60, draft_hits=hits, max_num_batched_tokens=24)
-    for name in "abc":
-        engine.add(name, 17, max_tokens=30, ignore_eos=True)
-    engine.run()
-    engine.check_outputs()
-    assert engine.core.stats().spec_decode_num_draft_tokens > 0
 
 
 def test_a_prefix_is_found_behind_the_windows() -> None:
