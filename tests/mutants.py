@@ -240,7 +240,7 @@ class Tracer:
             work()
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
         return dict(self._seen)
 
     def _called(self, frame: FrameType, event: str, argument: object) -> Any:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -152,10 +154,12 @@ def test_nothing_is_kept_of_a_row_that_was_released() -> None:
 
 def test_parameters_are_sent_once_after_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    monkeypatch.setattr(
-        "engine.sampling.sampler.sampling_table",
-        lambda rows: sent.append(len(rows)) or sampling_table(rows),
-    )
+
+    def noted(rows: np.ndarray[Any, Any]) -> torch.Tensor:
+        sent.append(len(rows))
+        return sampling_table(rows)
+
+    monkeypatch.setattr("engine.sampling.sampler.sampling_table", noted)
     s = sampler()
     for number in (1, 2):
         s.admit(0, str(number), SamplingParams(), 1)
