@@ -61,20 +61,12 @@ from gateway.schemas.common import ErrorBody, ErrorObject
 from grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError, InvalidGrammar
 from tenants import keys
 from tenants.errors import (
-    AdapterExists,
-    AdapterNotFound,
     AuthenticationFailed,
     InvalidValue,
-    KeyExists,
-    KeyNotFound,
-    ModelNotAllowed,
     NotAllowed,
-    ProjectExists,
-    ProjectNotFound,
+    ObjectExists,
+    ObjectNotFound,
     QuotaExceeded,
-    ScopeNotFound,
-    TenantExists,
-    TenantNotFound,
 )
 from tenants.errors import StoreUnavailable as TenantStoreUnavailable
 
@@ -410,17 +402,10 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
             "Keys and limits cannot be checked at the moment.", retry_after_s=2
         ),
     ),
-    (ModelNotAllowed, lambda exc: PermissionDenied(str(exc), param="model")),
-    (NotAllowed, lambda exc: PermissionDenied(str(exc))),
+    (NotAllowed, lambda exc: PermissionDenied(str(exc), param=exc.field)),
     (InvalidValue, lambda exc: InvalidRequestError(str(exc), param=exc.field)),
-    *(
-        (kind, lambda exc: NotFound(str(exc)))
-        for kind in (TenantNotFound, ProjectNotFound, KeyNotFound, ScopeNotFound, AdapterNotFound)
-    ),
-    *(
-        (kind, lambda exc: Conflict(str(exc)))
-        for kind in (TenantExists, ProjectExists, KeyExists, AdapterExists)
-    ),
+    (ObjectNotFound, lambda exc: NotFound(str(exc))),
+    (ObjectExists, lambda exc: Conflict(str(exc))),
     (
         AdapterLoadError,
         lambda exc: InvalidRequestError(

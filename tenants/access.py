@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tenants.errors import ModelNotAllowed, ScopeMissing
+from tenants.errors import NotAllowed
 from tenants.types import ApiKey, Scope
 
 _WIDER: Mapping[Scope, Scope] = {"usage": "admin", "responses": "chat"}
@@ -13,20 +13,24 @@ API."""
 
 
 def require_scope(key: ApiKey, scope: Scope) -> None:
-    """Raise ``ScopeMissing`` unless the key has the scope, or one that includes it."""
+    """Raise ``NotAllowed`` unless the key has the scope, or one that includes it."""
     if scope not in key.scopes and _WIDER.get(scope) not in key.scopes:
-        raise ScopeMissing(scope, key.scopes)
+        raise NotAllowed(
+            f"The API key lacks the scope {scope!r}, it has {', '.join(key.scopes)}; "
+            f"`sluice key create TENANT --scope {scope}` makes one that has it."
+        )
 
 
 def resolve_model(key: ApiKey, name: str) -> str:
     """The served model that a client with this key means by ``name``.
 
     Aliases are followed once. The list of allowed models contains served names and is checked last,
-    so that an alias cannot bypass it. Raises ``ModelNotAllowed``, naming what the client asked for.
+    so that an alias cannot bypass it. Raises ``NotAllowed``, naming what the client asked for.
     """
     model = key.model_aliases.get(name, name)
     if key.allowed_models and model not in key.allowed_models:
-        raise ModelNotAllowed(name, visible_models(key, key.allowed_models))
+        allowed = ", ".join(visible_models(key, key.allowed_models))
+        raise NotAllowed(f"The API key may not use {name!r}; it may use {allowed}.", field="model")
     return model
 
 

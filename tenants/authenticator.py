@@ -21,11 +21,7 @@ from typing import NamedTuple
 from tenants.changes import EVERYTHING, Change
 from tenants.errors import (
     AuthenticationFailed,
-    DisabledTenant,
-    ExpiredKey,
-    RevokedKey,
     StoreUnavailable,
-    UnknownKey,
 )
 from tenants.keys import check_pepper, hash_key, parse
 from tenants.last_used import LastUsed
@@ -82,16 +78,16 @@ class Authenticator:
     async def authenticate(self, text: str) -> Principal:
         """The principal of a key.
 
-        Raises ``MalformedKey`` (before any query), ``UnknownKey``, ``RevokedKey``, ``ExpiredKey``,
-        ``DisabledTenant``, or ``StoreUnavailable`` if the store is away and the key is not cached.
-        Without the right secret, any existing key is reported as unknown.
+        Raises ``AuthenticationFailed`` (before any query if the key is malformed), or
+        ``StoreUnavailable`` if the store is away and the key is not cached. Without the right
+        secret, any existing key is reported as unknown.
         """
         parsed = parse(text)
         record = await self._find(parsed.public_id)
         key_hash = hash_key(text, self._pepper)
         expected = _NOBODY if record is None else record.key_hash
         if not hmac.compare_digest(key_hash, expected) or record is None:
-            raise UnknownKey(parsed.public_id)
+            raise AuthenticationFailed("unknown", parsed.public_id)
         principal = self._judge(record.principal)
         if self._last_used is not None:
             self._last_used.note(principal.key.id)
@@ -102,7 +98,7 @@ class Authenticator:
         is no longer valid."""
         record = await self._find(public_id)
         if record is None:
-            raise UnknownKey(public_id)
+            raise AuthenticationFailed("unknown", public_id)
         return self._judge(record.principal)
 
     def has_ended(self, principal: Principal) -> bool:
@@ -153,11 +149,11 @@ class Authenticator:
     def _judge(self, principal: Principal) -> Principal:
         key, now = principal.key, self._now()
         if key.revoked_at is not None or (key.revoke_at is not None and key.revoke_at <= now):
-            raise RevokedKey(key.public_id)
+            raise AuthenticationFailed("revoked", key.public_id)
         if key.expires_at is not None and key.expires_at <= now:
-            raise ExpiredKey(key.public_id)
+            raise AuthenticationFailed("expired", key.public_id)
         if principal.tenant.disabled_at is not None:
-            raise DisabledTenant(key.public_id)
+            raise AuthenticationFailed("disabled", key.public_id)
         return principal
 
     async def _find(self, public_id: str) -> KeyRecord | None:

@@ -12,15 +12,8 @@ import msgspec
 from tenants import queries
 from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
-    AdapterExists,
-    AdapterNotFound,
-    AdminKeyExists,
-    KeyExists,
-    KeyNotFound,
-    ProjectExists,
-    ProjectNotFound,
-    TenantExists,
-    TenantNotFound,
+    ObjectExists,
+    ObjectNotFound,
     TenantsError,
 )
 from tenants.keys import is_public_id
@@ -72,20 +65,20 @@ class Directory:
         self._connections = connections
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
-        """Create a tenant, with its default project. Raises ``TenantExists``."""
+        """Create a tenant, with its default project. Raises ``ObjectExists``."""
         name = normalize_name("name", name)
         tenant_id = uuid4()
         row = await self._one(
             "create_tenant",
             *(tenant_id, name, check_weight(weight), check_priority(priority)),
             tenant_id=tenant_id,
-            violations={"tenant_name_key": TenantExists(name)},
+            violations={"tenant_name_key": ObjectExists("tenant", name)},
         )
         return tenant_of(row)
 
     async def get_tenant(self, tenant: str | UUID) -> Tenant:
-        """The tenant with this name or id. Raises ``TenantNotFound``."""
-        missing = TenantNotFound(tenant)
+        """The tenant with this name or id. Raises ``ObjectNotFound``."""
+        missing = ObjectNotFound("tenant", tenant)
         if isinstance(tenant, UUID):
             return tenant_of(await self._one("get_tenant_by_id", tenant, missing=missing))
         name = normalize_name("name", tenant)
@@ -108,7 +101,7 @@ class Directory:
     ) -> Tenant:
         """Change the fields that are not None. Disabling a tenant again keeps the first time.
 
-        Raises ``TenantNotFound``, ``TenantExists``.
+        Raises ``ObjectNotFound``, ``ObjectExists``.
         """
         name = None if name is None else normalize_name("name", name)
         weight = None if weight is None else check_weight(weight)
@@ -117,21 +110,21 @@ class Directory:
             "update_tenant",
             *(tenant_id, name, weight, priority, disabled),
             tenant_id=tenant_id,
-            violations={"tenant_name_key": TenantExists(name or "")},
-            missing=TenantNotFound(tenant_id),
+            violations={"tenant_name_key": ObjectExists("tenant", name or "")},
+            missing=ObjectNotFound("tenant", tenant_id),
         )
         return tenant_of(row)
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
-        """Create a project. Raises ``TenantNotFound``, ``ProjectExists``."""
+        """Create a project. Raises ``ObjectNotFound``, ``ObjectExists``."""
         name = normalize_name("name", name)
         row = await self._one(
             "create_project",
             *(uuid4(), tenant_id, name),
             tenant_id=tenant_id,
             violations={
-                "project_tenant_id_name_key": ProjectExists(name),
-                "project_tenant_id_fkey": TenantNotFound(tenant_id),
+                "project_tenant_id_name_key": ObjectExists("project", name),
+                "project_tenant_id_fkey": ObjectNotFound("tenant", tenant_id),
             },
         )
         return project_of(row)
@@ -150,14 +143,14 @@ class Directory:
         return [project_of(row) for row in rows]
 
     async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
-        """Rename a project. Raises ``ProjectNotFound``, ``ProjectExists``."""
+        """Rename a project. Raises ``ObjectNotFound``, ``ObjectExists``."""
         name = normalize_name("name", name)
         row = await self._one(
             "rename_project",
             *(tenant_id, project_id, name),
             tenant_id=tenant_id,
-            violations={"project_tenant_id_name_key": ProjectExists(name)},
-            missing=ProjectNotFound(project_id),
+            violations={"project_tenant_id_name_key": ObjectExists("project", name)},
+            missing=ObjectNotFound("project", project_id),
         )
         return project_of(row)
 
@@ -176,8 +169,8 @@ class Directory:
     ) -> ApiKey:
         """Store a key by its hash. ``project_id``: None for the tenant's default project.
 
-        Raises ``TenantNotFound``, ``ProjectNotFound`` (also for another tenant's), ``KeyExists``
-        (the public id is taken).
+        Raises ``ObjectNotFound`` (also for another tenant's project), ``ObjectExists`` (the public
+        id is taken).
         """
         check_key(public_id, key_hash, expires_at)
         row = await self._one(
@@ -190,9 +183,9 @@ class Directory:
             expires_at,
             tenant_id=tenant_id,
             violations={
-                "api_key_public_id_key": KeyExists(public_id),
-                "api_key_tenant_id_fkey": TenantNotFound(tenant_id),
-                "api_key_project_id_fkey": ProjectNotFound(project_id),
+                "api_key_public_id_key": ObjectExists("key", public_id),
+                "api_key_tenant_id_fkey": ObjectNotFound("tenant", tenant_id),
+                "api_key_project_id_fkey": ObjectNotFound("project", project_id),
             },
         )
         return key_of(row)
@@ -203,16 +196,16 @@ class Directory:
         """Replace a key by a new one with the same rights; returns the new one.
 
         The old one keeps working for ``grace``, or until it expires if that is sooner. Raises
-        ``KeyNotFound`` (also if the old one is revoked), ``KeyExists``.
+        ``ObjectNotFound`` (also if the old one is revoked), ``ObjectExists``.
         """
         check_key(new_public_id, key_hash, None)
-        missing = KeyNotFound(public_id)
+        missing = ObjectNotFound("key", public_id)
         if not is_public_id(public_id):
             raise missing
         row = await self._one(
             "rotate_key",
             *(public_id, uuid4(), new_public_id, key_hash, check_grace(grace)),
-            violations={"api_key_public_id_key": KeyExists(new_public_id)},
+            violations={"api_key_public_id_key": ObjectExists("key", new_public_id)},
             missing=missing,
         )
         return key_of(row)
@@ -221,7 +214,7 @@ class Directory:
         self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
     ) -> None:
         """Create the first key with the scope ``admin``, and the tenant if it does not exist.
-        Raises ``AdminKeyExists``."""
+        Raises ``ObjectExists``."""
         check_key(public_id, key_hash, None)
         row = await self._one(
             "create_first_admin_key",
@@ -229,7 +222,7 @@ class Directory:
             normalize_name("name", name),
         )
         if not row["made"]:
-            raise AdminKeyExists
+            raise ObjectExists("admin key")
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
         """The key, its tenant and its hash, even if it is revoked or expired; None if unknown."""
@@ -258,8 +251,8 @@ class Directory:
         return {row["id"]: row["name"] for row in await self._all("names", list(ids))}
 
     async def revoke_key(self, public_id: str) -> ApiKey:
-        """Revoke a key. Revoking it again keeps the first time. Raises ``KeyNotFound``."""
-        missing = KeyNotFound(public_id)
+        """Revoke a key. Revoking it again keeps the first time. Raises ``ObjectNotFound``."""
+        missing = ObjectNotFound("key", public_id)
         if not is_public_id(public_id):
             raise missing
         return key_of(await self._one("revoke_key", public_id, missing=missing))
@@ -276,15 +269,15 @@ class Directory:
         rank: int,
         digest: str,
     ) -> Adapter:
-        """Store an adapter. Raises ``TenantNotFound``, ``AdapterExists``."""
+        """Store an adapter. Raises ``ObjectNotFound``, ``ObjectExists``."""
         name = normalize_name("name", name)
         row = await self._one(
             "create_adapter",
             *(adapter_id, tenant_id, name, parent, path, base_model, rank, digest),
             tenant_id=tenant_id,
             violations={
-                "adapter_tenant_id_name_key": AdapterExists(name),
-                "adapter_tenant_id_fkey": TenantNotFound(tenant_id),
+                "adapter_tenant_id_name_key": ObjectExists("adapter", name),
+                "adapter_tenant_id_fkey": ObjectNotFound("tenant", tenant_id),
             },
         )
         return adapter_of(row)
@@ -295,12 +288,12 @@ class Directory:
         return [adapter_of(row) for row in rows]
 
     async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
-        """Delete an adapter and return it. Raises ``AdapterNotFound``."""
+        """Delete an adapter and return it. Raises ``ObjectNotFound``."""
         row = await self._one(
             "delete_adapter",
             *(tenant_id, adapter_id),
             tenant_id=tenant_id,
-            missing=AdapterNotFound(adapter_id),
+            missing=ObjectNotFound("adapter", adapter_id),
         )
         return adapter_of(row)
 

@@ -2,30 +2,15 @@
 
 TenantsError
 ├── InvalidValue             a field that can never be stored: names the field
-├── TenantExists             the name is taken
-├── TenantNotFound
-├── ProjectExists            the tenant has a project of this name
-├── ProjectNotFound
-├── KeyExists                the public id is taken
-├── KeyNotFound
-├── AdapterExists            the tenant has an adapter of this name
-├── AdapterNotFound
-├── AdminKeyExists           the first admin key was made before
-├── ScopeNotFound            the tenant has no such project or key to limit
+├── ObjectExists             the name of a tenant, project or adapter, or the id of a key, is taken
+├── ObjectNotFound           no such tenant, project, key or adapter
 ├── StoreUnavailable         the database does not answer; trying again later may help
 ├── SchemaMismatch           the database's schema is not the one this version needs
 ├── MigrationRefused         the database's login may not make what the schema needs
 ├── EmbeddedPostgresError    the private PostgreSQL cannot be started or used
 ├── QuotaExceeded            a limit of the key, its project or its tenant is reached
-├── NotAllowed               base of what a good key may still not do
-│   ├── ScopeMissing
-│   └── ModelNotAllowed
-└── AuthenticationFailed     base of the five answers to a bad key
-    ├── MalformedKey         not of our format, or its checksum is wrong: found without a query
-    ├── UnknownKey           well formed, but nobody's
-    ├── RevokedKey           or its grace after a rotation is over
-    ├── ExpiredKey
-    └── DisabledTenant
+├── NotAllowed               a good key lacks a scope, or may not use the model
+└── AuthenticationFailed     the key is malformed, unknown, revoked or expired, its tenant disabled
 
 No message ever holds a secret: keys are named by their public id, databases without password.
 """
@@ -42,6 +27,28 @@ if TYPE_CHECKING:
 _FIRST_RELEASE = "0100"
 """The schema of the oldest version whose databases can be migrated."""
 
+_EXISTS = {
+    "tenant": "A tenant named {!r} exists already; choose another name.",
+    "project": "The tenant has a project named {!r} already; choose another name.",
+    "key": "A key with the public id {!r} exists already; mint a new one.",
+    "adapter": "The tenant has an adapter named {!r} already; unload it or choose another name.",
+    "admin key": "There is an admin key already, and the first one is made only once; "
+    "`sluice key create TENANT --scope admin` makes another.",
+}
+_NOT_FOUND = {
+    "tenant": "There is no tenant {!r}; `sluice tenant list` shows them all.",
+    "project": "The tenant has no project {!r}.",
+    "key": "There is no key {!r}; `sluice key list` shows a tenant's keys.",
+    "adapter": "The tenant has no adapter {!r}.",
+    "scope": "The tenant has no {} to limit.",
+}
+_REASONS = {
+    "malformed": "The API key is malformed: it was cut, mistyped or is not a Sluice key.",
+    "unknown": "The API key {} is unknown.",
+    "revoked": "The API key {} was revoked.",
+    "expired": "The API key {} has expired.",
+    "disabled": "The tenant of the API key {} is disabled.",
+}
 _LIMITS = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
@@ -65,89 +72,18 @@ class InvalidValue(TenantsError, ValueError):
         self.reason = reason
 
 
-class TenantExists(TenantsError):
-    """The tenant's name is taken."""
+class ObjectExists(TenantsError):
+    """What should be made is there already."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"A tenant named {name!r} exists already; choose another name.")
-        self.name = name
-
-
-class TenantNotFound(TenantsError):
-    """No tenant has this name or id."""
-
-    def __init__(self, name: object) -> None:
-        super().__init__(f"There is no tenant {str(name)!r}; `sluice tenant list` shows them all.")
-        self.name = str(name)
+    def __init__(self, kind: str, name: str = "") -> None:
+        super().__init__(_EXISTS[kind].format(name))
 
 
-class ProjectExists(TenantsError):
-    """The tenant has a project of this name."""
+class ObjectNotFound(TenantsError):
+    """Nothing of this kind has this name or id, or it is another tenant's."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"The tenant has a project named {name!r} already; choose another name.")
-        self.name = name
-
-
-class ProjectNotFound(TenantsError):
-    """The tenant has no project with this name or id."""
-
-    def __init__(self, project: object) -> None:
-        super().__init__(f"The tenant has no project {str(project)!r}.")
-        self.project = str(project)
-
-
-class KeyExists(TenantsError):
-    """The key's public id is taken."""
-
-    def __init__(self, public_id: str) -> None:
-        super().__init__(f"A key with the public id {public_id!r} exists already; mint a new one.")
-        self.public_id = public_id
-
-
-class KeyNotFound(TenantsError):
-    """No key has this public id, or the key is not this tenant's."""
-
-    def __init__(self, key: object) -> None:
-        super().__init__(f"There is no key {str(key)!r}; `sluice key list` shows a tenant's keys.")
-        self.key = str(key)
-
-
-class AdapterExists(TenantsError):
-    """The tenant has an adapter of this name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"The tenant has an adapter named {name!r} already; unload it or choose another name."
-        )
-        self.name = name
-
-
-class AdapterNotFound(TenantsError):
-    """The tenant has no adapter with this name or id."""
-
-    def __init__(self, adapter: object) -> None:
-        super().__init__(f"The tenant has no adapter {str(adapter)!r}.")
-        self.adapter = str(adapter)
-
-
-class AdminKeyExists(TenantsError):
-    """The first admin key was made before."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "There is an admin key already, and the first one is made only once; "
-            "`sluice key create TENANT --scope admin` makes another."
-        )
-
-
-class ScopeNotFound(TenantsError):
-    """The tenant has no such project or key to limit."""
-
-    def __init__(self, kind: str, scope_id: object) -> None:
-        super().__init__(f"The tenant has no {kind} {scope_id} to limit.")
-        self.kind = kind
-        self.scope_id = scope_id
+    def __init__(self, kind: str, name: object) -> None:
+        super().__init__(_NOT_FOUND[kind].format(str(name)))
 
 
 class StoreUnavailable(TenantsError):
@@ -210,67 +146,15 @@ class QuotaExceeded(TenantsError):
 
 
 class NotAllowed(TenantsError):
-    """The key is good, but not for this."""
+    """The key is good, but not for this. ``field``: of the request, if one asks for too much."""
 
-
-class ScopeMissing(NotAllowed):
-    """The key lacks the scope."""
-
-    def __init__(self, scope: str, scopes: tuple[str, ...]) -> None:
-        super().__init__(
-            f"The API key lacks the scope {scope!r}, it has {', '.join(scopes)}; "
-            f"`sluice key create TENANT --scope {scope}` makes one that has it."
-        )
-        self.scope = scope
-
-
-class ModelNotAllowed(NotAllowed):
-    """The model is not on the key's list."""
-
-    def __init__(self, model: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"The API key may not use {model!r}; it may use {', '.join(allowed)}.")
-        self.model = model
-        self.allowed = allowed
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class AuthenticationFailed(TenantsError):
     """The key that was presented opens nothing."""
 
-
-class MalformedKey(AuthenticationFailed):
-    """Not of our format, or its checksum is wrong."""
-
-    def __init__(self) -> None:
-        super().__init__("The API key is malformed: it was cut, mistyped or is not a Sluice key.")
-
-
-class UnknownKey(AuthenticationFailed):
-    """Well formed, but nobody's."""
-
-    def __init__(self, public_id: str) -> None:
-        super().__init__(f"The API key {public_id} is unknown.")
-        self.public_id = public_id
-
-
-class RevokedKey(AuthenticationFailed):
-    """The key was revoked."""
-
-    def __init__(self, public_id: str) -> None:
-        super().__init__(f"The API key {public_id} was revoked.")
-        self.public_id = public_id
-
-
-class ExpiredKey(AuthenticationFailed):
-    """The key is past its end."""
-
-    def __init__(self, public_id: str) -> None:
-        super().__init__(f"The API key {public_id} has expired.")
-        self.public_id = public_id
-
-
-class DisabledTenant(AuthenticationFailed):
-    """All keys of the tenant are shut out."""
-
-    def __init__(self, public_id: str) -> None:
-        super().__init__(f"The tenant of the API key {public_id} is disabled.")
-        self.public_id = public_id
+    def __init__(self, reason: str, public_id: str = "") -> None:
+        super().__init__(_REASONS[reason].format(public_id))

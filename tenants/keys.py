@@ -16,7 +16,7 @@ import string
 import zlib
 from dataclasses import dataclass, field
 
-from tenants.errors import InvalidValue, MalformedKey
+from tenants.errors import AuthenticationFailed, InvalidValue
 
 PREFIX = "sk-slc"
 PUBLIC_ID_LENGTH = 12
@@ -61,10 +61,10 @@ def mint(pepper: bytes) -> MintedKey:
 
 
 def parse(text: str) -> ParsedKey:
-    """Check the form and the checksum of a key. Raises ``MalformedKey``."""
+    """Check the form and the checksum of a key. Raises ``AuthenticationFailed``."""
     match = _KEY.fullmatch(text)
     if match is None or match[3] != _checksum(match[1]):
-        raise MalformedKey
+        raise AuthenticationFailed("malformed")
     return ParsedKey(text=text, public_id=match[2])
 
 

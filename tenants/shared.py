@@ -17,7 +17,7 @@ import msgspec
 from tenants import queries
 from tenants.batches import Batcher, send_each
 from tenants.connections import Connections, Row
-from tenants.errors import InvalidValue, TenantNotFound
+from tenants.errors import InvalidValue, ObjectNotFound
 from tenants.postgres_upkeep import PostgresUpkeep
 
 StreamKind = Literal["sse", "ws", "answer"]
@@ -103,7 +103,7 @@ class SharedState:
         self._lookups = Batcher(self._find_claims, identity=lambda key: key)
 
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
-        """Store a response, or replace the one with its id. Raises ``TenantNotFound``."""
+        """Store a response, or replace the one with its id. Raises ``ObjectNotFound``."""
         await self._fetch(
             response.tenant_id,
             "put_response",
@@ -243,7 +243,7 @@ class SharedState:
             (tenant_id, *values),
             tenant_id=tenant_id if query.access == "tenant" else None,  # or it enters by itself
             violations={
-                f"{table}_tenant_id_fkey": TenantNotFound(tenant_id)
+                f"{table}_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)
                 for table in ("response", "ended_stream", "idempotency_key")
             },
         )

@@ -15,8 +15,7 @@ from tenants.connections import Connections
 from tenants.directory import Directory
 from tenants.errors import (
     InvalidValue,
-    KeyNotFound,
-    ScopeNotFound,
+    ObjectNotFound,
 )
 from tenants.limits import (
     Balance,
@@ -146,8 +145,8 @@ class Store(Directory):
         there already.
 
         The same transaction gives back what the request reserved and did not use, and frees its
-        slot. A request without a reservation is charged as well. Raises ``KeyNotFound`` if the key
-        is not the tenant's.
+        slot. A request without a reservation is charged as well. Raises ``ObjectNotFound`` if the
+        key is not the tenant's.
         """
         model = normalize_name("model", event.model)
         end_user = event.end_user
@@ -159,7 +158,7 @@ class Store(Directory):
     async def _settle_many(self, events: Sequence[UsageEvent]) -> Sequence[bool | Exception]:
         try:
             return await self._settle(events)
-        except (InvalidValue, KeyNotFound) as error:
+        except (InvalidValue, ObjectNotFound) as error:
             if len(events) == 1:
                 return [error]
         # One of them is refused: each is sent alone, to find out which.
@@ -168,7 +167,7 @@ class Store(Directory):
     async def _settle(self, events: Sequence[UsageEvent]) -> Sequence[bool]:
         violations = {}
         if len(events) == 1:
-            violations["usage_event_key_id_fkey"] = KeyNotFound(events[0].key_id)
+            violations["usage_event_key_id_fkey"] = ObjectNotFound("key", events[0].key_id)
         columns = zip(*map(event_values, events), strict=True)
         row = await self._one("record_usage", *columns, self._now(), violations=violations)
         written = frozenset(row["written"])
@@ -178,7 +177,7 @@ class Store(Directory):
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
     ) -> None:
         """Replace the limits of a scope. Its usage so far still counts. Raises
-        ``ScopeNotFound``."""
+        ``ObjectNotFound``."""
         values = msgspec.structs.astuple(limits)
         row = await self._one(
             "put_limits",
@@ -186,7 +185,7 @@ class Store(Directory):
             tenant_id=tenant_id,
         )
         if not row["found"]:
-            raise ScopeNotFound(scope_kind, scope_id)
+            raise ObjectNotFound("scope", f"{scope_kind} {scope_id}")
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
         """The limits of a tenant's scopes: tenant, projects, keys."""
@@ -205,7 +204,7 @@ class Store(Directory):
         row = await self._one(
             "reserve",
             *(*request_values(request), self._now()),
-            violations={"reservation_key_id_fkey": KeyNotFound(request.key_id)},
+            violations={"reservation_key_id_fkey": ObjectNotFound("key", request.key_id)},
         )
         return answer_of(row)
 

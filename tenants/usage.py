@@ -111,8 +111,8 @@ class Ledger:
         first try; the event is kept, and written later. At ``max_pending`` it waits for room. Until
         then the event is not kept here, so the caller must go on counting the request (``begin``)
         and renewing its reservation. If the store refuses the event for good, raises its error
-        (``KeyNotFound``, ``InvalidValue``) and logs the event in full, so that it can be entered by
-        hand. Cancelling it does not stop the write of an event that had room.
+        (``ObjectNotFound``, ``InvalidValue``) and logs the event in full, so that it can be entered
+        by hand. Cancelling it does not stop the write of an event that had room.
         """
         if event.request_id in self._pending or event.request_id in self._crowded_out:
             return False

@@ -19,7 +19,7 @@ from engine.errors import EngineDead, QueueFull
 from engine.messages import AdapterRef
 from gateway.config import Config
 from gateway.errors import Conflict, InvalidRequestError
-from tenants.errors import AdapterExists, AdapterNotFound
+from tenants.errors import ObjectExists, ObjectNotFound
 from tenants.names import normalize_name
 from tenants.store import Store
 from tenants.types import Adapter
@@ -45,8 +45,8 @@ class Adapters:
         is left behind.
 
         path: a folder, relative to ``models.adapters_dir``. Raises ``InvalidRequestError``,
-        ``AdapterLoadError`` (what does not fit the model), ``Conflict``, ``AdapterExists``,
-        ``TenantNotFound``, ``EngineDead``.
+        ``AdapterLoadError`` (what does not fit the model), ``Conflict``, ``ObjectExists``,
+        ``ObjectNotFound``, ``EngineDead``.
         """
         if self._root is None:
             raise InvalidRequestError(
@@ -58,7 +58,7 @@ class Adapters:
         if name == self._model:
             raise Conflict(f"{name!r} is the server's own model; choose another name.")
         if any(one.name == name for one in await self._store.list_adapters(tenant.id)):
-            raise AdapterExists(name)
+            raise ObjectExists("adapter", name)
         folder = await asyncio.to_thread(_folder, self._root, path)
         adapter_id = uuid4()
         try:
@@ -81,14 +81,14 @@ class Adapters:
 
     async def unload(self, tenant_id: UUID, named: str) -> Adapter:
         """Unload an adapter, given its name or id; its running requests go on to their end. Raises
-        ``TenantNotFound``, ``AdapterNotFound``."""
+        ``ObjectNotFound``."""
         tenant = await self._store.get_tenant(tenant_id)
         for adapter in await self._store.list_adapters(tenant.id):
             if named in (adapter.name, str(adapter.id)):
                 await self._store.delete_adapter(tenant.id, adapter.id)
                 self.on_deleted(adapter.id)
                 return adapter
-        raise AdapterNotFound(named)
+        raise ObjectNotFound("adapter", named)
 
     def on_deleted(self, adapter_id: UUID) -> None:
         """Note that some worker deleted the adapter, so that the engine forgets it, too.

@@ -9,7 +9,7 @@ from typing import Required, TypedDict, Unpack, cast
 from uuid import UUID
 
 from tenants import keys
-from tenants.errors import InvalidValue, TenantNotFound
+from tenants.errors import InvalidValue, ObjectNotFound
 from tenants.names import normalize_name
 from tenants.store import Store
 from tenants.types import ApiKey, Project, Scope, Tenant
@@ -30,7 +30,7 @@ async def ensure_tenant(store: Store, name: str) -> Tenant:
     """The tenant of this name, created if there is none."""
     try:
         return await store.get_tenant(name)
-    except TenantNotFound:
+    except ObjectNotFound:
         return await store.create_tenant(name)
 
 
@@ -64,7 +64,7 @@ async def replace_key(
     """Make a key that replaces another, which goes on working for ``grace``; returns it and its
     text.
 
-    Raises ``KeyNotFound`` (also when the old key is revoked), ``InvalidValue`` (also when it has
+    Raises ``ObjectNotFound`` (also when the old key is revoked), ``InvalidValue`` (also when it has
     expired, as its successor would have, too).
     """
     old = await store.find_key(public_id)
@@ -84,7 +84,7 @@ def _check_lives(expires_at: datetime | None, reason: str) -> None:
 
 
 async def bootstrap(store: Store, pepper: bytes, tenant_name: str, *, name: str) -> str:
-    """The text of the first admin key. Raises ``AdminKeyExists``, ``InvalidValue``."""
+    """The text of the first admin key. Raises ``ObjectExists``, ``InvalidValue``."""
     minted = keys.mint(pepper)
     await store.create_first_admin_key(
         tenant_name, public_id=minted.public_id, key_hash=minted.key_hash, name=name
@@ -106,7 +106,7 @@ async def create_key(
 ) -> str:
     """``make_key`` by names; its text. ``project`` is created if there is none.
 
-    Raises ``TenantNotFound``, ``InvalidValue`` (an unknown scope, a bad name).
+    Raises ``ObjectNotFound``, ``InvalidValue`` (an unknown scope, a bad name).
     """
     tenant = await store.get_tenant(tenant_name)
     project_id = None

@@ -42,7 +42,7 @@ class ServedModels:
 
     def find(self, principal: Principal, name: str | None) -> ServedModel:
         """The model that ``name`` stands for; None stands for the server's own. Raises
-        ``ModelNotFound``, ``ModelNotAllowed``.
+        ``ModelNotFound``, ``NotAllowed``.
 
         What belongs to another tenant is reported in the same words as what does not exist.
         """

@@ -109,7 +109,7 @@ async def _change(
 ) -> None:
     import msgspec
 
-    from tenants.errors import KeyNotFound, ProjectNotFound
+    from tenants.errors import ObjectNotFound
     from tenants.limits import Limits
 
     kind: ScopeKind = "tenant"
@@ -119,14 +119,14 @@ async def _change(
         projects = await store.list_projects(tenant.id, search=project)
         named = [one.id for one in projects if one.name == project]
         if not named:
-            raise ProjectNotFound(project)
+            raise ObjectNotFound("project", project)
         scope_id = named[0]
     elif key is not None:
         kind = "key"
         keys = await store.list_keys(tenant.id, search=key)
         named = [one.id for one in keys if one.public_id == key]
         if not named:
-            raise KeyNotFound(key)
+            raise ObjectNotFound("key", key)
         scope_id = named[0]
     policies = await store.list_limits(tenant.id)
     now = next((one.limits for one in policies if one.scope_id == scope_id), Limits())

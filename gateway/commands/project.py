@@ -60,7 +60,7 @@ def rename(
     data_dir: DataDirOption = None,
 ) -> None:
     """Give a project another name."""
-    from tenants.errors import ProjectNotFound
+    from tenants.errors import ObjectNotFound
     from tenants.store import Store
     from tenants.types import Project
 
@@ -69,7 +69,7 @@ def rename(
         for project in await store.list_projects(tenant_id):
             if project.name == name:
                 return await store.rename_project(tenant_id, project.id, new_name)
-        raise ProjectNotFound(name)
+        raise ObjectNotFound("project", name)
 
     project = with_store(config, data_dir, work)
     print(f"Renamed {name} to {project.name}.")

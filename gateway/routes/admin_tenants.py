@@ -25,7 +25,7 @@ from gateway.schemas.admin import (
 )
 from gateway.services import Services
 from tenants.changes import Change
-from tenants.errors import KeyNotFound, ProjectNotFound
+from tenants.errors import ObjectNotFound
 from tenants.keys import is_public_id
 from tenants.limits import Limits, ScopeKind
 from tenants.types import ApiKey
@@ -90,7 +90,7 @@ async def rename_project(services: Services, request: Request, body: NamedProjec
 async def create_key(services: Services, request: Request, body: CreateKey) -> Response:
     project_id = None if body.project_id is None else parse_id(body.project_id)
     if body.project_id is not None and project_id is None:
-        raise ProjectNotFound(body.project_id)
+        raise ObjectNotFound("project", body.project_id)
     key, text = await provisioning.make_key(
         services.store,
         services.secrets.key_pepper,
@@ -179,10 +179,10 @@ async def _put_limits(
 
 
 async def _key(services: Services, request: Request) -> ApiKey:
-    """The tenant's key with this id or public id. Raises ``KeyNotFound``."""
+    """The tenant's key with this id or public id. Raises ``ObjectNotFound``."""
     named, tenant_id = request.path_params["key_id"], id_of(request, "tenant_id")
     search = named if is_public_id(named) else None
     for key in await services.store.list_keys(tenant_id, search=search):
         if named in (key.public_id, str(key.id)):
             return key
-    raise KeyNotFound(named)
+    raise ObjectNotFound("key", named)

@@ -19,7 +19,7 @@ from gateway.routes.http import moment, query_id, query_number, query_tenant
 from gateway.routes.paging import listing, page_of
 from gateway.schemas.admin import AuditObject, UsageObject, UsageRowObject
 from gateway.services import Services
-from tenants.errors import TenantNotFound
+from tenants.errors import ObjectNotFound
 from tenants.types import (
     USAGE_GROUPS,
     USAGE_STATUSES,
@@ -117,7 +117,7 @@ async def _tenant(services: Services, request: Request) -> UUID | None:
     tenant_id = query_id(request, "tenant_id")
     if tenant_id not in (None, principal.tenant.id):
         assert tenant_id is not None
-        raise NotFound(str(TenantNotFound(tenant_id)), param="tenant_id")
+        raise NotFound(str(ObjectNotFound("tenant", tenant_id)), param="tenant_id")
     return principal.tenant.id
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import InvalidRequestError, NotFound, UnsupportedMediaType, quoted
-from tenants.errors import TenantNotFound
+from tenants.errors import ObjectNotFound
 from tenants.store import Store
 
 
@@ -74,7 +74,7 @@ async def query_tenant(request: Request, store: Store) -> UUID | None:
     if tenant_id is not None:
         try:
             await store.get_tenant(tenant_id)
-        except TenantNotFound as exc:
+        except ObjectNotFound as exc:
             raise NotFound(str(exc), param="tenant_id") from None
     return tenant_id
 

@@ -25,7 +25,7 @@ from gateway.sockets.outbox import Outbox
 from gateway.transport import bodies
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
-from tenants.errors import AuthenticationFailed, ScopeMissing, TenantsError
+from tenants.errors import AuthenticationFailed, NotAllowed, TenantsError
 from tenants.types import Principal, Scope
 
 REFUSED_S = 0.3
@@ -183,7 +183,7 @@ class SocketSession(ABC):
             self._context.trust()
         try:
             require_scope(principal.key, scope)
-        except ScopeMissing as exc:
+        except NotAllowed as exc:
             await self._refuse(to_api_error(exc))
         return principal
 

@@ -22,13 +22,10 @@ from gateway.logs import Trickle
 from grammar.errors import CompilerUnavailable, CompileTimeout, InvalidGrammar, UnsupportedKeyword
 from tenants import keys
 from tenants.errors import (
-    AdapterExists,
-    AdapterNotFound,
-    ExpiredKey,
-    MalformedKey,
-    RevokedKey,
+    AuthenticationFailed,
+    ObjectExists,
+    ObjectNotFound,
     StoreUnavailable,
-    UnknownKey,
 )
 
 KINDS = [
@@ -84,13 +81,13 @@ def test_the_tree_in_the_docstring_is_complete(kind: type[ApiError]) -> None:
         (InvalidRequest("no"), 400, "invalid_request"),
         (QueueFull("full"), 503, "overloaded"),
         (AdapterLoadError("r is\n99"), 400, "invalid_adapter"),
-        (AdapterExists("a"), 409, "already_exists"),
-        (AdapterNotFound("a"), 404, "not_found"),
+        (ObjectExists("adapter", "a"), 409, "already_exists"),
+        (ObjectNotFound("adapter", "a"), 404, "not_found"),
         (EngineDead("gone"), 503, "engine_unavailable"),
-        (MalformedKey(), 401, "invalid_api_key"),
-        (UnknownKey("abc"), 401, "invalid_api_key"),
-        (RevokedKey("abc"), 401, "invalid_api_key"),
-        (ExpiredKey("abc"), 401, "invalid_api_key"),
+        (AuthenticationFailed("malformed"), 401, "invalid_api_key"),
+        (AuthenticationFailed("unknown", "abc"), 401, "invalid_api_key"),
+        (AuthenticationFailed("revoked", "abc"), 401, "invalid_api_key"),
+        (AuthenticationFailed("expired", "abc"), 401, "invalid_api_key"),
         (StoreUnavailable("down"), 503, "store_unavailable"),
         (InvalidGrammar("$.x", "bad"), 400, "invalid_request"),
         (UnsupportedKeyword("not", "$.x"), 400, "invalid_request"),
@@ -107,7 +104,10 @@ def test_errors_of_other_packages_are_translated(raised: Exception, status: int,
 
 def test_one_message_for_all_bad_keys() -> None:
     """Whether a key exists is nobody's business."""
-    messages = {to_api_error(e).message for e in (UnknownKey("abc"), MalformedKey())}
+    messages = {
+        to_api_error(e).message
+        for e in (AuthenticationFailed("unknown", "abc"), AuthenticationFailed("malformed"))
+    }
     (message,) = messages
     assert "abc" not in message
     key = keys.mint(b"pepper of 16 byte").text

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from tenants.errors import TenantNotFound
+from tenants.errors import ObjectNotFound
 from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse, WorkerAddress
 
 T = TypeVar("T")
@@ -180,4 +180,4 @@ class MemoryShared(SharedState):
 
     def _check_tenant(self, tenant_id: UUID) -> None:
         if tenant_id not in self._tenants:
-            raise TenantNotFound(tenant_id)
+            raise ObjectNotFound("tenant", tenant_id)

@@ -11,16 +11,8 @@ from uuid import UUID, uuid4
 import msgspec
 
 from tenants.errors import (
-    AdapterExists,
-    AdapterNotFound,
-    AdminKeyExists,
-    KeyExists,
-    KeyNotFound,
-    ProjectExists,
-    ProjectNotFound,
-    ScopeNotFound,
-    TenantExists,
-    TenantNotFound,
+    ObjectExists,
+    ObjectNotFound,
 )
 from tenants.limits import (
     SCOPE_KINDS,
@@ -112,14 +104,14 @@ class MemoryStore(Store):
     def _check_free(self, name: str, tenant_id: UUID | None = None) -> None:
         for other in self._tenants.values():
             if other.name == name and other.id != tenant_id:
-                raise TenantExists(name)
+                raise ObjectExists("tenant", name)
 
     async def get_tenant(self, tenant: str | UUID) -> Tenant:
         wanted = tenant if isinstance(tenant, UUID) else normalize_name("name", tenant)
         for found in self._tenants.values():
             if wanted in (found.id, found.name):
                 return found
-        raise TenantNotFound(tenant)
+        raise ObjectNotFound("tenant", tenant)
 
     async def list_tenants(
         self, *, search: str | None = None, after: str | None = None, limit: int | None = None
@@ -145,7 +137,7 @@ class MemoryStore(Store):
             changes["priority"] = check_priority(priority)
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
-            raise TenantNotFound(tenant_id)
+            raise ObjectNotFound("tenant", tenant_id)
         if disabled is not None:
             changes["disabled_at"] = (tenant.disabled_at or self._now()) if disabled else None
         changed = msgspec.structs.replace(tenant, **changes)
@@ -157,9 +149,9 @@ class MemoryStore(Store):
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         name = normalize_name("name", name)
         if tenant_id not in self._tenants:
-            raise TenantNotFound(tenant_id)
+            raise ObjectNotFound("tenant", tenant_id)
         if any(project.name == name for project in await self.list_projects(tenant_id)):
-            raise ProjectExists(name)
+            raise ObjectExists("project", name)
         return self._add_project(tenant_id, name)
 
     def _add_project(self, tenant_id: UUID, name: str, *, is_default: bool = False) -> Project:
@@ -190,9 +182,9 @@ class MemoryStore(Store):
         name = normalize_name("name", name)
         own = {project.id: project for project in await self.list_projects(tenant_id)}
         if project_id not in own:
-            raise ProjectNotFound(project_id)
+            raise ObjectNotFound("project", project_id)
         if any(other.name == name and other.id != project_id for other in own.values()):
-            raise ProjectExists(name)
+            raise ObjectExists("project", name)
         project = msgspec.structs.replace(own[project_id], name=name)
         self._projects[project_id] = project
         self._audit.note("project", own[project_id], project)
@@ -225,7 +217,7 @@ class MemoryStore(Store):
             model_aliases=check_aliases(model_aliases),
         )
         if tenant_id not in self._tenants:
-            raise TenantNotFound(tenant_id)
+            raise ObjectNotFound("tenant", tenant_id)
         project = self._project(tenant_id, project_id)
         return self._add_key(msgspec.structs.replace(key, project_id=project.id), key_hash)
 
@@ -234,11 +226,11 @@ class MemoryStore(Store):
             wanted = project.is_default if project_id is None else project.id == project_id
             if wanted and project.tenant_id == tenant_id:
                 return project
-        raise ProjectNotFound(project_id)
+        raise ObjectNotFound("project", project_id)
 
     def _add_key(self, key: ApiKey, key_hash: bytes) -> ApiKey:
         if key.public_id in self._keys:
-            raise KeyExists(key.public_id)
+            raise ObjectExists("key", key.public_id)
         self._keys[key.public_id] = _StoredKey(key, key_hash)
         self._audit.note("key", None, key)
         return key
@@ -248,10 +240,10 @@ class MemoryStore(Store):
     ) -> None:
         check_key(public_id, key_hash, None)
         if any("admin" in stored.key.scopes for stored in self._keys.values()):
-            raise AdminKeyExists
+            raise ObjectExists("admin key")
         try:
             tenant = await self.get_tenant(tenant_name)
-        except TenantNotFound:
+        except ObjectNotFound:
             tenant = await self.create_tenant(tenant_name)
         await self.create_key(
             tenant.id, public_id=public_id, key_hash=key_hash, name=name, scopes=["admin"]
@@ -265,9 +257,9 @@ class MemoryStore(Store):
         end = now + check_grace(grace)
         old = self._keys.get(public_id)
         if old is None or old.key.revoked_at is not None:
-            raise KeyNotFound(public_id)
+            raise ObjectNotFound("key", public_id)
         if old.key.revoke_at is not None and old.key.revoke_at <= now:
-            raise KeyNotFound(public_id)
+            raise ObjectNotFound("key", public_id)
         new = msgspec.structs.replace(
             old.key,
             id=uuid4(),
@@ -323,7 +315,7 @@ class MemoryStore(Store):
     async def revoke_key(self, public_id: str) -> ApiKey:
         stored = self._keys.get(public_id)
         if stored is None:
-            raise KeyNotFound(public_id)
+            raise ObjectNotFound("key", public_id)
         return self._change_key(public_id, revoked_at=stored.key.revoked_at or self._now())
 
     async def create_adapter(
@@ -350,9 +342,9 @@ class MemoryStore(Store):
             created_at=self._now(),
         )
         if tenant_id not in self._tenants:
-            raise TenantNotFound(tenant_id)
+            raise ObjectNotFound("tenant", tenant_id)
         if any(other.name == adapter.name for other in await self.list_adapters(tenant_id)):
-            raise AdapterExists(adapter.name)
+            raise ObjectExists("adapter", adapter.name)
         self._adapters[adapter.id] = adapter
         self._audit.note("adapter", None, adapter)
         return adapter
@@ -364,7 +356,7 @@ class MemoryStore(Store):
     async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
         adapter = self._adapters.get(adapter_id)
         if adapter is None or adapter.tenant_id != tenant_id:
-            raise AdapterNotFound(adapter_id)
+            raise ObjectNotFound("adapter", adapter_id)
         del self._adapters[adapter_id]
         self._audit.note("adapter", adapter, None)
         return adapter
@@ -396,13 +388,13 @@ class MemoryStore(Store):
         for stored in self._keys.values():
             if stored.key.id == key_id and stored.key.tenant_id == tenant_id:
                 return stored.key
-        raise KeyNotFound(key_id)
+        raise ObjectNotFound("key", key_id)
 
     async def put_limits(
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
     ) -> None:
         if scope_id not in self._scopes(tenant_id, scope_kind):
-            raise ScopeNotFound(scope_kind, scope_id)
+            raise ObjectNotFound("scope", f"{scope_kind} {scope_id}")
         before = self._policy_state(tenant_id, scope_id)
         self._quota.put(scope_kind, scope_id, limits, self._now())
         after = self._policy_state(tenant_id, scope_id)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from tenants.access import require_scope, resolve_model, visible_models
-from tenants.errors import ModelNotAllowed, ScopeMissing
+from tenants.errors import NotAllowed
 from tenants.types import ApiKey
 from tests.memory_store.store import MemoryStore
 from tests.tenants.samples import make_key
@@ -20,7 +20,7 @@ async def key(**changes: object) -> ApiKey:
 async def test_scope_is_named_with_those_there_are() -> None:
     own = await key(scopes=("chat", "usage"))
     require_scope(own, "usage")
-    with pytest.raises(ScopeMissing, match=r"it has chat, usage; .*TENANT --scope admin` makes"):
+    with pytest.raises(NotAllowed, match=r"it has chat, usage; .*TENANT --scope admin` makes"):
         require_scope(own, "admin")
 
 
@@ -37,7 +37,7 @@ async def test_alias_does_not_lead_around_the_list() -> None:
     own = await key(allowed_models=("small",), model_aliases={"fast": "small", "sly": "large"})
     assert resolve_model(own, "fast") == resolve_model(own, "small") == "small"
     for name in ("sly", "large", "nothing"):
-        with pytest.raises(ModelNotAllowed, match=f"may not use '{name}'; it may use small, fast"):
+        with pytest.raises(NotAllowed, match=f"may not use '{name}'; it may use small, fast"):
             resolve_model(own, name)
 
 
@@ -54,5 +54,5 @@ async def test_who_may_chat_may_use_responses() -> None:
     for scopes in (("chat",), ("responses",)):
         require_scope(await key(scopes=scopes), "responses")
     for wider, scope in (("responses", "chat"), ("usage", "responses"), ("admin", "chat")):
-        with pytest.raises(ScopeMissing):
+        with pytest.raises(NotAllowed):
             require_scope(await key(scopes=(wider,)), scope)  # type: ignore[arg-type]

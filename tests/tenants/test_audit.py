@@ -12,11 +12,9 @@ import pytest
 from tenants import keys
 from tenants.audit import NOBODY, acting_as, actor
 from tenants.errors import (
-    AdminKeyExists,
     InvalidValue,
-    ProjectExists,
-    ProjectNotFound,
-    TenantNotFound,
+    ObjectExists,
+    ObjectNotFound,
 )
 from tenants.limits import Limits
 from tenants.store import Store
@@ -171,7 +169,7 @@ class TestFirstAdminKey:
         assert found.principal.tenant.name == "ops"
         await store.revoke_key(minted.public_id)
         again = keys.mint(PEPPER)
-        with pytest.raises(AdminKeyExists, match="only once"):
+        with pytest.raises(ObjectExists, match="only once"):
             await store.create_first_admin_key(
                 "ops", public_id=again.public_id, key_hash=again.key_hash, name="second"
             )
@@ -185,7 +183,7 @@ class TestFirstAdminKey:
                 await store.create_first_admin_key(
                     "ops", public_id=minted.public_id, key_hash=minted.key_hash, name="first"
                 )
-            except AdminKeyExists:
+            except ObjectExists:
                 return False
             return True
 
@@ -197,15 +195,15 @@ class TestTenantsAndProjects:
         tenant = await store.create_tenant("acme")
         assert await store.get_tenant(tenant.id) == tenant
         for wrong in (uuid4(), "acme2"):
-            with pytest.raises(TenantNotFound):
+            with pytest.raises(ObjectNotFound, match="tenant"):
                 await store.get_tenant(wrong)
 
     async def test_projects_are_renamed(self, store: Store) -> None:
         one, two = await store.create_tenant("one"), await store.create_tenant("two")
         project = await store.create_project(one.id, "a")
-        with pytest.raises(ProjectNotFound):
+        with pytest.raises(ObjectNotFound, match="project"):
             await store.rename_project(two.id, project.id, "b")
-        with pytest.raises(ProjectExists):
+        with pytest.raises(ObjectExists, match="project"):
             await store.rename_project(one.id, project.id, "default")
         with pytest.raises(InvalidValue):
             await store.rename_project(one.id, project.id, "")

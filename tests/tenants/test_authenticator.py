@@ -11,12 +11,8 @@ from tenants import keys
 from tenants.authenticator import RETRY_S, Authenticator
 from tenants.changes import EVERYTHING, Change
 from tenants.errors import (
-    DisabledTenant,
-    ExpiredKey,
+    AuthenticationFailed,
     InvalidValue,
-    MalformedKey,
-    RevokedKey,
-    UnknownKey,
 )
 from tenants.last_used import LastUsed
 from tenants.store import Store
@@ -59,13 +55,15 @@ class TestAnswers:
             "\0",
             "\ud800",
         ):
-            with pytest.raises(MalformedKey):
+            with pytest.raises(AuthenticationFailed, match="malformed"):
                 await build(watched, clock).authenticate(bad)
         assert watched.lookups == []
 
     async def test_unknown_key(self, store: Store, clock: Clock) -> None:
         stranger = keys.mint(PEPPER)
-        with pytest.raises(UnknownKey, match=stranger.public_id) as caught:
+        with pytest.raises(
+            AuthenticationFailed, match=f"{stranger.public_id} is unknown"
+        ) as caught:
             await build(store, clock).authenticate(stranger.text)
         assert stranger.text.split("-")[3] not in str(caught.value)
 
@@ -74,13 +72,13 @@ class TestAnswers:
         authenticator = build(store, clock)
         forged = forge(principal.key.public_id)
         for _ in range(2):  # cold, then cached
-            with pytest.raises(UnknownKey):
+            with pytest.raises(AuthenticationFailed, match="unknown"):
                 await authenticator.authenticate(forged)
             assert await authenticator.authenticate(text) == principal
 
     async def test_other_pepper_knows_nobody(self, store: Store) -> None:
         text, _ = await make_key(store)
-        with pytest.raises(UnknownKey):
+        with pytest.raises(AuthenticationFailed, match="unknown"):
             await Authenticator(store, b"another pepper, as long").authenticate(text)
 
     async def test_short_pepper_is_refused(self) -> None:
@@ -91,9 +89,9 @@ class TestAnswers:
         text, principal = await make_key(store)
         await store.revoke_key(principal.key.public_id)
         authenticator = build(store, clock)
-        with pytest.raises(RevokedKey, match=principal.key.public_id):
+        with pytest.raises(AuthenticationFailed, match=f"{principal.key.public_id} was revoked"):
             await authenticator.authenticate(text)
-        with pytest.raises(UnknownKey):
+        with pytest.raises(AuthenticationFailed, match="unknown"):
             await authenticator.authenticate(forge(principal.key.public_id))
 
     async def test_replaced_key_ends_with_its_grace(self, store: Store, clock: Clock) -> None:
@@ -112,7 +110,7 @@ class TestAnswers:
         clock.elapsed_s += (revoke_at - clock.now()).total_seconds() - 0.001
         assert (await authenticator.authenticate(text)).key.id == principal.key.id
         clock.elapsed_s += 0.002
-        with pytest.raises(RevokedKey, match=principal.key.public_id):
+        with pytest.raises(AuthenticationFailed, match=f"{principal.key.public_id} was revoked"):
             await authenticator.authenticate(text)
 
     async def test_the_moment_of_its_end_is_after_a_keys_life(
@@ -120,12 +118,13 @@ class TestAnswers:
     ) -> None:
         _, principal = await make_key(watched)
         authenticator = build(watched, clock)
-        ends = {"revoke_at": RevokedKey, "expires_at": ExpiredKey}
-        for field, error in ends.items():
+        ends = {"revoke_at": "was revoked", "expires_at": "has expired"}
+        for field, said in ends.items():
             for seconds, is_over in ((0, True), (1, False)):
                 end = clock.now() + timedelta(seconds=seconds)
                 key = msgspec.structs.replace(principal.key, **{field: end})
-                with pytest.raises(error) if is_over else contextlib.nullcontext():
+                refused = pytest.raises(AuthenticationFailed, match=said)
+                with refused if is_over else contextlib.nullcontext():
                     authenticator._judge(msgspec.structs.replace(principal, key=key))
 
     async def test_a_key_that_was_proven_is_checked_by_its_id(
@@ -134,16 +133,16 @@ class TestAnswers:
         _, principal = await make_key(store)
         public_id = principal.key.public_id
         assert await build(store, clock).check(public_id) == principal
-        with pytest.raises(UnknownKey):
+        with pytest.raises(AuthenticationFailed, match="unknown"):
             await build(store, clock).check("A" * 12)
         await store.revoke_key(public_id)
-        with pytest.raises(RevokedKey):
+        with pytest.raises(AuthenticationFailed, match="was revoked"):
             await build(store, clock).check(public_id)
 
     async def test_disabled_tenant(self, store: Store, clock: Clock) -> None:
         text, principal = await make_key(store)
         await store.update_tenant(principal.tenant.id, disabled=True)
-        with pytest.raises(DisabledTenant, match=principal.key.public_id):
+        with pytest.raises(AuthenticationFailed, match=f"{principal.key.public_id} is disabled"):
             await build(store, clock).authenticate(text)
         await store.update_tenant(principal.tenant.id, disabled=False)
         assert await build(store, clock).authenticate(text) == principal
@@ -155,7 +154,7 @@ class TestAnswers:
         clock.elapsed_s += 4.999
         assert await authenticator.authenticate(text) == principal
         clock.elapsed_s += 0.001
-        with pytest.raises(ExpiredKey, match=principal.key.public_id):
+        with pytest.raises(AuthenticationFailed, match=f"{principal.key.public_id} has expired"):
             await authenticator.authenticate(text)
 
 
@@ -186,7 +185,7 @@ class TestChanges:
         await watched.update_tenant(one.tenant.id, disabled=True)
         watched.lookups.clear()
         authenticator.apply(Change(tenant_id=one.tenant.id))
-        with pytest.raises(DisabledTenant):
+        with pytest.raises(AuthenticationFailed, match="is disabled"):
             await authenticator.authenticate(text)
         await authenticator.authenticate(other_text)
         assert watched.lookups == [one.key.public_id]
@@ -210,7 +209,7 @@ class TestChanges:
         authenticator.apply(changes[of])
         watched.gate.set()
         await slow
-        with pytest.raises(RevokedKey):
+        with pytest.raises(AuthenticationFailed, match="was revoked"):
             await authenticator.authenticate(text)
 
     @pytest.mark.parametrize("told", ["of the key", "of all", "to forget"])
@@ -220,10 +219,10 @@ class TestChanges:
         text, principal = await make_key(watched)
         record = watched._keys.pop(principal.key.public_id)
         authenticator = build(watched, clock)
-        with pytest.raises(UnknownKey):
+        with pytest.raises(AuthenticationFailed, match="unknown"):
             await authenticator.authenticate(text)
         watched._keys[principal.key.public_id] = record
-        with pytest.raises(UnknownKey):
+        with pytest.raises(AuthenticationFailed, match="unknown"):
             await authenticator.authenticate(text)
         if told == "of the key":
             authenticator.apply(Change(public_id=principal.key.public_id))
@@ -247,7 +246,7 @@ class TestChanges:
         watched.away = False
         clock.elapsed_s += RETRY_S
         await watched.revoke_key(principal.key.public_id)
-        with pytest.raises(RevokedKey):
+        with pytest.raises(AuthenticationFailed, match="was revoked"):
             await authenticator.authenticate(text)
 
     async def test_whether_a_key_has_ended_is_told_without_asking(
@@ -261,7 +260,7 @@ class TestChanges:
         await watched.revoke_key(principal.key.public_id)
         assert not authenticator.has_ended(principal), "nobody has told"
         authenticator.forget()
-        with pytest.raises(RevokedKey):
+        with pytest.raises(AuthenticationFailed, match="was revoked"):
             await authenticator.authenticate(text)
         watched.lookups.clear()
         assert authenticator.has_ended(principal)
@@ -280,7 +279,7 @@ async def test_each_use_is_noted_and_no_refusal(watched: WatchedStore, clock: Cl
     await watched.revoke_key(other.key.public_id)
     clock.elapsed_s += 5
     await authenticator.authenticate(text)
-    with pytest.raises(RevokedKey):
+    with pytest.raises(AuthenticationFailed, match="was revoked"):
         await authenticator.authenticate(revoked)
     await last_used.flush()
     (key,) = await watched.list_keys(principal.tenant.id)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tenants.batches import Batcher, send_each
 from tenants.connections import Connections
-from tenants.errors import InvalidValue, KeyNotFound, TenantNotFound
+from tenants.errors import InvalidValue, ObjectNotFound
 from tenants.limits import Price
 from tenants.queries import Query
 from tenants.shared import ArchivedStream
@@ -480,7 +480,7 @@ class TestInTheDatabase:
             *(pg_store.reserve(request) for request in [*requests, strange]),
             return_exceptions=True,
         )
-        assert isinstance(answers[-1], KeyNotFound)
+        assert isinstance(answers[-1], ObjectNotFound)
         assert {answer.state for answer in answers[:-1]} == {"running"}  # type: ignore[union-attr]
         events = [
             make_event(who.key),
@@ -492,7 +492,7 @@ class TestInTheDatabase:
             *(pg_store.record_usage(event) for event in events), return_exceptions=True
         )
         assert written[0] is written[3] is True
-        assert isinstance(written[1], KeyNotFound)
+        assert isinstance(written[1], ObjectNotFound)
         assert isinstance(written[2], InvalidValue)
         assert (await usage_totals(pg_store, who.tenant.id)).requests == 2
 
@@ -535,7 +535,7 @@ class TestInTheDatabase:
         others = [ended(tenant, 100 + number) for number, tenant in enumerate(people)]
         others = [msgspec.structs.replace(one, id="late") for one in others]
         answers = await put([others[0], ended(nobody, 1), *others[1:]])
-        assert isinstance(answers.pop(1), TenantNotFound)
+        assert isinstance(answers.pop(1), ObjectNotFound)
         assert answers == [None] * 3
         for other in others:
             assert await pg_store.shared.find_stream(other.tenant_id, "late") == other

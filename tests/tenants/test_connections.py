@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from tenants.connections import Connections, translated
-from tenants.errors import InvalidValue, KeyExists, StoreUnavailable
+from tenants.errors import InvalidValue, ObjectExists, StoreUnavailable
 from tenants.queries import Query
 
 
@@ -69,7 +69,7 @@ def failure(kind: type[asyncpg.PostgresError], **fields: str) -> asyncpg.Postgre
         ),
         (
             failure(asyncpg.UniqueViolationError, constraint_name="api_key_public_id_key"),
-            KeyExists,
+            ObjectExists,
             "'abc' exists already",
         ),
     ],
@@ -80,7 +80,7 @@ def test_failures_are_told_in_our_words(
 ) -> None:
     with (
         pytest.raises(means, match=words),
-        translated("here", {"api_key_public_id_key": KeyExists("abc")}),
+        translated("here", {"api_key_public_id_key": ObjectExists("key", "abc")}),
     ):
         raise error
 

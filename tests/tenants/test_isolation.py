@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from tenants import queries
 from tenants.connections import Connections
-from tenants.errors import KeyNotFound, ProjectNotFound, ScopeNotFound, TenantsError
+from tenants.errors import ObjectNotFound, TenantsError
 from tenants.limits import Limits
 from tenants.request_ids import new_request_id
 from tenants.store import Store
@@ -290,7 +290,7 @@ async def test_tenants_interleave_on_one_connection(pg_dsn: str) -> None:
 
 async def test_ids_of_others_are_not_found(pg_store: Store) -> None:
     one, two = await furnish(pg_store, "one"), await furnish(pg_store, "two")
-    with pytest.raises(ProjectNotFound):
+    with pytest.raises(ObjectNotFound, match="project"):
         await pg_store.create_key(
             one.tenant.id,
             public_id="A" * 12,
@@ -299,8 +299,8 @@ async def test_ids_of_others_are_not_found(pg_store: Store) -> None:
             scopes=["chat"],
             project_id=two.key.project_id,
         )
-    with pytest.raises(ScopeNotFound):
+    with pytest.raises(ObjectNotFound, match="to limit"):
         await pg_store.put_limits(one.tenant.id, "key", two.key.id, Limits())
-    with pytest.raises(KeyNotFound):
+    with pytest.raises(ObjectNotFound, match="key"):
         await pg_store.record_usage(make_event(two.key, tenant_id=one.tenant.id))
     assert not await pg_store.release(one.tenant.id, uuid4())

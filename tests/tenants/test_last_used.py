@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tenants.authenticator import Authenticator
-from tenants.errors import StoreUnavailable, UnknownKey
+from tenants.errors import AuthenticationFailed, StoreUnavailable
 from tenants.last_used import LastUsed
 from tenants.store import Store
 from tests.memory_store.store import MemoryStore
@@ -53,7 +53,7 @@ async def test_refused_keys_are_not_used() -> None:
     text, principal = await make_key(store)
     last_used = LastUsed(store)
     authenticator = Authenticator(store, b"another pepper, as long", last_used=last_used)
-    with pytest.raises(UnknownKey):
+    with pytest.raises(AuthenticationFailed, match="unknown"):
         await authenticator.authenticate(text)
     await last_used.flush()
     assert store.writes == []

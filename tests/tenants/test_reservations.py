@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenants.errors import KeyNotFound, ScopeNotFound
+from tenants.errors import ObjectNotFound
 from tenants.limits import Balance, Limits, MonthLeft, Price, QuotaAnswer, ScopePolicy, Window
 from tenants.store import Store
 from tenants.types import ApiKey, Principal
@@ -58,7 +58,7 @@ class TestPolicies:
             ("key", one.key.project_id),
             ("tenant", uuid4()),
         ]:
-            with pytest.raises(ScopeNotFound, match=str(scope_id)):
+            with pytest.raises(ObjectNotFound, match=str(scope_id)):
                 await timed.put_limits(one.tenant.id, kind, scope_id, Limits())  # type: ignore[arg-type]
         assert await timed.list_limits(one.tenant.id) == []
         assert await timed.list_limits(two.tenant.id) == []
@@ -392,7 +392,7 @@ class TestOnce:
     async def test_key_of_another_tenant_reserves_nothing(self, timed: Store) -> None:
         one = await limited(timed, "one", max_concurrent=1)
         two = await limited(timed, "two", max_concurrent=1)
-        with pytest.raises(KeyNotFound):
+        with pytest.raises(ObjectNotFound, match="key"):
             await timed.reserve(ask(one, tenant_id=two.tenant_id))
         assert (await timed.reserve(ask(two))).state == "running"
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from tenants.errors import TenantNotFound
+from tenants.errors import ObjectNotFound
 from tenants.shared import (
     ArchivedStream,
     Claim,
@@ -94,11 +94,11 @@ async def test_nothing_is_shared_with_another_tenant(store: Store, shared: Share
 
 async def test_a_tenant_must_exist(shared: SharedState) -> None:
     nobody = Tenant(id=uuid4(), name="nobody", created_at=datetime.now(UTC))
-    with pytest.raises(TenantNotFound):
+    with pytest.raises(ObjectNotFound, match="tenant"):
         await shared.put_response(make_response(nobody), DAY)
-    with pytest.raises(TenantNotFound):
+    with pytest.raises(ObjectNotFound, match="tenant"):
         await shared.put_stream(make_stream(nobody), DAY)
-    with pytest.raises(TenantNotFound):
+    with pytest.raises(ObjectNotFound, match="tenant"):
         await shared.claim(nobody.id, b"k", body_hash=b"b", answer_id="a", retention=DAY)
 
 

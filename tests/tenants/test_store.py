@@ -12,12 +12,8 @@ import pytest
 from tenants import keys
 from tenants.errors import (
     InvalidValue,
-    KeyExists,
-    KeyNotFound,
-    ProjectExists,
-    ProjectNotFound,
-    TenantExists,
-    TenantNotFound,
+    ObjectExists,
+    ObjectNotFound,
 )
 from tenants.store import Store
 from tenants.types import USAGE_STATUSES, UsageSum
@@ -68,7 +64,7 @@ class TestTenants:
 
     async def test_name_is_unique(self, store: Store) -> None:
         created = await store.create_tenant("acme")
-        with pytest.raises(TenantExists, match="'acme'"):
+        with pytest.raises(ObjectExists, match="'acme'"):
             await store.create_tenant("acme", weight=3)
         assert await store.list_tenants() == [created]
 
@@ -76,11 +72,11 @@ class TestTenants:
         results = await asyncio.gather(
             *(store.create_tenant("acme") for _ in range(8)), return_exceptions=True
         )
-        assert sum(isinstance(result, TenantExists) for result in results) == 7
+        assert sum(isinstance(result, ObjectExists) for result in results) == 7
         assert len(await store.list_tenants()) == 1
 
     async def test_unknown_name(self, store: Store) -> None:
-        with pytest.raises(TenantNotFound, match="'nobody'"):
+        with pytest.raises(ObjectNotFound, match="'nobody'"):
             await store.get_tenant("nobody")
 
     async def test_list_is_by_code_point(self, store: Store) -> None:
@@ -92,7 +88,7 @@ class TestTenants:
         created = await store.create_tenant("cafe\u0301")
         assert created.name == "caf\u00e9"
         assert await store.get_tenant("caf\u00e9") == await store.get_tenant("cafe\u0301")
-        with pytest.raises(TenantExists):
+        with pytest.raises(ObjectExists, match="tenant"):
             await store.create_tenant("caf\u00e9")
 
     @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), float("-inf")])
@@ -122,13 +118,13 @@ class TestTenants:
     async def test_update_refuses_what_create_refuses(self, store: Store) -> None:
         await store.create_tenant("acme")
         other = await store.create_tenant("other")
-        with pytest.raises(TenantExists):
+        with pytest.raises(ObjectExists, match="tenant"):
             await store.update_tenant(other.id, name="acme")
         with pytest.raises(InvalidValue, match="weight"):
             await store.update_tenant(other.id, weight=0.0)
         with pytest.raises(InvalidValue, match="priority"):
             await store.update_tenant(other.id, priority=2**15)
-        with pytest.raises(TenantNotFound):
+        with pytest.raises(ObjectNotFound, match="tenant"):
             await store.update_tenant(uuid4(), name="x")
         assert await store.get_tenant("other") == other
 
@@ -173,9 +169,9 @@ class TestProjects:
         await store.create_project(one.id, "web")
         await store.create_project(two.id, "web")
         for name in ("web", "default"):
-            with pytest.raises(ProjectExists, match=name):
+            with pytest.raises(ObjectExists, match=name):
                 await store.create_project(one.id, name)
-        with pytest.raises(TenantNotFound):
+        with pytest.raises(ObjectNotFound, match="tenant"):
             await store.create_project(uuid4(), "web")
         assert await store.list_projects(uuid4()) == []
 
@@ -183,7 +179,7 @@ class TestProjects:
         one, two = [await store.create_tenant(name) for name in ("one", "two")]
         foreign = await store.create_project(two.id, "web")
         for project_id in (foreign.id, uuid4()):
-            with pytest.raises(ProjectNotFound, match=str(project_id)):
+            with pytest.raises(ObjectNotFound, match=str(project_id)):
                 await store.create_key(
                     one.id,
                     public_id="A" * 12,
@@ -250,14 +246,14 @@ class TestRotation:
         rotation = {"key_hash": random_hash(), "grace": timedelta()}
         await store.rotate_key(ended.key.public_id, new_public_id="B" * 12, **rotation)  # type: ignore[arg-type]
         for public_id in (ended.key.public_id, revoked.key.public_id, "Z" * 12, "\0"):
-            with pytest.raises(KeyNotFound):
+            with pytest.raises(ObjectNotFound, match="key"):
                 await store.rotate_key(public_id, new_public_id="C" * 12, **rotation)  # type: ignore[arg-type]
         assert await store.find_key("C" * 12) is None
 
     async def test_refused_rotation_leaves_the_old_key_alone(self, store: Store) -> None:
         _, principal = await make_key(store, "one")
         _, other = await make_key(store, "two")
-        with pytest.raises(KeyExists):
+        with pytest.raises(ObjectExists, match="key"):
             await store.rotate_key(
                 principal.key.public_id,
                 new_public_id=other.key.public_id,
@@ -332,13 +328,13 @@ class TestKeys:
     @pytest.mark.parametrize("public_id", ["A" * 12, "", "x", "a\0b", "\ud800", "A" * 12 + "\n"])
     async def test_unknown_public_id_is_none(self, store: Store, public_id: str) -> None:
         assert await store.find_key(public_id) is None
-        with pytest.raises(KeyNotFound):
+        with pytest.raises(ObjectNotFound, match="key"):
             await store.revoke_key(public_id)
 
     async def test_public_id_is_unique_over_tenants(self, store: Store) -> None:
         _, first = await make_key(store, "one")
         other = await store.create_tenant("two")
-        with pytest.raises(KeyExists, match=first.key.public_id):
+        with pytest.raises(ObjectExists, match=first.key.public_id):
             await store.create_key(
                 other.id,
                 public_id=first.key.public_id,
@@ -350,7 +346,7 @@ class TestKeys:
 
     async def test_key_needs_its_tenant(self, store: Store) -> None:
         nobody = uuid4()
-        with pytest.raises(TenantNotFound, match=str(nobody)):
+        with pytest.raises(ObjectNotFound, match=str(nobody)):
             await store.create_key(
                 nobody, public_id="A" * 12, key_hash=random_hash(), name="x", scopes=["chat"]
             )
@@ -444,7 +440,7 @@ class TestUsage:
         _, one = await make_key(store, "one")
         _, two = await make_key(store, "two")
         for event in (make_event(one.key, tenant_id=two.tenant.id), make_event()):
-            with pytest.raises(KeyNotFound):
+            with pytest.raises(ObjectNotFound, match="key"):
                 await store.record_usage(event)
         assert await usage_totals(store, two.tenant.id) == UsageSum()
 
@@ -483,7 +479,7 @@ class TestText:
         assert (await store.get_tenant(text)).name == text
         assert [found.name for found in await store.list_keys(tenant.id)] == [text]
         assert await store.find_key(text) is None
-        with pytest.raises(KeyNotFound):
+        with pytest.raises(ObjectNotFound, match="key"):
             await store.revoke_key(text)
         assert (await usage_totals(store, tenant.id)).requests == 1
         assert len(await store.list_tenants()) == 1

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenants.errors import KeyNotFound, StoreUnavailable
+from tenants.errors import ObjectNotFound, StoreUnavailable
 from tenants.journal import SUFFIX, Journal
 from tenants.limits import Price
 from tenants.store import Store
@@ -144,7 +144,7 @@ class TestSettle:
         _, principal = await make_key(store)
         ledger = Ledger(store)
         nobody = make_event()
-        with pytest.raises(KeyNotFound):
+        with pytest.raises(ObjectNotFound, match="key"):
             await ledger.settle(nobody)
         assert logged_ids(caplog) == [str(nobody.request_id)]
         assert ledger.num_pending == 0

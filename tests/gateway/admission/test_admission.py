@@ -37,7 +37,7 @@ from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
-from tenants.errors import RevokedKey, ScopeMissing
+from tenants.errors import AuthenticationFailed, NotAllowed
 from tenants.keys import mint
 from tenants.limits import Limits
 from tenants.quota import Quota
@@ -207,7 +207,7 @@ async def test_tenants_have_salts_of_their_own(model_dir: Path) -> None:
 
 async def test_who_may_not_enter(model_dir: Path) -> None:
     async with Gate(model_dir) as gate:
-        with pytest.raises(ScopeMissing):
+        with pytest.raises(NotAllowed):
             await gate.admit(await gate.somebody("admin", name="boss"))
         with pytest.raises(ModelNotFound):
             await gate.admit(model="other")
@@ -229,11 +229,11 @@ async def test_who_is_being_admitted_when_it_ends_does_not_enter_and_holds_nothi
         async def meanwhile(public_id: str) -> None:
             assert gate.quota.num_held == 1
             if ends == "key":
-                raise RevokedKey(public_id)
+                raise AuthenticationFailed("revoked", public_id)
             gate.admission.drain()
 
         monkeypatch.setattr(gate.admission._authenticator, "check", meanwhile)
-        with pytest.raises(RevokedKey if ends == "key" else Draining):
+        with pytest.raises(AuthenticationFailed if ends == "key" else Draining):
             await gate.admit(limited)
         assert gate.quota.num_held == 0
         assert await gate.store.list_running() == []

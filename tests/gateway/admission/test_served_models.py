@@ -10,7 +10,7 @@ from engine.messages import AdapterRef
 from gateway import config as configuration
 from gateway.admission.served_models import ServedModel, ServedModels
 from gateway.errors import ModelNotFound
-from tenants.errors import ModelNotAllowed
+from tenants.errors import NotAllowed
 from tenants.types import Adapter, ApiKey, Principal, Tenant
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -105,5 +105,5 @@ def test_keys_may_be_bound_to_adapters_and_call_them_otherwise() -> None:
     assert models().find(who, "gpt-4").name == "support"
     assert models().adapter(who, "gpt-4") == who.adapters[0]
     for name in ("base", "sales", "gpt-5", "unknown"):
-        with pytest.raises(ModelNotAllowed, match="may use support, gpt-4"):
+        with pytest.raises(NotAllowed, match="may use support, gpt-4"):
             models().find(who, name)

@@ -11,7 +11,7 @@ from gateway.errors import InvalidApiKey, InvalidRequestError
 from gateway.middleware.auth import Auth, Operations, key_in
 from gateway.routes import pages
 from gateway.schemas.operation import SOCKET, Operation
-from tenants.errors import ScopeMissing
+from tenants.errors import NotAllowed
 from tenants.types import Scope as KeyScope
 from tests.gateway.raw_http import exchange, get
 from tests.gateway.serving import Gateway
@@ -164,7 +164,7 @@ async def test_a_key_needs_what_the_table_says(
         if scope == needed or (scope, needed) in (("admin", "usage"), ("chat", "responses")):
             await ask(header)
         else:
-            with pytest.raises(ScopeMissing):
+            with pytest.raises(NotAllowed):
                 await ask(header)
     assert len(entered) in (1, 2)
 
