@@ -373,7 +373,7 @@ def metrics() -> list[Metric]:
         spec_decode_num_accepted_tokens_per_pos=[0],
     )
     found.watch(running=lambda: 0, engines=lambda: {"0": EngineCollector(lambda: stats)})
-    found.watch_moves(Moves(lambda _: (), 0.0))
+    found.watch_moves(Moves(lambda _: (), 0.0), {"key": 0})
     found.watch_background(lambda: {"work": 0})
     found.watch_changes(ChangeListener("postgresql://localhost/none", lambda change: None))
     found.watch_ledger(Ledger(MemoryStore()))

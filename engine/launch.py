@@ -18,6 +18,18 @@ IDLE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 cores that the gateway needs: with as many threads as cores, that costs up to 8 times the speed."""
 
 
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """CURVE keys in ZeroMQ's own notation (Z85)."""
+
+    public: str
+    secret: str
+    peer: str
+    """The public key of the other side: who has another one is refused."""
+
+    def __repr__(self) -> str:
+        return "Curve(...)"  # The secret must not get into a log.
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What a new engine process reads from the first line of its stdin, as JSON."""
 
@@ -26,6 +38,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Where its owner waits for it."""
     shared_address: str | None = None
     """Where it lets other clients attach; None: it has no others."""
+    curve: Curve | None = None
+    """Its keys towards those clients; None: they are on this host, and nothing is encrypted."""
+    epoch: int = 0
+    """As in ``Ready``."""
 
 
 def import_path() -> str:

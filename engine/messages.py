@@ -13,6 +13,11 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 
+PROTOCOL = 1
+"""The version of these records, for engines and gateways of different hosts. They work together if
+theirs differ by at most 1: fields are added with defaults, and go one version after their last
+use."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -138,6 +143,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """Client to engine: a new client; answered with ``Ready``. The owner need not send it."""
 
+    epoch: int = 0
+    """In which it believes the engine to be: one that is wrong gets ``Failed``, and is not listened
+    to. 0: it does not care."""
+
+
+class BeginEpoch(msgspec.Struct, frozen=True, tag="epoch"):
+    """Owner to engine: forget all attached clients and their requests, because they were told that
+    this engine is gone."""
+
+    epoch: int
+
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Client to engine: answer with one fresh ``Stats`` between two steps.
@@ -156,6 +172,7 @@ ClientMessage = (
     | GrantTokens
     | Shutdown
     | Attach
+    | BeginEpoch
     | Ping
 )
 
@@ -325,6 +342,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     num_blocks: int
     device: str
     pid: int
+    epoch: int = 0
+    """Of an engine that clients of other hosts find in the registry."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):

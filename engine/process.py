@@ -31,6 +31,7 @@ from engine.messages import (
     AdapterAnswer,
     AdapterRef,
     Attach,
+    BeginEpoch,
     ClientMessage,
     EngineMessage,
     Failed,
@@ -49,7 +50,7 @@ from engine.messages import (
     UnparkRequest,
     encode,
 )
-from engine.sockets import OWNER, SEND_HIGH_WATER_MARK, Clients, listen
+from engine.sockets import OWNER, SEND_HIGH_WATER_MARK, Clients, admit_only, listen
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -217,8 +218,10 @@ def _handle(
             core.abort(orphans)
             return bool(orphans)
         case Attach():
-            clients.send(client, ready)
+            clients.send(client, msgspec.structs.replace(ready, epoch=clients.epoch))
             return False
+        case BeginEpoch():
+            core.abort(clients.begin_epoch(message.epoch))
     return True
 
 
@@ -251,11 +254,15 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
             opened.callback(engine.close)
             tune_collector()
             shared = launch.shared_address
-            attached = None if shared is None else listen(context, shared)
-            clients = opened.enter_context(contextlib.closing(Clients(socket, attached)))
-            _send(socket, engine.ready)
+            if launch.curve is not None:
+                opened.callback(admit_only(context, launch.curve).stop)
+            attached = None if shared is None else listen(context, shared, launch.curve)
+            clients = Clients(socket, attached, epoch=launch.epoch)
+            opened.callback(clients.close)
+            ready = msgspec.structs.replace(engine.ready, epoch=launch.epoch)
+            _send(socket, ready)
             engine.warm_up()
-            serve(engine.core, clients, engine.ready)
+            serve(engine.core, clients, ready)
         except Exception as error:
             # Before the engine is closed, which may take as long as a grammar is being compiled.
             _send(socket, _failure(error))

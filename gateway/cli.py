@@ -22,6 +22,7 @@ from gateway.commands import (
     bench,
     database,
     doctor,
+    fleet,
     key,
     models,
     operations,
@@ -153,6 +154,44 @@ def serve(
     run(settings, on_progress=load_progress.reporter(logging.getLogger("sluice").info))
 
 
+@app.command()
+def engine(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Settings file, as the gateways have; by default sluice.toml, if there."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's folder or hub id, in place of engine.model.")
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(help="The gateways' PostgreSQL, postgresql://…, in place of tenants.dsn."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="This host's address for gateways, or fleet.engine_host.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for gateways, or fleet.engine_port.")
+    ] = None,
+) -> None:
+    """Start an engine that gateways on any host use. It joins them through PostgreSQL, and needs
+    their secrets file."""
+    import migrations
+    from gateway import config as configuration
+    from gateway.commands import load_progress
+    from gateway.processes import engine_host
+
+    env = _environment(
+        engine_model=_found(model), tenants_dsn=join, fleet_engine_host=host, fleet_engine_port=port
+    )
+    if config is None and database.CONFIG_FILE.exists():
+        config = database.CONFIG_FILE
+    settings = configuration.load(config, env=env)
+    if settings.tenants.session_dsn is not None:
+        asyncio.run(migrations.check(settings.tenants.session_dsn))
+    engine_host.run(settings, on_progress=load_progress.reporter(logging.getLogger("sluice").info))
+
+
 def _environment(**settings: str | int | None) -> dict[str, str]:
     """The environment, with variables for settings of the command line, named ``section_key``."""
     given = {key: value for key, value in settings.items() if value is not None}
@@ -196,6 +235,7 @@ app.add_typer(tenant.app, name="tenant")
 app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
 app.add_typer(adapter.app, name="adapter")
+app.add_typer(fleet.app, name="fleet")
 app.command()(operations.usage)
 app.add_typer(operations.streams, name="stream")
 app.command()(operations.audit)

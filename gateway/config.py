@@ -316,9 +316,10 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engines behind the gateway, and what happens when one of them dies."""
 
-    replicas: Positive = 1
-    """Engines of the model that this host runs. On GPUs each has a GPU of its own; on a CPU they
-    share its cores, unless ``engine.num_threads`` is set."""
+    replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """Engines of the model that the gateway runs on this host. On GPUs each has its own
+    (``engine.tensor_parallel_size`` of them); on a CPU they share its cores, unless
+    ``engine.num_threads`` is set. 0: none, those that join (``sluice engine``) do all the work."""
     router: RouterName = "least_loaded"
     """How an engine is chosen for a request: ``least_loaded``; ``random``; or ``session_affine``,
     the same one for a tenant's prompts that begin with the same 128 tokens while it is not loaded
@@ -326,6 +327,10 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     failover_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long the requests of an engine that has died wait for one to go on with them, if no other
     is ready; then they fail. 0: not at all."""
+    engine_host: str = "127.0.0.1"
+    """This host's address for the gateways of other hosts, at which ``sluice engine`` listens."""
+    engine_port: Port = 0
+    """The port that it listens on there; 0 picks a free one."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,6 +25,8 @@ from gateway.concurrency.background import Background
 from gateway.concurrency.lanes import Lanes
 from gateway.config import Config, TenantsConfig
 from gateway.errors import ConfigError
+from gateway.fleet.identity import derive_keys as fleet_keys
+from gateway.fleet.registry import Registry
 from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.flushes import Flushes
 from gateway.generation.generation import Generations
@@ -49,7 +51,7 @@ from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants import upkeep
 from tenants.authenticator import Authenticator
-from tenants.changes import ChangeListener
+from tenants.changes import Change, ChangeListener
 from tenants.journal import Journal
 from tenants.last_used import LastUsed
 from tenants.quota import Quota
@@ -143,14 +145,15 @@ def create_services(
         readers=streams.readers,
         on_adapter_deleted=adapters.on_deleted,
     )
-    work = _create_background(base, peers, adapters, revocations)
+    registry = Registry(store.shared, engine, config, fleet_keys(secrets.key_pepper))
+    work = _create_background(base, peers, adapters, revocations, registry)
     metrics = base.metrics
     engine.observe(around_outputs=cork, on_tokens=metrics.observe_inter_token)
     metrics.watch(
         running=lambda: len(generations),
         engines=lambda: {one.name: _collector(one) for one in engine.engines},
     )
-    metrics.watch_moves(engine.moves)
+    metrics.watch_moves(engine.moves, registry.num_refused)
     metrics.watch_background(lambda: work.num_deaths)
     metrics.watch_ledger(base.ledger)
     lifecycle = Lifecycle(
@@ -271,7 +274,11 @@ def _create_base(
 
 
 def _create_background(
-    base: _Base, peers: Peers, adapters: Adapters, revocations: Revocations
+    base: _Base,
+    peers: Peers,
+    adapters: Adapters,
+    revocations: Revocations,
+    registry: Registry,
 ) -> Background:
     """What runs beside the requests, as long as the gateway runs, by the name of its task."""
     metrics, session_dsn = base.metrics, base.config.tenants.session_dsn
@@ -288,11 +295,17 @@ def _create_background(
             usage_retention_months=base.config.tenants.usage_retention_months,
         ),
         "revocations": revocations.run,
+        "registry of engines": registry.run,
     }
+
+    def on_change(change: Change) -> None:
+        revocations.on_change(change)
+        registry.on_change(change)
+
     if metrics.board is not None:
         work["metrics for other workers"] = metrics.board.run
     if session_dsn is not None:  # LISTEN needs a database.
-        listener = ChangeListener(session_dsn, revocations.on_change)
+        listener = ChangeListener(session_dsn, on_change)
         metrics.watch_changes(listener)
         work["changes"] = listener.run
     return Background(work)

@@ -36,13 +36,14 @@ class Change(NamedTuple):
     """What has changed: a key, all keys of a tenant, or everything if all fields are None.
 
     ``request_id``: no change, but a request that is to be ended. ``adapter_id``: an adapter that
-    was deleted.
+    was deleted. ``engine_id``: of the registry.
     """
 
     public_id: str | None = None
     tenant_id: UUID | None = None
     request_id: UUID | None = None
     adapter_id: UUID | None = None
+    engine_id: str | None = None
 
 
 EVERYTHING = Change()
@@ -54,6 +55,8 @@ def parse(payload: str) -> Change:
     try:
         if kind == "key":
             return Change(public_id=name)
+        if kind == "engine":
+            return Change(engine_id=name)
         if kind == "tenant":
             return Change(tenant_id=UUID(name))
         if kind == "request":

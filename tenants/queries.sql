@@ -551,6 +551,34 @@ ORDER BY id;
 DELETE FROM gateway_worker
 WHERE id = $1;
 
+-- name: register_engine
+-- An engine registers itself, or renews its lease: see the function.
+SELECT engine_register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) AS verdict;
+
+-- name: list_engines
+-- All engines that are registered, and whether their leases run.
+SELECT id, model, config_hash, text_hash, address, public_key, protocol, version, capacity, epoch,
+    state, is_drained, num_running, num_waiting, started_at, expires_at > now() AS is_leased
+FROM engine_replica
+ORDER BY id;
+
+-- name: lose_engine
+-- Give up an engine whose lease is over. If it has renewed it meanwhile, nothing happens.
+UPDATE engine_replica SET state = 'lost'
+WHERE id = $1 AND epoch = $2 AND expires_at <= now()
+RETURNING id;
+
+-- name: drain_engine
+-- Drain an engine, or end that.
+UPDATE engine_replica SET is_drained = $2
+WHERE id = $1
+RETURNING id;
+
+-- name: forget_engine
+-- An engine has left.
+DELETE FROM engine_replica
+WHERE id = $1 AND epoch = $2;
+
 -- name: delete_expired for operator
 -- What is past its end, a batch of each kind; rows that somebody else deletes are passed over. A
 -- worker's address stays for a day: all leases may end at once, because the clock was set.
@@ -582,8 +610,15 @@ WITH responses AS (
         WHERE expires_at <= now() - interval '1 day' LIMIT 1000 FOR UPDATE SKIP LOCKED
     )
     RETURNING 1
+), engines AS (
+    DELETE FROM engine_replica
+    WHERE id IN (
+        SELECT id FROM engine_replica
+        WHERE expires_at <= now() - interval '1 day' LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
 )
 SELECT (
-    (SELECT count(*) FROM responses) + (SELECT count(*) FROM streams)
+    (SELECT count(*) FROM engines) + (SELECT count(*) FROM responses) + (SELECT count(*) FROM streams)
     + (SELECT count(*) FROM claims) + (SELECT count(*) FROM workers)
 )::integer AS num_rows;

@@ -67,6 +67,47 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its lease runs. If not, it is dead, or the store's clock was set forward."""
 
 
+Verdict = Literal["ok", "epoch over", "other weights"]
+
+
+class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine as the registry has it."""
+
+    id: str
+    model: str
+    """As clients call it."""
+    config_hash: str
+    """Of the weights, and of the settings on which outputs depend."""
+    text_hash: str
+    """Of the tokenizer: of gateways and engines it must be the same."""
+    address: str | None = None
+    """Where gateways of other hosts reach it; None: it serves its own host only."""
+    public_key: str | None = None
+    """The CURVE key that it shows there."""
+    protocol: int
+    """The version of the messages that it speaks."""
+    version: str
+    """Of the software."""
+    capacity: int
+    """The most requests that it runs at once."""
+    epoch: int
+    """A later one for each start, and whenever it returns after having been given up."""
+    state: Literal["loading", "ready", "lost"]
+    """``lost``: its lease was over, and it was given up."""
+    is_drained: bool = False
+    num_running: int = 0
+    num_waiting: int = 0
+    started_at: datetime | None = None
+    is_leased: bool = True
+
+    @property
+    def condition(self) -> Literal["loading", "ready", "drained", "lost"]:
+        """What an operator wants to know."""
+        if self.state == "lost" or not self.is_leased:
+            return "lost"
+        return "drained" if self.state == "ready" and self.is_drained else self.state
+
+
 MAX_STREAMS = 16
 """The most streams that are stored at once. Each may have some hundred kilobytes."""
 
@@ -231,9 +272,41 @@ class SharedState:
         """Remove a worker that leaves."""
         await self._connections.fetch(_SQL["forget_worker"], (worker_id,))
 
+    async def register_engine(self, engine: EngineRecord, lease: timedelta) -> Verdict:
+        """Register an engine, or renew its lease. ``epoch over``: it was given up, and must come
+        back with a later epoch; ``other weights``: there are engines of its model with another
+        ``config_hash``."""
+        fields = (
+            *(engine.id, engine.model, engine.config_hash, engine.text_hash, engine.address),
+            *(engine.public_key, engine.protocol, engine.version, engine.capacity, engine.epoch),
+            *(engine.state, engine.num_running, engine.num_waiting, lease),
+        )
+        rows = await self._connections.fetch(_SQL["register_engine"], fields)
+        verdict: Verdict = rows[0]["verdict"]
+        return verdict
+
+    async def list_engines(self) -> Sequence[EngineRecord]:
+        """All engines that are registered, in the order of their ids."""
+        rows = await self._connections.fetch(_SQL["list_engines"], ())
+        return [EngineRecord(**row) for row in rows]
+
+    async def lose_engine(self, engine_id: str, epoch: int) -> bool:
+        """Give up an engine whose lease is over; False if it has renewed it."""
+        return bool(await self._connections.fetch(_SQL["lose_engine"], (engine_id, epoch)))
+
+    async def drain_engine(self, engine_id: str, *, is_drained: bool) -> bool:
+        """Have gateways send an engine no more requests, or send it some again; False if there is
+        none of that id."""
+        row = (_plain(engine_id), is_drained)
+        return bool(await self._connections.fetch(_SQL["drain_engine"], row))
+
+    async def forget_engine(self, engine_id: str, epoch: int) -> None:
+        """Remove an engine that leaves."""
+        await self._connections.fetch(_SQL["forget_engine"], (engine_id, epoch))
+
     async def delete_expired(self) -> int:
-        """Delete expired rows, at most a thousand of each kind; returns how many. Workers are
-        deleted a day later."""
+        """Delete expired rows, at most a thousand of each kind; returns how many. Workers and
+        engines are deleted a day later."""
         return await self._upkeep.delete_expired()
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:

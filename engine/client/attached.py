@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from uuid import uuid4
 
 import zmq
@@ -15,25 +16,45 @@ from engine.client.transport import (
     has_message,
 )
 from engine.config import EngineConfig
-from engine.messages import Attach, encode
+from engine.launch import Curve
+from engine.messages import Attach, EngineMessage, Ready, encode
+from engine.sockets import HEARTBEAT_MS, MAX_FRAME_BYTES, SILENCE_MS
 
 
 class AttachedEngine(EngineSocket):
     """Attaches to the engine at ``address``, and waits for it if it does not run yet.
 
     The engine's owner restarts it at the same address. So a lost connection ends this transport,
-    and a new transport finds the new engine.
+    and a new transport finds the new engine. One of another host has keys and an epoch: nothing
+    that an engine of another epoch says is heard.
     """
 
     def __init__(
-        self, _config: EngineConfig, on_message: OnMessage, on_exit: OnExit, *, address: str
+        self,
+        _config: EngineConfig,
+        on_message: OnMessage,
+        on_exit: OnExit,
+        *,
+        address: str,
+        curve: Curve | None = None,
+        epoch: int = 0,
+        on_stale: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_stale`` is called when an engine of another epoch answers."""
         super().__init__(zmq.DEALER, on_message, on_exit)
+        self._epoch, self._on_stale = epoch, on_stale
         self._socket.identity = f"{os.getpid()}-{uuid4().hex}".encode()
         self._socket.sndhwm = SEND_HIGH_WATER_MARK
+        if curve is not None:
+            self._socket.curve_serverkey = curve.peer.encode()
+            self._socket.curve_publickey = curve.public.encode()
+            self._socket.curve_secretkey = curve.secret.encode()
+            self._socket.maxmsgsize = MAX_FRAME_BYTES
+            self._socket.ipv6 = True
+            self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
-        self._socket.send(encode(Attach()))
+        self._socket.send(encode(Attach(epoch)))
         self._descriptors = (self._socket.FD, self._monitor.FD)
         for descriptor in self._descriptors:
             self._loop.add_reader(descriptor, self.drain)
@@ -42,6 +63,13 @@ class AttachedEngine(EngineSocket):
     async def stop(self, timeout_s: float) -> None:
         """Detach. The engine keeps running, and aborts this client's requests."""
         self._close()
+
+    def _receive(self, message: EngineMessage) -> None:
+        if isinstance(message, Ready) and self._epoch and message.epoch != self._epoch:
+            self._on_stale()
+            self._on_poison("another engine than the registered one answers there")
+        else:
+            super()._receive(message)
 
     def _on_silence(self) -> None:
         """A silent socket means that the engine is gone."""

@@ -30,6 +30,7 @@ from engine.errors import (
 )
 from engine.messages import (
     AdapterAnswer,
+    BeginEpoch,
     ClientMessage,
     EngineMessage,
     Failed,
@@ -229,6 +230,16 @@ class EngineClient:
         self._backlog.send(request)
         self._streams[request.request_id] = stream
         self._queued[request.request_id] = request.fair_key
+
+    def lose(self, reason: str) -> None:
+        """Take the engine for dead: its streams go to ``on_lost``, and nothing more is heard of it
+        until it is reached again."""
+        if self._info is not None:
+            self._died(EngineDead(reason))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Have the engine forget all clients but this one, its owner."""
+        self._send_now(BeginEpoch(epoch))
 
     def evacuate(self) -> None:
         """Have all requests go on elsewhere: their streams come to ``on_lost`` as soon as the

@@ -14,6 +14,7 @@ from engine.client.client import EngineClient
 from engine.client.moves import Moves
 from engine.client.router import LeastLoaded, Router
 from engine.client.stream import RequestStream
+from engine.client.transport import MakeTransport
 from engine.errors import AdapterLoadError, EngineDead, QueueFull
 from engine.messages import AdapterAnswer, AdapterRef, GenerateRequest, Ready, Stats, TenantStats
 
@@ -33,30 +34,33 @@ class Fleet:
         router: Router | None = None,
         failover_wait_s: float = 30.0,
         spawns: bool = True,
+        make: Callable[[str, MakeTransport], EngineClient] | None = None,
     ) -> None:
         """``failover_wait_s``: how long requests wait for an engine when none is ready.
         ``spawns``: whether the engines start with this object; otherwise others start them, and
-        one is enough to begin with."""
+        one is enough to begin with. ``make``: makes the client of an engine that joins later, from
+        its name and its transport."""
         self.engines = list(engines)
+        self.spawns = spawns
+        self._make = make
         self.adapters = FleetAdapters(self)
         self._router = router or LeastLoaded()
-        self._spawns = spawns
         self._some_ready = asyncio.Event()
         self._closed = False
         self._group: tuple[str, EngineClient] | None = None
         """The last group of requests, and its engine: they share the blocks of their prompt."""
         self._drained: set[EngineClient] = set()
         self.moves = Moves(self._candidates, failover_wait_s)
+        self._observers: tuple[AbstractContextManager[object], OnTokens] | None = None
         for engine in self.engines:
-            engine.on_lost = partial(self.moves.take, engine)
-            engine.on_change = self._on_change
+            self._connect(engine)
 
     # -- life cycle
 
     async def start(self) -> None:
         """Start the engines, and wait until they serve. Raises as ``EngineClient.start`` does, for
         the first that fails; then ``close`` ends the others."""
-        if not self._spawns:
+        if not self.spawns or not self.engines:
             for engine in self.engines:
                 engine.join()
             await self._some_ready.wait()
@@ -69,6 +73,28 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
 
+    def _connect(self, engine: EngineClient) -> None:
+        engine.on_lost = partial(self.moves.take, engine)
+        engine.on_change = self._on_change
+        if self._observers is not None:
+            engine.around_outputs, engine.on_tokens = self._observers
+
+    def add(self, name: str, transport: MakeTransport) -> EngineClient:
+        """Use one more engine, which others have started, as soon as it is reached."""
+        assert self._make is not None
+        engine = self._make(name, transport)
+        self.engines.append(engine)
+        self._connect(engine)
+        engine.join()
+        return engine
+
+    async def remove(self, engine: EngineClient, reason: str) -> None:
+        """Use an engine no more; its requests go on elsewhere."""
+        self.engines.remove(engine)
+        self._drained.discard(engine)
+        engine.lose(reason)
+        await engine.close()
+
     async def close(self) -> None:
         """End live streams with an error output, and stop the engines. Idempotent."""
         self._closed = True
@@ -78,10 +104,10 @@ class Fleet:
     def observe(
         self, *, around_outputs: AbstractContextManager[object], on_tokens: OnTokens
     ) -> None:
-        """Set the attributes of these names of all engines."""
+        """Set the attributes of these names of all engines, also of those to come."""
+        self._observers = around_outputs, on_tokens
         for engine in self.engines:
-            engine.around_outputs = around_outputs
-            engine.on_tokens = on_tokens
+            self._connect(engine)
 
     @property
     def ready(self) -> bool:
@@ -94,7 +120,7 @@ class Fleet:
         for engine in self.engines:
             if engine.ready:
                 return engine.info
-        return self.engines[0].info
+        raise self._no_engine()
 
     @property
     def stats(self) -> Stats:
@@ -158,6 +184,8 @@ class Fleet:
         return [one for one in self.engines if one.ready and one not in self._drained]
 
     def _no_engine(self) -> EngineDead:
+        if not self.engines:
+            return EngineDead("no engine has joined yet")
         try:
             _ = self.engines[0].info
         except EngineDead as error:
@@ -190,6 +218,9 @@ class Fleet:
     def num_streams(self) -> int:
         """Requests of this process that have not ended."""
         return len(self.moves) + sum(engine.num_streams for engine in self.engines)
+
+    def is_drained(self, engine: EngineClient) -> bool:
+        return engine in self._drained
 
     def state_of(self, engine: EngineClient) -> EngineState:
         if not engine.ready:

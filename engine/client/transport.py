@@ -25,7 +25,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
-from engine.launch import IDLE_THREADS, Launch, import_path
+from engine.launch import IDLE_THREADS, Curve, Launch, import_path
 from engine.messages import (
     ClientMessage,
     EngineMessage,
@@ -95,7 +95,14 @@ class EngineSocket:
             if not has_message(self._socket):
                 self._on_silence()
                 return
-            self._receive(decode_engine_message(self._socket.recv(zmq.DONTWAIT)))
+            data = self._socket.recv(zmq.DONTWAIT)
+            try:
+                message = decode_engine_message(data)
+            # Invalid UTF-8 and deep nesting have errors of their own.
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                self._on_poison(f"the engine sent what is no message: {error}")
+                return
+            self._receive(message)
         self._loop.call_soon(self.drain)
 
     def _receive(self, message: EngineMessage) -> None:
@@ -103,6 +110,14 @@ class EngineSocket:
 
     def _on_silence(self) -> None:
         """All that has arrived is delivered."""
+
+    def _on_poison(self, reason: str) -> None:
+        """What arrived breaks the protocol: this engine is listened to no more."""
+        self._close()
+        self._on_exit(reason)
+
+    def _close(self) -> None:
+        self._closed = True
 
 
 class EngineProcess(EngineSocket):
@@ -120,10 +135,14 @@ class EngineProcess(EngineSocket):
         *,
         shared_address: str | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        curve: Curve | None = None,
+        epoch: int = 0,
     ) -> None:
         """``shared_address``: where ``AttachedEngine`` of other processes finds it.
-        ``environment``: variables of its own, beside those of this process."""
+        ``environment``: variables of its own, beside those of this process. ``curve`` and
+        ``epoch``: as in ``Launch``."""
         self._environment = environment
+        epoch = epoch or time.time_ns()
         super().__init__(zmq.PAIR, on_message, on_exit)
         self._exited = asyncio.Event()
         self._connected = self._failed = False
@@ -132,7 +151,13 @@ class EngineProcess(EngineSocket):
             self._socket.sndhwm = SEND_HIGH_WATER_MARK
             self._socket.bind(f"ipc://{path}")
             self._process = self._spawn(
-                Launch(config=config, address=f"ipc://{path}", shared_address=shared_address)
+                Launch(
+                    config=config,
+                    address=f"ipc://{path}",
+                    shared_address=shared_address,
+                    curve=curve,
+                    epoch=epoch,
+                )
             )
         except OSError as error:  # zmq.ZMQError is one too
             self._release()

@@ -60,6 +60,8 @@ class Revocations:
 
     def on_change(self, change: Change) -> None:
         """The callback for a ``ChangeListener``. Does not block."""
+        if change.engine_id is not None:
+            return
         if change.request_id is not None:
             self._generations.fail_request(change.request_id, killed())
             return

@@ -125,9 +125,9 @@ class Metrics:
         self._registry.register(_RunningCollector(running))
         self._engine_registry.register(FleetCollector(engines))
 
-    def watch_moves(self, moves: Moves) -> None:
-        """Read ``moves`` whenever the metrics are scraped."""
-        self._registry.register(_MovesCollector(moves))
+    def watch_moves(self, moves: Moves, refused: Mapping[str, int]) -> None:
+        """Read these whenever the metrics are scraped. ``refused``: engines, by the cause."""
+        self._registry.register(_MovesCollector(moves, refused))
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Read ``listener`` whenever the metrics are scraped."""
@@ -225,8 +225,9 @@ class _RunningCollector(Collector):
 
 
 class _MovesCollector(Collector):
-    def __init__(self, moves: Moves) -> None:
+    def __init__(self, moves: Moves, refused: Mapping[str, int]) -> None:
         self._moves = moves
+        self._refused = refused
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily(
@@ -244,6 +245,15 @@ class _MovesCollector(Collector):
             "Requests that failed with their engine: no other came in time, or it was their doing.",
             self._moves.num_failed,
         )
+        refused = CounterMetricFamily(
+            "sluice_engines_refused",
+            "Engines of the registry that are not used, by the cause; epoch: one that was given up"
+            " answered.",
+            labels=["cause"],
+        )
+        for cause, count in self._refused.items():
+            refused.add_metric([cause], count)
+        yield refused
 
 
 class _BackgroundCollector(Collector):

@@ -68,46 +68,49 @@ def _fleet(
     # The engine counts requests that wait for admission. The client cannot tell those from
     # admitted ones without an output, so its limit is higher by the size of a batch.
     spare = engine.max_num_seqs or MAX_DEFAULT_NUM_SEQS
+
+    def make(name: str, transport: MakeTransport) -> EngineClient:
+        return EngineClient(
+            engine,
+            on_progress=on_progress if name == "0" else None,
+            max_num_queued_reqs=None if limit is None else limit + spare,
+            hang_timeout_s=server.engine_hang_timeout_s,
+            max_unread_tokens=server.max_unread_tokens,
+            stall_timeout_s=server.stall_timeout_s,
+            transport=transport,
+            name=name,
+        )
+
     return Fleet(
-        [
-            EngineClient(
-                engine,
-                on_progress=on_progress if number == 0 else None,
-                max_num_queued_reqs=None if limit is None else limit + spare,
-                hang_timeout_s=server.engine_hang_timeout_s,
-                max_unread_tokens=server.max_unread_tokens,
-                stall_timeout_s=server.stall_timeout_s,
-                transport=transport,
-                name=str(number),
-            )
-            for number, transport in enumerate(transports)
-        ],
+        [make(str(number), transport) for number, transport in enumerate(transports)],
         router=ROUTERS[config.fleet.router](),
         failover_wait_s=config.fleet.failover_wait_s,
         spawns=spawns,
+        make=make,
     )
 
 
 def _share_of_the_cores(config: Config) -> EngineConfig:
     """On a CPU, engines whose threads are more than the cores would wait for each other."""
     engine, replicas = config.engine, config.fleet.replicas
-    if replicas == 1 or engine.num_threads is not None or _gpus(config):
+    if replicas < 2 or engine.num_threads is not None or _gpus(config):
         return engine
-    num_threads = max(1, len(os.sched_getaffinity(0)) // replicas)
+    num_processes = replicas * engine.tensor_parallel_size
+    num_threads = max(1, len(os.sched_getaffinity(0)) // num_processes)
     return msgspec.structs.replace(engine, num_threads=num_threads)
 
 
 def _environments(config: Config) -> list[Mapping[str, str]]:
     """The variables of each engine's process: on a machine with GPUs, which of them it sees."""
-    replicas, gpus = config.fleet.replicas, _gpus(config)
-    if replicas == 1 or not gpus:
+    replicas, gpus, size = config.fleet.replicas, _gpus(config), config.engine.tensor_parallel_size
+    if replicas < 2 or not gpus:
         return [{} for _ in range(replicas)]
-    if len(gpus) < replicas:
+    if len(gpus) < replicas * size:
         raise ConfigError(
-            f"fleet.replicas is {replicas}, but this machine has {len(gpus)} GPUs; set it to at "
-            "most that, or engine.device to cpu"
+            f"fleet.replicas is {replicas} and each takes {size} of this machine's {len(gpus)} "
+            "GPUs; set it to what they suffice for, or engine.device to cpu"
         )
-    return [{VISIBLE: gpu} for gpu in gpus[:replicas]]
+    return [{VISIBLE: ",".join(gpus[n * size : (n + 1) * size])} for n in range(replicas)]
 
 
 def _gpus(config: Config) -> list[str]:

@@ -210,7 +210,7 @@ async def serve_on(
     limits = msgspec.structs.replace(config.server, max_connections=num_connections)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
-        dsn = "" if store is not None else _dsn_of(config.tenants)
+        dsn = "" if store is not None else dsn_of(config.tenants)
         loaded = secrets.load(Path(config.tenants.secrets_file))
         if store is None:
             pooled = config.tenants.transaction_pooling
@@ -253,7 +253,8 @@ async def _serve_metrics(
     await stack.enter_async_context(metrics_server.served(listener, metrics))
 
 
-def _dsn_of(settings: TenantsConfig) -> str:
+def dsn_of(settings: TenantsConfig) -> str:
+    """Raises ``ConfigError`` if there is none."""
     if settings.dsn is None:
         raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
     return settings.dsn

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway.routes import (
     admin_adapters,
+    admin_fleet,
     admin_live,
     admin_tenants,
     admin_usage,
@@ -37,6 +38,7 @@ from gateway.schemas.admin import (
     CreateKey,
     CreateTenant,
     EngineState,
+    FleetObject,
     KeyObject,
     LimitsObject,
     ListObject,
@@ -283,6 +285,16 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", f"{_ADMIN}/engine", "The engine, and who uses it", admin_live.state, "admin",
         answer=EngineState),
+    Operation(
+        "GET", f"{_ADMIN}/fleet", "The engines of all hosts", admin_fleet.show, "admin",
+        answer=FleetObject),
+    Operation(
+        "POST", f"{_ADMIN}/fleet/{{engine_id}}/drain",
+        "Send an engine no more requests; its running ones move to others, or end",
+        admin_fleet.drain, "admin", status=204),
+    Operation(
+        "POST", f"{_ADMIN}/fleet/{{engine_id}}/undrain", "Send a drained engine requests again",
+        admin_fleet.undrain, "admin", status=204),
     Operation("GET", "/openapi.json", "This description of the HTTP API", _openapi, None),
     Operation("GET", "/asyncapi.json", "The messages of the WebSockets", _asyncapi, None),
     Operation("GET", "/livez", "Whether the process is alive", health.livez, None),

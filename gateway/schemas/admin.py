@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenants.limits import Limits
+from tenants.shared import EngineRecord
 from tenants.types import Scope, UsageEvent, UsageStatus, UsageSum
 
 
@@ -233,6 +234,48 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """Each one, by name."""
     tenants: list[TenantLoad]
     object: Literal["engine"] = "engine"
+
+
+class EngineObject(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine of the registry."""
+
+    id: str
+    model: str
+    state: Literal["loading", "ready", "drained", "lost"]
+    address: str | None
+    """Where gateways of other hosts reach it; null: it serves its own host only."""
+    running: int
+    waiting: int
+    capacity: int
+    """The most requests that it runs at once."""
+    version: str
+    epoch: str
+    """A later one for each start, as a number in digits."""
+    started_at: int | None
+    object: Literal["fleet.engine"] = "fleet.engine"
+
+    @classmethod
+    def of(cls, engine: EngineRecord) -> EngineObject:
+        started = engine.started_at
+        return cls(
+            id=engine.id,
+            model=engine.model,
+            state=engine.condition,
+            address=engine.address,
+            running=engine.num_running,
+            waiting=engine.num_waiting,
+            capacity=engine.capacity,
+            version=engine.version,
+            epoch=str(engine.epoch),
+            started_at=None if started is None else int(started.timestamp()),
+        )
+
+
+class FleetObject(msgspec.Struct, frozen=True, kw_only=True):
+    """All engines of the registry."""
+
+    data: list[EngineObject]
+    object: Literal["list"] = "list"
 
 
 class ListObject(msgspec.Struct, frozen=True, kw_only=True):

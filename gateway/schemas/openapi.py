@@ -23,6 +23,7 @@ _PATH_PARAMETERS = {
     "project_id": "A project's id.",
     "key_id": "A key's id, or its public id.",
     "adapter": "An adapter's name, or id.",
+    "engine_id": "An engine's id, as `/admin/v1/fleet` has it.",
 }
 
 

@@ -34,7 +34,7 @@ from tests.gateway.serving import (
 
 SECRET = "the heron lands at midnight"
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
-KINDS = {
+KINDS: dict[str, str | None] = {
     "response_id": "response",
     "stream_id": "stream",
     "model": "adapter name",
@@ -42,8 +42,9 @@ KINDS = {
     "project_id": "project",
     "key_id": "key",
     "adapter": "adapter name",
+    "engine_id": None,
 }
-"""Parameters of paths, and what they name."""
+"""Parameters of paths, and what they name; None: no tenant's."""
 
 
 @dataclass

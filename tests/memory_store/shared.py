@@ -7,8 +7,18 @@ from datetime import datetime, timedelta
 from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
+import msgspec
+
 from tenants.errors import ObjectNotFound
-from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse, WorkerAddress
+from tenants.shared import (
+    ArchivedStream,
+    Claim,
+    EngineRecord,
+    SharedState,
+    StoredResponse,
+    Verdict,
+    WorkerAddress,
+)
 
 T = TypeVar("T")
 
@@ -75,6 +85,54 @@ class MemoryShared(SharedState):
         self._streams = _Table[ArchivedStream](now)
         self._claims = _Table[Claim](now)
         self._workers: dict[str, tuple[str, datetime]] = {}
+        self._engines: dict[str, tuple[EngineRecord, datetime]] = {}
+
+    async def register_engine(self, engine: EngineRecord, lease: timedelta) -> Verdict:
+        known, now = self._engines.get(engine.id), self._now()
+        is_drained = False
+        if known is not None:
+            if known[0].epoch > engine.epoch or (
+                known[0].epoch == engine.epoch and known[0].state == "lost"
+            ):
+                return "epoch over"
+            is_drained = known[0].is_drained
+        if known is None or known[0].epoch < engine.epoch:
+            for other, expires_at in self._engines.values():
+                is_other = other.model == engine.model and other.id != engine.id
+                lives = other.state != "lost" and expires_at > now
+                if is_other and lives and other.config_hash != engine.config_hash:
+                    return "other weights"
+        same = known is not None and known[0].epoch == engine.epoch
+        started_at = known[0].started_at if same and known is not None else now
+        kept = msgspec.structs.replace(engine, is_drained=is_drained, started_at=started_at)
+        self._engines[engine.id] = kept, now + lease
+        return "ok"
+
+    async def list_engines(self) -> Sequence[EngineRecord]:
+        now = self._now()
+        return [
+            msgspec.structs.replace(engine, is_leased=expires_at > now)
+            for _, (engine, expires_at) in sorted(self._engines.items())
+        ]
+
+    async def lose_engine(self, engine_id: str, epoch: int) -> bool:
+        engine, expires_at = self._engines[engine_id]
+        if engine.epoch != epoch or expires_at > self._now():
+            return False
+        self._engines[engine_id] = msgspec.structs.replace(engine, state="lost"), expires_at
+        return True
+
+    async def drain_engine(self, engine_id: str, *, is_drained: bool) -> bool:
+        if engine_id not in self._engines:
+            return False
+        engine, expires_at = self._engines[engine_id]
+        kept = msgspec.structs.replace(engine, is_drained=is_drained)
+        self._engines[engine_id] = kept, expires_at
+        return True
+
+    async def forget_engine(self, engine_id: str, epoch: int) -> None:
+        if engine_id in self._engines and self._engines[engine_id][0].epoch == epoch:
+            del self._engines[engine_id]
 
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
         self._check_tenant(response.tenant_id)

@@ -13,6 +13,7 @@ from tenants.errors import ObjectNotFound
 from tenants.shared import (
     ArchivedStream,
     Claim,
+    EngineRecord,
     SharedState,
     StoredResponse,
     WorkerAddress,
@@ -224,3 +225,75 @@ async def test_workers_come_and_go(shared: SharedState) -> None:
     assert found == WorkerAddress(address="there", is_leased=False)
     await shared.forget_worker("w")
     assert await shared.find_worker("w") is None
+
+
+def make_engine(name: str = "host:1", **changes: object) -> EngineRecord:
+    engine = EngineRecord(
+        id=name,
+        model="demo",
+        config_hash="weights",
+        text_hash="tokenizer",
+        address="tcp://host:1",
+        public_key="key",
+        protocol=1,
+        version="0.1.0",
+        capacity=8,
+        epoch=10,
+        state="ready",
+    )
+    return msgspec.structs.replace(engine, **changes)
+
+
+async def test_engines_come_and_go(shared: SharedState) -> None:
+    loading = make_engine(state="loading")
+    assert await shared.register_engine(loading, DAY) == "ok"
+    (found,) = await shared.list_engines()
+    started_at = found.started_at
+    assert started_at is not None
+    assert found == msgspec.structs.replace(loading, started_at=started_at)
+    assert found.condition == "loading"
+
+    busy = make_engine(num_running=3, num_waiting=4)
+    assert await shared.register_engine(busy, DAY) == "ok"
+    assert await shared.list_engines() == [msgspec.structs.replace(busy, started_at=started_at)]
+    assert await shared.drain_engine("host:1", is_drained=True)
+    assert not await shared.drain_engine("host:\0", is_drained=True)
+    assert await shared.register_engine(busy, DAY) == "ok"
+    (found,) = await shared.list_engines()
+    assert found.condition == "drained"  # which a renewal does not end
+
+    assert await shared.register_engine(make_engine(epoch=11), DAY) == "ok"
+    assert await shared.register_engine(busy, DAY) == "epoch over"
+    await shared.forget_engine("host:1", 10)
+    assert len(await shared.list_engines()) == 1
+    await shared.forget_engine("host:1", 11)
+    assert not await shared.list_engines()
+
+
+async def test_an_engine_is_given_up_once_its_lease_is_over(shared: SharedState) -> None:
+    assert await shared.register_engine(make_engine(), DAY) == "ok"
+    assert not await shared.lose_engine("host:1", 10)
+    assert await shared.register_engine(make_engine(), NOTHING) == "ok"
+    (found,) = await shared.list_engines()
+    assert not found.is_leased
+    assert found.condition == "lost"
+    assert not await shared.lose_engine("host:1", 9)
+    assert await shared.lose_engine("host:1", 10)
+    assert await shared.register_engine(make_engine(), DAY) == "epoch over"
+    assert await shared.register_engine(make_engine(epoch=11), DAY) == "ok"
+    (found,) = await shared.list_engines()
+    assert found.condition == "ready"
+
+
+async def test_engines_of_a_model_have_the_same_weights(shared: SharedState) -> None:
+    assert await shared.register_engine(make_engine(), DAY) == "ok"
+    other = make_engine("other:1", config_hash="others")
+    assert await shared.register_engine(other, DAY) == "other weights"
+    assert await shared.register_engine(make_engine("third:1"), DAY) == "ok"
+    another_model = make_engine("other:1", config_hash="others", model="another")
+    assert await shared.register_engine(another_model, DAY) == "ok"
+    # When those that had them are gone, others may come.
+    await shared.register_engine(make_engine(), NOTHING)
+    await shared.register_engine(make_engine("third:1"), NOTHING)
+    fresh = make_engine("other:2", config_hash="others")
+    assert await shared.register_engine(fresh, DAY) == "ok"

@@ -23,5 +23,7 @@ BEGIN
     WHERE refilled_at > v_now + interval '1 minute' OR month > v_month + interval '1 month';
     UPDATE gateway_worker SET expires_at = v_now + p_lease
     WHERE expires_at > v_now + p_lease + interval '1 minute';
+    UPDATE engine_replica SET expires_at = v_now + p_lease
+    WHERE expires_at > v_now + p_lease + interval '1 minute';
 END
 $$;

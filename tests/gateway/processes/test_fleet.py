@@ -8,6 +8,7 @@ from engine.core import EngineCore
 from engine.messages import GenerateRequest
 from engine.sampling_params import SamplingParams
 from gateway.config import ServerConfig, parse
+from gateway.errors import ConfigError
 from gateway.processes.fleet import spawned_fleet
 
 
@@ -73,3 +74,30 @@ def test_a_loud_tenant_leaves_a_quiet_one_its_cached_prefix(
     for number in range(30):
         serve(f"loud {number}", "loud", [(7 * i + number) % 997 for i in range(300)])
     assert (serve("quiet again", "quiet", quiet) >= 96) is survives
+
+
+def environments(monkeypatch: pytest.MonkeyPatch, visible: str, **settings: int) -> list[object]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = parse(
+        {
+            "engine": {"model": "any", "tensor_parallel_size": settings.pop("size", 1)},
+            "fleet": settings,
+        }
+    )
+    spawned: list[object] = []
+    fleet = spawned_fleet(config, transport=lambda *_, **options: spawned.append(options))
+    for engine in fleet.engines:
+        engine._make_transport(config.engine, print, print)
+    return spawned
+
+
+def test_each_engine_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def visible(*gpus: str) -> list[object]:
+        return [{"environment": {"CUDA_VISIBLE_DEVICES": one}} for one in gpus]
+
+    assert environments(monkeypatch, "3,5,6,7", replicas=3) == visible("3", "5", "6")
+    assert environments(monkeypatch, "3,5,6,7", replicas=2, size=2) == visible("3,5", "6,7")
+    assert environments(monkeypatch, "3,5,6,7", replicas=1, size=2) == [{}]
+    assert environments(monkeypatch, "", replicas=2) == [{}, {}]
+    with pytest.raises(ConfigError, match="each takes 2 of this machine's 3 GPUs"):
+        environments(monkeypatch, "0,1,2", replicas=2, size=2)

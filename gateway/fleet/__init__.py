@@ -1,0 +1,1 @@
+"""Engines of other hosts: how they are found, known and trusted."""
