@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import msgspec
+
 from engine.client.fleet import Fleet
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -117,9 +119,9 @@ class Admission:
         """
         with tracing.stage("admission"):
             if request.client_name is None:
-                return await self._admit(request)
+                return await self._admit_held(request)
             with in_the_clients_words(request.client_name):
-                return await self._admit(request)
+                return await self._admit_held(request)
 
     async def count(self, request: GenerationRequest) -> int:
         """The number of prompt tokens that ``admit`` would submit. Reserves nothing.
@@ -134,6 +136,21 @@ class Admission:
             use = await self._tools(request)
             prompt = await self._prompt(request, use, None)
             return sum(map(len, prompt.token_ids))
+
+    async def _admit_held(self, request: GenerationRequest) -> Admitted:
+        """Tools that are strict only by default become loose if they are refused as strict."""
+        if not isinstance(request.fields, ChatFields) or not request.fields.tools:
+            return await self._admit(request)
+        hold = partial(tool_use.strict_by_default, request.fields)
+        tenant = request.principal.tenant.id
+        fields = await self.prompt_threads.run(hold, tenant=tenant, size=0)
+        if fields is not request.fields:
+            try:
+                return await self._admit(msgspec.structs.replace(request, fields=fields))
+            except InvalidRequestError as exc:
+                if not (exc.param or "").startswith("tools"):
+                    raise
+        return await self._admit(request)
 
     async def _admit(self, request: GenerationRequest) -> Admitted:
         principal, fields = request.principal, request.fields
@@ -194,8 +211,23 @@ class Admission:
                 else self.tools.loose_calls(use, None if output is None else output.spec, findings)
             ),
             end_user=end_user,
-            ignored=request.ignored,
+            ignored=(*request.ignored, *self._ignored(request, tier)),
         )
+
+    def _ignored(self, request: GenerationRequest, tier: str | None) -> list[str]:
+        """The fields that change nothing, in the client's words."""
+        fields, found = request.fields, []
+        if isinstance(fields, ChatFields):
+            found = self.prompts.ignored(fields)
+            if fields.service_tier not in (None, "auto", tier):
+                found.append("service_tier")
+            if fields.safety_identifier is not None and fields.user not in (
+                None,
+                fields.safety_identifier,
+            ):
+                found.append("user")
+        name = request.client_name
+        return found if name is None else [*map(name, found)]
 
     def _check_serving(self) -> None:
         self._check_not_draining()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.errors import ContextLengthExceeded, InvalidRequestError
-from gateway.schemas.chat import ChatCompletionRequest, ChatFields
+from gateway.schemas.chat import ChatFields
 from gateway.schemas.completions import CompletionRequest
 from tenants.errors import InvalidValue
 from tenants.names import normalize_name
@@ -44,11 +44,11 @@ def check_fits(max_tokens: int, num_prompt_tokens: int, max_model_len: int, *, p
 
 
 def end_user(fields: ChatFields | CompletionRequest) -> str | None:
-    """The client's name for its own user, from either field; None if neither is set."""
-    user, safety_identifier = fields.user, getattr(fields, "safety_identifier", None)
-    if user is not None and safety_identifier not in (None, user):
-        raise InvalidRequestError("Set it or user, not both.", param="safety_identifier")
-    name, param = (user, "user") if user is not None else (safety_identifier, "safety_identifier")
+    """The client's name for its own user, from either field, the newer one first; None if neither
+    is set."""
+    name, param = getattr(fields, "safety_identifier", None), "safety_identifier"
+    if name is None:
+        name, param = fields.user, "user"
     if name is None:
         return None
     try:
@@ -68,11 +68,6 @@ def num_choices(n: int | None) -> int:
     if not 1 <= num <= MAX_CHOICES:
         raise InvalidRequestError(f"Must be from 1 to {MAX_CHOICES}, got {num}.", param="n")
     return num
-
-
-def check_stream_options(request: ChatCompletionRequest | CompletionRequest) -> None:
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
 
 
 def check_best_of(fields: ChatFields | CompletionRequest) -> None:

@@ -1,8 +1,9 @@
 """Turns ``response_format`` and similar fields into a grammar for the answer.
 
-``strict: true`` means OpenAI's strict subset, and no document outside the schema ever. Without it a
-schema may say anything that JSON Schema knows: what cannot be enforced while the answer is
-generated is checked when it has ended, and the answer says so (``schemas.common.Compliance``).
+``strict: true`` means no document outside the schema ever: a keyword that cannot be enforced is
+refused by name. Without it a schema may say anything that JSON Schema knows: what cannot be
+enforced while the answer is generated is checked when it has ended, and the answer says so
+(``schemas.common.Compliance``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from gateway.schemas.output_format import (
     TextFormat,
 )
 from gateway.schemas.sampling import SamplingFields
-from grammar import strict_profile
 from grammar.errors import GrammarError, GrammarTooLarge
 from grammar.spec import GrammarSpec
 
@@ -88,10 +88,10 @@ def for_engine(
 
 
 def check_strict(spec: GrammarSpec, param: str) -> None:
-    """OpenAI's strict subset. Raises ``InvalidRequestError``."""
+    """Check a schema that is to be enforced: that it is well formed and not too large. Whether all
+    of its keywords can be enforced is found out by compiling it. Raises ``InvalidRequestError``."""
     try:
         spec.validate()
-        strict_profile.check(spec.document())
     except GrammarError as error:
         raise refusal(error, param) from None
 

@@ -21,16 +21,10 @@ class Priorities:
         self._counts = policy != "fcfs"
 
     def tier(self, asked: str | None) -> str | None:
-        """The tier that serves the request, if it asks for one. Raises ``UnsupportedParameter``."""
-        if asked in (None, "auto"):
-            return None if asked is None else "default"
-        offered = self._tiers if self._counts else {"default": 0}
-        if asked not in offered:
-            raise UnsupportedParameter(
-                f"This server offers the service tiers auto, {', '.join(sorted(offered))}.",
-                param="service_tier",
-            )
-        return asked
+        """The tier that serves the request, if it asks for one: ``default`` in place of one that
+        is not offered, as at OpenAI."""
+        is_offered = self._counts and asked in self._tiers
+        return asked if asked is None or is_offered else "default"
 
     def shift(self, tier: str | None, priority: int | None) -> int:
         """What to add to the priority of who asks; lower goes first."""

@@ -53,13 +53,16 @@ def of_texts(
 def _of(
     body: ChatCompletionRequest | CompletionRequest, request_id: UUID, principal: Principal
 ) -> GenerationRequest:
-    field_checks.check_stream_options(body)
+    ignored = [*unsupported.ignored(body)]
+    if body.stream_options is not None and not body.stream:
+        ignored.append("stream_options")
     return GenerationRequest(
         id=request_id,
         principal=principal,
         model=body.model,
         fields=body,
         num_choices=field_checks.num_choices(body.n),
+        ignored=tuple(ignored),
     )
 
 

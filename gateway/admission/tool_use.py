@@ -23,6 +23,7 @@ from gateway.schemas.chat import (
     NamedCustomTool,
     NamedFunction,
 )
+from grammar import strict_profile
 from grammar.errors import GrammarError
 from grammar.schema.document import Schema
 from grammar.schema.paths import ROOT, child
@@ -233,6 +234,31 @@ class Tools:
             for part in parts
             if part
         ]
+
+
+def strict_by_default(fields: ChatFields) -> ChatFields:
+    """The fields, in which tools that do not say whether they are strict are strict, if their
+    schema is within OpenAI's strict subset: clients check calls against it. Whether it can be
+    enforced is checked later."""
+    tools = [
+        msgspec.structs.replace(tool, function=msgspec.structs.replace(tool.function, strict=True))
+        if isinstance(tool, FunctionTool) and _is_strict_by_default(tool.function)
+        else tool
+        for tool in fields.tools or ()
+    ]
+    return fields if tools == fields.tools else msgspec.structs.replace(fields, tools=tools)
+
+
+def _is_strict_by_default(function: FunctionDefinition) -> bool:
+    if function.strict is not None or function.parameters is None:
+        return False
+    spec = GrammarSpec.from_schema(function.parameters)
+    try:
+        spec.validate()
+        strict_profile.check(spec.document())
+    except GrammarError:
+        return False
+    return True
 
 
 def shown_to_model(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:

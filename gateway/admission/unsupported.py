@@ -1,8 +1,9 @@
-"""Fields of OpenAI's API that this server cannot act on: it refuses them by name."""
+"""Fields of OpenAI's API that this server cannot act on: it refuses them by name, or takes them
+where that changes no answer and says so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -14,14 +15,13 @@ CHAT: Mapping[str, tuple[object, ...]] = {
     "functions": (),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
-    "store": (False,),
     "web_search_options": (),
 }
 """Fields of Chat Completions that are refused unless null or one of these values, at which they
 change nothing."""
+
+HINTS = ("prediction", "prompt_cache_options", "prompt_cache_retention", "store")
+"""Fields that change nothing in an answer: they are taken, and listed as ignored."""
 
 COMPLETIONS: Mapping[str, tuple[object, ...]] = {"suffix": ()}
 """The same for Completions."""
@@ -43,6 +43,11 @@ def refuse(request: msgspec.Struct, unsupported: Mapping[str, tuple[object, ...]
         raise UnsupportedParameter(
             f"The parameter {name} is not supported by this server; {mend}.", param=name
         )
+
+
+def ignored(request: msgspec.Struct) -> Iterator[str]:
+    """The hints that a request sets."""
+    return (name for name in HINTS if getattr(request, name, None) not in (None, False))
 
 
 def _same(value: object, other: object) -> bool:

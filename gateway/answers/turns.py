@@ -41,6 +41,7 @@ class TurnEvents:
         created: int,
         prompt_tokens: int,
         stream_id: str | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> None:
         """Set what ``opening`` says."""
         self._started = Started(
@@ -51,6 +52,7 @@ class TurnEvents:
             created=created,
             prompt_tokens=prompt_tokens,
             stream_id=msgspec.UNSET if stream_id is None else stream_id,
+            ignored=ignored or msgspec.UNSET,
         )
 
     def opening(self) -> list[Event]:

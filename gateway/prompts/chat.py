@@ -101,6 +101,17 @@ class ChatPrompts:
         given = self._given(fields.chat_template_kwargs or {})
         return given | self._effort(fields.reasoning_effort) | self._verbosity(fields)
 
+    def ignored(self, fields: TemplateFields) -> list[str]:
+        """The fields that the template has no place for, and that are no more than hints."""
+        found = []
+        if fields.reasoning_effort not in (None, "none") and not self.can_switch_reasoning:
+            found.append("reasoning_effort")
+        # Without a word about it, an answer is as verbose as the model is by itself.
+        is_shown = "verbosity" in self._template.variables
+        if fields.verbosity not in (None, "medium") and not is_shown:
+            found.append("verbosity")
+        return found
+
     def _tokenized(self, text: str) -> Prompt:
         end, format = text.rstrip(), self._reasoning
         return Prompt(
@@ -139,8 +150,10 @@ class ChatPrompts:
                 return {switch: effort != "none"}
         if effort == "none" and self._reasoning is None:
             return {}
+        if effort != "none":
+            return {}
         raise UnsupportedParameter(
-            "This model's chat template has no reasoning effort; leave this out.",
+            "This model always reasons: its chat template has no switch; leave this out.",
             param="reasoning_effort",
         )
 
@@ -149,8 +162,4 @@ class ChatPrompts:
             return {}
         if "verbosity" in self._template.variables:
             return {"verbosity": fields.verbosity}
-        if fields.verbosity == "medium":
-            return {}
-        raise UnsupportedParameter(
-            "This model's chat template has no verbosity; leave this out.", param="verbosity"
-        )
+        return {}

@@ -6,11 +6,10 @@ No field is accepted and ignored: one that the server cannot act on is refused b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from gateway.admission import output_format, tool_use, unsupported
+from gateway.admission import tool_use, unsupported
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.responses.items import messages_of, place_of
 from gateway.schemas import chat
@@ -30,7 +29,6 @@ from gateway.schemas.responses import (
 )
 from gateway.schemas.sampling import SamplingFields
 from gateway.transport import bodies
-from grammar.spec import GrammarSpec
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "access_programs": (),
@@ -39,8 +37,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "image": (),
     "moderation": (),
     "prompt": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
     "response_format": (),
 }
 """Fields that are refused unless null or one of these values, at which they change nothing."""
@@ -90,14 +86,21 @@ def check(fields: ResponseFields) -> None:
             )
     if fields.max_tool_calls is not None and fields.max_tool_calls < 1:
         raise InvalidRequestError("Must be at least 1.", param="max_tool_calls")
-    if fields.reasoning is not None:
-        for name in ("summary", "generate_summary"):
-            # "auto" asks for the best summary that there is, and there is none.
-            if getattr(fields.reasoning, name) not in (None, "auto"):
-                raise UnsupportedParameter(
-                    "Reasoning is returned in full, not as a summary; leave this out.",
-                    param=f"reasoning.{name}",
-                )
+
+
+def ignored(fields: ResponseFields) -> tuple[str, ...]:
+    """The fields that change nothing. Reasoning is returned in full; "auto" asks for the best
+    summary that there is, and there is none."""
+    summaries = ("summary", "generate_summary")
+    given = fields.reasoning
+    return (
+        *unsupported.ignored(fields),
+        *(
+            f"reasoning.{name}"
+            for name in summaries
+            if getattr(given, name, None) not in (None, "auto")
+        ),
+    )
 
 
 def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
@@ -117,27 +120,6 @@ def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
             param = path if exc.param is None else f"{path}.{exc.param}"
             raise type(exc)(exc.message, param=param, code=exc.code) from None
     return tools
-
-
-def strict_by_default(tools: Sequence[FunctionTool]) -> list[FunctionTool]:
-    """The tools, of which those without ``strict`` are made strict if their schema is within the
-    strict subset, as OpenAI does in Responses. Whether it can be enforced is checked later."""
-    return [
-        msgspec.structs.replace(tool, strict=True)
-        if tool.strict is None and _is_in_strict_subset(tool.parameters)
-        else tool
-        for tool in tools
-    ]
-
-
-def _is_in_strict_subset(schema: dict[str, Any] | None) -> bool:
-    if schema is None:
-        return False
-    try:
-        output_format.check_strict(GrammarSpec.from_schema(schema), "tools")
-    except InvalidRequestError:
-        return False
-    return True
 
 
 def chat_fields(

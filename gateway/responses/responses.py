@@ -158,22 +158,14 @@ class Responses:
 
         With ``truncation`` "auto", items that do not fit are left out, the oldest first. Each try
         leaves out twice as many, so there are few tries, and at most half of what is left out would
-        have fit. Tools that are strict only by default become loose if they are refused as strict.
+        have fit.
         """
         num_dropped = 0
-        held = list(tools)
-        if tools:
-            held = await asyncio.to_thread(response_fields.strict_by_default, tools)
         while True:
-            chat = response_fields.chat_fields(fields, held, items, num_own=num_own)
+            chat = response_fields.chat_fields(fields, tools, items, num_own=num_own)
             try:
                 return await self._admission.admit(msgspec.structs.replace(asked, fields=chat))
-            except InvalidRequestError as exc:
-                if held != tools and (exc.param or "").startswith("tools"):
-                    held = list(tools)
-                    continue
-                if not isinstance(exc, ContextLengthExceeded):
-                    raise
+            except ContextLengthExceeded:
                 num_dropped = max(1, 2 * num_dropped)
                 shorter = without_oldest(items, num_dropped)
                 if fields.truncation != "auto" or not shorter:
@@ -431,6 +423,7 @@ def _asked(
         fields=chat,
         scope="responses",
         client_name=response_fields.client_name,
+        ignored=response_fields.ignored(fields),
     )
 
 

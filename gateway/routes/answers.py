@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
+from gateway.admission.admitted import Admitted
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
 from gateway.answers.chat import ChatEncoder
@@ -15,6 +16,7 @@ from gateway.answers.completions import TextEncoder
 from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.answers.messages import MessageEncoder
 from gateway.answers.refusals import refusal
+from gateway.context import RequestContext
 from gateway.errors import ApiError, InvalidRequestError
 from gateway.generation.answer import Answer
 from gateway.generation.generation import Generation
@@ -45,10 +47,15 @@ async def generate(services: Services, request: Request, asked: GenerationReques
     known = context.of(request.scope)
     admission = services.admission.admit(asked)
     admitted = await until_disconnect(request.receive, admission, known.departure)
+    note_admission(known, admitted)
+    return services.generations.begin(admitted)
+
+
+def note_admission(known: RequestContext, admitted: Admitted) -> None:
+    """Say in the answer's headers what admission found."""
     known.admitted(admitted.hold.answer)
     if admitted.ignored:
         known.headers[IGNORED_HEADER] = ", ".join(admitted.ignored)
-    return services.generations.begin(admitted)
 
 
 async def send(

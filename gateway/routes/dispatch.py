@@ -33,6 +33,8 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/containers": "OpenAI's Containers",
     "/v1/conversations": "OpenAI's Conversations",
     "/v1/embeddings": "OpenAI's Embeddings",
+    "/v1/edits": "OpenAI's Edits",
+    "/v1/engines": "OpenAI's Engines",
     "/v1/evals": "OpenAI's Evals",
     "/v1/files": "OpenAI's and Anthropic's Files",
     "/v1/fine_tuning": "OpenAI's Fine-tuning",
@@ -42,6 +44,8 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/organization": "OpenAI's administration",
     "/v1/organizations": "Anthropic's administration",
     "/v1/realtime": "OpenAI's Realtime",
+    "/v1/rerank": "Cohere's and Jina's Rerank",
+    "/v1/score": "vLLM's Score",
     "/v1/skills": "OpenAI's and Anthropic's Skills",
     "/v1/threads": "OpenAI's Threads",
     "/v1/uploads": "OpenAI's Uploads",
@@ -49,6 +53,17 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/videos": "OpenAI's Videos",
 }
 """APIs that this server does not have, by what their paths begin with."""
+_LIST = "/openapi.json lists what it has"
+INSTEAD: Mapping[str, str] = {
+    "/v1/assistants": "use /v1/responses",
+    "/v1/complete": "use /v1/messages",
+    "/v1/edits": "use /v1/chat/completions",
+    "/v1/engines": "use /v1/models",
+    "/v1/messages/batches": "send the messages one by one to /v1/messages",
+    "/v1/realtime": "use the WebSocket /v1/responses",
+    "/v1/threads": "use /v1/responses with previous_response_id",
+}
+"""What serves in place of some of them."""
 
 
 def dispatcher(services: Services, operations: Operations) -> ASGIApp:
@@ -121,7 +136,12 @@ def _nothing_at(scope: Scope, operations: Operations) -> Exception:
         )
     for beginning, name in ELSEWHERE.items():
         if path == beginning or path.startswith(beginning.rstrip("/") + "/"):
-            return NotFound(f"This server does not have {name}; /openapi.json lists what it has.")
+            return NotFound(f"This server does not have {name}; {INSTEAD.get(beginning, _LIST)}.")
+    if path.startswith("/v1/v1/"):
+        return NotFound(
+            "The path begins with /v1 twice: clients that add it themselves, such as Anthropic's, "
+            "take a base URL without it."
+        )
     return NotFound(
         "There is nothing at this path. The API's begin with /v1, so a client's base URL ends in "
         "/v1; /openapi.json lists them."

@@ -55,8 +55,6 @@ async def create(services: Services, request: Request, body: ResponseRequest) ->
             "Must not be false where background is true: such a response is fetched later.",
             param="store",
         )
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
     known = context.of(request.scope)
     known.notes.update(client_notes(body))
     run = await until_disconnect(
@@ -70,7 +68,7 @@ async def create(services: Services, request: Request, body: ResponseRequest) ->
         known.departure,
     )
     assert run.generation is not None
-    known.admitted(run.generation.admitted.hold.answer)
+    answers.note_admission(known, run.generation.admitted)
     await _wait_for_refusal(request, run)
     if body.background:
         return await _in_background(services, run, stream=bool(body.stream))

@@ -180,7 +180,7 @@ class ChatFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_field
     verbosity: Literal["low", "medium", "high"] | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
-    """The newer name of ``user``; only one of them may be set."""
+    """The newer name of ``user``, which counts if both are set."""
     prompt_cache_key: str | None = None
     """Named in the log line: here every prefix of a tenant's prompts is cached without a hint."""
     service_tier: ServiceTier | None = None
@@ -211,8 +211,10 @@ class ChatCompletionRequest(ChatFields, frozen=True, kw_only=True, forbid_unknow
     functions: Any = None
     modalities: Any = None
     moderation: Any = None
-    prediction: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    store: Any = None
     web_search_options: Any = None
+
+    # Hints, which are taken and change nothing (``admission.unsupported.HINTS``).
+    prediction: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    store: bool | None = None

@@ -211,8 +211,10 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     image: Any = None
     moderation: Any = None
     prompt: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
+
+    # Hints, which are taken and change nothing.
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
 
 
 class ResponseRequest(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):

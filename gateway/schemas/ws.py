@@ -39,9 +39,10 @@ Server to client
     "max_message_bytes": 1048576}``
         The key is good; turns may begin.
     ``{"type": "started", "id": "t1", "seq": 0, "request_id": "...", "model": "demo",
-    "created": 1700000000, "prompt_tokens": 12, "stream_id": "stream_..."}``
+    "created": 1700000000, "prompt_tokens": 12, "stream_id": "stream_...", "ignored": []}``
         The turn is admitted. ``request_id`` names it in logs and in the ledger. Only resumable
-        turns have a ``stream_id``.
+        turns have a ``stream_id``; ``ignored`` lists the chat's fields that were taken and change
+        nothing, if there are any.
     ``{"type": "delta", "id": "t1", "seq": 1, "content": "Hel"}``
         More text: append it. ``reasoning_content`` is more of what the model thinks before it
         answers; ``logprobs``, if asked for, are as in a Chat Completions chunk.
@@ -136,6 +137,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     created: int
     prompt_tokens: int
     stream_id: str | msgspec.UnsetType = msgspec.UNSET
+    ignored: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Fields of the chat that were taken and change nothing."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):

@@ -227,6 +227,7 @@ def _begin(encoder: TurnEvents, generation: Generation, *, stream_id: str | None
         created=generation.created,
         prompt_tokens=admitted.num_prompt_tokens,
         stream_id=stream_id,
+        ignored=admitted.ignored,
     )
 
 

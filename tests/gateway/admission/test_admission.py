@@ -391,3 +391,84 @@ async def test_a_megabyte_of_prompt_does_not_stop_the_loop(model_dir: Path) -> N
             assert asking.exception() is not None
             longest.append(max(gaps))
         assert min(longest) < 0.05, longest
+
+
+async def test_hints_are_taken_and_listed_as_ignored(model_dir: Path) -> None:
+    async with Gate(model_dir) as gate:
+        hints: dict[str, Any] = {
+            "prediction": {"type": "content", "content": "hi"},
+            "prompt_cache_options": {"mode": "explicit"},
+            "prompt_cache_retention": "24h",
+            "stream_options": {"include_usage": True},
+            "reasoning_effort": "low",
+            "verbosity": "low",
+            "service_tier": "scale",
+        }
+        admitted = await gate.admit(**hints, user="ann", safety_identifier="bob")
+        assert set(admitted.ignored) == {*hints, "user"}
+        assert (admitted.service_tier, admitted.end_user) == ("default", "bob")
+        neutral = await gate.admit(service_tier="auto", verbosity="medium", user="a", store=False)
+        assert neutral.ignored == ()
+
+
+def f_of(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+NO_PARAMETERS = {
+    "type": "object",
+    "properties": {},
+    "required": [],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "strict"),
+    [
+        ({"parameters": NO_PARAMETERS}, True),
+        ({"parameters": NO_PARAMETERS, "strict": False}, False),
+        ({"parameters": {"type": "object"}}, False),
+        ({}, False),
+    ],
+)
+async def test_functions_are_strict_unless_they_say_or_show_otherwise(
+    model_dir: Path, function: dict[str, Any], strict: bool
+) -> None:
+    async with Gate(model_dir) as gate:
+        admitted = await gate.admit(tools=[f_of(**function)])
+        held = admitted.params.structured_outputs
+        assert (held is not None and held.strict) is strict
+
+
+async def test_a_function_that_cannot_be_held_is_strict_only_if_it_says_so(
+    model_dir: Path,
+) -> None:
+    pattern = {"type": "string", "pattern": "^(?=a)b"}
+    parameters = {**NO_PARAMETERS, "properties": {"a": pattern}, "required": ["a"]}
+    async with Gate(model_dir) as gate:
+        loose = await gate.admit(tools=[f_of(parameters=parameters)])
+        assert loose.params.structured_outputs is None
+        with pytest.raises(InvalidRequestError, match="pattern") as caught:
+            await gate.admit(tools=[f_of(parameters=parameters, strict=True)])
+        assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"type": "string", "maxLength": 3},
+        {"type": "string", "minLength": 1},
+        {"type": "string", "format": "date"},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2},
+    ],
+)
+async def test_strict_takes_every_keyword_that_is_enforced(
+    model_dir: Path, keyword: dict[str, Any]
+) -> None:
+    schema = {"type": "object", "properties": {"a": keyword}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
+    async with Gate(model_dir) as gate:
+        admitted = await gate.admit(response_format=form)
+        assert admitted.params.structured_outputs is not None
+        assert admitted.unenforced is None

@@ -88,7 +88,7 @@ def test_each_way_to_ask(fields: dict[str, Any], kind: str, param: str) -> None:
             {"response_format": json_schema(STRICT, strict=True), "stop_token_ids": [3]},
             "stop_token_ids",
         ),
-        ({"response_format": json_schema({"type": "array"}, strict=True)}, "response_format"),
+        ({"response_format": json_schema({"type": "row"}, strict=True)}, "response_format"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:

@@ -183,7 +183,7 @@ def test_a_model_without_tools(tokenizer: Tokenizer) -> None:
         ),
         ({"tools": [function("f", strict=True, parameters=None)]}, "tools[0].function.parameters"),
         (
-            {"tools": [function("f", strict=True, parameters={"type": "object"})]},
+            {"tools": [function("f", strict=True, parameters={"type": "array"})]},
             "tools[0].function.parameters",
         ),
     ],

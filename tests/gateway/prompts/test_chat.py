@@ -103,11 +103,11 @@ def test_effort_and_verbosity_reach_a_template_that_knows_them(model_dir: Path) 
     assert found == {"reasoning_effort": "low", "verbosity": "high"}
 
 
-def test_what_a_template_does_not_know_is_refused_unless_it_means_nothing(model_dir: Path) -> None:
+def test_what_a_template_does_not_know_is_ignored_unless_it_means_nothing(model_dir: Path) -> None:
     made = prompts(model_dir, "{{ messages }}")
     neutral = request(reasoning_effort="none", verbosity="medium")
-    assert made.kwargs(neutral) == {}
-    for fields in ({"reasoning_effort": "low"}, {"verbosity": "low"}):
-        with pytest.raises(UnsupportedParameter) as caught:
-            made.kwargs(request(**fields))
-        assert caught.value.param in fields
+    assert (made.kwargs(neutral), made.ignored(neutral)) == ({}, [])
+    hints = request(reasoning_effort="low", verbosity="low")
+    assert (made.kwargs(hints), made.ignored(hints)) == ({}, ["reasoning_effort", "verbosity"])
+    assert prompts(model_dir, EFFORT).ignored(hints) == []
+    assert prompts(model_dir, THINKING).ignored(hints) == ["verbosity"]

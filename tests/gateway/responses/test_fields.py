@@ -14,7 +14,6 @@ from gateway.responses.fields import (
     check,
     client_name,
     decode_tools,
-    strict_by_default,
 )
 from gateway.responses.items import decode_input
 from gateway.schemas.chat import ChatFields
@@ -42,7 +41,8 @@ def test_every_field_goes_somewhere_or_is_refused() -> None:
     handled = {
         "model", "input", "instructions", "previous_response_id", "store", "include", "text",
         "tools", "tool_choice", "reasoning", "stream_options", "max_output_tokens",
-        "max_tool_calls", "top_logprobs", "truncation",
+        "max_tool_calls", "top_logprobs", "truncation", "prompt_cache_options",
+        "prompt_cache_retention",
     }  # fmt: skip
     from gateway.responses import fields as response_fields
 
@@ -63,24 +63,6 @@ def test_fields_of_the_same_name() -> None:
     assert found.structured_outputs is not None
     assert found.structured_outputs.regex == "a+"
     assert json.loads(bytes(found.guided_json)) == {"type": "object"}
-
-
-def test_functions_are_strict_unless_they_say_or_show_otherwise() -> None:
-    strict = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
-    given: list[dict[str, Any]] = [
-        {"parameters": strict},
-        {"parameters": strict, "strict": None},
-        {"parameters": strict, "strict": False},
-        {"parameters": {"type": "object"}},
-        {"parameters": {"type": "object"}, "strict": True},  # to be refused by name
-        {},
-    ]
-    raw = [
-        msgspec.Raw(json.dumps({"type": "function", "name": "f", **tool}).encode())
-        for tool in given
-    ]
-    found = [tool.strict for tool in strict_by_default(decode_tools(raw))]
-    assert found == [True, True, False, None, True, None]
 
 
 def test_fields_of_another_name() -> None:

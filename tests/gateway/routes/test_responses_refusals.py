@@ -46,15 +46,11 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": "x", "max_tool_calls": 0}, "max_tool_calls"),
         ({"input": "x", "include": ["message.output_text.secrets"]}, "include[0]"),
         ({"input": "x", "top_logprobs": 21}, "top_logprobs"),
-        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"input": "x", "reasoning": {"effort": "very"}}, "reasoning.effort"),
-        ({"input": "x", "reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"input": "x", "text": {"verbosity": "high"}}, "text.verbosity"),
         ({"input": "x", "text": {"format": {"type": "json_object", "schema": {}}}},
          "text.format.schema"),
         ({"input": "x", "response_format": {"type": "text"}}, "response_format"),
         ({"input": "x", "service_tier": "golden"}, "service_tier"),
-        ({"input": "x", "user": "a", "safety_identifier": "b"}, "safety_identifier"),
         ({"input": "x", "frequency_penalty": 3}, "frequency_penalty"),
         ({"input": "x", "chat_template_kwargs": {"odd": 1}}, "chat_template_kwargs.odd"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
@@ -66,7 +62,6 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "metadata": {"a": "b" * 600}}, "metadata.a"),
         ({"input": "x", "store": False, "background": True}, "store"),
-        ({"input": "x", "stream_options": {}}, "stream_options"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}},
          "text.format.name"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a",
@@ -81,6 +76,29 @@ async def test_wrong_fields_are_named(
     answer = await create(gateway, **fields)
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
     assert double.requests == []
+
+
+async def test_hints_are_taken_and_listed_as_ignored(gateway: Gateway) -> None:
+    answer = await create(
+        gateway,
+        input="x",
+        reasoning={"effort": "high", "summary": "detailed"},
+        text={"verbosity": "high"},
+        user="a",
+        safety_identifier="b",
+        service_tier="scale",
+        prompt_cache_retention="24h",
+    )
+    assert answer.status == 200, answer.body
+    assert set(answer.headers["x-sluice-ignored"].split(", ")) == {
+        "prompt_cache_retention",
+        "reasoning.effort",
+        "reasoning.summary",
+        "service_tier",
+        "text.verbosity",
+        "user",
+    }
+    assert answer.json()["service_tier"] == "default"
 
 
 async def test_ids_are_nothing_to_another_tenant(gateway: Gateway) -> None:

@@ -28,8 +28,9 @@ def test_each_field_is_acted_on_or_refused() -> None:
         "safety_identifier", "prompt_cache_key", "service_tier", "chat_template_kwargs",
         "include_reasoning", "stream", "stream_options", "n", "resumable",
     }  # fmt: skip
-    assert acted_on | set(unsupported.CHAT) == OURS
-    assert not acted_on & set(unsupported.CHAT)
+    assert acted_on | set(unsupported.CHAT) | set(unsupported.HINTS) == OURS
+    assert not acted_on & {*unsupported.CHAT, *unsupported.HINTS}
+    assert not set(unsupported.CHAT) & set(unsupported.HINTS)
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
