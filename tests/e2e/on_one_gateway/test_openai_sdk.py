@@ -326,8 +326,8 @@ async def test_errors_have_the_classes_clients_catch(gateway: Gateway, client: A
     assert long.value.code == "context_length_exceeded"
     assert long.value.param == "messages"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        await create(store=True)
-    assert unsupported.value.param == "store"
+        await create(web_search_options={})
+    assert unsupported.value.param == "web_search_options"
     async with gateway.openai(api_key="sk-wrong") as stranger:
         with pytest.raises(openai.AuthenticationError) as denied:
             await stranger.models.list()
