@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from kernels import cuda
+from kernels import bench_all_reduce, cuda
 from kernels.persistent_decoder import LayerWeights, PersistentDecoder
 from kernels.tiles import tile_list
 
@@ -267,7 +267,7 @@ def decoder_case(
     }
 
 
-KINDS = ("decode", "decode-fp8", "prefill", "decoder")
+KINDS = ("decode", "decode-fp8", "prefill", "decoder", "all-reduce")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -287,6 +287,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 result = decode_case(batch, context, queries, fp8=kind == "decode-fp8")
                 print(json.dumps(result), flush=True)
     cuda.load()
+    if "all-reduce" in kinds:
+        if torch.cuda.device_count() < 2:
+            parser.exit(1, "kernels.bench: an all-reduce needs two GPUs\n")
+        if bench_all_reduce.bench(torch.cuda.device_count()):
+            parser.exit(1, "kernels.bench: a rank of the all-reduce failed\n")
     layers = decoder_layers() if "decoder" in kinds else []
     for tokens, context in DECODER_CASES if layers else ():
         print(json.dumps(decoder_case(layers, tokens, context)), flush=True)

@@ -282,6 +282,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--attention-backend", default="auto")
     engine.add_argument("--enforce-eager", action="store_true")
     engine.add_argument("--kv-cache-dtype", default="auto")
+    engine.add_argument("--tensor-parallel-size", type=int, default=1)
     return parser.parse_args(arguments)
 
 
@@ -300,6 +301,7 @@ ENGINE_OPTIONS = (
     "attention_backend",
     "enforce_eager",
     "kv_cache_dtype",
+    "tensor_parallel_size",
 )
 
 

@@ -41,11 +41,6 @@ class GlooGroup(Group):
         given = torch.tensor([value], dtype=torch.float64)
         return float(self.all_gather(given).min())
 
-    def broadcast_bytes(self, data: bytes) -> bytes:
-        """What rank 0 passes. data: of the same length on each rank."""
-        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return bytes(self.all_gather(sent)[0].tolist())
-
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """What each rank passes, by rank; all of the same length."""
         sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -7,12 +7,13 @@ of graphs, and cannot be aborted from another thread while a call waits.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from engine.errors import EngineError
-from engine.parallel.gloo import GlooGroup
+Exchange = Callable[[bytes], list[bytes]]
+"""Gathers what each rank passes, all of the same length, by rank."""
 
 _LIBRARY = "libnccl.so.2"
 _DTYPES = {
@@ -31,20 +32,21 @@ class _UniqueId(ctypes.Structure):
 
 
 class Communicator:
-    def __init__(self, hosts: GlooGroup) -> None:
+    def __init__(self, rank: int, size: int, exchange: Exchange) -> None:
+        """The current device is this rank's."""
         self._library: Any = ctypes.CDLL(_LIBRARY)  # torch has loaded it
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
         unique = _UniqueId()
-        if hosts.rank == 0:
+        if rank == 0:
             self._check(self._library.ncclGetUniqueId(ctypes.byref(unique)))
-        sent = hosts.broadcast_bytes(bytes(unique))
+        sent = exchange(bytes(unique))[0]
         ctypes.memmove(ctypes.byref(unique), sent, len(sent))
         self._communicator = ctypes.c_void_p()
         torch.cuda.current_stream()  # creates the device's context
         init = self._library.ncclCommInitRank
         init.argtypes = (ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int)
         created = ctypes.byref(self._communicator)
-        self._check(init(created, hosts.size, unique, hosts.rank))
+        self._check(init(created, size, unique, rank))
         # The first collective sets connections up, which a capture could not.
         warm = torch.zeros(1, device="cuda")
         self.all_reduce(warm)
@@ -71,7 +73,7 @@ class Communicator:
     def _check(self, result: int) -> None:
         if result != 0:
             words = self._library.ncclGetErrorString(result).decode()
-            raise EngineError(f"NCCL: {words}")
+            raise RuntimeError(f"NCCL: {words}")
 
 
 def _stream() -> ctypes.c_void_p:

@@ -1,0 +1,157 @@
+// Each rank writes its summands into the memory of all others, and adds up what it finds in its
+// own. A word travels with a flag in the same 8 bytes, which are written at once, so that a sum
+// costs one way over NVLink: no fence, and no barrier (NCCL's LL protocol, for all at once).
+//
+// The flag is how often a CTA has exchanged a row, and rows use two slots in turns. A slot is
+// written again only when the row after it has arrived from the same rank, whose CTA has then read
+// this one.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "collectives/all_reduce.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/vector.cuh"
+#include "norm_rope/rows.cuh"
+
+namespace sluice {
+namespace {
+
+constexpr int kLooks = 1024;  // between two at the word that ends all waiting
+
+struct Exchange {
+  void* out;
+  const void* x;
+  void* residual;
+  const void* weight;
+  float eps;
+  int64_t vectors;      // of x
+  int row_vectors;
+  int rank;
+  int ranks;
+  uint8_t* buffers[kMostRanks];
+};
+
+__device__ __forceinline__ void send(void* to, uint32_t a, uint32_t b, uint32_t flag) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to), "r"(a), "r"(b),
+               "r"(flag)
+               : "memory");
+}
+
+__device__ __forceinline__ uint4 look(const void* from) {
+  uint4 found;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+               : "l"(from)
+               : "memory");
+  return found;
+}
+
+// The 16 bytes at `slot`, once they are there; whatever is there when `ended` becomes set.
+__device__ __forceinline__ uint4 receive(const uint8_t* slot, uint32_t flag,
+                                         const volatile uint32_t* ended) {
+  uint4 first, second;
+  for (int looks = 1;; ++looks) {
+    first = look(slot);
+    second = look(slot + kExchangeSlot / 2);
+    const bool arrived =
+        first.y == flag && first.w == flag && second.y == flag && second.w == flag;
+    if (arrived || (looks % kLooks == 0 && *ended != 0)) break;
+  }
+  return {first.x, first.z, second.x, second.z};
+}
+
+template <typename T, bool kNorm, bool kWide>
+__global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant__ Exchange p) {
+  using V = Vector<T>;
+  using W = VectorWeights<T, kWide>;
+  const int i = threadIdx.x;
+  const bool in_row = i < p.row_vectors;
+  W weight;
+  if (kNorm && in_row) weight = W::load(p.weight, i);
+  wait_for_inputs();
+  allow_next();
+  uint8_t* own = p.buffers[p.rank];
+  auto* control = reinterpret_cast<uint32_t*>(own);
+  uint32_t* count = control + 16 + blockIdx.x;
+  uint32_t flag = *count;
+  const int64_t rows = (p.vectors + p.row_vectors - 1) / p.row_vectors;
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    ++flag;
+    const int64_t at = row * p.row_vectors + i;
+    const bool active = in_row && at < p.vectors;
+    const int64_t turn = (blockIdx.x * 2 + flag % 2) * p.ranks;
+    auto slot = [&](uint8_t* buffer, int from) {
+      return buffer + kExchangeControl + (turn + from) * kExchangeSlot + i * 16;
+    };
+    V value{};
+    if (active) {
+      const uint4 mine = static_cast<const uint4*>(p.x)[at];
+      for (int step = 1; step < p.ranks; ++step) {
+        uint8_t* to = slot(p.buffers[(p.rank + step) % p.ranks], p.rank);
+        send(to, mine.x, mine.y, flag);
+        send(to + kExchangeSlot / 2, mine.z, mine.w, flag);
+      }
+      float sums[V::kSize] = {};
+      for (int from = 0; from < p.ranks; ++from) {
+        const uint4 found = from == p.rank ? mine : receive(slot(own, from), flag, control);
+        const V& summand = reinterpret_cast<const V&>(found);
+#pragma unroll
+        for (int e = 0; e < V::kSize; ++e) sums[e] += to_float(summand.x[e]);
+      }
+#pragma unroll
+      for (int e = 0; e < V::kSize; ++e) value.x[e] = from_float<T>(sums[e]);
+    }
+    if constexpr (kNorm) {
+      float squares = 0.f;
+      if (active) {
+        V* residual = static_cast<V*>(p.residual) + at;
+        const V before = *residual;
+#pragma unroll
+        for (int e = 0; e < V::kSize; ++e) {
+          value.x[e] = from_float<T>(to_float(value.x[e]) + to_float(before.x[e]));
+          const float f = to_float(value.x[e]);
+          squares += f * f;
+        }
+        *residual = value;
+      }
+      const float width = p.row_vectors * V::kSize;
+      const float scale = rsqrtf(block_sum(squares) / width + p.eps);
+      if (active) {
+#pragma unroll
+        for (int e = 0; e < V::kSize; ++e) {
+          value.x[e] = from_float<T>(weighted<T, kWide>(to_float(value.x[e]), scale, weight[e]));
+        }
+      }
+      __syncthreads();  // all have read the sum of squares
+    }
+    if (active) static_cast<V*>(p.out)[at] = value;
+  }
+  __syncthreads();  // all have read the count
+  if (i == 0) *count = flag;
+}
+
+}  // namespace
+
+cudaError_t all_reduce(const AllReduce& sum, Dtype dtype, cudaStream_t stream) {
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    Exchange p = {sum.out, sum.x,       sum.residual, sum.weight, sum.eps,
+                  sum.vectors, sum.width / Vector<T>::kSize, sum.rank, sum.ranks, {}};
+    for (int rank = 0; rank < sum.ranks; ++rank) {
+      p.buffers[rank] = reinterpret_cast<uint8_t*>(sum.buffers[rank]);
+    }
+    const int64_t rows = (p.vectors + p.row_vectors - 1) / p.row_vectors;
+    const auto ctas = static_cast<unsigned>(std::min<int64_t>(rows, kExchangeCtas));
+    auto run = [&](auto kernel) {
+      return launch_dependent(kernel, ctas, row_threads(p.row_vectors), 0, stream, p);
+    };
+    if (sum.weight == nullptr) return run(all_reduce_kernel<T, false, false>);
+    if constexpr (!std::is_same_v<T, float>) {
+      if (sum.wide) return run(all_reduce_kernel<T, true, true>);
+    }
+    return run(all_reduce_kernel<T, true, false>);
+  });
+}
+
+}  // namespace sluice

@@ -1,0 +1,39 @@
+// Sums over the GPUs of a group, for few bytes: raw pointers only.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <cstdint>
+
+#include "common/arguments.h"
+#include "common/dtype.h"
+
+namespace sluice {
+
+constexpr int kMostRanks = 8;
+constexpr int kExchangeCtas = 264;      // each has a part of every buffer
+constexpr int kExchangeVectors = 1024;  // of 16 bytes: what a CTA sends at once
+constexpr int kExchangeControl = 4096;  // bytes at the beginning of a buffer
+constexpr int64_t kExchangeSlot = kExchangeVectors * 32;  // bytes: each word has a flag beside it
+
+// out = the sum of all ranks' x, bitwise the same on each. With a weight, that sum is added to
+// residual, and out is the RMSNorm of the result, as of rms_norm.
+struct AllReduce {
+  ARGUMENTS(AllReduce);
+  OUT(void*, out, "x[*]");
+  IN(const void*, x, "T[*] 16");  // of a multiple of 16 bytes
+  // The addresses of the buffers of all ranks, where this rank finds them: kExchangeControl bytes,
+  // then kExchangeCtas * 2 * ranks slots, all of them zeros at first.
+  IN(const int64_t*, buffers, "[ranks] host");
+  ARG(int, rank);
+  ARG(int, width);  // elements of a row, with its vectors at most kExchangeVectors
+  OPTIONAL(void*, residual, "x[*]");
+  OPTIONAL(const void*, weight, "T|f32[width]");
+  ARG_OR(float, eps, 0);
+  DIM(int, ranks);
+  int64_t vectors;  // of x, in 16 bytes
+  bool wide;        // the weight is float32, and x is not
+};
+
+cudaError_t all_reduce(const AllReduce& sum, Dtype dtype, cudaStream_t stream);
+
+}  // namespace sluice
