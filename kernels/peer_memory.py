@@ -6,6 +6,7 @@ By CUDA's interprocess handles, and without NVLink's multicast.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ MOST_RANKS = 8
 _CONTROL, _CTAS, _SLOT = 4096, 264, 32768
 """As kExchangeControl, kExchangeCtas and kExchangeSlot in all_reduce.cuh."""
 MOST_ROW_BYTES = 16384
-_FLAT_ELEMENTS = 2048
-"""Of a row, where rows do not matter."""
+_FLAT_ELEMENTS = 4096
+"""At most of a row, where rows do not matter."""
 _LAZY_PEER_ACCESS = 1
 
 
@@ -62,14 +63,16 @@ class PeerSums:
     @staticmethod
     def serves(x: torch.Tensor) -> bool:
         """x: contiguous."""
-        return x.dtype in cuda.FLOATS and x.nbytes % 16 == 0 == x.data_ptr() % 16
+        return x.dtype in cuda.FLOATS and x.nbytes % 16 == 0 == x.data_ptr() % 16 and x.nbytes > 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' ``x``, bitwise the same on each."""
-        out: torch.Tensor = cuda.native.all_reduce(
-            x, self._addresses, rank=self._rank, width=min(x.numel(), _FLAT_ELEMENTS)
-        )
-        return out
+        width = x.shape[-1]
+        if x.dim() != 2 or x.nbytes > MOST_ROW_BYTES * len(x) or width * x.itemsize % 16:
+            width = math.gcd(x.numel(), _FLAT_ELEMENTS)
+        rows = x.view(-1, width)
+        out: torch.Tensor = cuda.native.all_reduce(rows, self._addresses, rank=self._rank)
+        return out.view(x.shape)
 
     def add_and_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -80,7 +83,6 @@ class PeerSums:
             x,
             self._addresses,
             rank=self._rank,
-            width=x.shape[1],
             residual=residual,
             weight=weight,
             eps=eps,

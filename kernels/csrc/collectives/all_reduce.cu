@@ -25,8 +25,8 @@ struct Exchange {
   void* residual;
   const void* weight;
   float eps;
-  int64_t vectors;      // of x
-  int row_vectors;
+  int rows;
+  int vectors;  // of a row
   int rank;
   int ranks;
   uint8_t* buffers[kMostRanks];
@@ -66,20 +66,18 @@ __global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant_
   using V = Vector<T>;
   using W = VectorWeights<T, kWide>;
   const int i = threadIdx.x;
-  const bool in_row = i < p.row_vectors;
+  const bool active = i < p.vectors;
   W weight;
-  if (kNorm && in_row) weight = W::load(p.weight, i);
+  if (kNorm && active) weight = W::load(p.weight, i);
   wait_for_inputs();
   allow_next();
   uint8_t* own = p.buffers[p.rank];
   auto* control = reinterpret_cast<uint32_t*>(own);
   uint32_t* count = control + 16 + blockIdx.x;
   uint32_t flag = *count;
-  const int64_t rows = (p.vectors + p.row_vectors - 1) / p.row_vectors;
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+  for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
     ++flag;
-    const int64_t at = row * p.row_vectors + i;
-    const bool active = in_row && at < p.vectors;
+    const int64_t at = static_cast<int64_t>(row) * p.vectors + i;
     const int64_t turn = (blockIdx.x * 2 + flag % 2) * p.ranks;
     auto slot = [&](uint8_t* buffer, int from) {
       return buffer + kExchangeControl + (turn + from) * kExchangeSlot + i * 16;
@@ -115,7 +113,7 @@ __global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant_
         }
         *residual = value;
       }
-      const float width = p.row_vectors * V::kSize;
+      const float width = p.vectors * V::kSize;
       const float scale = rsqrtf(block_sum(squares) / width + p.eps);
       if (active) {
 #pragma unroll
@@ -136,15 +134,15 @@ __global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant_
 cudaError_t all_reduce(const AllReduce& sum, Dtype dtype, cudaStream_t stream) {
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    Exchange p = {sum.out, sum.x,       sum.residual, sum.weight, sum.eps,
-                  sum.vectors, sum.width / Vector<T>::kSize, sum.rank, sum.ranks, {}};
+    Exchange p = {sum.out,  sum.x,     sum.residual, sum.weight,
+                  sum.eps,  sum.rows,  sum.width / Vector<T>::kSize,
+                  sum.rank, sum.ranks, {}};
     for (int rank = 0; rank < sum.ranks; ++rank) {
       p.buffers[rank] = reinterpret_cast<uint8_t*>(sum.buffers[rank]);
     }
-    const int64_t rows = (p.vectors + p.row_vectors - 1) / p.row_vectors;
-    const auto ctas = static_cast<unsigned>(std::min<int64_t>(rows, kExchangeCtas));
+    const unsigned ctas = std::min(p.rows, kExchangeCtas);
     auto run = [&](auto kernel) {
-      return launch_dependent(kernel, ctas, row_threads(p.row_vectors), 0, stream, p);
+      return launch_dependent(kernel, ctas, row_threads(p.vectors), 0, stream, p);
     };
     if (sum.weight == nullptr) return run(all_reduce_kernel<T, false, false>);
     if constexpr (!std::is_same_v<T, float>) {

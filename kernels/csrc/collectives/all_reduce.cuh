@@ -19,19 +19,19 @@ constexpr int64_t kExchangeSlot = kExchangeVectors * 32;  // bytes: each word ha
 // residual, and out is the RMSNorm of the result, as of rms_norm.
 struct AllReduce {
   ARGUMENTS(AllReduce);
-  OUT(void*, out, "x[*]");
-  IN(const void*, x, "T[*] 16");  // of a multiple of 16 bytes
+  OUT(void*, out, "T[rows, width]");
+  IN(const void*, x, "T[rows, width] 16");  // rows of at most kExchangeVectors
   // The addresses of the buffers of all ranks, where this rank finds them: kExchangeControl bytes,
   // then kExchangeCtas * 2 * ranks slots, all of them zeros at first.
   IN(const int64_t*, buffers, "[ranks] host");
   ARG(int, rank);
-  ARG(int, width);  // elements of a row, with its vectors at most kExchangeVectors
-  OPTIONAL(void*, residual, "x[*]");
+  OPTIONAL(void*, residual, "T[rows, width]");
   OPTIONAL(const void*, weight, "T|f32[width]");
   ARG_OR(float, eps, 0);
   DIM(int, ranks);
-  int64_t vectors;  // of x, in 16 bytes
-  bool wide;        // the weight is float32, and x is not
+  DIM(int, rows);
+  DIM(int, width);
+  bool wide;  // the weight is float32, and x is not
 };
 
 cudaError_t all_reduce(const AllReduce& sum, Dtype dtype, cudaStream_t stream);
