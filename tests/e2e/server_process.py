@@ -75,11 +75,15 @@ class ServerProcess:
         return family
 
     def engine(self) -> psutil.Process:
-        """The engine's process, by its command line. A child that it forks has the same one for
-        a moment, and torch in its memory, too."""
-        family = {process.pid: process for process in self.look() if is_engine(process)}
-        (engine,) = [process for process in family.values() if parent_of(process) not in family]
+        """The only engine's process."""
+        (engine,) = self.engines()
         return engine
+
+    def engines(self) -> list[psutil.Process]:
+        """The engines' processes, by their command lines. A child that one forks has the same one
+        for a moment, and torch in its memory, too."""
+        family = {process.pid: process for process in self.look() if is_engine(process)}
+        return [process for process in family.values() if parent_of(process) not in family]
 
     def interrupt_group(self) -> None:
         """As Ctrl-C in a terminal: SIGINT to every process of the group."""

@@ -135,23 +135,18 @@ def test_an_opener_becomes_a_table(page: Page) -> None:
         assert cells == ["France", "Paris", "Spain", "Madrid", "Italy", "Rome"]
 
 
-def test_an_engine_killed_in_mid_answer_is_told_and_mended(
-    page: Page, demo_process: DemoProcess
-) -> None:
-    """kill -9 of the engine: words, not silence; then the same page gets its answer."""
+def test_an_engine_killed_in_mid_answer_is_a_pause(page: Page, demo_process: DemoProcess) -> None:
+    """kill -9 of the engine: the answer goes on where it stopped, on the same page."""
     engine = demo_process.engine()
     endless(page, True)
     ask(page, STORY)
     begun(page)
     engine.kill()
+    page.wait_for_timeout(500)  # What was on its way has come.
+    before = page.inner_text(".prose")
+    ended(page)
+    assert page.locator(".fault").count() == 0
+    after = page.inner_text(".prose")
+    assert len(after) > len(before) + 100
+    assert after[: len(before) - 20] == before[:-20]  # Marks at the end may not be closed yet.
     endless(page, False)
-    expect(page.locator(".fault p")).to_contain_text("engine")
-    assert len(page.inner_text(".prose")) > 20  # what had come is still there
-    for _ in range(120):  # until the engine is back, trying again says so in words too
-        page.click("text=Try again")
-        ended(page)
-        if page.locator(".fault").count() == 0:
-            break
-        assert page.inner_text(".fault p")
-        page.wait_for_timeout(500)
-    assert "Ada" in page.inner_text(".prose")

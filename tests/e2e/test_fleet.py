@@ -1,0 +1,205 @@
+"""Engines of the bundled model are killed under streams: every answer is the one that comes without
+that, and the ledger has each token once.
+
+    python -m pytest -m nightly -s tests/e2e/test_fleet.py    # ten minutes; prints the pauses
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.attack.serving import MODEL, Deployment, Member
+from tests.gateway.serving import until
+from tests.postgres import fresh_database, postgres_server
+
+__all__ = ["postgres_server"]
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+
+STORIES = [
+    f"Tell me a story about {animal}." for animal in ("a fox", "two owls", "a bear", "the sea")
+]
+LIST = {
+    "type": "object",
+    "properties": {
+        "numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 40, "maxItems": 40}
+    },
+    "required": ["numbers"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: str) -> Iterator[str]:
+    yield from fresh_database(postgres_server)
+
+
+def questions(num_tokens: int) -> list[dict[str, Any]]:
+    """Greedy, seeded, with a grammar, with penalties and with two choices."""
+    chat = [[{"role": "user", "content": story}] for story in STORIES]
+    long = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}}
+    free = {**long, "max_tokens": num_tokens, "ignore_eos": True}
+    schema = {"name": "numbers", "schema": LIST, "strict": True}
+    return [
+        {**free, "messages": chat[0], "temperature": 0},
+        {**free, "messages": chat[1], "temperature": 1.0, "seed": 1},
+        {**free, "messages": chat[2], "temperature": 0.7, "seed": 2, "frequency_penalty": 0.4},
+        {**free, "messages": chat[3], "temperature": 1.0, "seed": 3, "n": 2},
+        {
+            **long,
+            "messages": chat[0],
+            "temperature": 0,
+            "response_format": {"type": "json_schema", "json_schema": schema},
+        },
+    ]
+
+
+@dataclass
+class Answers:
+    """What clients got."""
+
+    num_done: int = 0
+    num_tokens: int = 0
+    pauses_s: list[float] = field(default_factory=list)
+    """The longest gap of each stream."""
+
+
+async def ask(
+    client: httpx.AsyncClient, url: str, question: dict[str, Any], answers: Answers
+) -> dict[int, str]:
+    """The text of each choice. Raises ``AssertionError`` if the stream does not end well."""
+    texts: dict[int, str] = {}
+    pause, last, is_done = 0.0, time.monotonic(), False
+    async with client.stream("POST", f"{url}/v1/chat/completions", json=question) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            pause, last = max(pause, time.monotonic() - last), time.monotonic()
+            if line == "data: [DONE]":
+                is_done = True
+            elif line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                assert "error" not in chunk, chunk
+                if chunk.get("usage"):
+                    answers.num_tokens += chunk["usage"]["completion_tokens"]
+                for choice in chunk["choices"]:
+                    text = choice["delta"].get("content") or ""
+                    texts[choice["index"]] = texts.get(choice["index"], "") + text
+    assert is_done
+    answers.num_done += 1
+    answers.pauses_s.append(pause)
+    return texts
+
+
+@contextlib.asynccontextmanager
+async def client_of(member: Member) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"authorization": f"Bearer {member.key}"}
+    limits = httpx.Limits(max_connections=1000)
+    async with httpx.AsyncClient(timeout=180, headers=headers, limits=limits) as client:
+        yield client
+
+
+async def num_ready(client: httpx.AsyncClient, url: str) -> int:
+    """How many engines a worker says to be ready."""
+    engines = (await client.get(f"{url}/readyz")).json()["engines"]
+    return sum(state == "ready" for state in engines.values())
+
+
+async def storm(
+    deployment: Deployment, *, num_clients: int, num_tokens: int, num_kills: int, within_s: float
+) -> None:
+    """Clients ask the same questions again and again while engines are killed."""
+    rng = random.Random(1)
+    member, answers = deployment.member("stormy"), Answers()
+    asked = questions(num_tokens)
+    async with client_of(member) as client:
+        expected = [await ask(client, deployment.url, one, answers) for one in asked]
+        is_over, num_killed = asyncio.Event(), 0
+
+        async def chat(number: int) -> None:
+            turn = number
+            while not is_over.is_set():
+                question = turn % len(asked)
+                got = await ask(client, deployment.url, asked[question], answers)
+                assert got == expected[question]
+                turn += 1
+
+        async def kill() -> None:
+            nonlocal num_killed
+            began = time.monotonic()
+            while num_killed < num_kills or time.monotonic() - began < within_s:
+                await asyncio.sleep(rng.uniform(0.5, 1.5))
+                # One of two at least serves, but for now and then.
+                if rng.random() < 0.8:
+                    await until(lambda: is_whole(client, deployment), within_s=120)
+                if engines := deployment.engines():
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        rng.choice(engines).kill()
+                        num_killed += 1
+            is_over.set()
+
+        await asyncio.gather(kill(), *(chat(number) for number in range(num_clients)))
+    booked = await deployment.settled(member, answers.num_done)
+    assert (booked.requests, booked.completion_tokens) == (answers.num_done, answers.num_tokens)
+    pauses = sorted(answers.pauses_s)
+    print(
+        f"{num_killed} kills, {answers.num_done} streams, {answers.num_tokens} tokens; longest gap "
+        f"of a stream: median {statistics.median(pauses):.2f} s, "
+        f"p99 {pauses[int(0.99 * (len(pauses) - 1))]:.2f} s, max {pauses[-1]:.2f} s"
+    )
+
+
+async def is_whole(client: httpx.AsyncClient, deployment: Deployment) -> bool:
+    return await num_ready(client, deployment.url) == len(deployment.engines())
+
+
+def settings(replicas: int, **engine: Any) -> dict[str, dict[str, Any]]:
+    # An engine that is killed again and again is started again after a growing pause.
+    return {"fleet": {"replicas": replicas, "failover_wait_s": 90.0}, "engine": engine}
+
+
+async def test_two_engines_are_killed_by_turns(database: str) -> None:
+    with Deployment(database, settings=settings(2)) as deployment:
+        await storm(deployment, num_clients=10, num_tokens=300, num_kills=2, within_s=0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+async def test_ten_minutes_of_kills_under_two_hundred_streams(database: str) -> None:
+    with Deployment(database, settings=settings(3, max_num_seqs=128)) as deployment:
+        await storm(deployment, num_clients=200, num_tokens=400, num_kills=10, within_s=600)
+
+
+@pytest.mark.nightly
+async def test_an_engine_that_stands_still_for_forty_seconds(database: str) -> None:
+    """It is given up and killed after the hang timeout; the other goes on with its requests."""
+    patient = settings(2) | {"server": {"engine_hang_timeout_s": 10.0}}
+    with Deployment(database, settings=patient) as deployment:
+        member, answers = deployment.member("waiting"), Answers()
+        asked = questions(1500)[:3]
+        async with client_of(member) as client:
+            expected = [await ask(client, deployment.url, one, answers) for one in asked]
+            running = [
+                asyncio.create_task(ask(client, deployment.url, asked[i % 3], answers))
+                for i in range(12)
+            ]
+            await asyncio.sleep(1.0)
+            stopped = deployment.engines()[0]
+            stopped.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(40)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                stopped.send_signal(signal.SIGCONT)
+            assert await asyncio.gather(*running) == [expected[i % 3] for i in range(12)]
+        booked = await deployment.settled(member, answers.num_done)
+        assert booked.completion_tokens == answers.num_tokens
