@@ -19,11 +19,15 @@ class FcfsPolicy:
     def __init__(self) -> None:
         self._waiting = RequestHeap()
 
+    def _key(self, request: Request) -> float:
+        """Those of the least go first; among equals, those that came first."""
+        return request.arrival
+
     def __len__(self) -> int:
         return len(self._waiting)
 
     def enqueue(self, request: Request) -> None:
-        self._waiting.push(request.arrival, request)
+        self._waiting.push(self._key(request), request)
 
     def dequeue(self, request: Request) -> None:
         self._waiting.remove(request)
@@ -42,7 +46,7 @@ class FcfsPolicy:
         return self._waiting.peek()
 
     def ranked(self, running: Iterable[Request]) -> list[Request]:
-        return sorted(running, key=lambda request: request.arrival)
+        return sorted(running, key=lambda request: (self._key(request), request.arrival))
 
     def by_service(self, running: Iterable[Request]) -> list[Request]:
         return list(running)
@@ -51,10 +55,10 @@ class FcfsPolicy:
         return iter(())
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
-        """Nothing to do: arrival alone decides."""
+        """Nothing to do: service does not change the order."""
 
     def charge_output(self, request: Request, num_tokens: int) -> None:
-        """Nothing to do: arrival alone decides."""
+        """Nothing to do: service does not change the order."""
 
     def spread(self) -> float:
         return 0.0
