@@ -175,6 +175,7 @@ HARMONY_REASONING = ReasoningFormat(
     before_answer=_FINAL,
     before_calls=f"{START}assistant",
     make_parser=lambda has_begun: HarmonyParser(has_begun=has_begun),
+    field="thinking",
 )
 
 HARMONY = ToolFormat(

@@ -52,6 +52,8 @@ class ReasoningFormat:
     """The same where the answer may be calls."""
     make_parser: Callable[[bool], ReasoningParser]
     """Makes a parser, given whether the prompt ends with ``begin``."""
+    field: str = "reasoning_content"
+    """Where the chat template looks for the reasoning of an earlier message."""
 
 
 class _At(Enum):

@@ -11,7 +11,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.parsers.reasoning import ReasoningFormat
-from gateway.prompts.messages import messages_for_template
+from gateway.prompts.messages import REASONING, messages_for_template
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import LONG_CHARS, PromptThreads, check_length
 from gateway.schemas.chat import Message
@@ -78,9 +78,11 @@ class ChatPrompts:
         Raises ``ApiError`` or ``InvalidRequest``.
         """
 
+        field = REASONING if self._reasoning is None else self._reasoning.field
+
         def render() -> Prompt | str:
             text = self._template.render(
-                messages_for_template(messages),
+                messages_for_template(messages, field),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **(kwargs or {}),

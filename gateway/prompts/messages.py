@@ -20,7 +20,12 @@ from gateway.schemas.chat import (
 )
 
 
-def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
+REASONING = "reasoning_content"
+
+
+def messages_for_template(
+    messages: list[Message], reasoning_field: str = REASONING
+) -> list[dict[str, Any]]:
     """Plain dictionaries, in which contents are strings and the arguments of calls are objects.
 
     Arguments that are not JSON, because an answer ended in the middle of a call, remain text. The
@@ -29,10 +34,12 @@ def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
     """
     if not messages:
         raise InvalidRequestError("There must be at least one message.", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [
+        _message(message, f"messages[{i}]", reasoning_field) for i, message in enumerate(messages)
+    ]
 
 
-def _message(message: Message, path: str) -> dict[str, Any]:
+def _message(message: Message, path: str, reasoning_field: str) -> dict[str, Any]:
     role = message.__struct_config__.tag
     content = None if message.content is None else _text(message.content, f"{path}.content")
     plain: dict[str, Any] = {"role": role, "content": content}
@@ -44,9 +51,12 @@ def _message(message: Message, path: str) -> dict[str, Any]:
         plain["name"] = message.name
     if isinstance(message, AssistantMessage):
         if message.reasoning_content is not None:
-            plain["reasoning_content"] = message.reasoning_content
+            plain[reasoning_field] = message.reasoning_content
         if message.tool_calls:
             plain["tool_calls"] = [*map(_call, message.tool_calls)]
+            if reasoning_field != REASONING and content and reasoning_field in plain:
+                # Harmony's template takes one of both: what was said before a call is part of it.
+                plain |= {reasoning_field: f"{message.reasoning_content}\n{content}", "content": ""}
         elif content is None:
             plain["content"] = message.refusal or ""
     return plain

@@ -77,3 +77,24 @@ def test_no_messages() -> None:
     with pytest.raises(ApiError) as caught:
         render()
     assert caught.value.param == "messages"
+
+
+def test_harmony_gets_the_reasoning_before_a_call_as_one_text() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    given: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "Yes", "reasoning_content": "Hm."},
+        {
+            "role": "assistant",
+            "content": "I look",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call],
+        },
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call]},
+    ]
+    made = messages_for_template(msgspec.convert(given, list[Message]), "thinking")
+    assert [(one["content"], one["thinking"]) for one in made] == [
+        ("Yes", "Hm."),
+        ("", "Hm.\nI look"),
+        (None, "Hm."),
+    ]
+    assert not any("reasoning_content" in one for one in made)
