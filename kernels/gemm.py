@@ -1,11 +1,10 @@
 """GEMMs with weights: cuBLAS's, or our own where that was measured to be faster.
 
-There are four ways to multiply:
+There are three ways to multiply:
 
 * *library*: ``torch.nn.functional.linear``, for which cuBLAS chooses an algorithm;
 * *skinny*: our kernel for up to 16 rows, which is bound by reading the weight;
-* *tiled*: our kernel for some dozens of rows on Hopper (``tiled_linear``);
-* *wide*: our kernel for many rows on Hopper (``wide_linear``).
+* *wide*: our kernel for more rows on Hopper (``wide_linear``).
 
 ``tuning.measure`` compares them on the weights of a model; without it, the library is used.
 """
@@ -39,14 +38,8 @@ SQUARE = 192
 load the fewest operands, and so take the least power."""
 
 
-TILED_FEATURES = (128, 256)
-"""Features of a tile of ``tiled_linear``: two CTAs of an SM have 128 each, or one has 256, which
-reads x half as often."""
-MAX_TILED_ROWS = 128
-
-
 def has_wide(device: torch.device) -> bool:
-    """Whether ``tiled_linear`` and ``wide_linear`` serve this GPU."""
+    """Whether ``wide_linear`` serves this GPU."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -78,9 +71,9 @@ class Kind(NamedTuple):
 class Gemm:
     """One way to multiply, see above."""
 
-    name: Literal["library", "skinny", "tiled", "wide"]
+    name: Literal["library", "skinny", "wide"]
     shape: int = 0
-    """Warps of a CTA of a skinny GEMM, features of a tile of a tiled or a wide one."""
+    """Warps of a CTA of a skinny GEMM, features of a tile of a wide one."""
 
     @property
     def code(self) -> int:
@@ -94,8 +87,6 @@ class Gemm:
         match self.name:
             case "skinny":
                 out = native.skinny_linear(x, weight, bias, self.shape, gated)
-            case "tiled" if takes(x):
-                out = native.tiled_linear(x, weight, bias, self.shape, gated)
             case "wide" if takes(x):
                 out = native.wide_linear(x, weight, bias, self.shape, gated)
             case _:
@@ -106,7 +97,7 @@ class Gemm:
 
 LIBRARY = Gemm("library")
 _SQUARE = Gemm("wide", SQUARE)
-_CODES = {"library": 0, "skinny": 1024, "tiled": 2048, "wide": 3072}
+_CODES = {"library": 0, "skinny": 1024, "wide": 2048}
 """As ``own_gemm`` in ``csrc/binding/layer.cpp`` reads them."""
 
 

@@ -14,8 +14,6 @@ from kernels import cuda, ops
 from kernels.gemm import (
     LIBRARY,
     MAX_CHOSEN_ROWS,
-    MAX_TILED_ROWS,
-    TILED_FEATURES,
     UNMEASURED,
     WIDE_WIDTHS,
     Choice,
@@ -165,8 +163,6 @@ def _candidates(rows: int, device: torch.device) -> Iterator[Gemm]:
         for warps in cuda.SKINNY_WARPS:
             yield Gemm("skinny", warps)
     elif has_wide(device):
-        if rows <= MAX_TILED_ROWS:
-            yield from (Gemm("tiled", features) for features in TILED_FEATURES)
         yield from (Gemm("wide", width) for width in WIDE_WIDTHS)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.request import Request
     from engine.scheduler.plan import LaunchedStep, StepPlan, StepResult
-    from engine.spec.controller import Noted
+    from engine.spec.costs import Noted
 
 
 @dataclass(slots=True)

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.spec.acceptance import Acceptance
-from engine.spec.costs import LOOK, LearnedCosts, TimedStep
+from engine.spec.costs import LOOK, LearnedCosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from engine.request import Request
-    from engine.scheduler.plan import Chunk
-    from engine.spec.costs import StepCosts
+    from engine.spec.costs import Noted, StepCosts
 
 PROBE_REQUESTS = 4
 """The most requests that take part in a probe."""
@@ -56,22 +55,6 @@ _MARGIN, _KEEPING = 1.04, 1.02
 # How probable it must be that a draft from a text is accepted for it to be checked: the one of
 # these with the most tokens per second.
 _LEAST_CHANCES = (0.02, 0.1, 0.2, 0.35, 0.5, 0.7)
-
-
-@dataclass(slots=True)
-class Noted:
-    """A step in flight that is learned from."""
-
-    chunks: Sequence[Chunk]
-    forced: set[str]
-    """Ids of the requests whose drafts a grammar forced: their acceptance says nothing."""
-    began_s: float
-    """When the core began to plan it, or the first of several that follow without a pause."""
-    has_drafts: bool
-    """As in ``TimedStep``, and likewise below."""
-    drafting: bool
-    newcomers: float
-    is_usual: bool
 
 
 @dataclass(slots=True)
@@ -261,7 +244,6 @@ class Controller:
     ) -> None:
         """A noted step is over. outcomes: for each request whose drafts say something (request id,
         drafts, accepted drafts)."""
-        batch = len(step.chunks)
         if outcomes:
             if not self.is_on and _share_right(outcomes) > self.acceptance.survival()[0] + _NEWS:
                 self._interval = _FIRST_PROBE  # Things have changed: ask again soon.
@@ -269,20 +251,7 @@ class Controller:
             is_poor = self._since >= _POOR_STEPS and self.acceptance.survival()[0] < _POOR
             if self.is_probe and is_poor:
                 self._end_trial()
-        drafts = [len(chunk.draft_token_ids) for chunk in step.chunks] if step.has_drafts else [0]
-        self.costs.observe(
-            TimedStep(
-                batch,
-                max(drafts),
-                sum(drafts),
-                seconds,
-                batch + sum(num_right for _, _, num_right in outcomes),
-                step.newcomers,
-                step.has_drafts,
-                step.drafting,
-                step.is_usual,
-            )
-        )
+        self.costs.observe(step, seconds, sum(num_right for _, _, num_right in outcomes))
         self._num_learned += 1
         if self._num_learned % (LOOK // 2) == 0:
             self._choices.clear()

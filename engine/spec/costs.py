@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from engine.scheduler.plan import Chunk
+
 LOOK = 8
 """Steps of a batch size and kind that make one measurement."""
 # Measurements with and without drafts are compared if no more timed steps lie between their ends.
@@ -85,24 +87,21 @@ def _interpolate(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
 _ALL = -1
 
 
-class TimedStep(NamedTuple):
-    """What ``LearnedCosts`` learns from."""
+class Noted(NamedTuple):
+    """A step that is learned from."""
 
-    batch: int
-    longest: int
-    """Drafts of the request that has the most."""
-    num_drafts: int
-    """Drafts of all requests."""
-    seconds: float
-    num_tokens: int
-    """Tokens that it generated."""
-    newcomers: float
-    """Requests that have a prompt in it or had one in the step before, each of which counts as
-    half."""
+    chunks: Sequence[Chunk]
+    forced: set[str]
+    """Ids of the requests whose drafts a grammar forced: their acceptance says nothing."""
+    began_s: float
+    """When the core began to plan it, or the first of several that follow without a pause."""
     has_drafts: bool
     """It has drafts, or was planned late in order to have some."""
     drafting: bool
     """Drafts are made at this time, if not in this step."""
+    newcomers: float
+    """Requests that have a prompt in it or had one in the step before, each of which counts as
+    half."""
     is_usual: bool
     """Neither it nor the step before has prompts, and both have drafts or both have none."""
 
@@ -233,19 +232,22 @@ class LearnedCosts:
         num_came, num_tokens = self._came[_size(batch)]
         return batch * min(max(more, 0.0), _MAX_MORE) * num_came / max(num_tokens, 1.0)
 
-    def observe(self, step: TimedStep) -> None:
-        """A step is over."""
+    def observe(self, step: Noted, seconds: float, num_right: int) -> None:
+        """A step is over. num_right: its accepted drafts."""
         self._num_steps += 1
-        size, batch = _size(step.batch), step.batch
-        factor = step.seconds / self.table.seconds(batch, 0, 0)
-        factor -= self._of_drafts(batch, step.longest, step.num_drafts)
+        batch = len(step.chunks)
+        size = _size(batch)
+        factor = seconds / self.table.seconds(batch, 0, 0)
+        if step.has_drafts:
+            drafts = [len(chunk.draft_token_ids) for chunk in step.chunks]
+            factor -= self._of_drafts(batch, max(drafts), sum(drafts))
         if step.is_usual:
             self._add(_Kind(size, step.has_drafts, is_mixed=False), factor)
         self._add(_Kind(size, step.drafting, is_mixed=True), factor)
         num_came, num_tokens = self._came[size]
         self._came[size] = [
             _KEPT * num_came + step.newcomers,
-            _KEPT * num_tokens + step.num_tokens,
+            _KEPT * num_tokens + batch + num_right,
         ]
         usual = self._means.get(_Kind(size, step.has_drafts, is_mixed=False))
         if usual is None or step.is_usual:

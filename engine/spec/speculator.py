@@ -19,7 +19,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.spec.config import NETWORK_METHODS
-from engine.spec.controller import MAX_WAIT, PROBE_REQUESTS, Controller, Noted
+from engine.spec.controller import MAX_WAIT, PROBE_REQUESTS, Controller
+from engine.spec.costs import Noted
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.suffix import SuffixProposer

@@ -19,7 +19,6 @@ from gateway.schemas.chat import (
     ToolMessage,
 )
 
-
 REASONING = "reasoning_content"
 
 

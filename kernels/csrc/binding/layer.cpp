@@ -61,7 +61,7 @@ class Adapters {
 void own_gemm(const Tensor& out, const Tensor& x, const Tensor& weight,
               const std::optional<Tensor>& bias, int64_t code, bool gated) {
   static const sluice::Binder* const own[] = {
-      &binder_of("skinny_linear"), &binder_of("tiled_linear"), &binder_of("wide_linear")};
+      &binder_of("skinny_linear"), &binder_of("wide_linear")};
   run(*own[code / kShapes - 1],
       {{"out", out}, {"x", x}, {"weight", weight}, {"bias", bias},
        {"shape", static_cast<double>(code % kShapes)}, {"gated", static_cast<double>(gated)}});

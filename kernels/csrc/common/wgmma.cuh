@@ -9,30 +9,23 @@
 #include <cstdint>
 #include <type_traits>
 
-#define SLUICE_ACC4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SLUICE_ACC8(d, i)                                                                    \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define SLUICE_ACC16(d, i) SLUICE_ACC8(d, i), SLUICE_ACC8(d, i + 8)
 #define SLUICE_ACC32(d, i) \
   SLUICE_ACC8(d, i), SLUICE_ACC8(d, i + 8), SLUICE_ACC8(d, i + 16), SLUICE_ACC8(d, i + 24)
-#define SLUICE_ACC48(d, i) SLUICE_ACC32(d, i), SLUICE_ACC16(d, i + 32)
-#define SLUICE_ACC56(d, i) SLUICE_ACC48(d, i), SLUICE_ACC8(d, i + 48)
 #define SLUICE_ACC64(d, i) SLUICE_ACC32(d, i), SLUICE_ACC32(d, i + 32)
 #define SLUICE_ACC96(d, i) SLUICE_ACC64(d, i), SLUICE_ACC32(d, i + 64)
 #define SLUICE_ACC112(d, i) SLUICE_ACC96(d, i), SLUICE_ACC8(d, i + 96), SLUICE_ACC8(d, i + 104)
 #define SLUICE_ACC128(d, i) SLUICE_ACC64(d, i), SLUICE_ACC64(d, i + 64)
 
-#define SLUICE_REGS4 "%0, %1, %2, %3"
 #define SLUICE_REGS8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SLUICE_REGS16 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SLUICE_REGS32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define SLUICE_REGS48 \
-  SLUICE_REGS32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define SLUICE_REGS56 SLUICE_REGS48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define SLUICE_REGS64 \
   SLUICE_REGS32 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -107,12 +100,9 @@
 
 namespace sluice {
 
-SLUICE_WGMMA(8, 4, "%4", "%5", "%6", "%7", "%8")
 SLUICE_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")
 SLUICE_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20")
 SLUICE_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
-SLUICE_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52")
-SLUICE_WGMMA(112, 56, "%56", "%57", "%58", "%59", "%60")
 SLUICE_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
 SLUICE_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100")
 SLUICE_WGMMA(224, 112, "%112", "%113", "%114", "%115", "%116")

@@ -1,5 +1,5 @@
-// Interface of the GEMMs with weights of 16 bits (skinny_linear.cu, tiled_dense.cu,
-// wide_linear.cu): raw pointers only.
+// Interface of the GEMMs with weights of 16 bits (skinny_linear.cu, wide_linear.cu): raw pointers
+// only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,21 +21,15 @@ struct DenseLinear {
   DIM(int, tokens);
   DIM(int, features);          // a multiple of 16
   DIM(int, k);                 // a multiple of 64
-  ARG_OR(int, shape, 0);       // of a CTA's work: skinny its warps, tiled and wide its features;
-                               // 0: 8, 128, 256
+  ARG_OR(int, shape, 0);       // of a CTA's work: skinny its warps, wide its features; 0: 8, 256
   ARG_OR(bool, gated, false);  // features = [gate | up], out = silu(gate) * up
-  ARG_OR(int, split, 0);       // tiled: CTAs that share the sum over k, at most 8 and k / 64; 0: as
-                               // many as seem best
 };
 
 // out = x weight^T + bias for up to kMaxSkinnyTokens tokens, where reading the weight once is all
 // that matters. shape: 4, 8 or 16 warps.
 cudaError_t skinny_linear(const DenseLinear& linear, bool bf16, cudaStream_t stream);
 
-// The same on Hopper for any number of tokens, best some dozens. shape: 128 or 256 features.
-cudaError_t tiled_linear(const DenseLinear& linear, bool bf16, cudaStream_t stream);
-
-// The same on Hopper, best for hundreds of tokens; rounds where the library's GEMM and silu_mul
+// The same on Hopper for any number of tokens, best more than 16; rounds where the library's GEMM and silu_mul
 // round. shape: 192 (of more than 1,024 tokens by 192 of them), 224 or 256 features.
 cudaError_t wide_linear(const DenseLinear& linear, bool bf16, cudaStream_t stream);
 

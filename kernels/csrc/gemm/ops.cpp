@@ -12,10 +12,9 @@ static void require_multiples(const Linear& args, int k_multiple) {
           " and ", args.k);
 }
 
-// chunks: of the sum over k.
-static void require_split(int split, int chunks) {
-  require(split >= 0 && split <= 8 && split <= chunks, "split must be 0 to 8 and at most ", chunks,
-          ", got ", split);
+static void require_split(const QuantizedLinear& args) {
+  require(args.split >= 0 && args.split <= 8 && args.split <= args.k / 128,
+          "split must be 0 to 8 and at most k / 128, got ", args.split);
 }
 
 // shapes: that the op has; the last where none is given.
@@ -33,12 +32,6 @@ OP(skinny_linear, DenseLinear) {
   require(args.tokens <= kMaxSkinnyTokens, "at most ", kMaxSkinnyTokens, " tokens, got ",
           args.tokens);
   return skinny_linear(args, call.bf16(), call.stream);
-}
-
-OP(tiled_linear, DenseLinear) {
-  require_dense(args, {256, 128});
-  require_split(args.split, args.k / 64);
-  return tiled_linear(args, call.bf16(), call.stream);
 }
 
 OP(wide_linear, DenseLinear) {
@@ -95,7 +88,7 @@ OP(skinny_int4_linear, QuantizedLinear) {
 
 OP(tiled_int4_linear, QuantizedLinear) {
   set_groups(args, call);
-  require_split(args.split, args.k / 128);
+  require_split(args);
   require(args.group_size == 32 || args.group_size == 64 || args.group_size % 128 == 0,
           "groups must be of 32, 64 or a multiple of 128 elements, got ", args.group_size);
   return tiled_int4_linear(args, args.split, call.bf16(), call.stream);
@@ -103,7 +96,7 @@ OP(tiled_int4_linear, QuantizedLinear) {
 
 OP(tiled_fp8_linear, QuantizedLinear) {
   require_fp8(args, call, 128);
-  require_split(args.split, args.k / 128);
+  require_split(args);
   require(call.is("x", Element::kE4m3), "x must be float8_e4m3fn");
   const bool blocks = args.block_rows > 0;
   const int64_t pieces = blocks ? args.k / 128 : 1;

@@ -9,9 +9,7 @@ namespace {
 
 template <typename T>
 struct Fp8 {
-  using Linear = QuantizedLinear;
   static constexpr int kGroups = 2;
-  static constexpr int kChunk = 128;
   using Out = T;
   using Row = uint8_t;
   using X = uint8_t;
@@ -25,17 +23,32 @@ struct Fp8 {
   }
 
 #ifdef SLUICE_HOPPER
-  template <int kSums>
-  static __device__ __forceinline__ void mma(float (&sum)[kSums], uint64_t a, uint64_t b) {
-    wgmma_fp8(sum, a, b, false);
-  }
-
   template <int kTokens>
   static __device__ __forceinline__ void multiply(float (&sum)[kTokens / 2],
                                                   const QuantizedLinear&,
                                                   Shared<Fp8, kTokens>& sm, const Work& work,
                                                   int) {
-    multiply_stored<Fp8, kTokens>(sum, sm, work);
+    const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+    const uint64_t weight_at = tile_descriptor(address(sm.stages[0].weight[group]), 16);
+    const uint64_t x_at = tile_descriptor(address(sm.stages[0].x[0]), 16);
+    Place<Shared<Fp8, kTokens>::kStages> place, last;
+    for (int chunk = work.begin; chunk < work.end; ++chunk) {
+      mbarrier_wait(address(&sm.full[place.stage]), place.parity);
+      const uint32_t stage = place.stage * sizeof(typename Shared<Fp8, kTokens>::Stage) / 16;
+      pin(sum);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kChunk / 32; ++step) {
+        wgmma_fp8(sum, weight_at + stage + step * 2, x_at + stage + step * 2, false);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (chunk > work.begin && lane == 0) mbarrier_arrive(address(&sm.empty[last.stage]));
+      last = place;
+      place.advance();
+    }
+    wgmma_wait<0>();
+    pin(sum);
   }
 #endif
 };
@@ -44,8 +57,6 @@ struct Fp8 {
 // are of a chunk, whose products are scaled before they are added up (arXiv 2412.19437, 3.3.2).
 template <typename T>
 struct Fp8Blocks : Fp8<T> {
-  using Fp8<T>::kChunk;
-
   static __device__ __forceinline__ float scale(const QuantizedLinear&, int, int) { return 1.f; }
 
 #ifdef SLUICE_HOPPER

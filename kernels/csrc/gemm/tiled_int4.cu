@@ -12,16 +12,13 @@ namespace sluice {
 namespace tiled {
 namespace {
 
-constexpr int kChunk = 128;
 constexpr int kWord = 32;                // inputs that share four words
 constexpr int kBlocks = kChunk / kWord;  // of them in a chunk
 
 // kScales: that are read for a chunk: 1, or kBlocks for groups of 32 or 64.
 template <typename T, int kScales, int kWarpgroups>
 struct Int4 {
-  using Linear = QuantizedLinear;
   static constexpr int kGroups = kWarpgroups;
-  static constexpr int kChunk = tiled::kChunk;
   using Out = T;
   using Row = uint8_t;
   using X = T;

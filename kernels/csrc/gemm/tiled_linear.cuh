@@ -1,4 +1,4 @@
-// GEMMs of dozens of tokens on Hopper: what the formats of weights share.
+// GEMMs of dozens of tokens with quantized weights on Hopper: what the formats share.
 //
 // The weight is wgmma's first operand, with 64 features a warpgroup, and the tokens are its second:
 // out^T = weight x^T. A CTA makes 128 or 256 features of up to 128 tokens; a cluster of CTAs shares
@@ -22,13 +22,12 @@
 namespace sluice::tiled {
 
 inline constexpr int kGroupRows = 64;  // features of a warpgroup
+inline constexpr int kChunk = 128;     // elements of k at a time
 inline constexpr int kPanel = 128;     // bytes of a token in a panel of x, swizzled
 inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxSplit = 8;  // CTAs of a cluster
 
 // A format says what a chunk is made of, and multiplies:
-//   Linear          type of the arguments
-//   kChunk          elements of k in a chunk
 //   Out             type of the results
 //   Row, X          types of a feature's and a token's elements for the copy engine, and kRowType,
 //                   kXType its names for them
@@ -78,9 +77,8 @@ struct Work {
 
 inline constexpr int kMultiplied = 1;  // the named barrier of the warpgroups
 
-template <typename Format>
-__device__ __forceinline__ Work work_of(const typename Format::Linear& p, int split, int tokens) {
-  const int token_tiles = (p.tokens + tokens - 1) / tokens, chunks = p.k / Format::kChunk;
+__device__ __forceinline__ Work work_of(const QuantizedLinear& p, int split, int tokens) {
+  const int token_tiles = (p.tokens + tokens - 1) / tokens, chunks = p.k / kChunk;
   const int cluster = blockIdx.x / split, rank = blockIdx.x % split;
   return {cluster / token_tiles,        cluster % token_tiles * tokens, rank, split,
           chunks * rank / split, chunks * (rank + 1) / split};
@@ -88,7 +86,7 @@ __device__ __forceinline__ Work work_of(const typename Format::Linear& p, int sp
 
 // First feature of a warpgroup: gated, half of them have gates and the others their ups.
 template <typename Format>
-__device__ __forceinline__ int first_feature(const typename Format::Linear& p, int tile, int group) {
+__device__ __forceinline__ int first_feature(const QuantizedLinear& p, int tile, int group) {
   constexpr int kHalf = Format::kGroups / 2;
   if (!p.gated) return (tile * Format::kGroups + group) * kGroupRows;
   return group / kHalf * (p.features / 2) + (tile * kHalf + group % kHalf) * kGroupRows;
@@ -96,7 +94,7 @@ __device__ __forceinline__ int first_feature(const typename Format::Linear& p, i
 
 // One thread.
 template <typename Format, int kTokens>
-__device__ void produce(const typename Format::Linear& p, const Maps& maps, Shared<Format, kTokens>& sm,
+__device__ void produce(const QuantizedLinear& p, const Maps& maps, Shared<Format, kTokens>& sm,
                         const Work& work) {
   using Memory = Shared<Format, kTokens>;
   auto bring_weight = [&](int stage, int chunk) {
@@ -131,39 +129,9 @@ __device__ void produce(const typename Format::Linear& p, const Maps& maps, Shar
   allow_next();
 }
 
-// One warpgroup: adds up its chunks where both operands are in shared memory as they are multiplied.
-// Format::mma(sum, a, b): multiplies 32 bytes of k.
-template <typename Format, int kTokens>
-__device__ __forceinline__ void multiply_stored(float (&sum)[kTokens / 2],
-                                                Shared<Format, kTokens>& sm, const Work& work) {
-  using Memory = Shared<Format, kTokens>;
-  static_assert(Format::kRowBytes == kPanel && Format::kXBytes == kPanel, "one panel of 128 bytes");
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-  const TileDescriptor<> weight(address(sm.stages[0].weight[group]), 16);
-  const TileDescriptor<> x(address(sm.stages[0].x[0]), 16);
-  Place<Memory::kStages> place, last;
-  for (int chunk = work.begin; chunk < work.end; ++chunk) {
-    mbarrier_wait(address(&sm.full[place.stage]), place.parity);
-    const uint32_t stage = place.stage * sizeof(typename Memory::Stage);
-    pin(sum);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kPanel; step += 32) {
-      Format::mma(sum, weight.at(stage + step), x.at(stage + step));
-    }
-    wgmma_commit();
-    wgmma_wait<1>();
-    if (chunk > work.begin && lane == 0) mbarrier_arrive(address(&sm.empty[last.stage]));
-    last = place;
-    place.advance();
-  }
-  wgmma_wait<0>();
-  pin(sum);
-}
-
 // One warpgroup: its features' sums over the span, left in shared memory.
 template <typename Format, int kTokens>
-__device__ void consume(const typename Format::Linear& p, Shared<Format, kTokens>& sm, const Work& work) {
+__device__ void consume(const QuantizedLinear& p, Shared<Format, kTokens>& sm, const Work& work) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
   float sum[kTokens / 2] = {};
   Format::template multiply<kTokens>(sum, p, sm, work, first_feature<Format>(p, work.tile, group));
@@ -177,7 +145,7 @@ __device__ void consume(const typename Format::Linear& p, Shared<Format, kTokens
 
 // Four features of a token, over all CTAs of the cluster: scaled, the bias added, rounded to T.
 template <typename Format>
-__device__ __forceinline__ float4 finished(const typename Format::Linear& p, const Work& work,
+__device__ __forceinline__ float4 finished(const QuantizedLinear& p, const Work& work,
                                            const float* sums, int feature, int token) {
   using T = typename Format::Out;
   float4 total = *reinterpret_cast<const float4*>(sums);
@@ -210,7 +178,7 @@ struct alignas(8) Four {
 
 // This CTA's share of the cluster's outputs.
 template <typename Format, int kTokens>
-__device__ void finish(const typename Format::Linear& p, Shared<Format, kTokens>& sm, const Work& work) {
+__device__ void finish(const QuantizedLinear& p, Shared<Format, kTokens>& sm, const Work& work) {
   using T = typename Format::Out;
   constexpr int kFeatures = Team<Format>::kFeatures, kConsumers = Team<Format>::kConsumers;
   const int width = p.gated ? kFeatures / 2 : kFeatures;  // outputs of the cluster
@@ -237,12 +205,12 @@ __device__ void finish(const typename Format::Linear& p, Shared<Format, kTokens>
 
 template <typename Format, int kTokens>
 __global__ void __launch_bounds__(Team<Format>::kThreads, Team<Format>::kCtas)
-    tiled_linear_kernel(const typename Format::Linear p, int split, const __grid_constant__ Maps maps) {
+    tiled_linear_kernel(const QuantizedLinear p, int split, const __grid_constant__ Maps maps) {
 #ifdef SLUICE_HOPPER
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& sm = *reinterpret_cast<Shared<Format, kTokens>*>(raw);
   constexpr int kConsumers = Team<Format>::kConsumers;
-  const Work work = work_of<Format>(p, split, kTokens);
+  const Work work = work_of(p, split, kTokens);
   if (threadIdx.x == kConsumers) {
     prefetch_map(maps.weight);
     prefetch_map(maps.x);
@@ -255,16 +223,16 @@ __global__ void __launch_bounds__(Team<Format>::kThreads, Team<Format>::kCtas)
   __syncthreads();
   if (threadIdx.x < kConsumers) {
     if constexpr (Team<Format>::kCtas == 1) take_registers<112>();
-    consume<Format, kTokens>(p, sm, work);
+    consume(p, sm, work);
   } else {
     if constexpr (Team<Format>::kCtas == 1) give_up_registers<32>();
-    if (threadIdx.x == kConsumers) produce<Format, kTokens>(p, maps, sm, work);
+    if (threadIdx.x == kConsumers) produce(p, maps, sm, work);
   }
   __syncthreads();
   if (split > 1) sync_cluster();
   if (threadIdx.x < kConsumers) {
     wait_for_inputs();  // scales of tokens; and nobody still reads what is written
-    finish<Format, kTokens>(p, sm, work);
+    finish(p, sm, work);
   }
   if (split > 1) meet_cluster();  // the others have read this CTA's sums
 #endif
@@ -326,11 +294,11 @@ int choose_split(int tiles, int chunks) {
 
 // split: CTAs that share the sum over k; 0: choose.
 template <typename Format, int kTokens>
-cudaError_t launch(const typename Format::Linear& p, int split, cudaStream_t stream) {
+cudaError_t launch(const QuantizedLinear& p, int split, cudaStream_t stream) {
   using Row = typename Format::Row;
   using X = typename Format::X;
   Maps maps;
-  const int row_bytes = p.k / Format::kChunk * Format::kRowBytes;
+  const int row_bytes = p.k / kChunk * Format::kRowBytes;
   cudaError_t error =
       describe(maps.weight, p.weight, Format::kRowType, p.features, row_bytes / sizeof(Row),
                row_bytes, kGroupRows, Format::kRowBytes / sizeof(Row),
@@ -347,14 +315,14 @@ cudaError_t launch(const typename Format::Linear& p, int split, cudaStream_t str
   if (ready != cudaSuccess) return ready;
   constexpr int kFeatures = Team<Format>::kFeatures;
   const int tiles = (p.features + kFeatures - 1) / kFeatures * ((p.tokens + kTokens - 1) / kTokens);
-  if (split == 0) split = choose_split<Format, kTokens>(tiles, p.k / Format::kChunk);
+  if (split == 0) split = choose_split<Format, kTokens>(tiles, p.k / kChunk);
   return launch_dependent_clusters(kernel, tiles * split, Team<Format>::kThreads, smem, stream,
                                    split, p, split, maps);
 }
 
 // By the least tile that holds all tokens. ForMany: of kMost, the largest.
 template <typename Format, typename ForMany = Format, int kMost = 128>
-cudaError_t dispatch(const typename Format::Linear& p, int split, cudaStream_t stream) {
+cudaError_t dispatch(const QuantizedLinear& p, int split, cudaStream_t stream) {
   if (p.tokens <= 16) return launch<Format, 16>(p, split, stream);
   if (p.tokens <= 32) return launch<Format, 32>(p, split, stream);
   if (p.tokens <= 64) return launch<Format, 64>(p, split, stream);

@@ -11,8 +11,8 @@ import pytest
 
 from engine.request import Request
 from engine.scheduler.plan import Chunk
-from engine.spec.controller import PROBE_REQUESTS, Controller, Noted
-from engine.spec.costs import LOOK, StepCosts
+from engine.spec.controller import PROBE_REQUESTS, Controller
+from engine.spec.costs import LOOK, Noted, StepCosts
 from tests.engine.scheduler.making import make_request
 from tests.engine.spec.simulation import BATCHES, H200, LENGTHS, best_fixed, padded, tokens_a_step
 

@@ -35,7 +35,7 @@ def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
     assert served[257] == LIBRARY, "not measured"
     assert chosen(1, gated=True) == LIBRARY, "measured for the other"
     assert measured._gemm(1, torch.zeros(16, 32), gated=False) == LIBRARY
-    assert [measured.code(rows, weight) for rows in (1, 4, 65, 257)] == [1024, 0, 3072 + 224, 0]
+    assert [measured.code(rows, weight) for rows in (1, 4, 65, 257)] == [1024, 0, 2048 + 224, 0]
     assert measured.code(1, weight, gated=True) == 0
 
 
@@ -48,7 +48,7 @@ def test_of_many_rows_what_fills_its_tiles_is_gated_in_them() -> None:
     chosen = {rows: measured._gemm(rows, weight, gated=True) for rows in (1024, 1280, 8192)}
     assert chosen == {1024: WIDE, 1280: LIBRARY, 8192: LIBRARY}
     assert measured._gemm(8448, weight, gated=True) == square, "22 x 150 pairs of tiles"
-    assert measured.code(8448, weight, gated=True) == 3072 + 192
+    assert measured.code(8448, weight, gated=True) == 2048 + 192
     assert measured._gemm(8448, weight, gated=False) == LIBRARY
     other = Gemms(dict.fromkeys(kinds, choice))
     assert other._gemm(8448, weight, gated=True) == LIBRARY, "of another GPU"

@@ -266,8 +266,7 @@ def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     few, more = (list(tuning._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
     assert few == [LIBRARY, *(Gemm("skinny", warps) for warps in cuda.SKINNY_WARPS)]
-    tiled = [Gemm("tiled", features) for features in gemm.TILED_FEATURES]
-    assert more == [LIBRARY, *tiled, *(Gemm("wide", width) for width in gemm.WIDE_WIDTHS)]
+    assert more == [LIBRARY, *(Gemm("wide", width) for width in gemm.WIDE_WIDTHS)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert list(tuning._candidates(17, torch.device("cuda"))) == [LIBRARY]
 

@@ -107,13 +107,6 @@ inline uint32_t address(const void* p) { return __cvta_generic_to_shared(p); }
 inline void meet_cluster() {
   emulation::wait(emulation::cluster, emulation::threads);
 }
-inline void sync_cluster() { meet_cluster(); }
-
-// From the shared memory of another CTA of the cluster.
-inline float4 load_from(int rank, uint32_t at) {
-  return *reinterpret_cast<const float4*>(
-      emulation::ctas[emulation::first_of_cluster() + rank].memory + at);
-}
 
 // Four 8x8 matrices, of which lane 8 i + r says where row r of matrix i goes.
 inline void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {

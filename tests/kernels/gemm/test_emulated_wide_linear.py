@@ -1,9 +1,8 @@
-"""The sources of the wide and the tiled GEMM without a GPU (``emulated``), cluster after cluster,
-against float64."""
+"""The wide GEMM's own source without a GPU (``emulated``), cluster after cluster, against
+float64."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,20 +11,15 @@ from torch.nn import functional as F
 
 from kernels import gemm
 from tests.kernels import emulated
-from tests.pairs import each_value, every_pair
+from tests.pairs import each_value
 
-WIDE, TILED = ("gemm/wide_linear.cu",), ("gemm/tiled_dense.cu",)
+SOURCES = ("gemm/wide_linear.cu",)
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(scope="module")
 def library() -> Any:
-    return emulated.native(WIDE, threads=512, ctas=2)
-
-
-@pytest.fixture(scope="module")
-def tiled_library() -> Any:
-    return emulated.native(TILED, threads=640, ctas=4)
+    return emulated.native(SOURCES, threads=512, ctas=2)
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
@@ -100,21 +94,3 @@ def test_strided_rows_and_what_lies_between_them(library: Any) -> None:
     weight = randn(48, 128, seed=2)
     want = both[:, :128].double() @ weight.double().T
     assert_close(multiply(library.wide_linear, both[:, :128], weight), want, 4e-3)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "shape", "split", "features"),
-    every_pair([1, 20, 64, 130], gemm.TILED_FEATURES, [0, 1, 3, 4], [16, 144, 528]),
-)
-def test_tiled(tiled_library: Any, tokens: int, shape: int, split: int, features: int) -> None:
-    """Sums over k that several CTAs share; the last tile of features may be cut off."""
-    x, weight, bias = randn(tokens, 264, seed=1)[:, :256], randn(features, 256, seed=2), None
-    if split != 1:
-        bias = randn(features, seed=3)
-    tiled = partial(multiply, tiled_library.tiled_linear, shape=shape, split=split)
-    want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    assert_close(tiled(x, weight, bias), want, 4e-3)
-    x = (x.double() * 0.06).to(BF16)
-    gate, up = (x.double() @ weight.double().T).chunk(2, -1)
-    out = tiled(x, weight, gated=True)
-    assert_close(out, F.silu(gate) * up, 12e-3)
