@@ -25,18 +25,25 @@ def version() -> str:
 
 @cache
 def commit() -> str:
-    """The short name of the commit, with ``+changes`` if files differ from it; empty if unknown."""
+    """The short name of the commit, with ``+changes`` if files differ from it;
+    empty if unknown."""
     try:
         return (_FOLDER / COMMIT_FILE).read_text(encoding="ascii").strip()
     except FileNotFoundError:
         pass
     if not (_FOLDER.parent / ".git").exists():
         return ""
-    name = ["git", "describe", "--always", "--exclude=*", "--dirty=+changes"]
     try:
-        found = subprocess.run(
-            name, cwd=_FOLDER, capture_output=True, text=True, timeout=5, check=True
-        )
+        name = _git("rev-parse", "--short", "HEAD")
+        # An image is built from a part of the files: those that are not there are no change.
+        changed = _git("diff", "--name-only", "--diff-filter=d", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.strip()
+    return f"{name}+changes" if changed else name
+
+
+def _git(*arguments: str) -> str:
+    """Raises ``OSError`` or ``SubprocessError``."""
+    return subprocess.run(
+        ["git", *arguments], cwd=_FOLDER, capture_output=True, text=True, timeout=5, check=True
+    ).stdout.strip()
