@@ -18,6 +18,7 @@ DOCUMENTS = [
     for name in (
         "README.md",
         "CONTRIBUTING.md",
+        "deploy/README.md",
         "PERFORMANCE.md",
         "docs/architecture.md",
         "docs/changelog.md",
