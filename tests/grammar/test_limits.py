@@ -65,6 +65,17 @@ def nested(head: str, tail: str, depth: int) -> GrammarSpec:
     return GrammarSpec("json_schema", head * depth + "{}" + tail * depth, strict=False)
 
 
+def doubled(depth: int) -> Any:
+    found: Any = {"type": "integer"}
+    for _ in range(depth):
+        found = {"anyOf": [found, {"type": "array", "items": found}]}
+    return found
+
+
+def strict(**keywords: Any) -> GrammarSpec:
+    return GrammarSpec.from_schema(keywords)
+
+
 MEMBERS = {"type": "object", "properties": {"a": {"minimum": 1}, "b": {"minimum": 2}}}
 TRAP = {"pattern": "^(a|a)*$"}
 """For a matcher that goes back, which takes longer than the universe for this:"""
@@ -206,6 +217,33 @@ STOPPED: dict[str, tuple[GrammarSpec, type[Exception], str]] = {
     "extends": (schema({"extends": {}}), InvalidGrammar, "write allOf"),
     "disallow": (schema({"disallow": "string"}), InvalidGrammar, "write not"),
     "$recursiveRef": (schema({"$recursiveRef": "#"}), InvalidGrammar, "write $ref"),
+    "nested data": (
+        GrammarSpec("json_schema", '{"const":' + "[" * 900 + "]" * 900 + "}"),
+        GrammarTooLarge,
+        "nested",
+    ),
+    "anyOf doubled 18 times": (schema(doubled(18)), GrammarTooLarge, ""),
+    "20,000 values": (strict(enum=[f"v{i}" for i in range(20_000)]), GrammarTooLarge, "enum"),
+    "20,000 choices": (GrammarSpec.from_choices([*map(str, range(20_000))]), GrammarTooLarge, ""),
+    "1,000 optional properties": (
+        strict(properties={f"p{i}": {"type": "string"} for i in range(1_000)}),
+        GrammarTooLarge,
+        "properties",
+    ),
+    "maxLength 1e6": (strict(type="string", maxLength=10**6), GrammarTooLarge, "maxLength"),
+    "maxItems 1e5": (strict(type="array", maxItems=10**5), GrammarTooLarge, "maxItems"),
+    "a bound of 2**80": (strict(type="integer", minimum=2**80), UnsupportedKeyword, "minimum"),
+    "repeated repetitions": (
+        strict(type="string", pattern="([a-z]{1,100}){1,100}"),
+        UnsupportedKeyword,
+        "pattern",
+    ),
+    "thousands of optional parts": (
+        ebnf(["start: " + '("a"|"b")? ' * 3_000]),
+        GrammarTooLarge,
+        "",
+    ),
+    "a megabyte": (strict(description="x" * 10**6), GrammarTooLarge, ""),
     **{
         f"{head} {depth} times": (nested(head, tail, depth), GrammarTooLarge, "nested")
         for depth in (70, 900, 5_000)
