@@ -306,22 +306,6 @@ async def test_who_may_read() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_stream_is_forgotten_some_time_after_its_end() -> None:
-    log = make(retention_s=0.4)
-    await log.create("s", ACME, "sse")
-    log.append("s", [b"a"])
-    await asyncio.sleep(0.5)
-    assert await log.read("s", Cursor(0)) == [b"a"]  # it had not ended
-    await log.end("s")
-    await log.end("s")
-    assert await read_all(log, "s") == [b"a"]
-    await asyncio.sleep(0.5)
-    with pytest.raises(StreamNotFound):
-        await log.check("s", ACME)
-    assert size_of(log, ACME) == 0
-
-
-@pytest.mark.asyncio
 async def test_each_stream_is_kept_for_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = make(retention_s=10.0), LoopClock(monkeypatch)
 
