@@ -14,6 +14,7 @@ from gateway.generation.delta import Delta
 from gateway.generation.events import Event, Text
 from gateway.generation.generation import usage_of
 from gateway.prompts.prompt import Echo
+from gateway.schemas.common import Compliance
 
 USAGE = usage_of(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
 
@@ -58,10 +59,12 @@ def test_only_echoed_prompts_open_a_stream() -> None:
 
 
 def test_the_last_text_and_the_reason_are_one_event() -> None:
-    (event,) = parse(chunks("", "").delta(Delta(1, "x", (), "length")))
-    assert event["choices"][0]["text"] == "x"
-    assert event["choices"][0]["finish_reason"] == "length"
-    Completion.model_validate(event | {"choices": event["choices"]})
+    compliance = Compliance(unenforced=[], valid=True)
+    (event,) = parse(chunks("", "").delta(Delta(1, "x", (), "length", compliance=compliance)))
+    (choice,) = event["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("x", "length")
+    assert choice["structured_outputs"] == msgspec.to_builtins(compliance)
+    Completion.model_validate(event)
 
 
 def test_usage_is_the_last_chunk_and_null_before() -> None:
