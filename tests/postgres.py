@@ -109,12 +109,15 @@ def installed() -> dict[str, Path]:
 def started(
     binaries: Path, folder: Path, settings: Mapping[str, str] = MappingProxyType(FAST)
 ) -> Iterator[str]:
-    """A plain server of these binaries, as others set it up; its superuser's DSN."""
+    """A plain server of these binaries, as others set it up; its superuser's DSN. ``data`` in the
+    folder is its cluster, made if it is not there."""
     data, port = folder / "data", "5432"
     programs = Programs(binaries, data)
     programs.own(data)
     programs.own(folder / "run")
-    programs.run("initdb", "--username=postgres", "--auth=trust", "--no-sync", f"--pgdata={data}")
+    if not (data / "PG_VERSION").exists():
+        options = ["--username=postgres", "--auth=trust", "--no-sync", f"--pgdata={data}"]
+        programs.run("initdb", *options)
     with (folder / "log").open("ab") as log:
         options = [f"-k{folder / 'run'}", "-clisten_addresses=", f"-p{port}"]
         options += [f"-c{name}={value}" for name, value in settings.items()]
