@@ -65,6 +65,12 @@ class PeerSums:
         """x: contiguous."""
         return x.dtype in cuda.FLOATS and x.nbytes % 16 == 0 == x.data_ptr() % 16 and x.nbytes > 0
 
+    def norms(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether ``add_and_norm`` serves these. x: contiguous."""
+        row_bytes = x.shape[1] * x.itemsize
+        fits = row_bytes % 16 == 0 and row_bytes <= MOST_ROW_BYTES
+        return fits and weight.dtype in (x.dtype, torch.float32) and self.serves(x)
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' ``x``, bitwise the same on each."""
         width = x.shape[-1]

@@ -19,6 +19,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.models.base import Model
 from engine.models.llama import ForCausalLM
+from engine.parallel.group import Output
 from kernels import cuda, cuda_layer
 from kernels.cuda_layer import NO_HEAD_NORMS, HeadNorms, Matrix, Norm
 
@@ -67,12 +68,13 @@ class CudaLayer:
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Output,
         residual: torch.Tensor | None,
         cos_sin: torch.Tensor,
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``LlamaDecoderLayer``, in a step that it ``serves``."""
+        assert isinstance(x, torch.Tensor), "several ranks run the layers themselves"
         attention = self._layer.attention
         qkv_proj, o_proj, gate_up_proj, down_proj = self._layer.linears
         slots, attend = step.of(attention.layer)

@@ -48,6 +48,6 @@ def _dense(layer: LlamaDecoderLayer) -> DenseLayer | None:
         return None
     if not (isinstance(mlp, GatedMLP) and mlp.activation == "silu"):
         return None
-    if attention.o_proj.reduces is not None:
+    if attention.o_proj.reduces.size > 1:
         return None  # Fused kernels know of no other rank.
     return DenseLayer(layer.input_layernorm, attention, layer.post_attention_layernorm, mlp)

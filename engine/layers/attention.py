@@ -14,7 +14,7 @@ from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
-from engine.parallel.group import ALONE, Group
+from engine.parallel.group import ALONE, Group, Output
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -159,7 +159,7 @@ class SelfAttention(Module):
         """The only layer that reads the input, so the norm before may write what that needs."""
         return self.qkv_proj
 
-    def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+    def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> Output:
         """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Returns [num_wanted,
         hidden]."""
         qkv = self.qkv_proj(x)
@@ -170,7 +170,7 @@ class SelfAttention(Module):
         fused = fused_rotation(attend) if self._may_fuse_rotation(step) else None
         if fused is not None and fused.can_store(cos_sin):
             attended = fused.store_and_attend(q, k, v, cos_sin, k_cache, v_cache, self.options)
-            return self.o_proj(step.kept(attended.view(len(q), -1)))
+            return self.o_proj.output(step.kept(attended.view(len(q), -1)))
         scales = self.options.kv_scales
         k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
         store = partial(
@@ -184,7 +184,7 @@ class SelfAttention(Module):
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
             store(q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
-        return self.o_proj(self.attend(attend, q, step))
+        return self.o_proj.output(self.attend(attend, q, step))
 
     def attend(self, attend: StepAttention, q: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Attend with the rotated queries ``q`` of all tokens; their keys are in the cache already.

@@ -10,7 +10,7 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from engine.parallel.group import ALONE, Group
+from engine.parallel.group import ALONE, Group, Output
 from kernels import cpu, onednn, ops, rounded
 from kernels.experts import ExpertMatrices
 from kernels.gemm import UNMEASURED, Gemms
@@ -97,10 +97,10 @@ class Linear(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """reduces: the inputs are sharded over these ranks, so that each product is partial; a call
-        returns the sum. sections: of the output features that the checkpoint holds as one tensor,
+        """reduces: the inputs are sharded over these ranks, so that what a call returns is
+        partial. sections: of the output features that the checkpoint holds as one tensor,
         each of which is sharded by itself."""
-        self.reduces = None if reduces.size == 1 else reduces
+        self.reduces = reduces
         self.sections = tuple(sections)
         self.addition: Addition | None = None
         out_features = sum(parts.values())
@@ -142,7 +142,7 @@ class Linear(Module):
             target.load(part, tensor)
 
     def pack(self) -> None:
-        if self.reduces is not None and self.reduces.rank and self.bias is not None:
+        if self.reduces.rank and self.bias is not None:
             self.bias.data.zero_()  # Rank 0 adds it to the sum.
         if self.quantized is not None:
             if self.quantized.prepare():
@@ -167,10 +167,12 @@ class Linear(Module):
         """[rows, out_features]. x: [rows, in_features], rounded to FP8 only if this layer
         ``rounds`` so many rows."""
         if self.addition is None or not isinstance(x, torch.Tensor):
-            out = self._product(x)
-        else:
-            out = self._with(self.addition, x)
-        return out if self.reduces is None else self.reduces.all_reduce(out)
+            return self._product(x)
+        return self._with(self.addition, x)
+
+    def output(self, x: Activations) -> Output:
+        """A call, for the block that ends with it."""
+        return self.reduces.output(self(x))
 
     def _product(self, x: Activations) -> torch.Tensor:
         if self.quantized is not None:

@@ -22,7 +22,7 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
-from engine.parallel.group import ALONE, Group
+from engine.parallel.group import ALONE, Group, Output
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -122,7 +122,7 @@ class LatentAttention(Module):
             device=device,
         )
 
-    def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+    def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> Output:
         """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]. Returns [num_wanted,
         hidden]."""
         assert isinstance(x, torch.Tensor), "rounded for nobody"
@@ -156,7 +156,7 @@ class LatentAttention(Module):
         attended = attend(q, cache, cache, self.options)[..., rotary_dim:]
         values = x.new_empty(num_tokens, self.num_heads, config.v_head_dim)
         torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
-        return self.o_proj(step.kept(values.view(num_tokens, -1)))
+        return self.o_proj.output(step.kept(values.view(num_tokens, -1)))
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_heads, qk_nope_head_dim + qk_rope_head_dim]"""

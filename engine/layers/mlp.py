@@ -8,7 +8,7 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.layers.module import Module
-from engine.parallel.group import ALONE, Group
+from engine.parallel.group import ALONE, Group, Output
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -24,7 +24,7 @@ class FeedForward(Protocol):
         """The only linear layer that reads the input; None if there are several, or other ones."""
         ...
 
-    def __call__(self, x: Activations) -> torch.Tensor:
+    def __call__(self, x: Activations) -> Output:
         """[num_tokens, hidden] to the same shape."""
 
 
@@ -70,7 +70,7 @@ class GatedMLP(Module):
     def reader(self) -> Linear:
         return self.gate_up_proj
 
-    def __call__(self, x: Activations) -> torch.Tensor:
+    def __call__(self, x: Activations) -> Output:
         if self.activation == "silu":
-            return self.down_proj(self.gate_up_proj.gated(x, reader=self.down_proj))
-        return self.down_proj(ops.gelu_tanh_mul(self.gate_up_proj(x)))
+            return self.down_proj.output(self.gate_up_proj.gated(x, reader=self.down_proj))
+        return self.down_proj.output(ops.gelu_tanh_mul(self.gate_up_proj(x)))

@@ -13,7 +13,7 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from engine.parallel.group import ALONE, Group
+from engine.parallel.group import ALONE, Group, Output, whole
 from kernels import ops
 from kernels.experts import ExpertMatrices
 from kernels.rounded import Activations
@@ -204,9 +204,9 @@ class SparseMoE(Module):
                 hidden_size, shared_size, bias=False, dtype=dtype, device=device
             )
 
-    def __call__(self, x: Activations) -> torch.Tensor:
+    def __call__(self, x: Activations) -> Output:
         assert isinstance(x, torch.Tensor), "rounded for nobody"
         out = self.experts(x, *self.gate(x))
         if self.shared_experts is not None:
-            out.add_(self.shared_experts(x))
-        return self._group.all_reduce(out)
+            out.add_(whole(self.shared_experts(x)))
+        return self._group.output(out)

@@ -7,6 +7,7 @@ import torch
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
+from engine.parallel.group import Output, whole
 from kernels import ops, rounded
 from kernels.rounded import Activations
 
@@ -21,21 +22,27 @@ class RMSNorm(Module):
         self.eps = eps
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, inner: RMSNorm | None = None
+        self, x: Output, residual: torch.Tensor | None = None, inner: RMSNorm | None = None
     ) -> torch.Tensor:
         """The norm of x, or of residual + x, which is stored in ``residual``. inner: a norm to
         apply to x first."""
+        if not isinstance(x, torch.Tensor):
+            if residual is not None and inner is None:
+                return x.group.add_and_norm(x.summand, residual, self.weight.data, self.eps)
+            x = whole(x)
         weight = None if inner is None else inner.weight.data
         return ops.rms_norm(x, self.weight.data, self.eps, residual, weight)
 
     def into(
-        self, reader: Linear | None, x: torch.Tensor, residual: torch.Tensor | None = None
+        self, reader: Linear | None, x: Output, residual: torch.Tensor | None = None
     ) -> Activations:
         """As a call, for a result that only ``reader`` reads: rounded already where ``reader``
         would round it."""
         weight = self.weight.data
-        if reader is None or weight.dtype != x.dtype or not reader.rounds(x.shape[0]):
+        part = x if isinstance(x, torch.Tensor) else x.summand
+        if reader is None or weight.dtype != part.dtype or not reader.rounds(part.shape[0]):
             return self(x, residual)
+        x = whole(x)
         return rounded.rms_norm(x, weight, self.eps, residual)
 
 

@@ -12,6 +12,7 @@ from engine.layers.attention import StepContext
 from engine.layers.norm import OffsetRMSNorm
 from engine.models import config, llama
 from engine.models.base import ModelConfig
+from engine.parallel.group import Output, whole
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
@@ -63,13 +64,13 @@ class Gemma2DecoderLayer(llama.LlamaDecoderLayer):
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Output,
         residual: torch.Tensor | None,
         cos_sin: torch.Tensor,
         step: StepContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Output, torch.Tensor]:
         normed = self.input_layernorm(x, residual)
-        residual = step.kept(x if residual is None else residual)
+        residual = step.kept(whole(x) if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step)
         fed = self.feed_forward(
             self.pre_feedforward_layernorm(attended, residual, self.post_attention_layernorm)

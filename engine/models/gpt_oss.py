@@ -13,6 +13,7 @@ from engine.layers.stacked_experts import StackedExperts
 from engine.models import config, llama
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.config import Count, Positive
+from engine.parallel.group import Output
 from kernels.rounded import Activations
 
 _YARN = {
@@ -79,9 +80,9 @@ class MLP(Module):
             device=device,
         )
 
-    def __call__(self, x: Activations) -> torch.Tensor:
+    def __call__(self, x: Activations) -> Output:
         assert isinstance(x, torch.Tensor), "rounded for nobody"
-        return self._group.all_reduce(self.experts(x, *self.router(x)))
+        return self._group.output(self.experts(x, *self.router(x)))
 
 
 class GptOssDecoderLayer(llama.LlamaDecoderLayer):

@@ -9,6 +9,7 @@ import torch
 from engine.layers.attention import StepContext
 from engine.models import config, llama
 from engine.models.base import ModelConfig
+from engine.parallel.group import Output, whole
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
@@ -36,16 +37,16 @@ class GraniteDecoderLayer(llama.LlamaDecoderLayer):
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Output,
         residual: torch.Tensor | None,
         cos_sin: torch.Tensor,
         step: StepContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Output, torch.Tensor]:
         normed = self.input_layernorm(x, residual)
-        residual = step.kept(x if residual is None else residual)
-        attended = self.self_attn(normed, cos_sin, step).mul_(self.residual_multiplier)
+        residual = step.kept(whole(x) if residual is None else residual)
+        attended = whole(self.self_attn(normed, cos_sin, step)).mul_(self.residual_multiplier)
         normed = self.post_attention_layernorm(attended, residual)
-        return self.feed_forward(normed).mul_(self.residual_multiplier), residual
+        return whole(self.feed_forward(normed)).mul_(self.residual_multiplier), residual
 
 
 class ForCausalLM(llama.ForCausalLM):

@@ -22,11 +22,12 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
 from engine.models.config import ConfigFile as ConfigFile
+from engine.parallel.group import Output, whole
 from kernels.rounded import Activations
 
 Layer = Callable[
-    [torch.Tensor, torch.Tensor | None, torch.Tensor, StepContext],
-    tuple[torch.Tensor, torch.Tensor],
+    [Output, torch.Tensor | None, torch.Tensor, StepContext],
+    tuple[Output, torch.Tensor],
 ]
 """See ``LlamaDecoderLayer.__call__``."""
 
@@ -88,16 +89,16 @@ class LlamaDecoderLayer(Module):
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Output,
         residual: torch.Tensor | None,
         cos_sin: torch.Tensor,
         step: StepContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Output, torch.Tensor]:
         """The input is ``x + residual`` (``x`` alone if ``residual`` is None), [num_tokens, hidden]
         each. Returns two tensors whose sum is the output, [num_wanted, hidden] each: so every
         addition is fused into the norm that follows. cos_sin: see ``ops.rope_and_cache``."""
         normed = self.input_layernorm.into(self.self_attn.reader, x, residual)
-        residual = step.kept(x if residual is None else residual)
+        residual = step.kept(whole(x) if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step)
         normed = self.post_attention_layernorm.into(self.feed_forward_reader, attended, residual)
         return self.feed_forward(normed), residual
@@ -108,7 +109,7 @@ class LlamaDecoderLayer(Module):
         several."""
         return self.mlp.reader
 
-    def feed_forward(self, x: Activations) -> torch.Tensor:
+    def feed_forward(self, x: Activations) -> Output:
         return self.mlp(x)
 
 
@@ -148,13 +149,13 @@ class LlamaModel(Module):
         self, token_ids: torch.Tensor, step: StepContext, layers: Sequence[Layer] | None = None
     ) -> torch.Tensor:
         """As ``Model.hidden_states``. layers: what computes the layers, if not they themselves."""
-        x = self.embed_tokens(token_ids)
+        x: Output = self.embed_tokens(token_ids)
         residual: torch.Tensor | None = None
         last, inner = len(self.layers) - 1, replace(step, wanted=None)
         tables = zip(layers or self.layers, self._tables, strict=True)
         for index, (layer, cos_sin) in enumerate(tables):
             if index in step.aux_hidden_states:
-                target = step.aux_hidden_states[index]
+                target, x = step.aux_hidden_states[index], whole(x)
                 target.copy_(x) if residual is None else torch.add(x, residual, out=target)
             x, residual = layer(x, residual, cos_sin, step if index == last else inner)
         return self.norm(x, residual)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from engine.layers.moe import RouterConfig, SparseMoE
 from engine.models import llama, mistral
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.config import Count, Positive
+from engine.parallel.group import Output
 from kernels.rounded import Activations
 
 
@@ -47,7 +46,7 @@ class MixtralDecoderLayer(llama.LlamaDecoderLayer):
     def feed_forward_reader(self) -> None:
         return None
 
-    def feed_forward(self, x: Activations) -> torch.Tensor:
+    def feed_forward(self, x: Activations) -> Output:
         return self.block_sparse_moe(x)
 
 

@@ -37,6 +37,14 @@ class GpuGroup(Group):
             logger.warning("NCCL sums all: GPUs do not reach each other's memory (%s)", error)
             return None
 
+    def add_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        sums = self._sums
+        if sums is None or x.nbytes > self._most_bytes or not sums.norms(x, weight):
+            return super().add_and_norm(x, residual, weight, eps)
+        return sums.add_and_norm(x, residual, weight, eps)
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         sums = self._sums
         if sums is not None and x.nbytes <= self._most_bytes and sums.serves(x):

@@ -4,14 +4,18 @@ Each rank is a process with a device of its own. All ranks run the same steps in
 that a collective needs no name: the n-th of one rank meets the n-th of every other.
 
 Words for what a tensor holds on several ranks: *replicated*, the same on each; *sharded*, of each
-rank its own part; *partial*, on each rank a summand. Blocks of a layer take and return replicated
-tensors. What is sharded or partial between them stays inside of a block, which ends with
-``all_reduce``.
+rank its own part; *partial*, on each rank a summand. What is sharded never leaves a block of a
+layer. What is partial leaves it as a ``Partial``, because the sum is best taken together with what
+follows; every other tensor is replicated.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+from kernels import ops
 
 
 class Group:
@@ -20,6 +24,17 @@ class Group:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
+
+    def output(self, x: torch.Tensor) -> Output:
+        """What a block returns whose ranks have the summands ``x``."""
+        return x if self.size == 1 else Partial(x, self)
+
+    def add_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """``ops.rms_norm`` of the sum of all ranks' ``x`` and of ``residual``, which is stored in
+        ``residual``. x may be overwritten."""
+        return ops.rms_norm(self.all_reduce(x), weight, eps, residual)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Partial to replicated: the sum over all ranks, bitwise the same on each. ``x`` may be
@@ -40,4 +55,19 @@ class Group:
         is gone that they would wait for."""
 
 
+class Partial(NamedTuple):
+    """A tensor of which each rank of the group has a summand."""
+
+    summand: torch.Tensor
+    group: Group
+
+
+Output = torch.Tensor | Partial
+"""What a block returns."""
+
 ALONE = Group()
+
+
+def whole(x: Output) -> torch.Tensor:
+    """The sum of all ranks."""
+    return x if isinstance(x, torch.Tensor) else x.group.all_reduce(x.summand)

@@ -19,6 +19,7 @@ from engine.layers.rope import cos_sin_table
 from engine.models.base import ModelConfig
 from engine.models.config import ConfigFile, read_config
 from engine.models.llama import ForCausalLM, LlamaDecoderLayer
+from engine.parallel.group import Output, whole
 from engine.spec.checkpoint import check_ids, finish, mismatch, read_fields, read_tensors
 from engine.spec.draft_network import ChainNetwork
 
@@ -99,11 +100,12 @@ class _FirstEagleLayer(LlamaDecoderLayer):
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Output,
         residual: torch.Tensor | None,
         cos_sin: torch.Tensor,
         step: StepContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Output, torch.Tensor]:
+        x = whole(x)
         residual = x.clone()
         attended = self.self_attn(x, cos_sin, step)
         return self.feed_forward(self.post_attention_layernorm(attended, residual)), residual
@@ -124,12 +126,12 @@ class EagleHead(_EagleBase):
     def hidden_states(
         self, token_ids: torch.Tensor, features: torch.Tensor, step: StepContext
     ) -> torch.Tensor:
-        x = self.fc(torch.cat((self._embed(token_ids), features), -1))
+        x: Output = self.fc(torch.cat((self._embed(token_ids), features), -1))
         residual: torch.Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, self._cos_sin, step)
         assert residual is not None
-        return residual + x
+        return residual + whole(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden)
@@ -166,7 +168,8 @@ class _MidLayer(LlamaDecoderLayer):
         residual = normed.clone() if self._norm_before_residual else features.clone()
         both = torch.cat((self.input_layernorm(embeds), normed), -1)
         attended = self.self_attn(both, cos_sin, step)
-        return self.feed_forward(self.post_attention_layernorm(attended, residual)) + residual
+        fed = self.feed_forward(self.post_attention_layernorm(attended, residual))
+        return whole(fed) + residual
 
 
 class Eagle3Head(_EagleBase):

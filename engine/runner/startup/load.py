@@ -32,7 +32,7 @@ from engine.runner.memory import (
     count_blocks,
     fit_max_model_len,
 )
-from engine.runner.ranks.followers import Followers, OnLost
+from engine.runner.ranks.processes import OnLost, RankProcesses
 from engine.runner.ranks.runner import RankedRunner
 from engine.runner.rows import RowTable
 from engine.runner.runner import Blocks, TorchRunner
@@ -66,8 +66,8 @@ def load_runner(
 ) -> TorchRunner:
     """Load the model and lay out its memory, on all ranks.
 
-    on_lost: as for ``Followers``. Raises ``ModelLoadError`` or ``ConfigError`` with the cause and
-    the mend in one line.
+    on_lost: as for ``RankProcesses``. Raises ``ModelLoadError`` or ``ConfigError`` with the cause
+    and the mend in one line.
     """
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
@@ -75,20 +75,20 @@ def load_runner(
     if size == 1:
         return _load(config, ALONE, report)
     check_ranks(config)
-    followers = Followers(config, size, on_lost)
+    processes = RankProcesses(config, size, on_lost)
     try:
-        with followers.checked():
-            followers.group = group = join(config, 0, size, followers.rendezvous)
+        with processes.checked():
+            processes.group = group = join(config, 0, size, processes.rendezvous)
             runner = _load(config, group, report, RankedRunner)
     except BaseException:
-        followers.close()
+        processes.close()
         raise
     assert isinstance(runner, RankedRunner)
-    runner.lead(followers)
+    runner.lead(processes)
     return runner
 
 
-def load_follower(config: EngineConfig, rank: int, size: int, rendezvous: int) -> TorchRunner:
+def load_rank(config: EngineConfig, rank: int, size: int, rendezvous: int) -> TorchRunner:
     """As ``load_runner``, for another rank than the first."""
     return _load(config, join(config, rank, size, rendezvous), lambda _progress: None)
 

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "collectives/all_reduce.cuh"
+#include "collectives/flagged_words.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/vector.cuh"
 #include "norm_rope/rows.cuh"
@@ -31,21 +32,6 @@ struct Exchange {
   int ranks;
   uint8_t* buffers[kMostRanks];
 };
-
-__device__ __forceinline__ void send(void* to, uint32_t a, uint32_t b, uint32_t flag) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to), "r"(a), "r"(b),
-               "r"(flag)
-               : "memory");
-}
-
-__device__ __forceinline__ uint4 look(const void* from) {
-  uint4 found;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-               : "l"(from)
-               : "memory");
-  return found;
-}
 
 // The 16 bytes at `slot`, once they are there; whatever is there when `ended` becomes set.
 __device__ __forceinline__ uint4 receive(const uint8_t* slot, uint32_t flag,

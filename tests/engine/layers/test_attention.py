@@ -12,6 +12,7 @@ from engine.attention.base import AttentionBatch, AttentionOptions, StepAttentio
 from engine.attention.torch_ref import TorchAttention
 from engine.layers.attention import AttentionConfig, GroupStep, SelfAttention, StepContext
 from engine.layers.norm import OffsetRMSNorm, RMSNorm
+from engine.parallel.group import whole
 from engine.weights.names import targets
 from kernels import reference
 
@@ -73,7 +74,7 @@ def run(
     positions = torch.arange(TOKENS)
     attend = wrap(TorchAttention(CPU, dtype).prepare(batch, 4), positions)
     step = StepContext(positions, [GroupStep(positions, attend)], [(k_cache, v_cache)])
-    return of(x, torch.cat((angles.cos(), angles.sin()), -1), step)
+    return whole(of(x, torch.cat((angles.cos(), angles.sin()), -1), step))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import OffsetRMSNorm, RMSNorm
+from engine.parallel.group import whole
 from kernels import cuda, ops, reference
 from kernels.experts import ExpertMatrices
 from kernels.rounded import Activations, RoundedRows
@@ -114,7 +115,7 @@ def test_rounded_sooner_the_result_is_the_same(rows: int) -> None:
     kept = residual.clone()
     plain = mlp.down_proj(ops.silu_mul(mlp.gate_up_proj(norm(x, kept))))
     assert given(mlp) == [torch.Tensor, torch.Tensor]
-    got = mlp(norm.into(mlp.reader, x, residual))
+    got = whole(mlp(norm.into(mlp.reader, x, residual)))
     assert torch.equal(got, plain)
     assert torch.equal(residual, kept)
     expected = RoundedRows if rows >= MIN_ROWS else torch.Tensor
@@ -125,9 +126,9 @@ def test_rounded_sooner_the_result_is_the_same(rows: int) -> None:
 def test_adapters_get_what_was_not_rounded(active: bool) -> None:
     norm, mlp = block()
     x = torch.randn(4, 32, dtype=torch.bfloat16)
-    want = mlp(norm.into(mlp.reader, x))
+    want = whole(mlp(norm.into(mlp.reader, x)))
     mlp.gate_up_proj.addition = mlp.down_proj.addition = Adapters(active)
-    assert torch.equal(mlp(norm.into(mlp.reader, x)), want)
+    assert torch.equal(whole(mlp(norm.into(mlp.reader, x))), want)
     expected = torch.Tensor if active else RoundedRows
     assert given(mlp) == [RoundedRows, expected, RoundedRows, expected]
 

@@ -43,7 +43,7 @@ def processes_of(client: EngineClient) -> dict[int, psutil.Process]:
     """By rank."""
     assert client.info is not None
     engine = psutil.Process(client.info.pid)
-    children = [child for child in engine.children() if "follower" in " ".join(child.cmdline())]
+    children = [child for child in engine.children() if "startup.rank" in " ".join(child.cmdline())]
     return {0: engine, **dict(enumerate(children, 1))}
 
 
@@ -116,8 +116,8 @@ def test_a_rank_is_lost_while_it_loads(
         try:
             await asyncio.sleep(after_s)
             processes = sorted(children() - before, key=lambda process: process.pid)
-            followers = [p for p in processes if "follower" in " ".join(p.cmdline())]
-            chosen = followers if rank else [p for p in processes if p not in followers]
+            others = [p for p in processes if "startup.rank" in " ".join(p.cmdline())]
+            chosen = others if rank else [p for p in processes if p not in others]
             if not chosen or (rank, how) == (0, signal.SIGSTOP):
                 return
             chosen[0].send_signal(how)

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.kernels import emulated
+from tests.kernels.collectives import rank as ranks
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_on_a_cpu(size: int, tmp_path: Path) -> None:
+    """In processes that share memory, many times with other shapes: no sum meets a stale slot."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    emulated.native(ranks.SOURCES, threads=ranks.THREADS)  # built once
+    for rank in range(size):
+        with (tmp_path / f"rank{rank}").open("wb") as file:
+            file.truncate(ranks.CONTROL + ranks.CTAS * 2 * size * ranks.SLOT)
+    command = [sys.executable, "-m", "tests.kernels.collectives.rank"]
+    started = [
+        subprocess.Popen([*command, str(rank), str(size), str(tmp_path)]) for rank in range(size)
+    ]
+    try:
+        assert [process.wait(250) for process in started] == [0] * size
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.gpu

@@ -224,6 +224,9 @@ inline unsigned ballot(bool x) {
 
 // No macro: a member of launch configurations has this name, too.
 inline emulation::Place& gridDim = emulation::grid;
+inline const struct {
+  const int& x;
+} blockDim{emulation::threads_each};
 
 using std::isfinite;
 using std::max;

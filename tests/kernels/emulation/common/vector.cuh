@@ -1,6 +1,8 @@
 // In place of the kernels' own, with loads that are no PTX.
 #pragma once
 
+#include <type_traits>
+
 #include "common/dtype.h"
 #include "warp.h"
 
@@ -25,6 +27,21 @@ struct alignas(16) Vector {
   static constexpr int kSize = 16 / sizeof(T);
   T x[kSize];
 };
+
+template <typename T, bool kWide>
+struct VectorWeights {
+  std::conditional_t<kWide, float, T> own[Vector<T>::kSize];
+
+  static VectorWeights load(const void* weights, int vector) {
+    return static_cast<const VectorWeights*>(weights)[vector];
+  }
+  float operator[](int e) const { return to_float(own[e]); }
+};
+
+template <typename T, bool kWide>
+float weighted(float x, float scale, float weight) {
+  return (kWide ? x * scale : rounded<T>(x * scale)) * weight;
+}
 
 template <typename T>
 struct Type {

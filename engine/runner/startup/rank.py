@@ -1,7 +1,7 @@
 """The process of a rank other than the first: loads its part of the model, and runs each step that
 rank 0 runs, until rank 0 ends.
 
-``engine.runner.ranks.followers`` starts it.
+``engine.runner.ranks.processes`` starts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.errors import EngineError
 from engine.garbage import tune_collector
 from engine.runner.ranks import records
 from engine.runner.ranks.channel import Reader, Ring
-from engine.runner.ranks.followers import Orders
+from engine.runner.ranks.processes import Orders
 from engine.scheduler.plan import LaunchedStep, Runner
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def follow(runner: Runner, reader: Reader) -> None:
+def run_steps(runner: Runner, reader: Reader) -> None:
     """Run steps for ever."""
     in_flight: deque[LaunchedStep] = deque()
     while True:
@@ -53,15 +53,15 @@ def main() -> None:
     logging.basicConfig(format=f"{name}: %(levelname)s: %(message)s", level=logging.INFO)
     _end_with_rank_0()
     # Imported here, so that a rank whose engine ends at once does not load torch first.
-    from engine.runner.startup.load import load_follower
+    from engine.runner.startup.load import load_rank
 
     try:
-        runner = load_follower(orders.config, orders.rank, orders.size, orders.rendezvous)
+        runner = load_rank(orders.config, orders.rank, orders.size, orders.rendezvous)
     except EngineError as error:
         logger.error("%s", error)
         raise SystemExit(1) from error
     tune_collector()
-    follow(runner, Reader(Ring(orders.ring), orders.rank - 1, orders.event))
+    run_steps(runner, Reader(Ring(orders.ring), orders.rank - 1, orders.event))
 
 
 def _end_with_rank_0() -> None:

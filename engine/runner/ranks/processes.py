@@ -27,7 +27,7 @@ from engine.runner.ranks.channel import Ring, Writer
 
 logger = logging.getLogger(__name__)
 
-MODULE = "engine.runner.startup.follower"
+MODULE = "engine.runner.startup.rank"
 _LAST_WORDS_S = 2.0
 """How long rank 0 may take to find for itself why a rank could not load, before it is lost for
 that."""
@@ -48,7 +48,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: int
 
 
-class Followers:
+class RankProcesses:
     """Ranks 1 to ``size`` - 1."""
 
     def __init__(self, config: EngineConfig, size: int, on_lost: OnLost | None = None) -> None:
@@ -155,10 +155,10 @@ class Followers:
         logger.error("%s", self.lost)
         for process in self._processes.values():
             process.kill()
-        if self.group is not None:
-            self.group.abort()
         if self._on_lost is not None:
             self._on_lost(self.lost)
+        elif self.group is not None:
+            self.group.abort()
 
 
 def _wait(pid: int) -> str:
