@@ -107,12 +107,54 @@ inline void add_values(float (*acc)[kDim > 0 ? kDim : kMaxHeadDim], const float*
     for (int64_t d = 0; d < dim; ++d) acc[0][d] += weights[j] * values[j * stride + d];
 }
 
+// Scores of a block's keys.
+template <int kDim>
+inline void score_block(float* scores, const float* query, const float* keys, int64_t count,
+                        int64_t stride, int64_t dim, float scale) {
+  if constexpr (kDim == 0) {
+    score_keys_slowly(scores, query, keys, count, stride, dim, scale);
+    return;
+  }
+  for (int64_t j = 0; j < count; j += kLanes) {
+    const float* some = keys + j * stride;
+    if (count - j >= kLanes)
+      score_keys<kDim, true>(scores + j, query, some, kLanes, stride, scale);
+    else
+      score_keys<kDim, false>(scores + j, query, some, count - j, stride, scale);
+  }
+}
+
+// The rows' scores, each row starting on a vector and with room for the last block's to overshoot;
+// then their sums; then a block of a cache in FP8.
+template <int kWidth>
+struct Scratch {
+  Vector* scores;
+  int64_t row_vectors;
+  float *sums, *block;
+
+  Scratch(std::vector<Vector>& memory, int64_t rows, int64_t row_floats, int64_t block_floats)
+      : row_vectors(row_floats / kLanes + 2) {
+    constexpr int64_t kSumVectors = 2 * kWidth / kLanes;
+    memory.assign(rows * (row_vectors + kSumVectors) + (block_floats + kLanes - 1) / kLanes,
+                  Vector{});
+    scores = memory.data();
+    sums = reinterpret_cast<float*>(scores + rows * row_vectors);
+    block = sums + rows * 2 * kWidth;
+  }
+  float* scores_of(int64_t row) const {
+    return reinterpret_cast<float*>(scores + row * row_vectors);
+  }
+  auto sums_of(int64_t row) const {
+    return reinterpret_cast<float(*)[kWidth]>(sums + row * 2 * kWidth);
+  }
+};
+
 // One sequence and some of its KV heads. A row is a query token and a query head. q and out start
 // at the sequence's first token.
 template <int kDim>
 void attend(float* out, const float* q, const LayerCache& cache, const AttentionStep& step,
             const AttentionShape& shape, int64_t sequence, int64_t first_kv_head,
-            int64_t num_kv_heads, std::vector<Vector>& scratch) {
+            int64_t num_kv_heads, std::vector<Vector>& memory) {
   constexpr int kWidth = kDim > 0 ? kDim : kMaxHeadDim;
   const int64_t dim = kDim > 0 ? kDim : shape.head_dim;
   const int64_t group = shape.num_q_heads / shape.num_kv_heads, num_heads = num_kv_heads * group;
@@ -130,22 +172,8 @@ void attend(float* out, const float* q, const LayerCache& cache, const Attention
   const BlockReader values = reader(cache.values, cache.value_scales);
   const int64_t key_stride = keys.stride();
 
-  // Scratch: the rows' scores, each row starting on a vector and with room for the last block's to
-  // overshoot; then their sums; then a block of a cache in FP8.
-  const int64_t row_vectors = (length + block_size) / kLanes + 2;
-  constexpr int64_t kSumVectors = 2 * kWidth / kLanes;
-  const int64_t block_floats = cache.key_scales ? block_size * key_stride : 0;
-  scratch.assign(num_rows * (row_vectors + kSumVectors) + (block_floats + kLanes - 1) / kLanes,
-                 Vector{});
-  float* all_sums = reinterpret_cast<float*>(scratch.data() + num_rows * row_vectors);
-  const auto scores_of = [&](int64_t row) {
-    return reinterpret_cast<float*>(scratch.data() + row * row_vectors);
-  };
-  const auto sums_of = [&](int64_t row) {
-    return reinterpret_cast<float(*)[kWidth]>(all_sums + row * 2 * kWidth);
-  };
-  float* buffer = all_sums + num_rows * 2 * kWidth;
-
+  const Scratch<kWidth> scratch(memory, num_rows, length + block_size,
+                                cache.key_scales ? block_size * key_stride : 0);
   const auto token = [&](int64_t row) { return row / num_heads; };
   const auto head = [&](int64_t row) { return first_kv_head * group + row % num_heads; };
   const auto prefetch_block = [&](const BlockReader& from, int64_t i) {
@@ -162,28 +190,18 @@ void attend(float* out, const float* q, const LayerCache& cache, const Attention
   for (int64_t i = first_block; i < num_blocks; ++i) {
     prefetch_block(keys, i + 1);
     const int64_t count = std::min(block_size, length - i * block_size);
-    const float* block = keys.block(table[i], count, buffer);
+    const float* block = keys.block(table[i], count, scratch.block);
     for (int64_t row = 0; row < num_rows; ++row) {
       const float* query = q + token(row) * shape.q_stride + head(row) * dim;
       const float* head_keys = block + row % num_heads / group * dim;
-      float* scores = scores_of(row) + i * block_size;
-      if constexpr (kDim == 0) {
-        score_keys_slowly(scores, query, head_keys, count, key_stride, dim, shape.scale);
-        continue;
-      }
-      for (int64_t j = 0; j < count; j += kLanes) {
-        const float* some = head_keys + j * key_stride;
-        if (count - j >= kLanes)
-          score_keys<kDim, true>(scores + j, query, some, kLanes, key_stride, shape.scale);
-        else
-          score_keys<kDim, false>(scores + j, query, some, count - j, key_stride, shape.scale);
-      }
+      score_block<kDim>(scratch.scores_of(row) + i * block_size, query, head_keys, count,
+                        key_stride, dim, shape.scale);
     }
   }
 
   prefetch_block(values, first_block);
   for (int64_t row = 0; row < num_rows; ++row) {
-    float* scores = scores_of(row) + first(row);
+    float* scores = scratch.scores_of(row) + first(row);
     const int64_t count = visible(row) - first(row);
     if (shape.softcap > 0)
       for (int64_t j = 0; j < count; ++j)
@@ -193,18 +211,18 @@ void attend(float* out, const float* q, const LayerCache& cache, const Attention
   for (int64_t i = first_block; i < num_blocks; ++i) {
     prefetch_block(values, i + 1);
     const float* block =
-        values.block(table[i], std::min(block_size, length - i * block_size), buffer);
+        values.block(table[i], std::min(block_size, length - i * block_size), scratch.block);
     for (int64_t row = 0; row < num_rows; ++row) {
       const int64_t skipped = std::max<int64_t>(0, first(row) - i * block_size);
       const int64_t count = std::min(block_size, visible(row) - i * block_size) - skipped;
       const float* head_values = block + row % num_heads / group * dim;
-      add_values<kDim>(sums_of(row), scores_of(row) + i * block_size + skipped,
+      add_values<kDim>(scratch.sums_of(row), scratch.scores_of(row) + i * block_size + skipped,
                        head_values + skipped * key_stride, count, key_stride, dim);
     }
   }
   for (int64_t row = 0; row < num_rows; ++row) {
     float* result = out + (token(row) * shape.num_q_heads + head(row)) * dim;
-    const auto sums = sums_of(row);
+    const auto sums = scratch.sums_of(row);
 #pragma omp simd
     for (int64_t d = 0; d < dim; ++d) result[d] = sums[0][d] + sums[1][d];
   }
