@@ -167,10 +167,10 @@ class Binder {
     if (open == 0) rule.elements.push_back(field.element);
     const std::string inner = text.substr(open + 1, close - open - 1);
     if (inner == "*") rule.any_shape = true;
+    else for (const std::string& one : split(inner, ',')) rule.dims.push_back(read_dim(one));
     if (field.kind == Field::kOut && (rule.any_shape || (!rule.is_dtype && rule.elements.empty()))) {
       throw std::logic_error(std::string(op_.name) + ": how large is " + field.name + "?");
     }
-    else for (const std::string& one : split(inner, ',')) rule.dims.push_back(read_dim(one));
     for (const std::string& word : split(text.substr(close + 1), ' ')) {
       const int dim = static_cast<int>(rule.dims.size());
       if (word == "rows") rule.free_strides = 1;
