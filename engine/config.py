@@ -76,6 +76,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: int = 1
     """Divide each layer over this many devices, each with a process of its own, the engine's ranks.
     Sizes of memory count for each device."""
+    enable_expert_parallel: bool = False
+    """Give each rank some of the experts as a whole, in place of a part of each. For
+    ``tensor_parallel_size`` above 1."""
     enforce_eager: bool = False
     """Launch the kernels of decode steps one by one, without CUDA graphs."""
     skip_tokenizer_init: bool = False
@@ -195,6 +198,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             floor <= ceiling <= 1,
             "must be in [prefix_cache_tenant_floor, 1]",
         )
+        alone = self.enable_expert_parallel and self.tensor_parallel_size == 1
+        self._check("enable_expert_parallel", not alone, "needs tensor_parallel_size above 1")
         self._check("max_logprobs", self.max_logprobs >= -1, "must be at least -1")
         self._check("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
 

@@ -81,10 +81,12 @@ def apply_experts(
 
     x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
     [num_experts, hidden, inner], either of them quantized or not; experts: [num_tokens, top_k]
-    int64; weights: the same float32.
+    int64; weights: the same float32. The expert ``num_experts`` is none, of the weight 0.
     """
     out = torch.zeros_like(x)
     for expert in torch.unique(experts).tolist():
+        if expert == len(gate_up):
+            continue
         tokens, places = (experts == expert).nonzero(as_tuple=True)
         first, second = (matrix_of(each, expert, x.dtype) for each in (gate_up, down))
         if swiglu is None:
@@ -103,7 +105,7 @@ def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     each: [num_tokens * top_k, width], the rows of a token next to each other; weights: [num_tokens,
     top_k] float32. Returns [num_tokens, width] of ``each``'s dtype, rounded once.
     """
-    made = each.view(*weights.shape, -1)
+    made = each.view(*weights.shape, -1).masked_fill((weights == 0).unsqueeze(-1), 0)
     return (made * weights.unsqueeze(-1)).sum(1).to(each.dtype)
 
 

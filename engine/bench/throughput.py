@@ -283,6 +283,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--enforce-eager", action="store_true")
     engine.add_argument("--kv-cache-dtype", default="auto")
     engine.add_argument("--tensor-parallel-size", type=int, default=1)
+    engine.add_argument("--enable-expert-parallel", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -302,6 +303,7 @@ ENGINE_OPTIONS = (
     "enforce_eager",
     "kv_cache_dtype",
     "tensor_parallel_size",
+    "enable_expert_parallel",
 )
 
 

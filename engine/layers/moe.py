@@ -41,6 +41,14 @@ class RouterConfig:
     """The scores are computed in float32, whatever the model's dtype."""
     projection_bias: bool = False
     """A learned bias is part of the scores themselves."""
+    among: Group = ALONE
+    """The ranks among which whole experts are divided, as neighbours."""
+
+    @property
+    def local(self) -> range:
+        """The experts of this rank."""
+        each = self.num_experts // self.among.size
+        return range(self.among.rank * each, (self.among.rank + 1) * each)
 
 
 class Router(Module):
@@ -59,9 +67,24 @@ class Router(Module):
         if config.has_bias:
             bias = torch.empty(config.num_experts, dtype=torch.float32, device=device)
             self.e_score_correction_bias = Weight(bias)
+        self._places: torch.Tensor | None = None
+        if config.among.size > 1:
+            places = torch.full((config.num_experts,), len(config.local), device=device)
+            places[config.local.start : config.local.stop] = torch.arange(len(config.local))
+            self._places = places
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [num_tokens, hidden]; returns experts [num_tokens, top_k] int64, weights float32."""
+        """x: [num_tokens, hidden]; returns experts [num_tokens, top_k] int64, weights float32.
+
+        Experts are counted within this rank; those of others have the number behind them all, and
+        the weight 0."""
+        experts, weights = self._chosen(x)
+        if self._places is None:
+            return experts, weights
+        experts = self._places[experts]
+        return experts, weights * (experts < len(self._config.local))
+
+    def _chosen(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         config, bias = self._config, self.e_score_correction_bias
         return ops.route_experts(
             self._logits(x),
@@ -91,17 +114,18 @@ class ExpertLinear(Module):
 
     def __init__(
         self,
-        num_experts: int,
+        experts: range,
         in_features: int,
         parts: dict[str, int],
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.num_experts, self.parts = num_experts, parts
+        """experts: their numbers in the checkpoint."""
+        self.experts, self.parts = experts, parts
         self._in_features, self._dtype, self._device = in_features, dtype, device
-        shape = num_experts, sum(parts.values()), in_features
-        self.weight = Weight.stacked(shape, parts, dtype=dtype, device=device)
+        shape = len(experts), sum(parts.values()), in_features
+        self.weight = Weight.stacked(shape, parts, experts.start, dtype=dtype, device=device)
         self.quantized: list[QuantizedWeight] | None = None
         self._matrices: ExpertMatrices | None = None
 
@@ -110,7 +134,7 @@ class ExpertLinear(Module):
         one = Linear(
             self._in_features, self.parts, bias=False, dtype=self._dtype, device=self._device
         )
-        self.quantized = [weight(one) for _ in range(self.num_experts)]
+        self.quantized = [weight(one) for _ in self.experts]
 
     @property
     def matrices(self) -> ExpertMatrices:
@@ -131,7 +155,7 @@ class Experts(Module):
 
     def __init__(
         self,
-        num_experts: int,
+        experts: range,
         hidden_size: int,
         intermediate_size: int,
         *,
@@ -139,12 +163,13 @@ class Experts(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """names: what the checkpoint calls an expert's three matrices."""
+        """experts: their numbers in the checkpoint. names: what that calls an expert's three
+        matrices."""
         gate, up, down = names
         inner = {gate: intermediate_size, up: intermediate_size}
-        self.gate_up = ExpertLinear(num_experts, hidden_size, inner, dtype=dtype, device=device)
+        self.gate_up = ExpertLinear(experts, hidden_size, inner, dtype=dtype, device=device)
         self.down = ExpertLinear(
-            num_experts, intermediate_size, {down: hidden_size}, dtype=dtype, device=device
+            experts, intermediate_size, {down: hidden_size}, dtype=dtype, device=device
         )
 
     def __call__(
@@ -159,7 +184,8 @@ class Experts(Module):
             if linear.quantized is None:
                 yield name, linear
             else:
-                yield from ((f"{i}.{name}", one) for i, one in enumerate(linear.quantized))
+                numbered = zip(linear.experts, linear.quantized, strict=True)
+                yield from ((f"{i}.{name}", one) for i, one in numbered)
 
     def linears(self) -> list[tuple[str, ExpertLinear]]:
         return [("gate_up", self.gate_up), ("down", self.down)]
@@ -191,7 +217,7 @@ class SparseMoE(Module):
         self._group = group
         self.gate = Router(router, hidden_size, dtype=dtype, device=device)
         self.experts = Experts(
-            router.num_experts,
+            router.local,
             hidden_size,
             intermediate_size,
             names=names,

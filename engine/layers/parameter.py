@@ -54,15 +54,16 @@ class Weight:
         cls,
         shape: Sequence[int],
         parts: Mapping[str, int],
+        first: int = 0,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Weight:
         """As ``empty``, for several equal weights. shape: [count, rows, ...], each with the
-        ``parts``, named "0.gate_proj", ..."""
+        ``parts``, named "0.gate_proj", ... first: the number of the first."""
         weight = cls.empty(shape, dtype=dtype, device=device)
         weight.parts = {
-            f"{i}.{name}": (i, rows)
+            f"{first + i}.{name}": (i, rows)
             for i in range(shape[0])
             for name, rows in _ranges(parts).items()
         }

@@ -13,7 +13,7 @@ from engine.layers.stacked_experts import StackedExperts
 from engine.models import config, llama
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.config import Count, Positive
-from engine.parallel.group import Output
+from engine.parallel.group import ALONE, Output
 from kernels.rounded import Activations
 
 _YARN = {
@@ -71,11 +71,11 @@ class MLP(Module):
         self._group = config.group
         self.router = Router(moe.router, config.hidden_size, dtype=dtype, device=device)
         self.experts = StackedExperts(
-            moe.router.num_experts,
+            len(moe.router.local),
             config.hidden_size,
             moe.intermediate_size,
             swiglu=moe.swiglu,
-            group=config.group,
+            group=ALONE if moe.router.among.size > 1 else config.group,
             dtype=dtype,
             device=device,
         )

@@ -61,7 +61,11 @@ def resolve(config: EngineConfig, group: Group = ALONE) -> Target:
     facts = read_facts(config)
     asked_len = requested_max_model_len(config, facts)
     if isinstance(facts, ModelConfig):
-        facts = of_rank(replace(facts, max_position_embeddings=asked_len), group)
+        facts = of_rank(
+            replace(facts, max_position_embeddings=asked_len),
+            group,
+            whole_experts=config.enable_expert_parallel,
+        )
     device = choose_device(config)
     config = config.for_device(device.type, device_bytes(device))
     dtype = _dtype(config, facts, device)

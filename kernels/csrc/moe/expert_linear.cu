@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const Exp
       float made[4] = {};
       now[u].multiply(made, g == 0 ? x + chunk * Rows::kChunk : nullptr);
       const float scale = __shfl_sync(~0u, own_scale, chunk / chunks_each);
+      if (scale == 0.f) continue;  // perhaps of no expert, whose row nobody wrote
       sum[0] += scale * made[0];  // the token is column 0: of lanes with t == 0
       sum[1] += scale * made[2];
     }
@@ -173,6 +174,7 @@ __global__ void __launch_bounds__(256) combine_kernel(const CombineExperts p) {
   for (int i = 0; i < p.top_k; ++i) {
     const int64_t pair = token * p.top_k + i;
     const float scale = p.weights[pair];
+    if (scale == 0.f) continue;  // perhaps of no expert, whose row nobody wrote
     const V x = static_cast<const V*>(p.x)[pair * vectors + at];
 #pragma unroll
     for (int e = 0; e < V::kSize; ++e) sum[e] += scale * to_float(x.x[e]);

@@ -57,7 +57,7 @@ def test_experts_come_from_the_best_groups(has_bias: bool) -> None:
 
 
 def test_experts_are_named_one_by_one_in_a_checkpoint() -> None:
-    made = Experts(2, 4, 6, names=("w1", "w3", "w2"), dtype=torch.float32, device=CPU)
+    made = Experts(range(2), 4, 6, names=("w1", "w3", "w2"), dtype=torch.float32, device=CPU)
     shapes = {name: target.weight.part(target.part).shape for name, target in targets(made).items()}
     assert shapes == {
         **{f"{i}.{name}.weight": (6, 4) for i in (0, 1) for name in ("w1", "w3")},

@@ -68,7 +68,7 @@ def test_every_layout(case: Case, layout: str, tmp_path: Path) -> None:
 
 def expert_linear(experts: int = 3, features: int = 32, k: int = 128) -> ExpertLinear:
     parts = {"gate_proj": features // 2, "up_proj": features // 2}
-    return ExpertLinear(experts, k, parts, dtype=torch.float32, device=torch.device("cpu"))
+    return ExpertLinear(range(experts), k, parts, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_where_there_are_products_the_experts_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:

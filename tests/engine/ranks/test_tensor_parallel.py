@@ -69,6 +69,26 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     assert_alike(make(folder, size), make(folder, 1), list(case.prompts))
 
 
+@pytest.mark.parametrize(
+    ("name", "layout"), [("gpt-oss", None), ("deepseek-v3", None), ("qwen3-moe", "awq")]
+)
+def test_whole_experts(name: str, layout: str | None, tmp_path: Path) -> None:
+    case = CASE_OF[name]
+    folder = write(case, tmp_path)
+    if layout is not None:
+        checkpoints.quantize_in_place(folder, *LAYOUTS[layout], MATRIX)
+    divided = make(folder, 2, enable_expert_parallel=True)
+    assert_alike(divided, make(folder, 1), list(case.prompts))
+
+
+def test_whole_experts_where_there_are_none(tmp_path: Path) -> None:
+    folder = write(DENSE, tmp_path)
+    with pytest.raises(ConfigError, match="has no mixture of experts"):
+        make(folder, 2, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match="needs tensor_parallel_size above 1"):
+        make(folder, 1, enable_expert_parallel=True)
+
+
 @pytest.mark.parametrize("layout", each_value([*sorted({*LAYOUTS} - {*CUT})], most=3))
 def test_every_format_of_weights(layout: str, tmp_path: Path) -> None:
     quantize, document = LAYOUTS[layout]
