@@ -32,8 +32,6 @@ from gateway.commands import (
 )
 from gateway.version import commit, version
 
-DEFAULT_PORT = 8000
-
 app = typer.Typer(
     name="sluice",
     help="An asyncio streaming gateway for multi-tenant chat, with its own inference engine.",

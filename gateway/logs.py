@@ -55,7 +55,7 @@ class Trickle:
 
 
 class _Kind:
-    """What a ``Trickle`` knows of a kind of lines."""
+    """The state of a ``Trickle`` for one kind of lines."""
 
     __slots__ = ("at", "num_left_out", "room")
 

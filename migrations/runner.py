@@ -32,7 +32,7 @@ INSUFFICIENT_PRIVILEGE = "42501"
 _BUSY = ("55P03", "40P01")
 """SQLSTATEs of a lock that was not given in time, and of a deadlock."""
 _ERRORS = (DBAPIError, asyncpg.PostgresError)
-"""Of statements that SQLAlchemy runs, and of scripts that asyncpg runs itself."""
+"""Raised by statements that SQLAlchemy runs, and by scripts that asyncpg runs itself."""
 _MISSING_ROLES = (
     "SELECT name FROM unnest('{sluice_app,sluice_operator}'::text[]) AS name "
     "WHERE name NOT IN (SELECT rolname FROM pg_roles)"

@@ -70,7 +70,8 @@ class Attempts:
         return Attempt(self, principal)
 
     def refusal(self, principal: Principal) -> QuotaAnswer | None:
-        """What ``begin`` refuses now: by the scope with the longest wait, which is the true one."""
+        """The refusal that ``begin`` would raise now. It names the scope with the longest wait,
+        since a request must wait for all of them."""
         found: QuotaAnswer | None = None
         for policy, bucket in self._of(principal):
             wait_us = buckets.wait_us(bucket.used, 1, bucket.per_minute) or 0
@@ -90,7 +91,7 @@ class Attempts:
             bucket.used = buckets.charged(bucket.used, -1)
 
     def window(self, principal: Principal) -> Window | None:
-        """That of the scope with the least left; None if no scope has a rate."""
+        """The window of the scope with the least left; None if no scope has a rate."""
         windows = [bucket.window for _, bucket in self._of(principal)]
         return min(windows, key=lambda window: window.remaining, default=None)
 
@@ -143,5 +144,5 @@ class Attempt:
 
     @property
     def window(self) -> Window | None:
-        """What refused requests leave of the rates; None if there are none."""
+        """How much refused requests leave of the rates; None if there are none."""
         return self._attempts.window(self._principal)

@@ -141,7 +141,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     """By the store's clock."""
     requests_used: int
-    """Of the rate, as in ``buckets``."""
+    """In the unit of ``buckets``."""
     tokens_used: int
     num_running: int
     month_tokens: int

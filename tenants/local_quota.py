@@ -114,7 +114,6 @@ class _Refusal(NamedTuple):
 
 
 _MICROSECOND = timedelta(microseconds=1)
-_MINUTE = timedelta(minutes=1)
 
 
 def month_of(now: datetime) -> date:

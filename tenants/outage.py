@@ -27,8 +27,8 @@ class OutageLog:
         calm_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """calm_s: it is over with the first success so long after the last failure. Of one above 0
-        each failure is another request's, and counted."""
+        """calm_s: an outage ends with the first success that comes so long after the last failure.
+        If it is above 0, many requests fail in one outage, and those left out are counted."""
         self._logger = logger
         self._level = level
         self._calm_s = calm_s

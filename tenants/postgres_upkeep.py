@@ -16,15 +16,16 @@ from tenants.errors import StoreUnavailable
 logger = logging.getLogger(__name__)
 
 SEEN_MONTHS = 3
-"""Whole months for which ids of requests are remembered after theirs, at most as long as the ledger
-is kept. A settlement that comes later is not recognized as one that was written before."""
+"""For how many whole months after its own a request's id is remembered, if the ledger is kept as
+long. A settlement that is repeated later is written twice."""
 _MAX_AHEAD_S = 86_400.0
-"""Of PostgreSQL's clock, before this host's."""
+"""By how much PostgreSQL's clock may be ahead of this host's for months to be dropped by it."""
 _ROLL_UP_ROWS = 5_000
 _TOUCHED_KEYS = 500
-"""Keys per statement: whoever wants to change one of them waits for all."""
+"""Keys per statement, which locks all of them until its end."""
 _TRIES, _PAUSE_S = 100, 0.1
-"""For tables that are in use. Each try holds up others for some milliseconds at most."""
+"""How often a statement is tried on a table that is in use. Each try holds up others for some
+milliseconds at most."""
 
 _SQL = queries.load()
 

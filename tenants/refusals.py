@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,31 +25,27 @@ _Policies = tuple[ScopePolicy, ...]
 
 
 class _Known(NamedTuple):
+    """A refusal, and until when it holds."""
+
     answer: QuotaAnswer
     answered_at: float
     until: float
-
-
-class _Month(NamedTuple):
-    answer: QuotaAnswer
-    answered_at: float
-    left: Sequence[MonthLeft]
-    """Of the scopes in which nothing runs; none while the store has not said so."""
-    until: float
+    left: Sequence[MonthLeft] = ()
+    """What scopes in which nothing runs have left of the month, once the store has said so."""
 
 
 class Refusals:
     """What the store refused last. One per process.
 
-    All of it is by all policies of who was refused: an answer also tells how much is left of limits
-    that others may not have. Policies that change are others. What an answer tells of limits that
-    did not refuse is as old as the answer, ``MAX_S`` at most.
+    Refusals are kept by all policies of a principal, because an answer also tells how much is left
+    of limits that other keys of the tenant may not have; a changed policy is another one. What an
+    answer tells of limits that did not refuse is as old as the answer, ``MAX_S`` at most.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[_Policies, _Known] = {}  # the oldest first
-        self._months: dict[_Policies, _Month] = {}  # the oldest first
+        self._months: dict[_Policies, _Known] = {}  # the oldest first
 
     def __len__(self) -> int:
         return len(self._known) + len(self._months)
@@ -71,7 +67,7 @@ class Refusals:
         month = self._months.get(policies)
         if month is not None and self._clock() < month.until:
             return False  # It was asked a moment ago.
-        _put(self._months, policies, _Month(answer, self._clock(), (), asked_at + MAX_S))
+        _put(self._months, policies, _Known(answer, self._clock(), asked_at + MAX_S))
         return True
 
     def note_month(
@@ -114,18 +110,15 @@ class Refusals:
         return known and _after(known.answer, int((now - known.answered_at) * 1e6))
 
 
-T = TypeVar("T", _Known, _Month)
-
-
-def _put(table: dict[_Policies, T], policies: _Policies, value: T) -> None:
+def _put(table: dict[_Policies, _Known], policies: _Policies, value: _Known) -> None:
     table.pop(policies, None)
     table[policies] = value
     if len(table) > MAX_KNOWN:
         del table[next(iter(table))]
 
 
-def _current(table: dict[_Policies, T], policies: _Policies, now: float) -> T | None:
-    """What is known of these policies, if it still holds; else it is dropped."""
+def _current(table: dict[_Policies, _Known], policies: _Policies, now: float) -> _Known | None:
+    """The refusal of these policies, if it still holds; else it is dropped."""
     if not table or (found := table.get(policies)) is None:
         return None
     if now < found.until:

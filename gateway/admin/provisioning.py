@@ -78,7 +78,7 @@ async def replace_key(
 
 
 def _check_lives(expires_at: datetime | None, reason: str) -> None:
-    # What has no time zone, the store refuses.
+    # The store refuses a time without a time zone.
     if expires_at is not None and expires_at.tzinfo is not None and expires_at <= datetime.now(UTC):
         raise InvalidValue("expires_at", reason)
 

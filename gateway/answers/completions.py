@@ -59,8 +59,8 @@ class _Offsets:
 
 
 def _top(token: TokenLogprob) -> dict[str, float]:
-    """Log-probabilities by the token's text. Of tokens with the same text (parts of a character
-    all read as U+FFFD) the most likely one is kept."""
+    """Log-probabilities by the token's text. If tokens have the same text (parts of a
+    character all read as U+FFFD), the most likely one is kept."""
     found: dict[str, float] = {}
     for one in (*token.top_logprobs, token):
         found.setdefault(one.token, one.logprob)

@@ -28,11 +28,12 @@ class Lanes:
         tenant: UUID,
         start: Callable[[], concurrent.futures.Future[T] | asyncio.Future[T]],
     ) -> T:
-        """What the work returns or raises that ``start`` begins, when no other work of this tenant
-        is under way; first come, first served.
+        """Wait until no other work of this tenant is under way, first come, first served. Then
+        ``start`` the work, and return or raise what it does.
 
-        The turn lasts until the work is done, even if nobody waits any more: else whoever leaves
-        and comes back would have all there is. Who leaves before the turn never starts.
+        The turn lasts until the work is done, even if the caller is cancelled: otherwise a tenant
+        could have much work under way by cancelling each piece. A caller that is cancelled before
+        its turn starts nothing.
         """
         await self._enter(tenant)
         try:
@@ -68,6 +69,6 @@ class Lanes:
 
 
 def _heard(work: asyncio.Future[T]) -> None:
-    """What it raises is its caller's, and nobody's if that has left: nothing to log."""
+    """Mark the exception as retrieved: asyncio need not log it if the caller was cancelled."""
     if not work.cancelled():
         work.exception()

@@ -24,9 +24,9 @@ class Delta(msgspec.Struct, gc=False):
     """The stop string that ended the choice; set together with the finish reason."""
     reasoning: str = ""
     logprobs: Sequence[TokenLogprob] = ()
-    """Of all tokens that came, even of those whose text is still held back."""
+    """Log-probabilities of all tokens that came, even if their text is still held back."""
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
-    """Of the prompt's tokens, in one delta, if asked for; None for the first token, which has
+    """Log-probabilities of the prompt's tokens, in one delta, if asked for; the first token has
     none."""
     compliance: Compliance | None = None
     """Set together with the finish reason, if a schema was not fully enforced."""

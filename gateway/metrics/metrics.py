@@ -171,7 +171,7 @@ class Metrics:
 
     @property
     def registries(self) -> tuple[CollectorRegistry, CollectorRegistry]:
-        """Of this worker, and of the engine."""
+        """The metrics of this worker, and those of the engine."""
         return self._registry, self._engine_registry
 
     def render(self) -> bytes:

@@ -322,7 +322,7 @@ class Caller:
         self.identity = identity
         self.task: asyncio.Task[None] | None = None
         self.said: asyncio.Queue[Message] = asyncio.Queue()
-        """What it has said after its request. It says little that is not answered."""
+        """Messages that came after its request. There are few, since most are answered first."""
         self.window = asyncio.Semaphore(WINDOW)
         self._router = router
 
@@ -449,7 +449,7 @@ class RemoteReader:
 
 
 def _silent(worker_id: str, found: WorkerAddress) -> Exception:
-    """What it means that a worker does not answer: with a lease, it may only be busy."""
+    """The error for a worker that does not answer: while its lease runs, it may only be busy."""
     return _lost() if found.is_leased else PeerGone(worker_id)
 
 

@@ -225,7 +225,9 @@ class Wire:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         prepare(self._socket, keys)
         self._socket.curve_serverkey = keys.public
-        self._socket.reconnect_ivl = -1  # What another process has at this address knows nothing.
+        self._socket.reconnect_ivl = (
+            -1
+        )  # Another process at this address would not know the request.
         self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(_WATCHED)
         self._seen = 0
         """The events of the connection so far."""
@@ -264,7 +266,7 @@ class Wire:
         closed the connection."""
         while True:
             try:
-                # What had arrived before the end is read, too.
+                # Messages that arrived before the end are read, too.
                 message = decode(await self._socket.recv(zmq.DONTWAIT))
             except zmq.Again:
                 if self._seen & _END:

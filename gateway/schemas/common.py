@@ -29,8 +29,8 @@ class UnenforcedKeyword(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """The keyword's path in the schema."""
     function: str | msgspec.UnsetType = msgspec.UNSET
-    """Whose ``parameters`` it stands in, where it is about a call. The keyword ``parameters`` at
-    ``$`` is all of them: the arguments were written freely."""
+    """The function in whose ``parameters`` the keyword stands; left out for an answer's own schema.
+    The keyword ``parameters`` at ``$`` means that none of them was enforced."""
 
 
 class SchemaViolation(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,8 @@ def _invalid(exc: msgspec.ValidationError, what: str, data: bytes, kind: Any) ->
     """Translate an error of msgspec's. ``kind``: the type that was expected."""
     fault = Fault.of(exc)
     path, rule = fault.path, fault.rule
-    # Of a large body the place alone must do: decoding it takes the event loop milliseconds.
+    # A large body is not decoded again, which would take the event loop milliseconds: then the
+    # error names the place only.
     document = _decoded(data) if len(data) <= MAX_SECOND_LOOK else None
     if path.endswith(_SOME_KEY):
         path = _with_key(path.removesuffix(_SOME_KEY), rule, document)
