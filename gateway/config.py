@@ -225,6 +225,8 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long a stored response is kept after its last use."""
     max_response_bytes: Positive = 1024 * 1024 * 1024
     """Most bytes kept of all stored responses of one tenant; the oldest go first."""
+    max_conversation_bytes: Positive = 1024 * 1024 * 1024
+    """Most bytes of all conversations of one tenant; what would be more is refused."""
 
     @property
     def journal_folder(self) -> Path:

@@ -15,6 +15,7 @@ ApiError                           a request failed: what the client gets
 │   ├── PermissionDenied           403  a valid key without the needed scope, or a foreign Origin
 │   ├── NotFound                   404  no such route
 │   │   ├── ModelNotFound          404  no such model
+│   │   ├── ConversationNotFound   404  no such conversation, or another tenant's
 │   │   ├── StreamNotFound         404  no such resumable stream, or another tenant's
 │   │   └── ResponseNotFound       404  no such response, or another tenant's
 │   ├── MethodNotAllowed           405  the route exists, the method does not
@@ -244,6 +245,10 @@ class StreamNotFound(NotFound, code="stream_not_found"):
 
 class ResponseNotFound(NotFound, code="response_not_found"):
     """No such response, or another tenant's."""
+
+
+class ConversationNotFound(NotFound, code="conversation_not_found"):
+    """No such conversation, or another tenant's."""
 
 
 class MethodNotAllowed(ClientMistake, status=405, code="method_not_allowed"):

@@ -37,6 +37,7 @@ from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import new_worker_id
 from gateway.peers.wire import derive_keys
 from gateway.prompts.public_prefixes import PublicPrefixes
+from gateway.responses.conversations import ConversationItems
 from gateway.responses.responses import Responses
 from gateway.secrets import Secrets
 from gateway.sockets.chat_session import ChatSession
@@ -81,6 +82,7 @@ class Services:
     peers: Peers
     streams: Streams
     responses: Responses
+    conversations: ConversationItems
     models: ServedModels
     adapters: Adapters
     tickets: Tickets
@@ -145,6 +147,7 @@ def create_services(
         readers=streams.readers,
         on_adapter_deleted=adapters.on_deleted,
     )
+    conversations = ConversationItems(config, store.conversations)
     registry = Registry(store.shared, engine, config, fleet_keys(secrets.key_pepper))
     work = _create_background(base, peers, adapters, revocations, registry)
     metrics = base.metrics
@@ -184,7 +187,8 @@ def create_services(
         lifecycle=lifecycle,
         peers=peers,
         streams=streams,
-        responses=Responses(config, store.shared, peers, admission, generations),
+        responses=Responses(config, store.shared, conversations, peers, admission, generations),
+        conversations=conversations,
         models=models,
         adapters=adapters,
         tickets=Tickets(peers),

@@ -32,6 +32,7 @@ _EXISTS = {
     "project": "The tenant has a project named {!r} already; choose another name.",
     "key": "A key with the public id {!r} exists already; mint a new one.",
     "adapter": "The tenant has an adapter named {!r} already; unload it or choose another name.",
+    "item": "The conversation has an item of this id already.",
     "admin key": "There is an admin key already, and the first one is made only once; "
     "`sluice key create TENANT --scope admin` makes another.",
 }

@@ -12,6 +12,7 @@ import msgspec
 from tenants import queries
 from tenants.batches import Batcher, send_each
 from tenants.connections import Connections
+from tenants.conversations import Conversations
 from tenants.directory import Directory
 from tenants.errors import (
     InvalidValue,
@@ -89,6 +90,7 @@ class Store(Directory):
         self._upkeep = upkeep
         self._now = now
         self.shared = SharedState(connections, upkeep)
+        self.conversations = Conversations(connections)
         """Other state that gateway workers share."""
         # With two batches of each kind, connections are left for key lookups even if the ledger is
         # slow.

@@ -103,7 +103,7 @@ class Auth:
             return None
         if path.startswith("/admin/v1/"):
             return "usage"
-        if path.startswith("/v1/responses/"):
+        if path.startswith(("/v1/responses/", "/v1/conversations/")):
             return "responses"
         return "chat" if not others else others[0].scope
 

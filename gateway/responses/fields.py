@@ -33,7 +33,6 @@ from gateway.transport import bodies
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "access_programs": (),
     "context_management": (),
-    "conversation": (),
     "image": (),
     "moderation": (),
     "prompt": (),
@@ -79,6 +78,8 @@ _probe = msgspec.json.Decoder(_Probe)
 def check(fields: ResponseFields) -> None:
     """Raise ``InvalidRequestError`` naming a field that the server cannot act on."""
     unsupported.refuse(fields, UNSUPPORTED)
+    if fields.conversation is not None and fields.previous_response_id is not None:
+        raise InvalidRequestError("Set it or previous_response_id, not both.", param="conversation")
     for index, name in enumerate(fields.include or ()):
         if name not in HARMLESS_INCLUDES and name != LOGPROBS:
             raise UnsupportedParameter(
@@ -130,7 +131,8 @@ def chat_fields(
 
     def place(index: int) -> str:
         own = index - (len(items) - num_own)
-        return f"input[{own}]" if own >= 0 else "previous_response_id"
+        earlier = "previous_response_id" if fields.conversation is None else "conversation"
+        return f"input[{own}]" if own >= 0 else earlier
 
     if (lost := place_of(items)) is not None:
         path = place(lost)

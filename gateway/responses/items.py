@@ -73,9 +73,15 @@ def decode_input(given: str | Sequence[msgspec.Raw]) -> list[Item | ItemReferenc
     return decode_items(given)
 
 
-def decode_items(given: Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
-    """As ``decode_input``, for any number of items."""
-    return [_decode(raw, f"input[{index}]") for index, raw in enumerate(given)]
+def decode_items(given: Sequence[msgspec.Raw], field: str = "input") -> list[Item | ItemReference]:
+    """As ``decode_input``, for any number of items of a ``field``."""
+    return [_decode(raw, f"{field}[{index}]") for index, raw in enumerate(given)]
+
+
+def bare(item: Any) -> dict[str, Any]:
+    """An item as it is stored and shown: a field that has no value is left out."""
+    plain: dict[str, Any] = msgspec.to_builtins(item)
+    return {name: value for name, value in plain.items() if value is not None}
 
 
 def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:

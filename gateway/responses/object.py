@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gateway.admission.admitted import Admitted
-from gateway.schemas.responses import FunctionTool, ResponseFields
+from gateway.schemas.responses import ConversationRef, FunctionTool, ResponseFields
 
 
 def response_object(
@@ -23,7 +23,9 @@ def response_object(
 ) -> dict[str, Any]:
     """All fields that OpenAI's clients rely on, with the values that are in effect."""
     params = None if admitted is None else admitted.params
+    name = conversation_of(fields)
     return {
+        **({} if name is None else {"conversation": {"id": name}}),
         "id": response_id,
         "object": "response",
         "created_at": int(time.time()),
@@ -62,6 +64,12 @@ def response_object(
         "usage": None,
         "user": fields.user,
     }
+
+
+def conversation_of(fields: ResponseFields) -> str | None:
+    """The id of the conversation that a response belongs to."""
+    named = fields.conversation
+    return named.id if isinstance(named, ConversationRef) else named
 
 
 def _text(fields: ResponseFields) -> dict[str, Any]:

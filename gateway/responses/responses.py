@@ -28,6 +28,7 @@ from gateway.admission.request import GenerationRequest
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.config import Config
 from gateway.errors import (
+    ApiError,
     ContextLengthExceeded,
     InvalidRequestError,
     ResponseNotFound,
@@ -38,6 +39,7 @@ from gateway.peers.peers import PeerGone, Peers
 from gateway.peers.routed_ids import mint, worker_of
 from gateway.peers.wire import EndResponse, Part, RunningResponse
 from gateway.responses import fields as response_fields
+from gateway.responses.conversations import ConversationItems
 from gateway.responses.items import (
     decode_input,
     name_items,
@@ -45,7 +47,7 @@ from gateway.responses.items import (
     token_of,
     without_oldest,
 )
-from gateway.responses.object import response_object
+from gateway.responses.object import conversation_of, response_object
 from gateway.responses.run import ResponseRun
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
@@ -77,11 +79,13 @@ class Responses:
         self,
         config: Config,
         shared: SharedState,
+        conversations: ConversationItems,
         peers: Peers,
         admission: Admission,
         generations: Generations,
     ) -> None:
         self._shared = shared
+        self._conversations = conversations
         self._peers = peers
         self._model = config.model_name
         self._admission = admission
@@ -183,9 +187,12 @@ class Responses:
         ``ApiError``."""
         response_fields.check(fields)
         tools = response_fields.decode_tools(fields.tools)
-        if earlier is None:
-            earlier = await self._earlier(principal.tenant.id, fields.previous_response_id)
-        own = await self._own_items(principal.tenant.id, fields, response_id)
+        tenant_id, conversation_id = principal.tenant.id, conversation_of(fields)
+        if conversation_id is not None:
+            earlier = Earlier(None, await self._conversations.all_items(tenant_id, conversation_id))
+        elif earlier is None:
+            earlier = await self._earlier(tenant_id, fields.previous_response_id)
+        own = await self._own_items(tenant_id, fields, response_id)
         if not own and not earlier.items:
             raise InvalidRequestError(
                 "Missing required parameter: input.",
@@ -251,6 +258,8 @@ class Responses:
                 items.append(await self._referred(tenant_id, item.id, f"input[{index}].id"))
             else:
                 items.append(item)
+        if fields.conversation is not None:  # in which each item has an id of its own
+            items = [msgspec.structs.replace(item, id=None) for item in items]
         return name_items(items, response_id.partition("_")[2])
 
     async def _referred(self, tenant_id: UUID, item_id: str, param: str) -> Item:
@@ -269,14 +278,16 @@ class Responses:
 
     async def _ended(self, run: ResponseRun) -> None:
         """Store a response that has ended, in a task that a cancelled reader cannot interrupt."""
-        if not run.is_stored:
+        if not run.is_stored and run.conversation_id is None:
             self._running.pop(run.id, None)
             return
         await asyncio.shield(self._tasks.start(self._store(run), name=f"store {run.id}"))
 
     async def _store(self, run: ResponseRun) -> None:
         try:
-            await self.keep(run)
+            await self._extend_conversation(run)
+            if run.is_stored:
+                await self.keep(run)
         except TenantsError as error:
             # Its client still gets the answer, with ``store`` false.
             self._unstored.failed("%s is not stored: %s", run.id, error)
@@ -285,6 +296,19 @@ class Responses:
             self._unstored.succeeded("Responses are stored again")
         finally:
             self._running.pop(run.id, None)
+
+    async def _extend_conversation(self, run: ResponseRun) -> None:
+        """Add what was said to the conversation. Raises ``TenantsError``; a response whose
+        conversation is gone or full says so."""
+        name = run.conversation_id
+        if name is None or run.status not in ("completed", "incomplete"):
+            return
+        try:
+            await self._conversations.add(run.tenant_id, name, run.said())
+        except (ApiError, TenantsError) as exc:
+            run.leave_conversation()
+            if isinstance(exc, TenantsError):
+                raise
 
     async def keep(self, run: ResponseRun) -> None:
         """Store a run as it stands. Raises ``TenantsError``."""

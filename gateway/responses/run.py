@@ -19,7 +19,7 @@ from gateway.generation.delta import Delta
 from gateway.generation.events import Channel, Event
 from gateway.generation.generation import Generation
 from gateway.responses.events import ResponseEvents
-from gateway.responses.items import plain_items
+from gateway.responses.items import bare, plain_items
 from gateway.schemas.responses import Item
 from tenants.shared import StoredResponse
 
@@ -71,6 +71,25 @@ class ResponseRun(Answer):
         response_id: str = self.encoder.response["id"]
         return response_id
 
+    @property
+    def status(self) -> str:
+        status: str = self.encoder.response["status"]
+        return status
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that it goes on with."""
+        named = self.encoder.response.get("conversation")
+        return None if named is None else str(named["id"])
+
+    def leave_conversation(self) -> None:
+        """Let the last event say that the response is not in its conversation."""
+        self.encoder.response["conversation"] = None
+
+    def said(self) -> list[Any]:
+        """Its own input items, then its output items."""
+        return [*self._own, *self.encoder.response["output"]]
+
     def body(self) -> bytes:
         """The response object as it is now, as JSON."""
         return self.encoder.body()
@@ -89,7 +108,7 @@ class ResponseRun(Answer):
 
     @property
     def has_failed(self) -> bool:
-        return bool(self.encoder.response["status"] == "failed")
+        return self.status == "failed"
 
     async def events(self, channel: Channel | None = None) -> AsyncGenerator[Sequence[Event], None]:
         assert not self._is_read
@@ -179,7 +198,7 @@ class ResponseRun(Answer):
             tenant_id=self.tenant_id,
             status=response["status"],
             body=self.body(),
-            input=orjson.dumps([msgspec.to_builtins(item) for item in self._own]),
+            input=orjson.dumps([bare(item) for item in self._own]),
             previous_response_id=response["previous_response_id"],
             created_at=datetime.fromtimestamp(response["created_at"], UTC),
         )

@@ -31,7 +31,6 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/chatkit": "OpenAI's ChatKit",
     "/v1/complete": "Anthropic's Text Completions",
     "/v1/containers": "OpenAI's Containers",
-    "/v1/conversations": "OpenAI's Conversations",
     "/v1/embeddings": "OpenAI's Embeddings",
     "/v1/edits": "OpenAI's Edits",
     "/v1/engines": "OpenAI's Engines",
@@ -61,7 +60,7 @@ INSTEAD: Mapping[str, str] = {
     "/v1/engines": "use /v1/models",
     "/v1/messages/batches": "send the messages one by one to /v1/messages",
     "/v1/realtime": "use the WebSocket /v1/responses",
-    "/v1/threads": "use /v1/responses with previous_response_id",
+    "/v1/threads": "use /v1/conversations and /v1/responses",
 }
 """What serves in place of some of them."""
 

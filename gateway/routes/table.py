@@ -20,6 +20,7 @@ from gateway.routes import (
     admin_usage,
     chat,
     completions,
+    conversations,
     health,
     messages,
     models,
@@ -51,6 +52,13 @@ from gateway.schemas.admin import (
 )
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.conversations import (
+    AddItems,
+    ConversationObject,
+    CreateConversation,
+    DeletedConversation,
+    UpdateConversation,
+)
 from gateway.schemas.messages import (
     MessageAnswer,
     MessageEvent,
@@ -130,6 +138,7 @@ _ROWS = (
 )
 
 _ADMIN = "/admin/v1"
+_CONVERSATION = "/v1/conversations/{conversation_id}"
 _TENANT = f"{_ADMIN}/tenants/{{tenant_id}}"
 
 
@@ -187,6 +196,30 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         SOCKET, "/v1/chat", "Chats of browsers, several at once", sockets.open_chat,
         body=ws.ClientMessage, events=ws.ServerMessage),
+    Operation(
+        "POST", "/v1/conversations", "Create a conversation", conversations.create, "responses",
+        body=CreateConversation, answer=ConversationObject),
+    Operation(
+        "GET", _CONVERSATION, "A conversation", conversations.retrieve, "responses",
+        answer=ConversationObject),
+    Operation(
+        "POST", _CONVERSATION, "Replace a conversation's metadata", conversations.update,
+        "responses", body=UpdateConversation, answer=ConversationObject),
+    Operation(
+        "DELETE", _CONVERSATION, "Delete a conversation with its items", conversations.delete,
+        "responses", answer=DeletedConversation),
+    Operation(
+        "POST", f"{_CONVERSATION}/items", "Add items to a conversation", conversations.add_items,
+        "responses", body=AddItems, answer=InputItemList),
+    Operation(
+        "GET", f"{_CONVERSATION}/items", "The items of a conversation", conversations.list_items,
+        "responses", answer=InputItemList, query=_ITEMS),
+    Operation(
+        "GET", f"{_CONVERSATION}/items/{{item_id}}", "An item of a conversation",
+        conversations.retrieve_item, "responses"),
+    Operation(
+        "DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Delete an item of a conversation",
+        conversations.delete_item, "responses", answer=ConversationObject),
     Operation(
         "POST", "/v1/messages", "Answer a chat, in Anthropic's words", messages.create,
         body=MessagesRequest, answer=MessageAnswer, events=MessageEvent, reserves=True),

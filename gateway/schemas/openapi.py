@@ -19,6 +19,8 @@ _PATH_PARAMETERS = {
     "model": "A model's name, or alias.",
     "stream_id": "A stream's id, as the header x-sluice-stream-id or the list of them names it.",
     "response_id": "A response's id.",
+    "conversation_id": "A conversation's id.",
+    "item_id": "An item's id.",
     "tenant_id": "A tenant's id.",
     "project_id": "A project's id.",
     "key_id": "A key's id, or its public id.",

@@ -112,6 +112,8 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
+    conversation: dict[str, str] | msgspec.UnsetType | None = msgspec.UNSET
+    """Null if the response could not be added to its conversation."""
     structured_outputs: Compliance | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -173,6 +173,10 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: bool | None = None
 
 
+class ConversationRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+
+
 class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a response is asked for: the same over HTTP and over the WebSocket."""
 
@@ -181,6 +185,8 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     instructions: str | None = None
     """A system message for this response only."""
     previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+    """The conversation that it goes on with, and whose items it becomes."""
     store: bool | None = None
     """Whether it can be retrieved and continued; it can by default."""
     metadata: dict[str, str] | None = None
@@ -207,7 +213,6 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     # Known, and refused by name unless they hold a value at which they mean nothing.
     access_programs: Any = None
     context_management: Any = None
-    conversation: Any = None
     image: Any = None
     moderation: Any = None
     prompt: Any = None

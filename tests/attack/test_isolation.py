@@ -44,7 +44,7 @@ def scopes_of(path: str) -> set[Scope]:
         return {"usage", "admin"}
     if path.startswith("/admin/v1/") or path == "/metrics":
         return {"admin"}
-    if path.startswith("/v1/responses"):
+    if path.startswith(("/v1/responses", "/v1/conversations")):
         return {"responses", "chat"}
     return {"chat"}
 

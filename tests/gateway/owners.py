@@ -36,6 +36,8 @@ SECRET = "the heron lands at midnight"
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 KINDS: dict[str, str | None] = {
     "response_id": "response",
+    "conversation_id": "conversation",
+    "item_id": "item",
     "stream_id": "stream",
     "model": "adapter name",
     "tenant_id": "tenant",
@@ -88,6 +90,9 @@ class Place:
             "limits": await store.list_limits(tenant_id),
             "adapters": await store.list_adapters(tenant_id),
             "audit": await store.list_audit(tenant_id),
+            "items": await store.conversations.items(
+                tenant_id, self.owner.ids["conversation"][0], limit=10
+            ),
             "running": sorted(self.double.running),
         }
 
@@ -131,6 +136,10 @@ async def furnish(place: Place) -> None:
         streams.append((await client.head()).headers["x-sluice-stream-id"])
         await client.chunk()
         client.reset()
+    items = {"items": [{"role": "user", "content": SECRET}]}
+    made = (await place.send("POST", "/v1/conversations", owner.api_key, items)).json()["id"]
+    listed = await place.send("GET", f"/v1/conversations/{made}/items", owner.api_key)
+    owner.ids |= {"conversation": [made], "item": [listed.json()["first_id"]]}
     owner.ids |= {"response": responses, "stream": streams}
 
     async def two_run() -> bool:

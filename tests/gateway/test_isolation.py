@@ -23,6 +23,12 @@ __all__ = ["place"]
 pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
 
 BODIES: dict[str, Any] = {"PATCH": {"name": "taken over"}}
+CONVERSATION = "/v1/conversations/{conversation_id}"
+OF_PATHS: dict[str, Any] = {
+    CONVERSATION: {"metadata": {"taken": "over"}},
+    f"{CONVERSATION}/items": {"items": [{"role": "user", "content": "mine"}]},
+}
+"""What to POST there."""
 
 
 def unmask(answer: Answer, *names: str) -> bytes:
@@ -38,12 +44,15 @@ async def test_no_path_reaches_what_is_anothers(place: Place) -> None:
     before = await place.snapshot()
     num_tried = 0
     for method, path in routes_with_ids(admin=False):
+        body = OF_PATHS.get(path) if method == "POST" else None
         for name in place.owner.everything():
-            answer = await place.send(method, PARAMETER.sub(name, path), place.stranger.api_key)
+            taken = PARAMETER.sub(name, path)
+            answer = await place.send(method, taken, place.stranger.api_key, body)
             assert answer.status == 404, (method, path, name, answer.body)
             assert SECRET.encode() not in answer.body
             unknown = name[:-4] + ("0000" if name[-4:] != "0000" else "1111")
-            nothing = await place.send(method, PARAMETER.sub(unknown, path), place.stranger.api_key)
+            unheard = PARAMETER.sub(unknown, path)
+            nothing = await place.send(method, unheard, place.stranger.api_key, body)
             assert (nothing.status, unmask(nothing, unknown)) == (404, unmask(answer, name))
             num_tried += 1
     assert num_tried >= 7 * 11
@@ -155,6 +164,9 @@ async def test_what_the_owner_asks_for_is_there(place: Place) -> None:
         assert (
             await place.send("GET", f"/v1/responses/{response_id}", owner.api_key)
         ).status == 200
+    conversation, item = f"/v1/conversations/{owner.ids['conversation'][0]}", owner.ids["item"][0]
+    for path in (conversation, f"{conversation}/items", f"{conversation}/items/{item}"):
+        assert (await place.send("GET", path, owner.api_key)).status == 200
     done, running = owner.ids["stream"]
     assert (await place.send("GET", f"/v1/streams/{done}", owner.api_key)).status == 200
     assert (await place.send("DELETE", f"/v1/streams/{running}", owner.api_key)).status == 204

@@ -56,6 +56,7 @@ from tenants.types import (
     UsageSum,
 )
 from tests.memory_store.audit import MemoryAudit
+from tests.memory_store.conversations import MemoryConversations
 from tests.memory_store.lists import contains, page_of, place_of, summed
 from tests.memory_store.quota import MemoryQuota
 from tests.memory_store.shared import MemoryShared
@@ -85,6 +86,7 @@ class MemoryStore(Store):
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
         self.shared = MemoryShared(now, self._tenants)
+        self.conversations = MemoryConversations(now, self._tenants)
         self._audit = MemoryAudit(now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:

@@ -122,6 +122,8 @@ class TestUpgrade:
             "limit_state",
             "reservation",
             "response",
+            "conversation",
+            "conversation_item",
             "ended_stream",
             "idempotency_key",
             "gateway_worker",

@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from tenants import queries
 from tenants.connections import Connections
+from tenants.conversations import Room, StoredItem
 from tenants.errors import ObjectNotFound, TenantsError
 from tenants.limits import Limits
 from tenants.request_ids import new_request_id
@@ -61,6 +62,10 @@ async def furnish(store: Store, name: str) -> Principal:
     day = timedelta(days=1)
     await store.shared.put_response(make_response(who.tenant, f"resp_{name}"), day)
     await store.shared.put_stream(make_stream(who.tenant, f"stream_{name}"), day)
+    conversations, conversation = store.conversations, f"conv_{name}"
+    await conversations.create(who.tenant.id, conversation, b"{}", max_bytes=10**6)
+    item = StoredItem(f"msg_{name}", b"{}")
+    await conversations.add(who.tenant.id, conversation, [item], Room(9, 10**6, 10**6))
     await store.shared.claim(
         who.tenant.id, bytes(32), body_hash=b"b", answer_id=f"answer_{name}", retention=day
     )
@@ -184,6 +189,8 @@ class Values:
                     name,
                     f"resp_{name}",
                     f"stream_{name}",
+                    f"conv_{name}",
+                    f"msg_{name}",
                     f"answer_{name}",
                     self._other.key.public_id,
                     "key",
@@ -214,6 +221,7 @@ async def test_no_statement_reaches_another_tenant(
         "tenant", "project", "api_key", "limit_policy", "limit_state", "reservation",
         "usage_event", "usage_seen", "usage_delta", "usage_rollup", "usage_daily",
         "usage_daily_tenant", "response", "ended_stream", "idempotency_key", "adapter",
+        "conversation", "conversation_item",
     }  # fmt: skip
     ids = {
         UUID(word)
@@ -224,6 +232,7 @@ async def test_no_statement_reaches_another_tenant(
     }
     assert len(ids) > 5
     texts = {str(some) for some in ids} | {two.key.public_id, "two", "resp_two", "stream_two"}
+    texts |= {"conv_two", "msg_two"}
     connections = await Connections.open(
         pg_dsn,
         min_size=1,

@@ -42,7 +42,7 @@ def test_every_field_goes_somewhere_or_is_refused() -> None:
         "model", "input", "instructions", "previous_response_id", "store", "include", "text",
         "tools", "tool_choice", "reasoning", "stream_options", "max_output_tokens",
         "max_tool_calls", "top_logprobs", "truncation", "prompt_cache_options",
-        "prompt_cache_retention",
+        "prompt_cache_retention", "conversation",
     }  # fmt: skip
     from gateway.responses import fields as response_fields
 

@@ -39,7 +39,6 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "x", "tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
-        ({"input": "x", "conversation": "conv_1"}, "conversation"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "x", "truncation": "some"}, "truncation"),
         ({"input": "x" * 3000, "truncation": "auto"}, "input"),

@@ -1,0 +1,91 @@
+"""Conversations: items of Responses that a tenant keeps, and that responses go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+
+from gateway.config import Config
+from gateway.errors import ConversationNotFound, InvalidRequestError, quoted
+from gateway.responses.items import MAX_ITEMS, bare, decode_items, name_items, plain_items
+from gateway.schemas.responses import Item, ItemReference
+from tenants.conversations import Conversation, Conversations, Room, StoredItem
+
+MAX_ADDED = 20
+"""Items of one request, as at OpenAI."""
+MAX_BYTES = 16 * 1024 * 1024
+"""Of one conversation, all of which a response reads."""
+
+
+class ConversationItems:
+    """Reads and writes the items of conversations."""
+
+    def __init__(self, config: Config, store: Conversations) -> None:
+        self.store = store
+        self._room = Room(MAX_ITEMS, MAX_BYTES, config.tenants.max_conversation_bytes)
+
+    async def create(self, tenant_id: UUID, metadata: bytes, items: Sequence[Item]) -> Conversation:
+        """Raises ``InvalidRequestError`` where there is no room, ``TenantsError``."""
+        name = f"conv_{uuid4().hex}"
+        made = await self.store.create(
+            tenant_id, name, metadata, max_bytes=self._room.max_tenant_bytes
+        )
+        if made is None:
+            raise _full()
+        try:
+            await self.add(tenant_id, name, items)
+        except BaseException:
+            await self.store.delete(tenant_id, name)
+            raise
+        return made
+
+    async def find(self, tenant_id: UUID, conversation_id: str) -> Conversation:
+        """Raises ``ConversationNotFound``, ``TenantsError``."""
+        found = await self.store.find(tenant_id, conversation_id)
+        if found is None:
+            raise not_found(conversation_id)
+        return found
+
+    async def all_items(self, tenant_id: UUID, conversation_id: str) -> list[Item]:
+        """All of its items. Raises as ``find`` does."""
+        await self.find(tenant_id, conversation_id)
+        bodies = await self.store.items(tenant_id, conversation_id, limit=MAX_ITEMS)
+        return plain_items([msgspec.Raw(body) for body in bodies])
+
+    async def add(self, tenant_id: UUID, conversation_id: str, items: Sequence[Any]) -> None:
+        """Add items, which have ids. Raises as ``find`` does, and ``InvalidRequestError`` where
+        there is no room."""
+        if not items:
+            return
+        rows = [StoredItem(item["id"], msgspec.json.encode(item)) for item in map(bare, items)]
+        if not await self.store.add(tenant_id, conversation_id, rows, self._room):
+            await self.find(tenant_id, conversation_id)
+            raise _full()
+
+
+def new_items(given: Sequence[msgspec.Raw]) -> list[Item]:
+    """Decode the items of a request, and name them. Raises ``InvalidRequestError``, whose ``param``
+    begins with ``items``."""
+    if len(given) > MAX_ADDED:
+        raise InvalidRequestError(f"At most {MAX_ADDED} items at once.", param="items")
+    items: list[Item] = []
+    for index, item in enumerate(decode_items(given, "items")):
+        if isinstance(item, ItemReference):
+            raise InvalidRequestError("Send the item itself.", param=f"items[{index}]")
+        items.append(msgspec.structs.replace(item, id=None))
+    return name_items(items, uuid4().hex)
+
+
+def not_found(conversation_id: str) -> ConversationNotFound:
+    return ConversationNotFound(f"There is no conversation {quoted(conversation_id)}.")
+
+
+def _full() -> InvalidRequestError:
+    return InvalidRequestError(
+        f"There is no room: a conversation has at most {MAX_ITEMS} items and {MAX_BYTES} bytes, "
+        "and the server's tenants.max_conversation_bytes bounds all of yours; delete some.",
+        code="conversation_full",
+    )

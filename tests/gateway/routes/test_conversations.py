@@ -1,0 +1,153 @@
+"""``/v1/conversations`` through the ``openai`` package, and responses that go on with them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.serving import MODEL, Gateway
+
+pytestmark = pytest.mark.asyncio
+
+HI: Any = {"type": "message", "role": "user", "content": "hi"}
+CALL: Any = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+NONE: Any = {"type": "x"}
+OUTPUT: Any = {"type": "function_call_output", "call_id": "c", "output": "7"}
+
+
+@pytest_asyncio.fixture
+async def client(gateway: Gateway) -> AsyncIterator[AsyncOpenAI]:
+    async with gateway.openai() as client:
+        yield client
+
+
+async def texts(client: AsyncOpenAI, conversation_id: str) -> list[str]:
+    """What was said, in order."""
+    items: Any = [
+        item
+        async for item in client.conversations.items.list(conversation_id, order="asc", limit=2)
+    ]
+    return [item.content[0].text if item.type == "message" else item.type for item in items]
+
+
+async def test_items_come_and_go(client: AsyncOpenAI) -> None:
+    made = await client.conversations.create(items=[HI], metadata={"a": "b"})
+    assert (made.object, made.metadata) == ("conversation", {"a": "b"})
+    added = await client.conversations.items.create(made.id, items=[CALL, OUTPUT, HI, HI])
+    assert [item.type for item in added.data] == [
+        "function_call", "function_call_output", "message", "message",
+    ]  # fmt: skip
+    assert await texts(client, made.id) == [
+        "hi", "function_call", "function_call_output", "hi", "hi",
+    ]  # fmt: skip
+    first: Any = added.data[0]
+    found: Any = await client.conversations.items.retrieve(first.id, conversation_id=made.id)
+    assert found == first
+    assert "status" not in found.model_dump(exclude_unset=True)
+    left = await client.conversations.items.delete(first.id, conversation_id=made.id)
+    assert left.id == made.id
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.items.retrieve(first.id, conversation_id=made.id)
+    newest = await client.conversations.items.list(made.id, limit=1)
+    assert newest.has_more
+    assert newest.last_id == added.data[-1].id
+
+
+async def test_a_deleted_conversation_is_gone(client: AsyncOpenAI) -> None:
+    made = await client.conversations.create(items=[HI])
+    changed = await client.conversations.update(made.id, metadata={"x": "y"})
+    assert (await client.conversations.retrieve(made.id)) == changed
+    assert (await client.conversations.delete(made.id)).deleted
+    for call in (
+        client.conversations.retrieve(made.id),
+        client.conversations.update(made.id, metadata={}),
+        client.conversations.delete(made.id),
+        client.conversations.items.create(made.id, items=[HI]),
+        client.responses.create(model=MODEL, input="x", conversation=made.id),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await call
+        assert caught.value.code == "conversation_not_found"
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.items.list(made.id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+async def test_responses_go_on_with_it(
+    client: AsyncOpenAI, double: EngineDouble, stream: bool, store: bool
+) -> None:
+    double.script = lambda prompt: Play(text=f"{prompt.count('user')}")
+    made = await client.conversations.create(items=[HI])
+    both: list[Any] = [made.id, {"id": made.id}]
+    for number, conversation in enumerate(both, 1):
+        answer: Any = await client.responses.create(
+            model=MODEL, input=f"ask {number}", conversation=conversation, store=store,
+            stream=stream,
+        )  # fmt: skip
+        if stream:
+            events = [event async for event in answer]
+            assert events[-1].type == "response.completed"
+            answer = events[-1].response
+        assert answer.conversation.id == made.id
+        assert answer.output_text == str(number + 1)
+    assert await texts(client, made.id) == ["hi", "ask 1", "2", "ask 2", "3"]
+    count = await client.responses.input_tokens.count(model=MODEL, input="x", conversation=made.id)
+    assert count.input_tokens > 40
+
+
+async def test_what_failed_is_not_in_it(client: AsyncOpenAI, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="ab", error="broken", error_code="internal")
+    made = await client.conversations.create(items=[HI])
+    with pytest.raises(openai.InternalServerError):
+        await client.responses.create(model=MODEL, input="ask", conversation=made.id)
+    assert await texts(client, made.id) == ["hi"]
+
+
+async def test_one_that_is_deleted_meanwhile(client: AsyncOpenAI, double: EngineDouble) -> None:
+    made = await client.conversations.create()
+    double.script = lambda prompt: Play(text="abc", interval_s=0.05)
+    stream = await client.responses.create(
+        model=MODEL, input="x", conversation=made.id, stream=True
+    )
+    last: Any = None
+    async for event in stream:
+        if event.type == "response.in_progress":
+            await client.conversations.delete(made.id)
+        last = event
+    assert last.type == "response.completed"
+    assert last.response.conversation is None
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.retrieve(made.id)
+
+
+async def test_what_is_wrong_is_named(client: AsyncOpenAI) -> None:
+    made = await client.conversations.create()
+    bad: list[tuple[Any, str]] = [
+        (client.conversations.items.create(made.id, items=[HI] * 21), "items"),
+        (client.conversations.items.create(made.id, items=[NONE]), "items[0].type"),
+        (client.conversations.create(items=[HI], metadata={"a": "b" * 600}), "metadata.a"),
+        (client.conversations.items.list(made.id, after="nothing"), "after"),
+        (client.conversations.items.list(made.id, limit=0), "limit"),
+        (
+            client.responses.create(
+                model=MODEL, input="x", conversation=made.id, previous_response_id="resp_x"
+            ),
+            "conversation",
+        ),
+        (
+            client.responses.create(model=MODEL, input=[OUTPUT], conversation=made.id),
+            "input[0].call_id",
+        ),
+        (client.responses.create(model=MODEL, input=[], conversation=made.id), "input"),
+    ]
+    for call, param in bad:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await call
+        assert caught.value.param == param

@@ -1,0 +1,107 @@
+"""``Conversations`` in memory. It behaves as ``tenants.conversations`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from tenants.conversations import Conversation, Conversations, Room, StoredItem
+from tenants.errors import ObjectExists, ObjectNotFound
+
+
+class MemoryConversations(Conversations):
+    """For the gateways of one process."""
+
+    def __init__(self, now: Callable[[], datetime], tenants: Container[UUID]) -> None:
+        self._now = now
+        self._tenants = tenants
+        self._kept: dict[tuple[UUID, str], Conversation] = {}
+        self._items: dict[tuple[UUID, str], dict[str, bytes]] = {}
+
+    async def create(
+        self, tenant_id: UUID, conversation_id: str, metadata: bytes, *, max_bytes: int
+    ) -> Conversation | None:
+        if tenant_id not in self._tenants:
+            raise ObjectNotFound("tenant", tenant_id)
+        if self._size(tenant_id) + 512 + len(metadata) > max_bytes:
+            return None
+        made = Conversation(conversation_id, metadata, self._now())
+        self._kept[tenant_id, conversation_id] = made
+        self._items[tenant_id, conversation_id] = {}
+        return made
+
+    async def find(self, tenant_id: UUID, conversation_id: str) -> Conversation | None:
+        return self._kept.get((tenant_id, conversation_id))
+
+    async def update(
+        self, tenant_id: UUID, conversation_id: str, metadata: bytes
+    ) -> Conversation | None:
+        found = self._kept.get((tenant_id, conversation_id))
+        if found is None:
+            return None
+        changed = self._kept[tenant_id, conversation_id] = found._replace(metadata=metadata)
+        return changed
+
+    async def delete(self, tenant_id: UUID, conversation_id: str) -> bool:
+        self._items.pop((tenant_id, conversation_id), None)
+        return self._kept.pop((tenant_id, conversation_id), None) is not None
+
+    async def add(
+        self,
+        tenant_id: UUID,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+        room: Room,
+    ) -> bool:
+        kept = self._items.get((tenant_id, conversation_id))
+        size = sum(len(item.body) + 64 for item in items)
+        if kept is None or len(kept) + len(items) > room.max_items:
+            return False
+        if self._size(tenant_id, conversation_id) + size > room.max_bytes:
+            return False
+        if self._size(tenant_id) + size > room.max_tenant_bytes:
+            return False
+        ids = [*kept, *(item.id for item in items)]
+        if len(set(ids)) < len(ids):
+            raise ObjectExists("item")
+        kept.update(items)
+        return True
+
+    async def items(
+        self,
+        tenant_id: UUID,
+        conversation_id: str,
+        *,
+        limit: int,
+        after: str | None = None,
+        is_descending: bool = False,
+    ) -> Sequence[bytes]:
+        kept = [*self._items.get((tenant_id, conversation_id), {}).items()]
+        if is_descending:
+            kept.reverse()
+        if after is not None:
+            ids = [name for name, _ in kept]
+            kept = kept[ids.index(after) + 1 :] if after in ids else []
+        return [body for _, body in kept[:limit]]
+
+    async def find_item(self, tenant_id: UUID, conversation_id: str, item_id: str) -> bytes | None:
+        return self._items.get((tenant_id, conversation_id), {}).get(item_id)
+
+    async def delete_item(
+        self, tenant_id: UUID, conversation_id: str, item_id: str
+    ) -> Conversation | None:
+        kept = self._items.get((tenant_id, conversation_id), {})
+        if kept.pop(item_id, None) is None:
+            return None
+        return self._kept[tenant_id, conversation_id]
+
+    def _size(self, tenant_id: UUID, name: str | None = None) -> int:
+        """Of a conversation or of all of a tenant's, as the database counts it."""
+        mine = [key for key in self._kept if key[0] == tenant_id and name in (None, key[1])]
+        return sum(
+            512
+            + len(self._kept[key].metadata)
+            + sum(len(b) + 64 for b in self._items[key].values())
+            for key in mine
+        )

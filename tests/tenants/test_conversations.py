@@ -1,0 +1,127 @@
+"""Conversations: the contract, on both twins."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tenants.conversations import Conversations, Room, StoredItem
+from tenants.errors import ObjectExists, ObjectNotFound
+from tenants.store import Store
+
+pytestmark = pytest.mark.asyncio
+
+ROOM = Room(100, 10**6, 10**6)
+
+
+@pytest.fixture
+def conversations(store: Store) -> Conversations:
+    return store.conversations
+
+
+async def begun(store: Store, name: str = "acme", *items: str) -> UUID:
+    """A tenant with a conversation ``conv`` of these items."""
+    tenant_id = (await store.create_tenant(name)).id
+    assert await store.conversations.create(tenant_id, "conv", b"{}", max_bytes=10**6)
+    if items:
+        assert await store.conversations.add(tenant_id, "conv", made(*items), ROOM)
+    return tenant_id
+
+
+def made(*names: str) -> list[StoredItem]:
+    return [StoredItem(name, name.encode() * 10) for name in names]
+
+
+async def test_items_stay_in_their_order(store: Store, conversations: Conversations) -> None:
+    tenant_id = await begun(store, "acme", "a", "b", "c")
+    assert await conversations.add(tenant_id, "conv", made("d"), ROOM)
+
+    async def names(**page: Any) -> str:
+        found = await conversations.items(tenant_id, "conv", **{"limit": 10, **page})
+        return "".join(body.decode()[0] for body in found)
+
+    assert await names() == "abcd"
+    assert await names(limit=2) == "ab"
+    assert await names(limit=2, after="b") == "cd"
+    assert await names(is_descending=True) == "dcba"
+    assert await names(is_descending=True, after="c", limit=1) == "b"
+    assert await names(after="nothing") == ""
+    assert await conversations.find_item(tenant_id, "conv", "b") == b"b" * 10
+    changed = await conversations.delete_item(tenant_id, "conv", "b")
+    assert changed is not None
+    assert changed.id == "conv"
+    assert await conversations.delete_item(tenant_id, "conv", "b") is None
+    assert await names() == "acd"
+    assert await conversations.add(tenant_id, "conv", made("b"), ROOM)
+    assert await names() == "acdb"
+    with pytest.raises(ObjectExists):
+        await conversations.add(tenant_id, "conv", made("e", "a"), ROOM)
+    assert await names() == "acdb"
+
+
+async def test_a_conversation_is_found_until_it_is_deleted(
+    store: Store, conversations: Conversations
+) -> None:
+    tenant_id = await begun(store, "acme", "a")
+    found = await conversations.find(tenant_id, "conv")
+    assert found is not None
+    assert found.metadata == b"{}"
+    changed = await conversations.update(tenant_id, "conv", b'{"a":"b"}')
+    assert changed == found._replace(metadata=b'{"a":"b"}')
+    assert await conversations.find(tenant_id, "conv") == changed
+    assert await conversations.delete(tenant_id, "conv")
+    assert not await conversations.delete(tenant_id, "conv")
+    assert await conversations.find(tenant_id, "conv") is None
+    assert await conversations.update(tenant_id, "conv", b"{}") is None
+    assert not await conversations.add(tenant_id, "conv", made("a"), ROOM)
+    assert await conversations.items(tenant_id, "conv", limit=10) == []
+    assert await conversations.find(tenant_id, "\0") is None
+    # One of the same id has nothing of it.
+    assert await conversations.create(tenant_id, "conv", b"{}", max_bytes=10**6)
+    assert await conversations.items(tenant_id, "conv", limit=10) == []
+
+
+async def test_nothing_is_anothers(store: Store, conversations: Conversations) -> None:
+    mine, other = await begun(store, "acme", "a"), (await store.create_tenant("other")).id
+    assert await conversations.find(other, "conv") is None
+    assert await conversations.update(other, "conv", b"x") is None
+    assert not await conversations.delete(other, "conv")
+    assert not await conversations.add(other, "conv", made("b"), ROOM)
+    assert await conversations.items(other, "conv", limit=10) == []
+    assert await conversations.find_item(other, "conv", "a") is None
+    assert await conversations.delete_item(other, "conv", "a") is None
+    assert len(await conversations.items(mine, "conv", limit=10)) == 1
+    with pytest.raises(ObjectNotFound, match="tenant"):
+        await conversations.create(uuid4(), "conv", b"{}", max_bytes=10**6)
+
+
+async def test_there_is_a_bound(store: Store, conversations: Conversations) -> None:
+    tenant_id = await begun(store, "acme", "a", "b")
+    used = 512 + 2 + 2 * (64 + 10)
+    few = Room(3, 10**6, used + 74)
+    assert not await conversations.add(tenant_id, "conv", made("c", "d"), few)
+    assert await conversations.add(tenant_id, "conv", made("c"), few)
+    assert not await conversations.add(tenant_id, "conv", made("d"), Room(9, 10**6, used + 74))
+    assert not await conversations.add(tenant_id, "conv", made("d"), Room(9, used + 74, 10**6))
+    assert await conversations.create(tenant_id, "more", b"{}", max_bytes=used + 74 + 500) is None
+    await conversations.delete_item(tenant_id, "conv", "a")
+    assert await conversations.add(tenant_id, "conv", made("d"), few)
+    await conversations.delete(tenant_id, "conv")
+    assert await conversations.create(tenant_id, "more", b"{}", max_bytes=600)
+
+
+async def test_what_comes_at_once_is_in_some_order(
+    store: Store, conversations: Conversations
+) -> None:
+    tenant_id = await begun(store)
+    names = [f"{number:02d}" for number in range(20)]
+    pairs = [made(name, f"{name}b") for name in names]
+    added = [conversations.add(tenant_id, "conv", pair, ROOM) for pair in pairs]
+    assert all(await asyncio.gather(*added))
+    found = await conversations.items(tenant_id, "conv", limit=100)
+    assert sorted(found) == sorted(item.body for pair in pairs for item in pair)
+    firsts, seconds = found[::2], found[1::2]
+    assert [first[:2] for first in firsts] == [second[:2] for second in seconds]
