@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.engine.scheduler.making import claims, held, make_request
 from tests.engine.scheduler.test_fair_share import make_policy
 
@@ -55,6 +57,32 @@ class TestClaims:
         assert claims(policy, running) == [("r1", ["r0"])]
         policy.charge_output(running[0], 1)
         assert claims(policy, running) == [("r1", ["r0"]), ("r2", ["r0"])]
+
+    def test_a_prompt_that_was_charged_once_is_not_to_come(self) -> None:
+        running = [held(0, "a", 64)]
+        policy = contended(*running)
+        again = make_request(2, fair_key="c", num_prompt_tokens=22 * 16, max_tokens=20)
+        again.was_admitted = True
+        policy.enqueue(make_request(1, fair_key="b", num_prompt_tokens=64 * 16))
+        policy.enqueue(again)
+        policy.charge_output(running[0], 20 - 1)
+        before = claims(policy, running)
+        policy.charge_output(running[0], 1)
+        assert (before, claims(policy, running)) == ([], [("r2", ["r0"])])
+
+    @pytest.mark.parametrize(
+        ("in_use", "asked"), [("xy", "z"), ("xy", "x"), ("x", "z"), ("xy", "")]
+    )
+    def test_a_slot_is_claimed_only_where_none_is_left(self, in_use: str, asked: str) -> None:
+        running = [held(i, "a", 10) for i in range(len(in_use))]
+        for request, digest in zip(running, in_use, strict=True):
+            request.adapter_digest = digest
+        policy = contended(*running, max_loras=2)
+        policy.enqueue(new := make_request(5, fair_key="b"))
+        new.adapter_digest = asked
+        policy.charge_output(running[0], 10_000)
+        (claim,) = policy.claims(running)
+        assert bool(claim.slot_users) == (asked == "z" and in_use == "xy")
 
     def test_where_rows_are_fewer_than_tenants_they_take_turns_by_service(self) -> None:
         running = [held(0, "a", 1), held(1, "b", 1)]
