@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ class GlooGroup(Group):
         """rendezvous: the descriptor of an empty file that all ranks share."""
         super().__init__(rank, size)
         # A path through which the file is opened again: nothing has a name that could be left over.
-        store = distributed.FileStore(f"/proc/self/fd/{rendezvous}", size)
+        # The store opens it once more when it goes, so this descriptor is never closed: its number
+        # might be another file's by then.
+        store = distributed.FileStore(f"/proc/self/fd/{os.dup(rendezvous)}", size)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = _TIMEOUT

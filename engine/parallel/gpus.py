@@ -14,8 +14,9 @@ from kernels.peer_memory import MOST_RANKS, PeerSums
 
 logger = logging.getLogger(__name__)
 
-_MOST_SUMMED_BYTES = 1 << 21
-"""That each rank sends to all others at once; above, NCCL is faster."""
+_MOST_SUMMED_BYTES = 8 << 20
+"""That each rank sends to all others at once; above, NCCL is faster (two H200s: 27.2 beside 40.8 us
+for 4 MB, 102.6 beside 81.4 for 16)."""
 
 
 class GpuGroup(Group):

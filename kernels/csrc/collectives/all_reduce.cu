@@ -68,8 +68,10 @@ __global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant_
     auto slot = [&](uint8_t* buffer, int from) {
       return buffer + kExchangeControl + (turn + from) * kExchangeSlot + i * 16;
     };
-    V value{};
+    V value{}, before{};
     if (active) {
+      // Early: it comes from memory, as what is waited for does not.
+      if (kNorm) before = static_cast<const V*>(p.residual)[at];
       const uint4 mine = static_cast<const uint4*>(p.x)[at];
       for (int step = 1; step < p.ranks; ++step) {
         uint8_t* to = slot(p.buffers[(p.rank + step) % p.ranks], p.rank);
@@ -89,15 +91,13 @@ __global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant_
     if constexpr (kNorm) {
       float squares = 0.f;
       if (active) {
-        V* residual = static_cast<V*>(p.residual) + at;
-        const V before = *residual;
 #pragma unroll
         for (int e = 0; e < V::kSize; ++e) {
           value.x[e] = from_float<T>(to_float(value.x[e]) + to_float(before.x[e]));
           const float f = to_float(value.x[e]);
           squares += f * f;
         }
-        *residual = value;
+        static_cast<V*>(p.residual)[at] = value;
       }
       const float width = p.vectors * V::kSize;
       const float scale = rsqrtf(block_sum(squares) / width + p.eps);
