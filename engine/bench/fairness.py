@@ -1,9 +1,9 @@
 """``python -m engine.bench.fairness``: what a flood of one tenant, or of fifty, costs another.
 
-Runs the real core, scheduler and cache on a simulated device with modelled times. One tenant asks
-for 40 tokens each second or less often, while others keep the cache full. The goal is a time to the
-first token whose 99th percentile is at most four times that beside one single stream of the same
-kind.
+Runs the real core, scheduler and cache on a device with the modelled times of an H200 and 8B
+parameters. One tenant asks for 40 tokens each 0.4 s or less often, while others keep the batch or
+the cache full. The goal is a time to the first token whose 99th percentile is at most four times
+that beside one single stream of the same kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.bench.overload import ModelledRunner
+from engine.bench.h200 import H200
 from engine.config import EngineConfig, Policy
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NUM_BLOCKS = 256
-STEP_TOKENS = 512
 _MAX_MODEL_LEN = 2048
 _MAX_TOKENS = 1500
 _PROBE = "probe"
@@ -45,7 +44,7 @@ class Flood(NamedTuple):
     """Whether all prompts of a tenant are the same."""
     own_tokens: int = 0
     """Of a stream that the probe has beside its short requests, one after the other."""
-    every_s: float = 1.0
+    every_s: float = 0.4
     """From one short request to the next: no more than the probe's share."""
 
     @property
@@ -62,7 +61,7 @@ FLOODS = (
     Flood("150 long prompts", num_prompt_tokens=1500, max_tokens=8),
     Flood("150 tiny requests", num_prompt_tokens=4, max_tokens=1),
     Flood("150 streams, and its own of 700", own_tokens=700),
-    Flood("50 tenants, 3 streams each", num_tenants=50, every_s=5.0),
+    Flood("50 tenants, 3 streams each", num_tenants=50, every_s=2.0),
 )
 
 
@@ -84,13 +83,14 @@ class Engine:
     """A core under a flood, with a clock that advances by modelled times."""
 
     def __init__(self, policy: Policy, flood: Flood) -> None:
-        self.runner = ModelledRunner(_NUM_BLOCKS)
+        self.runner = H200(_NUM_BLOCKS)
         config = EngineConfig(
             model="modelled",
             max_num_seqs=64,
-            max_num_batched_tokens=STEP_TOKENS,
-            max_num_prefill_tokens=64,
+            max_num_batched_tokens=8192,
+            max_num_prefill_tokens=1024,
             policy=policy,
+            async_scheduling=True,
         )
         self.core = EngineCore(
             config, self.runner, max_model_len=_MAX_MODEL_LEN, clock=lambda: self.runner.now
@@ -128,8 +128,9 @@ class Engine:
         prompt = [(self._num_sent * 37 + i) % 997 for i in range(16)]
         return self._send(_PROBE, prompt, max_tokens, 0, "")
 
-    def ask(self) -> None:
-        self.asked_s[self._send_probe(40)] = self.runner.now
+    def ask(self, at_s: float) -> None:
+        """Send a short request that came at ``at_s``: during the step that was under way."""
+        self.asked_s[self._send_probe(40)] = at_s
 
     def _send(
         self, tenant: str, prompt: list[int], max_tokens: int, priority: int, group: str
@@ -162,14 +163,13 @@ class Engine:
                 self._send_own()
 
 
-def run(policy: Policy, flood: Flood, *, seconds: int = 60) -> Report:
+def run(policy: Policy, flood: Flood, *, seconds: int = 25) -> Report:
     engine = Engine(policy, flood)
     num_asked = int((seconds - 1) / flood.every_s)
     times = deque(1.0 + flood.every_s * number for number in range(num_asked))
     while engine.runner.now < seconds:
         while times and times[0] <= engine.runner.now:
-            times.popleft()
-            engine.ask()
+            engine.ask(times.popleft())
         engine.step()
     ttfts = sorted(first - engine.asked_s[name] for name, first in engine.first_s.items())
     return Report(len(engine.asked_s), ttfts, engine.num_tokens / engine.runner.now)
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "python -m engine.bench.fairness",
         description="Floods a modelled device, beside a tenant that asks for little.",
     )
-    parser.add_argument("--seconds", type=int, default=60, help="modelled seconds of each case")
+    parser.add_argument("--seconds", type=int, default=25, help="modelled seconds of each case")
     options = parser.parse_args(argv)
     print(f"Requests for 40 tokens beside a flood, for {options.seconds} modelled seconds each")
     print(f"{'flood':<31}  {'policy':<10}   served  p50 ms  p99 ms  of one stream  all tokens/s")

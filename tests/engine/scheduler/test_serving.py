@@ -8,54 +8,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-import numpy as np
 import pytest
 
-from engine.bench.overload import ModelledRunner
+from engine.bench.h200 import H200
 from engine.core import EngineCore
 from engine.messages import GenerateRequest
 from engine.sampling_params import SamplingParams
-from engine.scheduler.plan import StepPlan, StepResult
 from tests.engine.scheduler.harness import config
 
 LIMIT = 1024
 LATENCY_S = 0.004
 """From the end of an answer to the arrival of the client's next request."""
-# Measured (PERFORMANCE.md): milliseconds of the matrix products, by the tokens of a step.
-PRODUCTS = [1, 64, 128, 256, 512, 1024, 2048, 8192], [3.9, 4.0, 4.4, 6.0, 11.0, 21, 41, 166]
-NORMS_MS = 1.5e-3
-"""And rotation and gating, a token."""
-KEYS_MS = 3.1e-5
-"""To read a token's keys and values in all layers."""
-PREFILL_MS = 0.5e-3
-"""Attention of a prompt's token to the few hundred before it."""
-HOST_S, HOST_PROMPTS_S = 0.0004, 0.008
-"""To launch a step; one with prompts."""
-
-
-class Device(ModelledRunner):
-    """Runs beside the host: a step begins when it is launched and the one before it is over."""
-
-    def __init__(self) -> None:
-        super().__init__(56_000)
-        self._free_at = 0.0
-        self._ends: deque[float] = deque()
-
-    def forward(self, plan: StepPlan) -> None:
-        decodes = [c for c in plan.chunks if c.num_scheduled_tokens == 1]
-        num_prompt_tokens = plan.num_tokens - len(decodes)
-        ms = float(np.interp(plan.num_tokens, *PRODUCTS))
-        ms += 0.5 + NORMS_MS * plan.num_tokens + PREFILL_MS * num_prompt_tokens
-        ms += KEYS_MS * sum(c.num_computed_tokens for c in decodes)
-        self.now += HOST_PROMPTS_S if num_prompt_tokens else HOST_S
-        self._free_at = max(self.now, self._free_at) + ms / 1000
-        self._ends.append(self._free_at)
-        tokens = [[7] if chunk.samples else [] for chunk in plan.chunks]
-        self._results.append(StepResult(plan.step_id, tokens))
-
-    def collect(self) -> StepResult:
-        self.now = max(self.now, self._ends.popleft())
-        return super().collect()
 
 
 @dataclass
@@ -78,7 +41,7 @@ class Served:
 
 def serve(num_clients: int, num_requests: int, limit: int | None) -> Served:
     """512 tokens in, 256 out; ``limit`` is ``max_num_prefill_tokens``."""
-    device = Device()
+    device = H200(56_000)
     core = EngineCore(
         config(
             max_num_seqs=512,
