@@ -77,7 +77,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_header_bytes: Positive = 64 * 1024
     """Largest request line and headers together."""
     max_connections: Positive = 10_000
-    """Connections served at once; further ones are answered 503."""
+    """Connections served at once. One more takes the place of one on which no request with a key is
+    being answered: the oldest such of the address that has the most. If there is none, it is
+    answered 503."""
     header_timeout_s: Seconds = 10.0
     """Time for a client to send a request's headers."""
     body_timeout_s: Seconds = 30.0

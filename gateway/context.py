@@ -44,7 +44,7 @@ class RequestContext:
     write: Writer | None = None
     """The same as a plain function call, where the server offers it."""
     trust: Callable[[], None] | None = None
-    """To be called when a WebSocket's client has authenticated."""
+    """To be called when the client has authenticated, where the server offers it."""
     departure: Departure | None = None
     """Tells when the client leaves, where the server offers it."""
     request_id: UUID = field(default_factory=new_request_id)

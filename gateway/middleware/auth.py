@@ -116,4 +116,7 @@ class Auth:
             )
         principal = await self._authenticator.authenticate(token)
         require_scope(principal.key, needed)
-        context.of(scope).principal = principal
+        request = context.of(scope)
+        request.principal = principal
+        if request.trust is not None:
+            request.trust()

@@ -26,7 +26,7 @@ class Accepted(NamedTuple):
     """Connections served at once."""
     backlog: int
     """Further connections that the kernel may hold. All of them may be accepted in one turn of the
-    event loop, before the first one is answered 503 and closed, so they have files of their own."""
+    event loop, before the first that has to leave is closed, so they have files of their own."""
 
 
 def allow_connections(max_connections: int) -> Accepted:
@@ -48,7 +48,7 @@ def allow_connections(max_connections: int) -> Accepted:
     if accepted.connections < max_connections:
         logger.warning(
             "this process may open %d files, enough for %d connections, not for "
-            "server.max_connections = %d; further ones are answered 503: raise the hard limit "
+            "server.max_connections = %d: raise the hard limit "
             "(`ulimit -Hn`, systemd's LimitNOFILE) to %d, or allow fewer connections",
             *(limit, accepted.connections, max_connections),
             RESERVED + max_connections + MAX_BACKLOG,

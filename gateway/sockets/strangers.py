@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from gateway.errors import RateLimited
+from gateway.transport.connections import network_of
 
 
 class Strangers:
@@ -20,21 +21,22 @@ class Strangers:
 
         Raises ``RateLimited`` if the address has too many.
         """
-        if self._open[address] >= self._most:
+        network = network_of(address)
+        if self._open[network] >= self._most:
             raise RateLimited(
                 f"{self._most} WebSockets from {address} have not authenticated yet; send auth on "
                 "them, or the key with the handshake.",
                 retry_after_s=1,
             )
-        self._open[address] += 1
+        self._open[network] += 1
         is_inside = True
 
         def leave() -> None:
             nonlocal is_inside
             if is_inside:
                 is_inside = False
-                self._open[address] -= 1
-                if not self._open[address]:
-                    del self._open[address]
+                self._open[network] -= 1
+                if not self._open[network]:
+                    del self._open[network]
 
         return leave

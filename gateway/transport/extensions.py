@@ -8,8 +8,8 @@ the start and the end of an answer.
 ``sluice.departure`` calls back when the client has left. With ASGI's ``receive`` a task must wait
 for that.
 
-``sluice.trust`` tells the server that a WebSocket's client has authenticated. Until then the server
-takes only few and small frames.
+``sluice.trust`` tells the server that a client has authenticated. Until then the server takes only
+few and small frames of a WebSocket, and closes a connection if it needs the place for another.
 
 ``protocol`` offers all of them; with another server, ``send`` and ``receive`` are used, and all
 clients are trusted.

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP and WebSocket protocols with limits, and with writers that need no coroutine.
+"""uvicorn's HTTP protocol with limits, and with a writer that needs no coroutine.
 
 httptools accepts headers of any size, and uvicorn keeps sockets that send nothing, or that read
 nothing, forever: a closing transport waits until its last byte is sent. Here the size of headers
@@ -9,66 +9,31 @@ bytes may stay unsent. What is received is parsed in pieces (``pacing``).
 from __future__ import annotations
 
 import asyncio
-from uuid import uuid4
 
-from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import SecurityError
-from websockets.frames import CloseCode, Frame
-from websockets.http11 import Request
-from websockets.protocol import OPEN
 
 from gateway.config import ServerConfig
 from gateway.errors import (
     ApiError,
-    Draining,
     HeadersTooLarge,
     InvalidRequestError,
     Overloaded,
     UnsupportedCoding,
 )
 from gateway.transport import extensions
+from gateway.transport.connections import Deadline, Places, answer_of, network_of
 from gateway.transport.cork import Cork
 from gateway.transport.extensions import Departure
-from gateway.transport.frame_cuts import FrameCuts
 from gateway.transport.pacing import PIECE_BYTES, Intake, Pace
+from gateway.transport.websocket import BoundedWebSocketProtocol
 
 MAX_HEADERS = 100
 MAX_CHUNK_OVERHEAD = 16
 """Bytes of chunk headers and extensions for each byte of a chunked body, beyond
 ``FREE_CHUNK_OVERHEAD``."""
 FREE_CHUNK_OVERHEAD = 65536
-STRANGER_FRAMES, STRANGER_BYTES = 64, 16384
-"""Frames, and size of a message, of a WebSocket that has not authenticated."""
-MAX_FRAGMENTS = 4096
-"""Fragments of one WebSocket message. They may be empty, so its size does not limit them."""
-
-
-class Deadline:
-    """Aborts a connection, unless it is stopped in time."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self, transport: asyncio.Transport) -> None:
-        """Abort ``transport`` after the time, counted from now."""
-        self.stop()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._seconds, transport.abort)
-
-    def ensure_started(self, transport: asyncio.Transport) -> None:
-        """As ``start``, but let a deadline that has been started run on."""
-        if self._timer is None:
-            self.start(transport)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class _PacedFlow(FlowControl):
@@ -90,6 +55,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     limits: ServerConfig
     cork: Cork
     pace: Pace
+    places: Places
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -111,16 +77,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The request that the application works on; uvicorn's ``cycle`` is the latest one."""
         self.writer: BodyWriter | None = None
         """The current answer's writer, while it is open."""
+        self._header_deadline.start(transport)
+        self._network = network_of(self.client[0] if self.client else "")
         if len(self.connections) > self.limits.max_connections:
+            (self.places.first_to_leave() or self).give_way()
+        if not transport.is_closing():
+            self.places.enter(self, self._network)
+
+    def give_way(self) -> None:
+        self.places.leave(self, self._network)
+        if self.cycle is None or self._bytes_waiting:
             self._refusal = Overloaded("The server has too many connections.", retry_after_s=1)
             self.send_400_response("")
         else:
-            self._header_deadline.start(transport)
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._intake.end()
         self._header_deadline.stop()
         self._send_deadline.stop()
+        self.places.leave(self, self._network)
         self._close_writer()
         if self._worked_on is not None and not self._worked_on.response_complete:
             self._worked_on.disconnected = True
@@ -144,6 +120,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._intake.end()  # RFC 6455, section 4.1: frames come after the server's handshake.
+        self.places.leave(self, self._network)
         super().handle_websocket_upgrade()
         # A cycle of the two would keep all of the connection.
         self.parser = None  # type: ignore[assignment]
@@ -218,6 +195,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # not an upgrade
             extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
+            extensions.offer_trust(self.scope, self._trust)
+
+    def _trust(self) -> None:
+        """The request's key is good: its connection gives way to no other until it is answered."""
+        self.places.leave(self, self._network)
 
     def _check_coding(self) -> None:
         """RFC 9112, section 6.1: what is not understood is refused. Raises ``ValueError``."""
@@ -260,12 +242,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         to an earlier request is being sent, it breaks off instead."""
         error = self._refusal or InvalidRequestError("This is not a valid HTTP request.")
         if not self._is_answering:
-            self.transport.write(_answer_of(error))
+            self.transport.write(answer_of(error))
         elif not self._is_behind and not self.cycle.response_started:
             # The body broke off before the application began to answer; now it cannot any more.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            self.transport.write(_answer_of(error))
+            self.transport.write(answer_of(error))
         self._close()
 
     def _count(self, size: int) -> None:
@@ -301,7 +283,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._send_deadline.start(self.transport)
-        elif self.wants_input:
+            return
+        self.places.enter(self, self._network)
+        if self.wants_input:
             self._intake.resume()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -316,19 +300,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         self.transport.close()
         self._send_deadline.start(self.transport)
-
-
-def _answer_of(error: ApiError) -> bytes:
-    """A whole HTTP answer, the last one on its connection."""
-    body = error.body()
-    headers = {
-        **error.headers(),
-        "content-length": str(len(body)),
-        "connection": "close",
-        "x-request-id": str(uuid4()),
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 {error.status} \r\n{lines}\r\n".encode() + body
 
 
 class BodyWriter:
@@ -376,224 +347,12 @@ class BodyWriter:
         return self._is_open
 
 
-class TextWriter:
-    """The ``extensions.Writer`` of a WebSocket: writes text frames as of RFC 6455, section 5.2.
-
-    Whether it may write is looked up once, as by ``BodyWriter``; only the connection's state, which
-    any frame of the client can change, is checked each time.
-    """
-
-    __slots__ = ("_conn", "_cork", "_is_open", "_owner", "_write")
-
-    def __init__(self, owner: BoundedWebSocketProtocol) -> None:
-        self._owner = owner
-        self._cork = owner.cork
-        self._conn = owner.conn
-        self._write = owner.transport.write
-        self._is_open = False
-
-    def write(self, data: bytes) -> bool:
-        if self._conn.state is not OPEN or not (self._is_open or self._open()):
-            self._cork.release()  # Otherwise what ``send`` writes would overtake it.
-            return False
-        size = len(data)
-        if size < 126:
-            frame = b"\x81%c%b" % (size, data)
-        elif size < 65536:
-            frame = b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data)
-        else:
-            frame = b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), data)
-        held = self._cork.held
-        if held is None:
-            self._write(frame)
-        else:
-            held.append((self._write, frame))
-        return True
-
-    def close(self) -> None:
-        """Look up again before the next write: writing is paused, or the connection is lost."""
-        self._is_open = False
-
-    def _open(self) -> bool:
-        owner = self._owner
-        self._is_open = owner.writable.is_set() and not owner.disconnected
-        return self._is_open
-
-
-class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """For ``uvicorn.Config(ws=...)``: ``limited`` makes the subclass that sets these.
-
-    ``server`` turns off the protocol's extensions, because they change how frames are written.
-    """
-
-    limits: ServerConfig
-    cork: Cork
-    pace: Pace
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._intake = Intake(self, self.pace)
-        self._cuts = FrameCuts()
-        self._is_trusted = False
-        self._frame_credit = float(STRANGER_FRAMES)
-        self._counted_at = self.loop.time()
-        self._num_counted = 0
-        self._has_failed = False  # the client broke the protocol, or its handshake was refused
-        self._writer: TextWriter | None = None
-        self._send_deadline = Deadline(self.limits.send_timeout_s)
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._intake.end()
-        self._send_deadline.stop()
-        self._close_writer()
-        self._writer = None
-        super().connection_lost(exc)
-        for error in (self.conn.handshake_exc, self.conn.parser_exc):
-            if error is not None:  # Its traceback refers to the connection, which keeps the error.
-                error.__traceback__ = error.__context__ = error.__cause__ = None
-
-    async def run_asgi(self) -> None:
-        await super().run_asgi()
-        # What was put there refers to the connection: such a cycle has a hundred objects, so that
-        # strangers who come and go would have many collected at once.
-        self.scope.clear()  # type: ignore[attr-defined]
-
-    def data_received(self, data: bytes) -> None:
-        if self.handshake_initiated:
-            self._intake.receive(data)
-            return
-        super().data_received(data)
-        if not self.handshake_initiated:  # The headers came at once, and were not a handshake.
-            self._refuse_handshake()
-
-    # -- frames
-
-    @property
-    def wants_input(self) -> bool:
-        return not self.read_paused
-
-    def piece_end(self, data: bytes, start: int) -> int:
-        return self._cuts.cut(data, start)
-
-    def parse(self, data: bytes) -> None:
-        self._count_frames()
-        if not self.transport.is_closing():
-            super().data_received(data)
-
-    async def receive(self) -> ASGIReceiveEvent:
-        message = await super().receive()
-        if not self.read_paused:
-            self._intake.resume()
-        return message
-
-    def _trust(self) -> None:
-        """The client has authenticated: its limits are now those of the settings."""
-        self._is_trusted = True
-        self._frame_credit = 2.0 * self.limits.ws_max_frames_per_s
-        self.conn.max_message_size = self.limits.ws_max_message_bytes
-
-    def _count_frames(self) -> None:
-        now = self.loop.time()
-        if self._is_trusted:
-            rate = self.limits.ws_max_frames_per_s
-            refilled = self._frame_credit + rate * (now - self._counted_at)
-            self._frame_credit = min(2.0 * rate, refilled)
-        self._counted_at = now
-        self._frame_credit -= self._cuts.num_frames - self._num_counted
-        self._num_counted = self._cuts.num_frames
-        if self._frame_credit < 0 and self.conn.state is OPEN:
-            rate = self.limits.ws_max_frames_per_s
-            why = f"more than {rate} frames a second" if self._is_trusted else "no authentication"
-            self.conn.fail(CloseCode.POLICY_VIOLATION, why)
-            self.handle_parser_exception()
-
-    def _refuse_handshake(self) -> None:
-        """uvicorn would not answer, and keep the connection open."""
-        error: ApiError = InvalidRequestError("This is not a valid WebSocket handshake.")
-        exc = self.conn.handshake_exc
-        if isinstance(exc, SecurityError):
-            error = HeadersTooLarge(f"The WebSocket handshake is too large: {exc}.")
-        self._refuse(error)
-
-    def _refuse(self, error: ApiError) -> None:
-        """Answer a handshake in the application's place, and close the connection."""
-        self.handshake_initiated = self.handshake_complete = self.close_sent = True
-        self._has_failed = True
-        self.transport.write(_answer_of(error))
-        self.transport.close()
-        self._send_deadline.start(self.transport)
-
-    def shutdown(self) -> None:
-        if self.handshake_complete or self.initial_response is not None:
-            super().shutdown()
-            self._send_deadline.start(self.transport)
-        else:  # uvicorn would answer in plain text.
-            self._refuse(Draining("The server is shutting down.", retry_after_s=1))
-
-    def handle_connect(self, event: Request) -> None:
-        super().handle_connect(event)
-        if self.close_sent:  # uvicorn has refused the handshake, and made no scope.
-            return
-        extensions.offer_trust(self.scope, self._trust)
-        self.conn.max_message_size = STRANGER_BYTES
-        if not self.conn.extensions:
-            self._writer = TextWriter(self)
-            extensions.offer(self.scope, self._writer.write)
-
-    def handle_cont(self, event: Frame) -> None:
-        if len(self.frames) < MAX_FRAGMENTS:
-            super().handle_cont(event)
-        elif self.conn.state is OPEN:
-            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
-            self.handle_parser_exception()
-
-    def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text" and self.conn.state is OPEN:
-            try:
-                b"".join(self.frames).decode()
-            except UnicodeDecodeError:
-                # uvicorn would log an error for each, so that a client could flood the log.
-                self.frames = []
-                self.conn.fail(CloseCode.INVALID_DATA, "not UTF-8")
-                self.handle_parser_exception()
-                return
-        super().send_receive_event_to_app()
-
-    def handle_parser_exception(self) -> None:
-        self._has_failed = True
-        if self.conn.close_sent is None:  # It came before the answer to the handshake.
-            self.transport.abort()
-        else:
-            super().handle_parser_exception()
-
-    async def send(self, message: ASGISendEvent) -> None:
-        if self._has_failed:  # The application does not know of it yet.
-            raise ClientDisconnected
-        await super().send(message)
-        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            # uvicorn would log an error for every refused upgrade, although it was answered.
-            self.handshake_complete = True
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._close_writer()
-        self._send_deadline.start(self.transport)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._send_deadline.stop()
-
-    def _close_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
 def limited(
     limits: ServerConfig, cork: Cork
 ) -> tuple[type[BoundedHttpProtocol], type[BoundedWebSocketProtocol]]:
     """Subclasses of both protocols with these limits, of which uvicorn makes the instances.
     ``cork`` holds what their writers write."""
-    declared = {"limits": limits, "cork": cork, "pace": Pace()}
+    declared = {"limits": limits, "cork": cork, "pace": Pace(), "places": Places()}
     return (
         type("HttpProtocol", (BoundedHttpProtocol,), declared),
         type("WebSocketProtocol", (BoundedWebSocketProtocol,), declared),

@@ -36,7 +36,7 @@ def test_too_few_are_told_with_the_number_that_is_enough(
     enough = hard - open_files.RESERVED - open_files.MAX_BACKLOG
     assert accepted.connections == enough
     assert f"enough for {enough} connections" in caplog.text
-    assert f"server.max_connections = {hard};" in caplog.text
+    assert f"server.max_connections = {hard}:" in caplog.text
     assert f"LimitNOFILE) to {2 * hard - enough}" in caplog.text
 
 

@@ -10,7 +10,7 @@ import struct
 import pytest
 from uvicorn.protocols.utils import ClientDisconnected
 
-from gateway.transport.protocol import BoundedWebSocketProtocol
+from gateway.transport.websocket import BoundedWebSocketProtocol
 from tests.gateway.raw_http import RawClient
 from tests.gateway.serving import Gateway, until
 

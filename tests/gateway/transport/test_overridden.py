@@ -23,7 +23,8 @@ from websockets.server import ServerProtocol
 
 from gateway.processes.server import Server
 from gateway.transport import protocol
-from gateway.transport.protocol import BoundedHttpProtocol, BoundedWebSocketProtocol
+from gateway.transport.protocol import BoundedHttpProtocol
+from gateway.transport.websocket import BoundedWebSocketProtocol
 
 OVERRIDDEN: dict[type, dict[str, list[str]]] = {
     BoundedHttpProtocol: {

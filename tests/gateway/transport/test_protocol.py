@@ -147,19 +147,48 @@ async def test_a_slow_second_request_is_dropped_too(model_dir: Path) -> None:
         await client.close()
 
 
-async def test_too_many_connections(model_dir: Path) -> None:
-    async with served_double(model_dir, max_connections=2) as (gateway, _):
-        held = [await RawClient.connect(gateway) for _ in range(2)]
-        await until(lambda: len(gateway.server.server_state.connections) == 2)
-        third = await RawClient.connect(gateway)
-        answer = await third.answer()
-        await third.close()
-        assert answer.status == 503
-        assert answer.error["code"] == "overloaded"
-        await held[0].close()
+async def test_a_newcomer_takes_the_place_of_an_idle_connection(model_dir: Path) -> None:
+    async with served_double(model_dir, max_connections=3) as (gateway, _):
+        silent = await RawClient.connect(gateway)
+        await until(lambda: len(gateway.server.server_state.connections) == 1)
+        idle, halfway = [await RawClient.connect(gateway) for _ in range(2)]
+        for client in (idle, halfway):
+            client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await client.answer()).status == 200
+        halfway.send(b"GET /livez HT")
+        await until(lambda: len(gateway.server.server_state.connections) == 3)
+        newcomers = []
+        for gone, is_told in ((silent, True), (idle, False), (halfway, True)):
+            newcomers.append(await RawClient.connect(gateway))
+            async with asyncio.timeout(30):
+                if is_told:
+                    answer = await gone.answer()
+                    assert answer.status == 503
+                    assert answer.error["code"] == "overloaded"
+                assert await gone.reader.read() == b""
+        newcomers[-1].send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await newcomers[-1].answer()).status == 200
+        for client in (silent, idle, halfway, *newcomers):
+            await client.close()
+
+
+async def test_no_request_with_a_key_gives_way(model_dir: Path) -> None:
+    async with served_double(model_dir, max_connections=2) as (gateway, double):
+        double.script = lambda _: Play(queued_s=60)
+        busy = [await RawClient.connect(gateway) for _ in range(2)]
+        for client in busy:
+            client.send(post(gateway, BODY))
+        await until(lambda: len(double.requests) == 2)
+        for _ in range(3):
+            newcomer = await RawClient.connect(gateway)
+            answer = await newcomer.answer()
+            await newcomer.close()
+            assert answer.status == 503
+            assert answer.error["code"] == "overloaded"
+        busy.pop().reset()
         await until(lambda: len(gateway.server.server_state.connections) < 2)
         assert (await get(gateway, "/livez")).status == 200
-        await held[1].close()
+        busy.pop().reset()
 
 
 async def test_a_body_too_large(model_dir: Path) -> None:
