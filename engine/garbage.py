@@ -11,10 +11,16 @@ THRESHOLDS = (50_000, 20, 50)
 FULL_THRESHOLD = 1000
 """Collections of the two younger generations for each full one: several million objects."""
 
+MAPPED_BYTES, KEPT_BYTES = 2**20, 4 * 2**20
+"""Blocks of this size have memory of their own, which goes back when they are freed; and so much
+that is free may stay at the end of the heap."""
+
 LOOK_BYTES = 8 * 2**20
 """After so many bytes of requests the youngest objects are looked through."""
 LOOKS = 16
 """Looks at a generation for each look at the next older one."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def tune_collector() -> None:
@@ -44,8 +50,20 @@ def full_collections_held_back() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+def return_large_blocks() -> None:
+    """Call once in a process that gets large bodies: what they take goes back to the system.
+
+    By its own rule the C library raises both limits to several times the largest block that was
+    ever freed, up to 64 MB, and then keeps as much. With a library that is not glibc, nothing
+    happens.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
 def return_freed() -> None:
-    """Give memory back to the system that was freed and that the C library keeps.
+    """Give memory back to the system that was freed in small blocks and that the C library keeps.
 
     It keeps the most that was ever in use, for each of its arenas. Takes a tenth of a second for
     300 MB; other threads run meanwhile. With a library that is not glibc, nothing happens.

@@ -128,14 +128,20 @@ class Admission:
 
         Raises as ``admit`` does for the fields that the prompt is made of.
         """
+        fields = request.fields
         assert request.client_name is not None, "only Responses and Messages ask for this"
+        assert isinstance(fields, ChatFields)
         with in_the_clients_words(request.client_name):
             require_scope(request.principal.key, request.scope)
             self._check_serving()
             self.models.find(request.principal, request.model)
             use = await self._tools(request)
-            prompt = await self._prompt(request, use, None)
-            return sum(map(len, prompt.token_ids))
+            return await self.prompts.count(
+                fields.messages,
+                tenant=request.principal.tenant.id,
+                tools=None if use is None else use.for_template(),
+                kwargs=self.prompts.kwargs(fields),
+            )
 
     async def _admit_held(self, request: GenerationRequest) -> Admitted:
         """Tools that are strict only by default become loose if they are refused as strict."""
@@ -278,7 +284,7 @@ class Admission:
         return await self.prompt_threads.run(read, tenant=request.principal.tenant.id, size=0)
 
     async def _prompt(
-        self, request: GenerationRequest, use: ToolUse | None, max_model_len: int | None
+        self, request: GenerationRequest, use: ToolUse | None, max_model_len: int
     ) -> Prompt:
         fields, tenant = request.fields, request.principal.tenant.id
         if isinstance(fields, ChatFields):
@@ -289,7 +295,6 @@ class Admission:
                 tools=None if use is None else use.for_template(),
                 kwargs=self.prompts.kwargs(fields),
             )
-        assert max_model_len is not None
         return await texts.read(
             fields,
             self._tokenizer,

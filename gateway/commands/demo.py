@@ -39,7 +39,7 @@ from engine import hub
 from engine.client.transport import EngineProcess, MakeTransport, ReplayProcess
 from engine.demo import MODEL_DIR
 from engine.errors import NoChatTemplate
-from engine.garbage import tune_collector
+from engine.garbage import return_large_blocks, tune_collector
 from engine.text.chat_template import ChatTemplate
 from gateway import config as configuration
 from gateway import logs
@@ -312,6 +312,7 @@ class Demo:
     @contextlib.contextmanager
     def _announced(self, running: Running) -> Iterator[None]:
         tune_collector()
+        return_large_blocks()
         self._serving = True
         self._print(running)
         try:

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from engine.client.fleet import Fleet
 from engine.client.transport import EngineProcess, MakeTransport
-from engine.garbage import tune_collector
+from engine.garbage import return_large_blocks, tune_collector
 from engine.messages import LoadProgress
 from gateway import logs, secrets
 from gateway.app import create_app
@@ -308,6 +308,7 @@ def run(
 
     def begin(url: str) -> None:
         tune_collector()
+        return_large_blocks()
         if on_ready is not None:
             on_ready(url)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError
-from engine.garbage import tune_collector
+from engine.garbage import return_large_blocks, tune_collector
 from gateway import logs
 from gateway.config import Config
 from gateway.errors import SetupError
@@ -62,6 +62,7 @@ async def serve(launch: Launch) -> None:
 
     def begin(_url: str) -> None:
         tune_collector()
+        return_large_blocks()
         _say(Started())
 
     beating = asyncio.create_task(_beat(launch.beat_s), name="beats")

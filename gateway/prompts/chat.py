@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from engine.text.chat_template import ChatTemplate
@@ -15,6 +15,8 @@ from gateway.prompts.messages import REASONING, messages_for_template
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import LONG_CHARS, PromptThreads, check_length
 from gateway.schemas.chat import Message
+
+T = TypeVar("T")
 
 MAX_TEXT_KWARG = 256
 _SWITCHES = ("enable_thinking", "thinking")
@@ -77,25 +79,53 @@ class ChatPrompts:
         ``max_model_len``: a text that cannot have so few tokens is refused without tokenizing it.
         Raises ``ApiError`` or ``InvalidRequest``.
         """
+        variables = {"add_generation_prompt": add_generation_prompt, **(kwargs or {})}
+        render = partial(self._render, messages, tools, variables)
+        return await self._read(render, self._tokenized, tenant, max_model_len)
 
+    async def count(
+        self,
+        messages: list[Message],
+        *,
+        tenant: UUID,
+        tools: list[dict[str, Any]] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> int:
+        """The number of tokens that ``encode`` would return; of a chat of any length."""
+        variables = {"add_generation_prompt": True, **(kwargs or {})}
+        render = partial(self._render, messages, tools, variables)
+        count = partial(self._tokenizer.count, add_special_tokens=False)
+        return await self._read(render, count, tenant, None)
+
+    def _render(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        variables: dict[str, Any],
+    ) -> str:
         field = REASONING if self._reasoning is None else self._reasoning.field
+        shown = messages_for_template(messages, field)
+        return self._template.render(shown, tools=tools, **variables)
 
-        def render() -> Prompt | str:
-            text = self._template.render(
-                messages_for_template(messages, field),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                **(kwargs or {}),
-            )
-            return text if len(text) >= LONG_CHARS else self._tokenized(text)
+    async def _read(
+        self,
+        render: Callable[[], str],
+        read: Callable[[str], T],
+        tenant: UUID,
+        max_model_len: int | None,
+    ) -> T:
+        """``read`` of the rendered text, both in a thread."""
 
-        found = await self._threads.run(render, tenant=tenant, size=0)
-        if isinstance(found, Prompt):
+        def render_and_read() -> tuple[str, T | None]:
+            text = render()
+            return (text, None) if len(text) >= LONG_CHARS else ("", read(text))
+
+        text, found = await self._threads.run(render_and_read, tenant=tenant, size=0)
+        if found is not None:
             return found
         if max_model_len is not None:
-            check_length(found, self._tokenizer, max_model_len, param="messages")
-        encode = partial(self._tokenized, found)
-        return await self._threads.run(encode, tenant=tenant, size=len(found))
+            check_length(text, self._tokenizer, max_model_len, param="messages")
+        return await self._threads.run(partial(read, text), tenant=tenant, size=len(text))
 
     def kwargs(self, fields: TemplateFields) -> dict[str, Any]:
         """The template variables that a request sets. Raises ``InvalidRequestError`` or

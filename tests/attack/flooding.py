@@ -26,6 +26,8 @@ Kind = Literal[
     "reconnects",
     "handshakes",
     "bursts",
+    "drips",
+    "refusals",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -37,6 +39,10 @@ UPGRADE = (
 CHUNKED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
+)
+KEYLESS = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: 100000\r\n\r\n"
 )
 MASK = bytes(4)
 UNITS: dict[Kind, tuple[bytes, bytes]] = {
@@ -50,13 +56,18 @@ UNITS: dict[Kind, tuple[bytes, bytes]] = {
     "reconnects": (b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET ", b""),
     "handshakes": (UPGRADE, b""),
     "bursts": (b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
+    "drips": (KEYLESS, b"x"),
+    "refusals": (KEYLESS, b""),
 }
 """What each connection sends first, and then over and over; if that is nothing, it is closed and
-the next one opened at once. Those of ``bursts`` send at the same moments."""
-NUM_SOCKETS: dict[Kind, int] = {"bursts": 500}
+the next one opened at once. Those of ``bursts`` send at the same moments, those of ``drips`` byte by
+byte."""
+NUM_SOCKETS: dict[Kind, int] = {"bursts": 500, "drips": 200, "refusals": 200}
 FEW_SOCKETS = 24
 BURST_S = 2.0
 """From one burst to the next."""
+DRIP_S = 0.01
+"""From one byte to the next."""
 READ_BYTES = 65536
 PAUSE_S = 0.2
 """Before a connection is opened again."""
@@ -65,7 +76,7 @@ PAUSE_S = 0.2
 async def flood(host: str, port: int, kind: Kind) -> None:
     """Send for ever on one connection after the other."""
     head, unit = UNITS[kind]
-    block = unit * (READ_BYTES // len(unit)) if unit else b""
+    block = unit if kind == "drips" else unit * (READ_BYTES // len(unit)) if unit else b""
     while True:
         with contextlib.suppress(OSError):
             if not unit:
@@ -80,6 +91,8 @@ async def flood(host: str, port: int, kind: Kind) -> None:
                 while not reading.done():
                     if kind == "bursts":
                         await asyncio.sleep(BURST_S - time.monotonic() % BURST_S)
+                    elif kind == "drips":
+                        await asyncio.sleep(DRIP_S)
                     writer.write(block)
                     await writer.drain()
             finally:

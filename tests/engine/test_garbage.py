@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections import deque
 
@@ -100,3 +102,27 @@ def test_a_collector_that_is_off_stays_off() -> None:
         assert ref() is not None
     finally:
         gc.enable()
+
+
+PROGRAM = """
+import sys
+import psutil
+from engine import garbage
+
+if sys.argv[1] == "ours":
+    garbage.return_large_blocks()
+before = psutil.Process().memory_info().rss
+for _ in range(3):
+    body = b"x" * 25_000_000
+    del body
+print(psutil.Process().memory_info().rss - before)
+"""
+
+
+def test_what_large_bodies_took_is_given_back() -> None:
+    kept = {
+        rule: int(subprocess.check_output([sys.executable, "-c", PROGRAM, rule]))
+        for rule in ("ours", "the library's")
+    }
+    assert kept["ours"] < 5_000_000
+    assert kept["the library's"] > 20_000_000, "needless now"
