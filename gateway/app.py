@@ -79,7 +79,12 @@ def _middleware(
             is_draining=lambda: services.lifecycle.draining,
             on_refusal=services.metrics.count_refusal,
         ),
-        Middleware(Auth, authenticator=services.authenticator, operations=operations),
+        Middleware(
+            Auth,
+            authenticator=services.authenticator,
+            operations=operations,
+            starts=services.starts,
+        ),
         Middleware(
             RateLimit,
             check=services.admission.check_open,

@@ -22,6 +22,7 @@ from gateway.admin.revocations import Revocations
 from gateway.admission.admission import Admission
 from gateway.admission.served_models import ServedModels
 from gateway.concurrency.background import Background
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.concurrency.lanes import Lanes
 from gateway.config import Config, TenantsConfig
 from gateway.errors import ConfigError
@@ -87,6 +88,7 @@ class Services:
     adapters: Adapters
     tickets: Tickets
     strangers: Strangers
+    starts: FairStarts
     cork: Cork
     """Holds what the outputs of one step send to clients; see ``cork``."""
 
@@ -100,6 +102,7 @@ class Services:
             models=self.models,
             engine=self.engine,
             authenticator=self.authenticator,
+            starts=self.starts,
             admission=self.admission,
             generations=self.generations,
             streams=self.streams,
@@ -113,6 +116,7 @@ class Services:
             api_key=api_key,
             config=self.config.server,
             authenticator=self.authenticator,
+            starts=self.starts,
             responses=self.responses,
         )
 
@@ -193,6 +197,7 @@ def create_services(
         adapters=adapters,
         tickets=Tickets(peers),
         strangers=Strangers(config.server.ws_max_unauthenticated),
+        starts=FairStarts(),
         cork=cork,
     )
 

@@ -17,6 +17,7 @@ from tenants.store import Store
 from tenants.types import UsageEvent, UsageFilter
 
 PAGE_ROWS = 1000
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _COLUMNS = tuple(name for name in UsageRowObject.__struct_fields__ if name != "object")
 
 
@@ -54,5 +55,13 @@ EXPORTS: Mapping[str, Export] = {
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([map(_cell, row) for row in rows])
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A spreadsheet would run a client's text that begins as a formula does: it gets an
+    apostrophe before it (OWASP, "CSV Injection")."""
+    if isinstance(value, str) and value.startswith(_FORMULAS):
+        return f"'{value}"
+    return value

@@ -1,4 +1,4 @@
-"""Lets each tenant use a slow and scarce resource for one thing at a time."""
+"""Lets each tenant use a slow and scarce resource for only so much at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ T = TypeVar("T")
 
 
 class Lanes:
-    """One lane for each tenant: however much work a tenant has, it delays another tenant's by one
-    piece of work at most."""
+    """One lane for each tenant: however much work a tenant has, it delays another tenant's by as
+    many pieces of work as its lane is wide."""
 
-    def __init__(self) -> None:
-        self._locks: dict[UUID, asyncio.Lock] = {}
+    def __init__(self, width: int = 1) -> None:
+        self._width = width
+        self._locks: dict[UUID, asyncio.Semaphore] = {}
         self._num_users: dict[UUID, int] = {}
 
     def __len__(self) -> int:
@@ -28,8 +29,8 @@ class Lanes:
         tenant: UUID,
         start: Callable[[], concurrent.futures.Future[T] | asyncio.Future[T]],
     ) -> T:
-        """Wait until no other work of this tenant is under way, first come, first served. Then
-        ``start`` the work, and return or raise what it does.
+        """Wait until there is room in the tenant's lane, first come, first served. Then ``start``
+        the work, and return or raise what it does.
 
         The turn lasts until the work is done, even if the caller is cancelled: otherwise a tenant
         could have much work under way by cancelling each piece. A caller that is cancelled before
@@ -50,7 +51,9 @@ class Lanes:
             del work  # Its exception refers to this frame: no cycle is left to the collector.
 
     async def _enter(self, tenant: UUID) -> None:
-        lock = self._locks.setdefault(tenant, asyncio.Lock())
+        lock = self._locks.get(tenant)
+        if lock is None:
+            lock = self._locks[tenant] = asyncio.Semaphore(self._width)
         self._num_users[tenant] = self._num_users.get(tenant, 0) + 1
         try:
             await lock.acquire()

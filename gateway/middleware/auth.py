@@ -9,6 +9,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import context
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.errors import InvalidApiKey, InvalidRequestError
 from gateway.schemas.operation import SOCKET, Operation
 from tenants.access import require_scope
@@ -69,10 +70,16 @@ class Auth:
     """
 
     def __init__(
-        self, app: ASGIApp, *, authenticator: Authenticator, operations: Operations
+        self,
+        app: ASGIApp,
+        *,
+        authenticator: Authenticator,
+        operations: Operations,
+        starts: FairStarts,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._starts = starts
         self._operations = operations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,3 +127,4 @@ class Auth:
         request.principal = principal
         if request.trust is not None:
             request.trust()
+        await self._starts.next(principal.tenant.id)

@@ -16,6 +16,7 @@ from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
 from gateway.admission.served_models import ServedModels, max_model_len
 from gateway.answers.turns import TurnEvents
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import (
@@ -58,12 +59,18 @@ class ChatSession(SocketSession):
         models: ServedModels,
         engine: Fleet,
         authenticator: Authenticator,
+        starts: FairStarts,
         admission: Admission,
         generations: Generations,
         streams: Streams,
     ) -> None:
         super().__init__(
-            socket, context, api_key=api_key, config=config, authenticator=authenticator
+            socket,
+            context,
+            api_key=api_key,
+            config=config,
+            authenticator=authenticator,
+            starts=starts,
         )
         self._models = models
         self._engine = engine

@@ -15,6 +15,7 @@ from contextlib import aclosing
 import msgspec
 from starlette.websockets import WebSocket
 
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import (
@@ -64,10 +65,16 @@ class ResponsesSession(SocketSession):
         api_key: str | None,
         config: ServerConfig,
         authenticator: Authenticator,
+        starts: FairStarts,
         responses: Responses,
     ) -> None:
         super().__init__(
-            socket, context, api_key=api_key, config=config, authenticator=authenticator
+            socket,
+            context,
+            api_key=api_key,
+            config=config,
+            authenticator=authenticator,
+            starts=starts,
         )
         self._responses = responses
         self._lanes: dict[str | None, _Waiting] = {}

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import ApiError, InvalidApiKey, to_api_error
@@ -60,6 +61,7 @@ class SocketSession(ABC):
         api_key: str | None,
         config: ServerConfig,
         authenticator: Authenticator,
+        starts: FairStarts,
     ) -> None:
         """api_key: None if the first message must contain it."""
         self._socket = socket
@@ -67,6 +69,7 @@ class SocketSession(ABC):
         self._api_key = api_key
         self._config = config
         self._authenticator = authenticator
+        self._starts = starts
         self._outbox = Outbox(
             self._send_frame, max_bytes=config.ws_outbox_bytes, write=context.write
         )
@@ -202,11 +205,13 @@ class SocketSession(ABC):
         open."""
         assert self._api_key is not None
         try:
-            return await self._authenticator.authenticate(self._api_key)
+            principal = await self._authenticator.authenticate(self._api_key)
         except AuthenticationFailed as exc:
             await self._refuse(to_api_error(exc))
         except TenantsError as exc:
             raise to_api_error(exc) from None
+        await self._starts.next(principal.tenant.id)
+        return principal
 
     async def _receive(self) -> str:
         message = await self._socket.receive()

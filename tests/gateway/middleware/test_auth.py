@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway import context
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.errors import InvalidApiKey, InvalidRequestError
 from gateway.middleware.auth import Auth, Operations, key_in
 from gateway.routes import pages
@@ -146,7 +147,9 @@ async def test_a_key_needs_what_the_table_says(
     async def nothing(*_: object) -> Message:
         raise AssertionError
 
-    auth = Auth(app, authenticator=gateway.authenticator, operations=OPERATIONS)
+    auth = Auth(
+        app, authenticator=gateway.authenticator, operations=OPERATIONS, starts=FairStarts()
+    )
 
     async def ask(headers: list[tuple[bytes, bytes]]) -> None:
         scope: Scope = {"type": kind, "method": method, "path": path, "headers": headers}

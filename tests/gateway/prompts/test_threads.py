@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psutil
 import pytest
@@ -67,6 +67,28 @@ async def test_one_tenants_long_texts_leave_room_for_another(
     assert await threads.run(lambda: "b", tenant=other, size=LONG_CHARS) == "b"
     busy.gate.set()
     assert await asyncio.gather(*flood) == ["a", "b", "c"]
+
+
+async def test_one_tenants_short_texts_do_not_queue_up_before_anothers(
+    threads: PromptThreads, busy: Busy
+) -> None:
+    flooding, order = uuid4(), list[str]()
+
+    async def short(tenant: UUID, name: str) -> None:
+        await threads.run(lambda: order.append(name), tenant=tenant, size=0)
+
+    held = [
+        asyncio.create_task(threads.run(busy.work(str(i)), tenant=uuid4(), size=0))
+        for i in range(NUM_THREADS)
+    ]
+    await busy.have_begun(*map(str, range(NUM_THREADS)))
+    flood = [asyncio.create_task(short(flooding, f"flood {i}")) for i in range(20)]
+    await asyncio.sleep(0)
+    other = asyncio.create_task(short(uuid4(), "other"))
+    await asyncio.sleep(0)
+    busy.gate.set()
+    await asyncio.gather(*held, *flood, other)
+    assert order.index("other") <= NUM_THREADS
 
 
 async def test_short_texts_wait_for_no_long_ones(threads: PromptThreads, busy: Busy) -> None:

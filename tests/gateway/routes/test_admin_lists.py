@@ -197,5 +197,5 @@ async def test_requests_are_exported_whole_and_a_page_at_a_time(
     assert "attachment" in table.headers["content-disposition"]
     rows = list(csv.DictReader(io.StringIO(table.body.decode(), newline="")))
     assert [row["completion_tokens"] for row in rows] == [str(n) for n in reversed(range(10))]
-    assert rows[5]["end_user"] == '=HYPERLINK("x"), a'
+    assert rows[5]["end_user"] == "'" + '=HYPERLINK("x"), a'
     assert UUID(rows[0]["id"])

@@ -8,6 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.middleware.auth import Auth, Operations
 from gateway.middleware.errors import Errors
 from gateway.middleware.request_id import RequestId
@@ -34,7 +35,9 @@ def client(folder: Path) -> Iterator[TestClient]:
     served = Operations(pages.operations(folder))
     services: Any = None
     app.router.default = dispatcher(services, served)
-    app.add_middleware(Auth, authenticator=cast("Authenticator", None), operations=served)
+    app.add_middleware(
+        Auth, authenticator=cast("Authenticator", None), operations=served, starts=FairStarts()
+    )
     app.add_middleware(Errors)
     app.add_middleware(RequestId)
     with TestClient(app) as client:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from starlette.websockets import WebSocket
 
 from gateway import context
+from gateway.concurrency.fair_starts import FairStarts
 from gateway.config import ServerConfig
 from gateway.errors import ApiError, InvalidApiKey, Overloaded
 from gateway.schemas.ws import Auth
@@ -112,6 +113,7 @@ class Site:
             api_key=api_key,
             config=ServerConfig(**server),
             authenticator=Authenticator(store, PEPPER),
+            starts=FairStarts(),
         )
 
     async def run(self) -> None:

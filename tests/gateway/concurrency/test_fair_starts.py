@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+from gateway.concurrency.fair_starts import MOST, FairStarts
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_many_requests_of_one_tenant_hold_up_nobody_else() -> None:
+    starts, order = FairStarts(), list[str]()
+    busy, quiet = uuid4(), uuid4()
+
+    async def request(name: str) -> None:
+        await starts.next(busy if name.startswith("busy") else quiet)
+        order.append(name)
+
+    tasks = [asyncio.create_task(request(f"busy {number}")) for number in range(20 * MOST)]
+    await asyncio.sleep(0)
+    await asyncio.create_task(request("quiet"))
+    assert order.index("quiet") <= 2 * MOST
+    await asyncio.gather(*tasks)
+    assert [name for name in order if name != "quiet"] == [f"busy {i}" for i in range(20 * MOST)]
+    await asyncio.sleep(0)
+    assert len(starts) == 0
+
+
+async def test_one_after_the_other_they_never_wait() -> None:
+    starts, tenant = FairStarts(), uuid4()
+    for _ in range(10):
+        for _ in range(MOST):
+            taking = starts.next(tenant)
+            with pytest.raises(StopIteration):
+                taking.send(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_who_leaves_takes_no_turn() -> None:
+    starts, tenant = FairStarts(most=1), uuid4()
+    tasks = [asyncio.create_task(starts.next(tenant)) for _ in range(10)]
+    await asyncio.sleep(0)
+    for task in tasks[1:9]:
+        task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert tasks[9].done()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert len(starts) == 0
