@@ -79,7 +79,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_connections: Positive = 10_000
     """Connections served at once. One more takes the place of one on which no request with a key is
     being answered: the oldest such of the address that has the most. If there is none, it is
-    answered 503."""
+    answered 503. WebSockets of one tenant take half of them at most."""
     header_timeout_s: Seconds = 10.0
     """Time for a client to send a request's headers."""
     body_timeout_s: Seconds = 30.0

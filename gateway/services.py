@@ -41,9 +41,10 @@ from gateway.prompts.public_prefixes import PublicPrefixes
 from gateway.responses.conversations import ConversationItems
 from gateway.responses.responses import Responses
 from gateway.secrets import Secrets
+from gateway.sockets import open_sockets
 from gateway.sockets.chat_session import ChatSession
+from gateway.sockets.open_sockets import OpenSockets
 from gateway.sockets.responses_session import ResponsesSession
-from gateway.sockets.strangers import Strangers
 from gateway.sockets.tickets import Tickets
 from gateway.streams.archive import StreamArchive
 from gateway.streams.log import StreamLog
@@ -87,7 +88,10 @@ class Services:
     models: ServedModels
     adapters: Adapters
     tickets: Tickets
-    strangers: Strangers
+    strangers: OpenSockets
+    """WebSockets that have not authenticated yet, by address."""
+    members: OpenSockets
+    """Those that have, by tenant."""
     starts: FairStarts
     cork: Cork
     """Holds what the outputs of one step send to clients; see ``cork``."""
@@ -196,7 +200,8 @@ def create_services(
         models=models,
         adapters=adapters,
         tickets=Tickets(peers),
-        strangers=Strangers(config.server.ws_max_unauthenticated),
+        strangers=open_sockets.of_strangers(config.server.ws_max_unauthenticated),
+        members=open_sockets.of_tenants(config.server.max_connections),
         starts=FairStarts(),
         cork=cork,
     )

@@ -208,6 +208,7 @@ async def serve_on(
     listening.check_tls(config.server)
     num_connections, backlog = open_files.allow_connections(config.server.max_connections)
     limits = msgspec.structs.replace(config.server, max_connections=num_connections)
+    config = msgspec.structs.replace(config, server=limits)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         dsn = "" if store is not None else dsn_of(config.tenants)

@@ -16,8 +16,8 @@ from gateway.errors import Draining, InvalidRequestError, PermissionDenied
 from gateway.middleware.auth import key_in
 from gateway.services import Services
 from gateway.sockets.session import SocketSession
-from gateway.sockets.strangers import Strangers
 from gateway.sockets.tickets import Tickets
+from gateway.transport.connections import network_of
 
 MakeSession = Callable[[WebSocket, str | None], SocketSession]
 SUBPROTOCOL = "sluice.v1"
@@ -38,33 +38,44 @@ async def _serve(services: Services, socket: WebSocket, make_session: MakeSessio
     if services.lifecycle.draining:
         raise Draining("The server is shutting down.", retry_after_s=1)
     api_key = await credential(socket, services.tickets)
-    if api_key is not None:
-        request = context.of(socket.scope)
-        request.principal = await services.authenticator.authenticate(api_key)
-        if request.trust is not None:
-            request.trust()
-    stranger = _stranger(socket, services.strangers)
-    with stranger if api_key is None else contextlib.nullcontext():
+    with _counted(services, socket, is_stranger=api_key is None) as welcome:
+        if api_key is not None:
+            request = context.of(socket.scope)
+            request.principal = await services.authenticator.authenticate(api_key)
+            welcome()
         await _run(services, socket, make_session(socket, api_key))
 
 
 @contextlib.contextmanager
-def _stranger(socket: WebSocket, strangers: Strangers) -> Iterator[None]:
-    """Count the socket among those that have not authenticated, until it has."""
-    leave = strangers.enter(socket.client.host if socket.client else "")
+def _counted(
+    services: Services, socket: WebSocket, *, is_stranger: bool
+) -> Iterator[Callable[[], None]]:
+    """Count the socket by its tenant as soon as ``trust`` of its context is called, which is
+    yielded here; until then by its address, if it is a stranger's."""
     request = context.of(socket.scope)
     trust = request.trust
+    leave: Callable[[], None] | None = None
+    if is_stranger:
+        address = socket.client.host if socket.client else ""
+        leave = services.strangers.enter(network_of(address))
 
     def welcome() -> None:
-        leave()
+        nonlocal leave
+        assert request.principal is not None
+        leave_tenant = services.members.enter(request.principal.tenant.id.hex)
+        if leave is not None:
+            leave()
+        leave, request.trust = leave_tenant, None
         if trust is not None:
             trust()
 
     request.trust = welcome
     try:
-        yield
+        yield welcome
     finally:
-        leave()
+        request.trust = None  # It refers to the request.
+        if leave is not None:
+            leave()
 
 
 async def _run(services: Services, socket: WebSocket, session: SocketSession) -> None:

@@ -183,7 +183,10 @@ class SocketSession(ABC):
             await self._refuse(exc)
         self._context.principal = principal
         if self._context.trust is not None:
-            self._context.trust()
+            try:
+                self._context.trust()
+            except ApiError as exc:  # The tenant has too many sockets.
+                await self._refuse(exc)
         try:
             require_scope(principal.key, scope)
         except NotAllowed as exc:

@@ -60,8 +60,8 @@ UNITS: dict[Kind, tuple[bytes, bytes]] = {
     "refusals": (KEYLESS, b""),
 }
 """What each connection sends first, and then over and over; if that is nothing, it is closed and
-the next one opened at once. Those of ``bursts`` send at the same moments, those of ``drips`` byte by
-byte."""
+the next one opened at once. Those of ``bursts`` send at the same moments, those of ``drips`` one
+byte at a time."""
 NUM_SOCKETS: dict[Kind, int] = {"bursts": 500, "drips": 200, "refusals": 200}
 FEW_SOCKETS = 24
 BURST_S = 2.0

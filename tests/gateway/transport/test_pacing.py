@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import RateLimited
-from gateway.sockets.strangers import Strangers
 from gateway.transport import pacing
 from gateway.transport.frame_cuts import MAX_FRAMES, FrameCuts
 from gateway.transport.pacing import BURST_S, WORKER_BURST_S, Intake, Pace
@@ -214,19 +212,6 @@ def test_pieces_end_where_frames_do(frames: list[tuple[int, bool]], data: st.Dat
             start = end
         passed += len(received)
     assert cuts.num_frames == len(frames)
-
-
-def test_an_address_may_have_so_many_strangers() -> None:
-    strangers = Strangers(2)
-    first, _ = strangers.enter("a"), strangers.enter("a")
-    with pytest.raises(RateLimited, match="have not authenticated"):
-        strangers.enter("a")
-    strangers.enter("b")
-    first()
-    first()
-    strangers.enter("a")
-    with pytest.raises(RateLimited):
-        strangers.enter("a")
 
 
 UPGRADE = (
