@@ -132,8 +132,8 @@ def build_engine(
         grammar=grammar,
         adapters=(
             None
-            if runner.adapters is None
-            else Adapters(runner.adapters, max_cpu_loras=config.max_cpu_loras)
+            if runner.adapter_memory is None
+            else Adapters(runner.adapter_memory, max_cpu_loras=config.max_cpu_loras)
         ),
     )
     ready = Ready(

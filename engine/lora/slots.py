@@ -17,6 +17,7 @@ import torch
 from engine.layers.linear import Linear
 from engine.lora.adapter import Adapter, load_adapter
 from engine.lora.product import LoraAddition, Product, StepAdapters
+from engine.lora.shards import AdapterShards
 from engine.lora.static_tiles import StaticTiles
 from engine.lora.target_modules import find_target_modules
 from engine.models.base import Model
@@ -39,11 +40,13 @@ class AdapterSlots:
         max_lora_rank: int,
         max_num_rows: int,
         max_graph_tokens: int,
+        shards: AdapterShards | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """max_loras: the number of slots, and so the most adapters in one step. max_graph_tokens:
-        the most tokens of a step in a CUDA graph."""
+        the most tokens of a step in a CUDA graph. shards: where the model is one rank's part."""
+        self._shards = shards
         self.max_loras = max_loras
         self._max_rank = max_lora_rank
         self._dtype, self._device = dtype, device
@@ -109,7 +112,7 @@ class AdapterSlots:
         """
         return load_adapter(
             folder,
-            self._modules,
+            self._modules if self._shards is None else self._shards.modules,
             max_rank=self._max_rank,
             dtype=self._dtype,
             place_of=self._place_of,
@@ -120,7 +123,10 @@ class AdapterSlots:
         """Accept an adapter: rows may use it from now on."""
         assert name not in self._adapters
         same = (one for one in self._adapters.values() if one.digest == adapter.digest)
-        self._adapters[name] = next(same, adapter)
+        kept = next(same, None)
+        if kept is None:
+            kept = adapter if self._shards is None else self._shards.of(adapter)
+        self._adapters[name] = kept
 
     def drop(self, name: str) -> None:
         """Forget an adapter that no request uses any more."""

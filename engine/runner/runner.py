@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from engine.adapters import AdapterMemory
 from engine.cache.groups import GroupKind, kinds_of
 from engine.models.base import ModelFacts
 from engine.parallel.group import ALONE, Group
@@ -108,6 +109,11 @@ class TorchRunner:
         self._num_in_flight = 0
         self._drafted: UnseenDrafts | None = None
         """Drafts on the device that the next plan will check, but the host has not seen."""
+
+    @property
+    def adapter_memory(self) -> AdapterMemory | None:
+        """For the core; None without adapters."""
+        return self.adapters
 
     @property
     def num_blocks(self) -> int:

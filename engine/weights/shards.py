@@ -79,7 +79,7 @@ def find_shards(model: Module, whole: Module, group: Group) -> Shards:
         # Only the outputs have sections; a layer's inputs are not sharded as well.
         if layer in sections:
             parts = whole_sections[layer], sections[layer]
-        found[name] = _shard(name, dim, (full[dim], local[dim]), parts, group)
+        found[name] = shard_of(name, dim, (full[dim], local[dim]), parts, group)
     return Shards(theirs, found)
 
 
@@ -110,15 +110,16 @@ def _padded_shard(dim: int, full: int, local: int, group: Group) -> Shard:
     return Shard(dim, [slice(start, end)], local - (end - start))
 
 
-def _shard(
+def shard_of(
     name: str,
     dim: int,
     sizes: tuple[int, int],
     sections: tuple[Sequence[int], Sequence[int]],
     group: Group,
 ) -> Shard:
-    """sizes: of the dimension, whole and this rank's. sections: likewise, in features; several of
-    them may share a word or a scale."""
+    """This rank's part of one dimension. sizes: of the dimension, whole and this rank's. sections:
+    likewise, in features, of which several may share a word or a scale; each section is divided by
+    itself. Raises ``ModelLoadError`` naming ``name`` where that cuts a word."""
     per_size = sum(sections[0]) // sizes[0]
     ranges = []
     ends = accumulate(sections[0])

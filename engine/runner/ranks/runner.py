@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
+from engine.adapters import AdapterMemory
+from engine.lora.adapter import Adapter
+from engine.lora.slots import AdapterSlots
 from engine.runner.ranks.processes import RankProcesses
-from engine.runner.ranks.records import Collect, Draft, Forward, Sample
+from engine.runner.ranks.records import (
+    Collect,
+    Draft,
+    DropAdapter,
+    Forward,
+    KeepAdapter,
+    Sample,
+)
 from engine.runner.runner import Sampled, TorchRunner
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
 
@@ -21,6 +32,10 @@ class RankedRunner(TorchRunner):
         self._processes = processes
         processes.is_loaded = True
         weakref.finalize(self, processes.close)
+
+    @property
+    def adapter_memory(self) -> AdapterMemory | None:
+        return None if self.adapters is None else _Adapters(self.adapters, self._processes)
 
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
@@ -43,3 +58,25 @@ class RankedRunner(TorchRunner):
         with self._processes.checked():
             self._processes.send(Collect(), wake=False)
             return super()._finish(step)
+
+
+class _Adapters:
+    """The adapters of all ranks: what rank 0 keeps, every rank keeps its part of."""
+
+    def __init__(self, slots: AdapterSlots, processes: RankProcesses) -> None:
+        self._slots, self._processes = slots, processes
+
+    @property
+    def num_swaps(self) -> int:
+        return self._slots.num_swaps
+
+    def read(self, folder: Path) -> Adapter:
+        return self._slots.read(folder)
+
+    def keep(self, name: str, adapter: Adapter) -> None:
+        self._processes.send(KeepAdapter.of(name, adapter))
+        self._slots.keep(name, adapter)
+
+    def drop(self, name: str) -> None:
+        self._processes.send(DropAdapter(name))
+        self._slots.drop(name)

@@ -16,6 +16,7 @@ from engine.layers.embedding import rows_of_rank
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
+from engine.lora.shards import AdapterShards
 from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model
@@ -43,7 +44,7 @@ from engine.runner.startup.load_drafting import (
     draft_block_bytes,
     load_draft_network,
 )
-from engine.runner.startup.model import OnProgress, load_model
+from engine.runner.startup.model import OnProgress, load_model, whole_model
 from engine.runner.startup.profile import measure_activation_bytes
 from engine.runner.startup.ranks import check_ranks, join
 from engine.runner.startup.target import Target, resolve
@@ -113,7 +114,7 @@ def _load(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
     executors = executors_of(model)
-    adapters = _adapter_slots(config, model, dtype, device)
+    adapters = _adapter_slots(target, model)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
         model.set_kv_scales(load_kv_scales(target, executors.eager))
@@ -190,11 +191,14 @@ def _allocate_cache(
     return cache, max_model_len
 
 
-def _adapter_slots(
-    config: EngineConfig, model: Model, dtype: torch.dtype, device: torch.device
-) -> AdapterSlots | None:
+def _adapter_slots(target: Target, model: Model) -> AdapterSlots | None:
+    config, device = target.config, target.device
     if not config.enable_lora:
         return None
+    shards = None
+    if target.group.size > 1:
+        whole = whole_model(config, max_model_len=target.asked_len, dtype=target.dtype)
+        shards = AdapterShards(model, whole, target.group, pin=device.type == "cuda")
     speculative = config.speculative_config
     num_drafts = 0 if speculative is None else speculative.num_tokens
     most_checked = max_checked_tokens(config.num_seqs, num_drafts)
@@ -204,7 +208,8 @@ def _adapter_slots(
         max_lora_rank=config.max_lora_rank,
         max_num_rows=config.num_seqs,
         max_graph_tokens=max(config.num_seqs, most_checked, MAX_TOKENS),
-        dtype=dtype,
+        shards=shards,
+        dtype=target.dtype,
         device=device,
     )
     adapters.warm_up()

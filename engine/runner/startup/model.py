@@ -24,6 +24,8 @@ from engine.weights.shards import Shards, find_shards
 
 OnProgress = Callable[[LoadProgress], None]
 
+_NOWHERE = torch.device("meta")
+
 
 def read_facts(config: EngineConfig) -> ModelFacts:
     """The facts of our own implementation if there is one, or of the one that ``model_impl`` names.
@@ -67,8 +69,8 @@ def load_model(
 
         model, shards = create(facts, device), None
         if facts.group.size > 1:
-            whole = read_config(config.model_dir)
-            shards = find_shards(model, create(whole, torch.device("meta")), facts.group)
+            whole = create(read_config(config.model_dir), _NOWHERE)
+            shards = find_shards(model, whole, facts.group)
         _fill(model, facts, quantization, config, report, shards)
         return model
     from engine.models import transformers_fallback
@@ -101,6 +103,12 @@ def load_model(
         trust_remote_code=config.trust_remote_code,
         adapt=adapt,
     )
+
+
+def whole_model(config: EngineConfig, *, max_model_len: int, dtype: torch.dtype) -> Model:
+    """The native model as a rank alone would have it, without memory: for its shapes."""
+    facts = read_config(config.model_dir)
+    return create_model(facts, max_model_len=max_model_len, dtype=dtype, device=_NOWHERE)
 
 
 def _fill(

@@ -22,14 +22,15 @@ from engine.garbage import tune_collector
 from engine.runner.ranks import records
 from engine.runner.ranks.channel import Reader, Ring
 from engine.runner.ranks.processes import Orders
-from engine.scheduler.plan import LaunchedStep, Runner
+from engine.runner.runner import TorchRunner
+from engine.scheduler.plan import LaunchedStep
 
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run_steps(runner: Runner, reader: Reader) -> None:
+def run_steps(runner: TorchRunner, reader: Reader) -> None:
     """Run steps for ever."""
     in_flight: deque[LaunchedStep] = deque()
     while True:
@@ -42,6 +43,12 @@ def run_steps(runner: Runner, reader: Reader) -> None:
                 in_flight.popleft().collect()
             case records.Draft(asked, num_tokens, wait):
                 runner.draft(asked, num_tokens, wait=wait)
+            case records.KeepAdapter() as kept:
+                assert runner.adapters is not None
+                runner.adapters.keep(kept.name, kept.adapter)
+            case records.DropAdapter(name):
+                assert runner.adapters is not None
+                runner.adapters.drop(name)
 
 
 def main() -> None:

@@ -27,8 +27,6 @@ def check_ranks(config: EngineConfig) -> None:
             f"enable_expert_parallel: {facts.architecture} has no mixture of experts: leave it out"
         )
     check_size(facts, size, whole_experts=config.enable_expert_parallel)
-    if config.enable_lora:
-        raise ConfigError("enable_lora does not work with tensor_parallel_size above 1 yet")
     count = torch.cuda.device_count() if choose_device(config).type == "cuda" else size
     if size > count:
         raise ConfigError(

@@ -70,6 +70,7 @@ all_records = st.one_of(
     plans.map(records.Forward),
     st.just(records.Sample.of(None)),
     st.just(records.Collect()),
+    st.builds(records.DropAdapter, name=st.text(max_size=8)),
     st.builds(
         records.Draft, asked=lists(rows, ids), num_tokens=st.integers(0, 8), wait=st.booleans()
     ),

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError, ModelLoadError
-from engine.llm import LLM, SamplingParams
+from engine.llm import LLM, LoRARequest, SamplingParams
 from engine.outputs import GenerationOutput
+from tests.engine.lora.making import read_weights, write_adapter
+from tests.engine.lora.test_families import TARGETS
 from tests.engine.models.families import CASES, FALLBACK_CASES, write
 from tests.engine.quant import checkpoints
 from tests.engine.quant.test_families import MATRIX
@@ -67,6 +69,34 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     size = 2 + 2 * (CASES.index(case) % 2)
     folder = write(case, tmp_path)
     assert_alike(make(folder, size), make(folder, 1), list(case.prompts))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("llama2", 4), ("phi3", 2), ("qwen3-moe-mixed", 2), ("deepseek-v3", 2)]
+)
+def test_adapters(name: str, size: int, tmp_path: Path) -> None:
+    """In one batch with none, and again after others took their slots."""
+    case = CASE_OF[name]
+    folder = write(case, tmp_path / "base")
+    present = {key.split(".")[-2] for key in read_weights(folder) if ".experts." not in key}
+    targets = tuple(target for target in TARGETS if target in present)
+    requests = [
+        LoRARequest(
+            str(seed), write_adapter(tmp_path / str(seed), folder, seed=seed, targets=targets)
+        )
+        for seed in range(3)
+    ]
+    prompts = [case.prompts[0]] * 4
+    found = []
+    for ranks in (size, 1):
+        llm = make(folder, ranks, enable_lora=True, max_loras=2, max_cpu_loras=2)
+        asked = [None, *requests]
+        rounds = [llm.generate(prompts, LOGPROBS, lora_request=asked) for _ in range(2)]
+        found.append([one for results in rounds for one in results])
+    got, want = found
+    assert tokens(got) == tokens(want)
+    assert abs(numbers(got) - numbers(want)).max() < 1e-4
+    assert len({tuple(one) for one in tokens(got)}) > 1
 
 
 @pytest.mark.parametrize(

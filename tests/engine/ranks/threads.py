@@ -16,6 +16,7 @@ import torch
 from engine import runner as runners
 from engine.config import EngineConfig
 from engine.llm import LLM
+from engine.lora.adapter import Adapter
 from engine.parallel.group import Group
 from engine.runner.ranks import records
 from engine.runner.runner import Sampled, TorchRunner
@@ -76,6 +77,10 @@ class ThreadedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ranks[0], name)
 
+    @property
+    def adapter_memory(self) -> Any:
+        return None if self.ranks[0].adapters is None else _Adapters(self)
+
     def forward(self, plan: StepPlan) -> None:
         sent = records.encode(records.Forward(plan))
 
@@ -102,6 +107,27 @@ class ThreadedRunner:
         assert all(other == drafts[0] for other in drafts)
         found: list[list[int]] = drafts[0]
         return found
+
+
+class _Adapters:
+    def __init__(self, runner: ThreadedRunner) -> None:
+        self._runner = runner
+        self._slots = [one.adapters for one in runner.ranks if one.adapters is not None]
+        self.read = self._slots[0].read
+
+    @property
+    def num_swaps(self) -> int:
+        return self._slots[0].num_swaps
+
+    def keep(self, name: str, adapter: Adapter) -> None:
+        record = records.decode(records.encode(records.KeepAdapter.of(name, adapter)))
+        assert isinstance(record, records.KeepAdapter)
+        for rank, slots in enumerate(self._slots):
+            slots.keep(name, record.adapter if rank else adapter)
+
+    def drop(self, name: str) -> None:
+        for slots in self._slots:
+            slots.drop(name)
 
 
 class _Launched:
