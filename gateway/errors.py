@@ -243,11 +243,11 @@ class StreamNotFound(NotFound, code="stream_not_found"):
     """No such resumable stream, or another tenant's."""
 
 
-class ResponseNotFound(NotFound, code="response_not_found"):
+class ResponseNotFound(NotFound, type="not_found", code="response_not_found"):
     """No such response, or another tenant's."""
 
 
-class ConversationNotFound(NotFound, code="conversation_not_found"):
+class ConversationNotFound(NotFound, type="not_found", code="conversation_not_found"):
     """No such conversation, or another tenant's."""
 
 

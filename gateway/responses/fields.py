@@ -40,6 +40,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that are refused unless null or one of these values, at which they change nothing."""
 
+_ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 HARMLESS_INCLUDES = frozenset(
     {
@@ -47,7 +48,7 @@ HARMLESS_INCLUDES = frozenset(
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
-        "reasoning.encrypted_content",
+        _ENCRYPTED,
         "web_search_call.action.sources",
         "web_search_call.results",
     }
@@ -96,6 +97,7 @@ def ignored(fields: ResponseFields) -> tuple[str, ...]:
     given = fields.reasoning
     return (
         *unsupported.ignored(fields),
+        *(("include",) if _ENCRYPTED in (fields.include or ()) else ()),
         *(
             f"reasoning.{name}"
             for name in summaries
@@ -206,6 +208,8 @@ def _chat_tool_choice(choice: ToolChoice | None) -> chat.ToolChoice | None:
         case FunctionChoice(name=name):
             return chat.NamedFunction(chat.FunctionName(name))
         case AllowedTools(mode=mode, tools=tools):
+            if mode == "none":
+                return mode
             named: list[chat.NamedFunction | chat.NamedCustomTool] = [
                 chat.NamedFunction(chat.FunctionName(tool.name)) for tool in tools
             ]

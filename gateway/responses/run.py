@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
+from gateway.answers.chunks import DONE
 from gateway.errors import ApiError, Gone
 from gateway.generation.answer import Answer, Delivery
 from gateway.generation.delta import Delta
@@ -56,6 +57,8 @@ class ResponseRun(Answer):
         self._own = own
         self._on_end = on_end
         self._on_abandon = on_abandon
+        self.is_of_socket = False
+        """Whether its events are messages of a WebSocket, of which none says that it is done."""
         self._is_read = False
         self._has_ended = False
         self._stored = asyncio.Event()
@@ -143,7 +146,8 @@ class ResponseRun(Answer):
 
     async def _end(self, last: Sequence[Event]) -> Sequence[Event]:
         await self._store()
-        return [*last, self.encoder.last()]
+        ends = [] if self.has_failed or self.is_of_socket else [DONE]
+        return [*last, self.encoder.last(), *ends]
 
     async def result(self) -> bytes:
         """Run to the end, and return the response object. Raises ``ApiError`` if it has failed."""

@@ -135,7 +135,7 @@ class FunctionChoice(Typed, frozen=True, tag="function"):
 
 
 class AllowedTools(Typed, frozen=True, kw_only=True, tag="allowed_tools"):
-    mode: Literal["auto", "required"]
+    mode: Literal["none", "auto", "required"] = "auto"
     tools: list[FunctionChoice]
 
 

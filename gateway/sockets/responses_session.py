@@ -196,8 +196,10 @@ class ResponsesSession(SocketSession):
         try:
             run = await self._start(message, principal)
         except Exception as exc:  # Whatever it is, the client must learn of it.
+            self._remembered.forget(message.previous_response_id)
             await self._send_error_to(lane, to_api_error(exc))
             return
+        run.is_of_socket = True
         self._running[run.id] = run
         if lane is not None:
             run.encoder.set_lane(lane)
@@ -210,7 +212,9 @@ class ResponsesSession(SocketSession):
         finally:
             run.close()
             del self._running[run.id]
-        if not run.has_failed:
+        if run.has_failed:
+            self._remembered.forget(message.previous_response_id)
+        else:
             self._remembered.add(run)
 
     async def _start(self, message: Create, principal: Principal) -> ResponseRun:
@@ -257,6 +261,12 @@ class _Remembered:
     def get(self, response_id: str) -> Earlier | None:
         found = self._known.get(response_id)
         return None if found is None else found[0]
+
+    def forget(self, response_id: str | None) -> None:
+        """Forget a response whose continuation has failed: Open Responses wants a client to begin
+        anew from what it knows, unless the response is stored."""
+        if response_id is not None and (found := self._known.pop(response_id, None)) is not None:
+            self._size -= found[1]
 
     def add(self, run: ResponseRun) -> None:
         """Remember a response. Its size is that of its own items, because responses that continue

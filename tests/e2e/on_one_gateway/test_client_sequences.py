@@ -106,7 +106,8 @@ async def items_of(client: httpx.AsyncClient, body: Any) -> list[dict[str, Any]]
     answer = await client.post("/responses", json=body)
     assert answer.status_code == 200, answer.text
     data = [line.removeprefix("data: ") for line in answer.text.split("\n") if line[:5] == "data:"]
-    last = json.loads(data[-1])
+    assert data[-1] == "[DONE]"
+    last = json.loads(data[-2])
     assert last["type"] == "response.completed"
     items: list[dict[str, Any]] = last["response"]["output"]
     return items

@@ -88,6 +88,13 @@ def test_fields_of_another_name() -> None:
     assert msgspec.to_builtins(found.tool_choice) == {"type": "function", "function": {"name": "f"}}
 
 
+def test_a_choice_among_some_tools_says_auto_if_nothing_else() -> None:
+    some = {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}]}
+    found = msgspec.to_builtins(chat(tools=[TOOL], tool_choice=some).tool_choice)
+    assert found["allowed_tools"]["mode"] == "auto"
+    assert chat(tools=[TOOL], tool_choice=some | {"mode": "none"}).tool_choice == "none"
+
+
 def test_a_choice_among_some_tools() -> None:
     allowed = {"type": "allowed_tools", "mode": "required"}
     found = chat(tools=[TOOL], tool_choice=allowed | {"tools": [{"type": "function", "name": "f"}]})

@@ -60,13 +60,17 @@ async def create(gateway: Gateway, **body: Any) -> Answer:
 
 
 def events_of(body: bytes) -> list[dict[str, Any]]:
-    """Checked: the event's name is its type, and numbers have no gaps."""
+    """Checked: an event's name is its type, numbers have no gaps, and what succeeded is done."""
     found = []
-    for event in body.decode().split("\n\n")[:-1]:
+    told = body.decode().split("\n\n")[:-1]
+    is_done = told[-1] == "data: [DONE]"
+    for event in told[:-1] if is_done else told:
         name, data = event.split("\n")
         parsed = json.loads(data.removeprefix("data: "))
         assert name == f"event: {parsed['type']}"
         found.append(parsed)
+    has_succeeded = found[-1]["type"] in ("response.completed", "response.incomplete")
+    assert is_done is has_succeeded
     numbers = [event["sequence_number"] for event in found]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     return found
@@ -122,7 +126,7 @@ async def test_the_order_of_events(gateway: Gateway) -> None:
     assert done["item"] == events[-1]["response"]["output"][0]
     assert events[0]["response"]["usage"] is None
     assert events[-1]["response"]["usage"]["output_tokens"] == len("You said: hé".encode())
-    assert b"[DONE]" not in answer.body
+    assert answer.body.endswith(b"\n\ndata: [DONE]\n\n")
     for event in events:
         msgspec.convert(event, ResponseEvent)
         if "response" in event:

@@ -119,6 +119,33 @@ async def test_what_is_not_stored_is_continued_here_only(
             assert error["code"] == "previous_response_not_found"
 
 
+@pytest.mark.parametrize("fails_at", ["admission", "engine"])
+async def test_a_continuation_that_fails_ends_its_chain(
+    gateway: Gateway, double: EngineDouble, fails_at: str
+) -> None:
+    """As Open Responses wants it: what is stored can still be continued."""
+    async with connected(gateway) as client:
+        for store in (False, True):
+            await client.create("first", store=store)
+            first = (await client.response())[-1]["response"]["id"]
+            kept, wrong = double.script, {}
+            if fails_at == "admission":
+                wrong = {"temperature": -1}
+                await client.create("x", previous_response_id=first, **wrong)
+                await client.refusal()
+            else:
+                double.script = lambda _: Play(text="ab", error="broken", error_code="internal")
+                await client.create("x", previous_response_id=first)
+                assert (await client.response())[-1]["type"] == "response.failed"
+                double.script = kept
+            await client.create("x", previous_response_id=first)
+            if store:
+                await client.response()
+            else:
+                code = (await client.refusal())["error"]["code"]
+                assert code == "previous_response_not_found"
+
+
 async def test_the_oldest_are_forgotten_first(gateway: Gateway) -> None:
     async with connected(gateway) as client:
         known = []
