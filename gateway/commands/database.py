@@ -7,17 +7,16 @@ In a folder with a ``sluice.toml`` they are those of that file; otherwise the de
 from __future__ import annotations
 
 import asyncio
+import functools
 import getpass
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, get_type_hints
 
 import typer
-
-if TYPE_CHECKING:
-    from tenants.store import Store
 
 CONFIG_FILE = Path("sluice.toml")
 DATA_DIR = Path(".sluice")
@@ -33,8 +32,6 @@ ApiKey = Annotated[
     str | None,
     typer.Option(envvar="SLUICE_API_KEY", help="API key; by default that of the demo here."),
 ]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -101,40 +98,49 @@ def _embedded(data_dir: Path) -> Iterator[Database]:
         yield Database(postgres.start(), folder.secrets_file)
 
 
-def with_store(
-    config: Path | None, data_dir: Path | None, work: Callable[[Store], Awaitable[T]]
-) -> T:
-    """Run ``work`` on the store of a settings file or a demo. Raises as ``opened`` does."""
-    with opened(config, data_dir) as database:
-        return _with_store(database, work)
+def on_store(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A command of an asynchronous function that takes a ``store`` and, to make keys, a ``pepper``.
+
+    The command has the options ``--config`` and ``--data-dir`` in their place, and raises as
+    ``opened`` does.
+    """
+
+    @functools.wraps(work)
+    def command(*, config: Path | None, data_dir: Path | None, **arguments: object) -> None:
+        from gateway import secrets
+
+        with opened(config, data_dir) as database:
+            if "pepper" in asked:
+                arguments["pepper"] = secrets.load(database.secrets_file).key_pepper
+            asyncio.run(_on(database, functools.partial(work, **arguments)))
+
+    hints = get_type_hints(work, localns={"Store": object}, include_extras=True)
+    asked = inspect.signature(work).parameters
+    shown = [
+        one.replace(annotation=hints[name])
+        for name, one in asked.items()
+        if name not in ("store", "pepper")
+    ]
+    for name, annotation in (("config", ConfigOption), ("data_dir", DataDirOption)):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        shown.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
+    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in shown}
+    return command
 
 
-def with_pepper(
-    config: Path | None, data_dir: Path | None, work: Callable[[Store, bytes], Awaitable[T]]
-) -> T:
-    """As ``with_store``, for work that makes keys."""
-    from gateway import secrets
+async def _on(database: Database, work: Callable[..., Awaitable[None]]) -> None:
+    import migrations
+    from tenants.audit import acting_as
+    from tenants.store import Store
 
-    with opened(config, data_dir) as database:
-        pepper = secrets.load(database.secrets_file).key_pepper
-        return _with_store(database, lambda store: work(store, pepper))
-
-
-def _with_store(database: Database, work: Callable[[Store], Awaitable[T]]) -> T:
-    async def run() -> T:
-        import migrations
-        from tenants.audit import acting_as
-        from tenants.store import Store
-
-        await migrations.check(database.dsn)
-        store = await Store.connect(database.dsn, max_size=1)
-        try:
-            with acting_as(f"command line ({getpass.getuser()})"):
-                return await work(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
+    await migrations.check(database.dsn)
+    store = await Store.connect(database.dsn, max_size=1)
+    try:
+        with acting_as(f"command line ({getpass.getuser()})"):
+            await work(store=store)
+    finally:
+        await store.close()
 
 
 def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:

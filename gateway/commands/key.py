@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.commands.database import ConfigOption, DataDirOption, with_pepper, with_store
+from gateway.commands.database import on_store
+
+if TYPE_CHECKING:
+    from tenants.store import Store
 
 app = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
@@ -18,7 +20,10 @@ PublicId = Annotated[str, typer.Argument(help="The 12 characters after sk-slc-."
 
 
 @app.command()
-def create(
+@on_store
+async def create(
+    store: Store,
+    pepper: bytes,
     tenant: TenantName,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     scope: Annotated[
@@ -41,25 +46,23 @@ def create(
     expires_in_days: Annotated[
         float | None, typer.Option(help="Days until the key expires; by default it never does.")
     ] = None,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Create a key and print it. It is shown only this once."""
     from gateway.admin import provisioning
 
     expires_at = None if expires_in_days is None else _days_from_now(expires_in_days)
-    aliases = _aliases(model_alias or ())
-    make = partial(
-        provisioning.create_key,
+    text = await provisioning.create_key(
+        store,
+        pepper,
         tenant_name=tenant,
         name=name,
         scopes=scope or ["chat"],
         expires_at=expires_at,
         project=project,
         allowed_models=model or (),
-        model_aliases=aliases,
+        model_aliases=_aliases(model_alias or ()),
     )
-    print(with_pepper(config, data_dir, make))
+    print(text)
 
 
 def _days_from_now(days: float) -> datetime:
@@ -82,30 +85,23 @@ def _aliases(given: Iterable[str]) -> dict[str, str]:
 
 
 @app.command("list")
-def list_(
+@on_store
+async def list_(
+    store: Store,
     tenant: TenantName,
     search: Annotated[str | None, typer.Option(help="A part of the name or the public id.")] = None,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """List a tenant's keys, without their secrets, which are not stored."""
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
-    from tenants.store import Store
-    from tenants.types import ApiKey, Project
 
-    async def work(store: Store) -> tuple[Sequence[ApiKey], Sequence[Project]]:
-        tenant_id = (await store.get_tenant(tenant)).id
-        keys = await store.list_keys(tenant_id, search=search)
-        return keys, await store.list_projects(tenant_id)
-
-    keys, projects = with_store(config, data_dir, work)
-    names = {project.id: project.name for project in projects}
+    tenant_id = (await store.get_tenant(tenant)).id
+    names = {project.id: project.name for project in await store.list_projects(tenant_id)}
     table = Table("public id", "name", "scopes", "created", "expires", "revoked", "last used")
     table.add_column("project")
     table.add_column("models")
-    for key in keys:
+    for key in await store.list_keys(tenant_id, search=search):
         ends_at = key.revoked_at or key.revoke_at
         dates = (key.created_at, key.expires_at, ends_at, key.last_used_at)
         aliases = (f"{alias}={model}" for alias, model in key.model_aliases.items())
@@ -117,13 +113,14 @@ def list_(
 
 
 @app.command()
-def rotate(
+@on_store
+async def rotate(
+    store: Store,
+    pepper: bytes,
     public_id: PublicId,
     grace_hours: Annotated[
         float, typer.Option("--grace", help="Hours for which the old key keeps working.")
     ] = 24.0,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Replace a key by a new one with the same rights, and print it. It is shown only this once."""
     from gateway.admin import provisioning
@@ -133,16 +130,12 @@ def rotate(
         grace = timedelta(hours=grace_hours)
     except (OverflowError, ValueError):
         raise SetupError(f"--grace: {grace_hours:g} is no number of hours") from None
-    replace = partial(provisioning.rotate_key, public_id=public_id, grace=grace)
-    print(with_pepper(config, data_dir, replace))
+    print(await provisioning.rotate_key(store, pepper, public_id=public_id, grace=grace))
 
 
 @app.command()
-def revoke(
-    public_id: PublicId,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@on_store
+async def revoke(store: Store, public_id: PublicId) -> None:
     """Revoke a key for good."""
-    key = with_store(config, data_dir, lambda store: store.revoke_key(public_id))
+    key = await store.revoke_key(public_id)
     print(f"Revoked {key.public_id} ({key.name}).")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.models import OptionInfo
 
-from gateway.commands.database import ConfigOption, DataDirOption, with_store
+from gateway.commands.database import on_store
 
 if TYPE_CHECKING:
     from tenants.limits import Limits, ScopeKind
@@ -37,7 +37,9 @@ def _limit(meaning: str) -> OptionInfo:
 Text = str | None
 
 
-def limits(
+@on_store
+async def limits(
+    store: Store,
     tenant: Annotated[str, typer.Argument(help="The tenant's name.")],
     project: Annotated[Text, typer.Option(help="The limits of this project.")] = None,
     key: Annotated[Text, typer.Option(help="The limits of the key with this public id.")] = None,
@@ -54,8 +56,6 @@ def limits(
     priority: Annotated[Text, _limit("Priority class; lower goes first.")] = None,
     weight: Annotated[Text, _limit("Share of a busy engine, relative to others'.")] = None,
     max_cached_blocks: Annotated[Text, _limit("Blocks left in the prefix cache.")] = None,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Show the limits of a tenant and its projects and keys, or change those that are given.
 
@@ -77,15 +77,10 @@ def limits(
         "max_cached_blocks": max_cached_blocks,
     }
     changes = {name: _number(name, text) for name, text in given.items() if text is not None}
-
-    async def work(store: Store) -> list[tuple[str, str, Limits]]:
-        found = await store.get_tenant(tenant)
-        if changes:
-            await _change(store, found, project, key, changes)
-        return await _rows(store, found)
-
-    rows = with_store(config, data_dir, work)
-    _show(rows)
+    found = await store.get_tenant(tenant)
+    if changes:
+        await _change(store, found, project, key, changes)
+    _show(await _rows(store, found))
 
 
 def _number(name: str, text: str) -> int | float | None:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 from uuid import UUID
 
 import typer
 
-from gateway.commands.database import ConfigOption, DataDirOption, with_pepper, with_store
+from gateway.commands.database import on_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tenants.store import Store
     from tenants.types import (
         AuditEntry,
-        RunningRequest,
         UsageBucket,
         UsageEvent,
         UsageGroup,
-        UsageSum,
     )
 
 streams = typer.Typer(help="List running requests and end them.", no_args_is_help=True)
@@ -33,64 +27,76 @@ OptionalTenant = Annotated[
 ]
 
 
-def bootstrap(
+def _check_names(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """Refuse an unknown name, of several with commas in between, before the database is asked."""
+    from gateway.admin.exports import EXPORTS
+    from gateway.errors import SetupError
+    from tenants.types import USAGE_BUCKETS, USAGE_GROUPS
+
+    known = {"by": USAGE_GROUPS, "per": USAGE_BUCKETS, "form": tuple(EXPORTS)}[parameter.name or ""]
+    for name in filter(None, (text or "").split(",")):
+        if name not in known:
+            raise SetupError(f"{parameter.opts[0]}: {name!r} is none of {', '.join(known)}")
+    return text
+
+
+@on_store
+async def bootstrap(
+    store: Store,
+    pepper: bytes,
     tenant: Annotated[
         str, typer.Option(help="The key's tenant; created if it does not exist.")
     ] = "admin",
     name: Annotated[str, typer.Option(help="What the key is for.")] = "first admin",
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Make the first admin key and print it. Works once: that key makes all others."""
     from gateway.admin import provisioning
 
-    make = partial(provisioning.bootstrap, tenant_name=tenant, name=name)
-    print(with_pepper(config, data_dir, make))
+    print(await provisioning.bootstrap(store, pepper, tenant_name=tenant, name=name))
 
 
-def usage(
+@on_store
+async def usage(
+    store: Store,
     tenant: OptionalTenant = None,
     days: Annotated[float, typer.Option(help="Days to look back.", min=0, max=36_500)] = 30,
     by: Annotated[
-        str, typer.Option(help="Group by: any of tenant, project, key and model.")
+        str,
+        typer.Option(
+            callback=_check_names, help="Group by: any of tenant, project, key and model."
+        ),
     ] = "tenant,model",
-    per: Annotated[str, typer.Option(help="Period of each row: hour, day or total.")] = "total",
+    per: Annotated[
+        str, typer.Option(callback=_check_names, help="Period of each row: hour, day or total.")
+    ] = "total",
     rows: Annotated[bool, typer.Option("--rows", help="Show the newest requests.")] = False,
     form: Annotated[
         str | None,
-        typer.Option("--format", help="Write all single requests as csv or jsonl."),
+        typer.Option(
+            "--format", callback=_check_names, help="Write all single requests as csv or jsonl."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(help="Requests that --rows shows.", min=1)] = 50,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Show usage: sums, or with --rows the single requests of the ledger."""
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
-    from tenants.types import USAGE_BUCKETS, USAGE_GROUPS
 
     if rows or form is not None:
-        _show_rows(tenant, days, form, limit, config, data_dir)
+        await _show_rows(store, tenant, days, form, limit)
         return
     groups = cast("list[UsageGroup]", [name for name in by.split(",") if name])
-    _check("--by", groups, USAGE_GROUPS)
-    _check("--per", [per], USAGE_BUCKETS)
     now = datetime.now(UTC)
-
-    async def work(store: Store) -> tuple[Sequence[UsageSum], Mapping[UUID, str]]:
-        tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
-        sums = await store.sum_usage(
-            tenant_id,
-            now - timedelta(days=days),
-            now + timedelta(seconds=1),
-            group_by=groups,
-            bucket=cast("UsageBucket", per),
-        )
-        ids = {getattr(row, f"{name}_id") for row in sums for name in groups if name != "model"}
-        return sums, await store.names(ids)
-
-    sums, names = with_store(config, data_dir, work)
+    sums = await store.sum_usage(
+        await _id_of(store, tenant),
+        now - timedelta(days=days),
+        now + timedelta(seconds=1),
+        group_by=groups,
+        bucket=cast("UsageBucket", per),
+    )
+    shown = {getattr(row, f"{name}_id") for row in sums for name in groups if name != "model"}
+    names = await store.names(shown)
     table = Table(*(["from"] if per != "total" else []), *groups)
     counts = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
     for title in counts:
@@ -103,26 +109,22 @@ def usage(
     show(table)
 
 
-def audit(
+@on_store
+async def audit(
+    store: Store,
     tenant: OptionalTenant = None,
     limit: Annotated[int, typer.Option(help="Rows to show, the newest first.", min=1)] = 50,
     search: Annotated[
         str | None, typer.Option(help="A part of who changed it, what was done or the object's id.")
     ] = None,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Show who changed what."""
     from rich.table import Table
 
     from gateway.commands.tables import show
 
-    async def work(store: Store) -> tuple[Sequence[AuditEntry], Mapping[UUID, str]]:
-        tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
-        entries = await store.list_audit(tenant_id, search=search, limit=limit)
-        return entries, await store.names({entry.tenant_id for entry in entries})
-
-    entries, names = with_store(config, data_dir, work)
+    entries = await store.list_audit(await _id_of(store, tenant), search=search, limit=limit)
+    names = await store.names({entry.tenant_id for entry in entries})
     table = Table("time", "actor", "action", "tenant", "object", "changed")
     for entry in entries:
         table.add_row(
@@ -134,21 +136,15 @@ def audit(
 
 
 @streams.command("list")
-def list_streams(
-    tenant: OptionalTenant = None, config: ConfigOption = None, data_dir: DataDirOption = None
-) -> None:
+@on_store
+async def list_streams(store: Store, tenant: OptionalTenant = None) -> None:
     """List the running requests of all workers; without limits, those that run for a second."""
     from rich.table import Table
 
     from gateway.commands.tables import show
 
-    async def work(store: Store) -> Sequence[RunningRequest]:
-        tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
-        return await store.list_running(tenant_id)
-
-    running = with_store(config, data_dir, work)
     table = Table("id", "tenant", "key", "model", "state", "prompt", "generated", "since")
-    for row in running:
+    for row in await store.list_running(await _id_of(store, tenant)):
         table.add_row(
             *(str(row.request_id), row.tenant_name, f"{row.key_name} ({row.public_id})"),
             *(row.model, row.state, f"{row.prompt_tokens:,}", f"{row.generated_tokens:,}"),
@@ -158,42 +154,28 @@ def list_streams(
 
 
 @streams.command()
-def kill(
+@on_store
+async def kill(
+    store: Store,
     request_id: Annotated[UUID, typer.Argument(help="The id that `sluice stream list` shows.")],
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """End a running request, whichever worker has it; what it generated is charged."""
     from gateway.errors import SetupError
 
-    async def work(store: Store) -> bool:
-        for row in await store.list_running():
-            if row.request_id == request_id:
-                await store.kill_request(row.tenant_id, request_id)
-                return True
-        return False
-
-    found = with_store(config, data_dir, work)
-    if not found:
+    running = await store.list_running()
+    found = next((row for row in running if row.request_id == request_id), None)
+    if found is None:
         raise SetupError(f"no request {request_id} runs; `sluice stream list` shows those that do")
+    await store.kill_request(found.tenant_id, request_id)
     print(f"Told all workers to end {request_id}.")
 
 
-def _check(option: str, values: Sequence[str], known: Sequence[str]) -> None:
-    from gateway.errors import SetupError
-
-    for value in values:
-        if value not in known:
-            raise SetupError(f"{option}: {value!r} is none of {', '.join(known)}")
+async def _id_of(store: Store, tenant: str | None) -> UUID | None:
+    return None if tenant is None else (await store.get_tenant(tenant)).id
 
 
-def _show_rows(
-    tenant: str | None,
-    days: float,
-    form: str | None,
-    limit: int,
-    config: Path | None,
-    data_dir: Path | None,
+async def _show_rows(
+    store: Store, tenant: str | None, days: float, form: str | None, limit: int
 ) -> None:
     """Print single requests: a table of the newest, or all in a format, as they are read."""
     from rich.table import Table
@@ -202,24 +184,15 @@ def _show_rows(
     from gateway.commands.tables import show
     from tenants.types import UsageFilter
 
-    if form is not None:
-        _check("--format", [form], list(EXPORTS))
     now = datetime.now(UTC)
     start, end = now - timedelta(days=days), now + timedelta(seconds=1)
-
-    async def work(store: Store) -> tuple[Sequence[UsageEvent], Mapping[UUID, str]]:
-        tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
-        wanted = UsageFilter(start=start, end=end, tenant_id=tenant_id)
-        if form is None:
-            found = await store.list_usage(wanted, limit=limit)
-            return found, await store.names({one for row in found for one in _ids(row)})
+    wanted = UsageFilter(start=start, end=end, tenant_id=await _id_of(store, tenant))
+    if form is not None:
         async for lines in EXPORTS[form].lines(store, wanted):
             sys.stdout.write(lines)
-        return (), {}
-
-    rows, names = with_store(config, data_dir, work)
-    if form is not None:
         return
+    rows = await store.list_usage(wanted, limit=limit)
+    names = await store.names({one for row in rows for one in _ids(row)})
     table = Table("time", "id", "tenant", "key", "model", "status", "end user")
     for title in ("prompt tokens", "cached tokens", "completion tokens", "cost micro"):
         table.add_column(title, justify="right")
