@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from prometheus_client import (
@@ -122,20 +122,20 @@ class Metrics:
         engines: Callable[[], Mapping[str, EngineCollector]],
     ) -> None:
         """Call these whenever the metrics are scraped. ``engines``: by name."""
-        self._registry.register(_RunningCollector(running))
+        self._registry.register(_Collected(_running_metrics, running))
         self._engine_registry.register(FleetCollector(engines))
 
     def watch_moves(self, moves: Moves, refused: Mapping[str, int]) -> None:
         """Read these whenever the metrics are scraped. ``refused``: engines, by the cause."""
-        self._registry.register(_MovesCollector(moves, refused))
+        self._registry.register(_Collected(_moves_metrics, moves, refused))
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Read ``listener`` whenever the metrics are scraped."""
-        self._registry.register(_ChangesCollector(listener))
+        self._registry.register(_Collected(_changes_metrics, listener))
 
     def watch_background(self, num_deaths: Callable[[], Mapping[str, int]]) -> None:
         """Likewise."""
-        self._registry.register(_BackgroundCollector(num_deaths))
+        self._registry.register(_Collected(_background_metrics, num_deaths))
 
     def count_response(self, route: str, status: int) -> None:
         self._responses(route, str(status)).inc()
@@ -148,7 +148,7 @@ class Metrics:
 
     def watch_ledger(self, ledger: Ledger) -> None:
         """Likewise."""
-        self._registry.register(_LedgerCollector(ledger))
+        self._registry.register(_Collected(_ledger_metrics, ledger))
 
     def count_refusal(self, code: str) -> None:
         self._refusals(code).inc()
@@ -197,92 +197,81 @@ def _histogram(
     return cache(found.labels)
 
 
-class _LedgerCollector(Collector):
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+class _Collected(Collector):
+    """Calls a function for its metrics whenever they are scraped."""
+
+    def __init__(self, metrics: Callable[..., Iterable[Metric]], *arguments: object) -> None:
+        self._metrics = partial(metrics, *arguments)
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "sluice_ledger_pending",
-            "Settled requests whose usage has not reached PostgreSQL yet.",
-            self._ledger.num_pending,
-        )
-        yield GaugeMetricFamily(
-            "sluice_ledger_lag_seconds",
-            "How long the oldest of these has waited.",
-            self._ledger.lag_s,
-        )
+        return self._metrics()
 
 
-class _RunningCollector(Collector):
-    def __init__(self, running: Callable[[], int]) -> None:
-        self._running = running
-
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "sluice_generations_running", "Requests that are not settled yet.", self._running()
-        )
-
-
-class _MovesCollector(Collector):
-    def __init__(self, moves: Moves, refused: Mapping[str, int]) -> None:
-        self._moves = moves
-        self._refused = refused
-
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "sluice_requests_without_engine",
-            "Requests that have lost their engine, and wait for another one.",
-            len(self._moves),
-        )
-        yield CounterMetricFamily(
-            "sluice_request_moves",
-            "Times that a request went on at another engine, or at the same after its restart.",
-            self._moves.num_moved,
-        )
-        yield CounterMetricFamily(
-            "sluice_requests_lost",
-            "Requests that failed with their engine: no other came in time, or it was their doing.",
-            self._moves.num_failed,
-        )
-        refused = CounterMetricFamily(
-            "sluice_engines_refused",
-            "Engines of the registry that are not used, by the cause; epoch: one that was given up"
-            " answered.",
-            labels=["cause"],
-        )
-        for cause, count in self._refused.items():
-            refused.add_metric([cause], count)
-        yield refused
+def _ledger_metrics(ledger: Ledger) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "sluice_ledger_pending",
+        "Settled requests whose usage has not reached PostgreSQL yet.",
+        ledger.num_pending,
+    )
+    yield GaugeMetricFamily(
+        "sluice_ledger_lag_seconds",
+        "How long the oldest of these has waited.",
+        ledger.lag_s,
+    )
 
 
-class _BackgroundCollector(Collector):
-    def __init__(self, num_deaths: Callable[[], Mapping[str, int]]) -> None:
-        self._num_deaths = num_deaths
-
-    def collect(self) -> Iterable[Metric]:
-        deaths = CounterMetricFamily(
-            "sluice_background_deaths",
-            "How often work beside the requests ended by itself, and was started again.",
-            labels=["work"],
-        )
-        for name, count in self._num_deaths().items():
-            deaths.add_metric([name], count)
-        yield deaths
+def _running_metrics(running: Callable[[], int]) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "sluice_generations_running", "Requests that are not settled yet.", running()
+    )
 
 
-class _ChangesCollector(Collector):
-    def __init__(self, listener: ChangeListener) -> None:
-        self._listener = listener
+def _moves_metrics(moves: Moves, refused: Mapping[str, int]) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "sluice_requests_without_engine",
+        "Requests that have lost their engine, and wait for another one.",
+        len(moves),
+    )
+    yield CounterMetricFamily(
+        "sluice_request_moves",
+        "Times that a request went on at another engine, or at the same after its restart.",
+        moves.num_moved,
+    )
+    yield CounterMetricFamily(
+        "sluice_requests_lost",
+        "Requests that failed with their engine: no other came in time, or it was their doing.",
+        moves.num_failed,
+    )
+    by_cause = CounterMetricFamily(
+        "sluice_engines_refused",
+        "Engines of the registry that are not used, by the cause; epoch: one that was given up"
+        " answered.",
+        labels=["cause"],
+    )
+    for cause, count in refused.items():
+        by_cause.add_metric([cause], count)
+    yield by_cause
 
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "sluice_changes_age_seconds",
-            "Time since the connection that reports revoked keys was last known to be alive.",
-            self._listener.age_s,
-        )
-        yield CounterMetricFamily(
-            "sluice_changes_connects",
-            "How often that connection was made; each time all cached keys were dropped.",
-            self._listener.num_connects,
-        )
+
+def _background_metrics(num_deaths: Callable[[], Mapping[str, int]]) -> Iterable[Metric]:
+    deaths = CounterMetricFamily(
+        "sluice_background_deaths",
+        "How often work beside the requests ended by itself, and was started again.",
+        labels=["work"],
+    )
+    for name, count in num_deaths().items():
+        deaths.add_metric([name], count)
+    yield deaths
+
+
+def _changes_metrics(listener: ChangeListener) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "sluice_changes_age_seconds",
+        "Time since the connection that reports revoked keys was last known to be alive.",
+        listener.age_s,
+    )
+    yield CounterMetricFamily(
+        "sluice_changes_connects",
+        "How often that connection was made; each time all cached keys were dropped.",
+        listener.num_connects,
+    )
