@@ -22,6 +22,7 @@ _CALLS = 64  # in a graph
 _ROUNDS = 20
 _NUM_CHECKED = 200
 _MOST_CHECKED = 1 << 22  # elements
+_NUM_REPEATED = 1_000_000
 _HIDDEN = 4096
 
 
@@ -73,11 +74,28 @@ def _check(nccl: Communicator, sums: PeerSums, rank: int, size: int) -> None:
     got = sums.add_and_norm(parts[rank], residual, weight, 1e-5)
     assert torch.equal(residual, total)
     assert (got.float() - want).abs().max() < 0.05
-    for _ in range(10_000):
-        sums.all_reduce(parts[rank, 0])
-    torch.cuda.synchronize()
+    num_wrong = _repeat(sums, parts, rank)
+    assert num_wrong == 0, num_wrong
     if rank == 0:
-        print(json.dumps({"checked": _NUM_CHECKED}), flush=True)
+        print(json.dumps({"checked": _NUM_CHECKED, "repeated": _NUM_REPEATED}), flush=True)
+
+
+def _repeat(sums: PeerSums, parts: torch.Tensor, rank: int) -> int:
+    """How many of a million small sums, in graphs, are not followed by the right one."""
+    rows = parts[:, :8].contiguous()
+    want = rows.float().sum(0).bfloat16()
+    num_wrong = torch.zeros((), device="cuda", dtype=torch.int64)
+
+    def several() -> None:
+        for index in range(_CALLS):
+            out = sums.all_reduce(rows[rank])
+            if index % 16 == 0:
+                num_wrong.add_((out != want).any())
+
+    graph = _recorded(several)
+    for _ in range(_NUM_REPEATED // _CALLS):
+        graph.replay()
+    return int(num_wrong.item())
 
 
 def _measure(
@@ -99,14 +117,23 @@ def _measure(
             print(json.dumps({**found, "GB_s": round(num_bytes / us / 1e3, 1)}), flush=True)
 
 
-def _microseconds(call: Callable[[], object], exchange: Exchange) -> float:
-    """Of one call, in a graph of many; the median of some rounds."""
-    call()
+def _recorded(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def _microseconds(call: Callable[[], object], exchange: Exchange) -> float:
+    """Of one call, in a graph of many; the median of some rounds."""
+
+    def several() -> None:
         for _ in range(_CALLS):
             call()
+
+    graph = _recorded(several)
     begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     taken: list[float] = []

@@ -16,8 +16,8 @@ from kernels import cuda
 from kernels.nccl import Exchange
 
 MOST_RANKS = 8
-_CONTROL, _CTAS, _SLOT = 4096, 264, 32768
-"""As kExchangeControl, kExchangeCtas and kExchangeSlot in all_reduce.cuh."""
+_CONTROL, _CTAS, _SLOTS = 16384, 264, 16384 + 32768
+"""As kExchangeControl, kExchangeCtas and kExchangePlain + kExchangeFlagged in all_reduce.cuh."""
 MOST_ROW_BYTES = 16384
 _FLAT_ELEMENTS = 4096
 """At most of a row, where rows do not matter."""
@@ -36,7 +36,7 @@ class PeerSums:
         other's memory."""
         self._rank = rank
         self._runtime: Any = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
-        num_bytes = _CONTROL + _CTAS * 2 * size * _SLOT
+        num_bytes = _CONTROL + _CTAS * 2 * size * _SLOTS
         own = ctypes.c_void_p()
         failed = self._runtime.cudaMalloc(ctypes.byref(own), ctypes.c_size_t(num_bytes))
         failed = failed or self._runtime.cudaMemset(own, 0, ctypes.c_size_t(num_bytes))

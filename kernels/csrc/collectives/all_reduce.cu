@@ -1,6 +1,7 @@
 // Each rank writes its summands into the memory of all others, and adds up what it finds in its
-// own. A word travels with a flag in the same 8 bytes, which are written at once, so that a sum
-// costs one way over NVLink: no fence, and no barrier (NCCL's LL protocol, for all at once).
+// own. Of few bytes, a word travels with a flag in the same 8 bytes, which are written at once, so
+// that a sum costs one way over NVLink: no fence, and no barrier (NCCL's LL protocol, for all at
+// once). Of more bytes, that would be twice as many: there a flag follows each row, behind a fence.
 //
 // The flag is how often a CTA has exchanged a row, and rows use two slots in turns. A slot is
 // written again only when the row after it has arrived from the same rank, whose CTA has then read
@@ -39,7 +40,7 @@ __device__ __forceinline__ uint4 receive(const uint8_t* slot, uint32_t flag,
   uint4 first, second;
   for (int looks = 1;; ++looks) {
     first = look(slot);
-    second = look(slot + kExchangeSlot / 2);
+    second = look(slot + kExchangePlain);
     const bool arrived =
         first.y == flag && first.w == flag && second.y == flag && second.w == flag;
     if (arrived || (looks % kLooks == 0 && *ended != 0)) break;
@@ -47,7 +48,15 @@ __device__ __forceinline__ uint4 receive(const uint8_t* slot, uint32_t flag,
   return {first.x, first.z, second.x, second.z};
 }
 
-template <typename T, bool kNorm, bool kWide>
+// Returns when the flag has been reached, or `ended` is set.
+__device__ __forceinline__ void await(const uint32_t* at, uint32_t flag,
+                                      const volatile uint32_t* ended) {
+  for (int looks = 1; static_cast<int32_t>(acquired(at) - flag) < 0; ++looks) {
+    if (looks % kLooks == 0 && *ended != 0) break;
+  }
+}
+
+template <typename T, bool kFlagged, bool kNorm, bool kWide>
 __global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant__ Exchange p) {
   using V = Vector<T>;
   using W = VectorWeights<T, kWide>;
@@ -60,27 +69,51 @@ __global__ void __launch_bounds__(1024) all_reduce_kernel(const __grid_constant_
   uint8_t* own = p.buffers[p.rank];
   auto* control = reinterpret_cast<uint32_t*>(own);
   uint32_t* count = control + 16 + blockIdx.x;
+  // Of each CTA those of all ranks: how many of their rows have arrived as a whole.
+  const int arrivals = 16 + kExchangeCtas + blockIdx.x * kMostRanks;
   uint32_t flag = *count;
   for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
     ++flag;
     const int64_t at = static_cast<int64_t>(row) * p.vectors + i;
     const int64_t turn = (blockIdx.x * 2 + flag % 2) * p.ranks;
     auto slot = [&](uint8_t* buffer, int from) {
-      return buffer + kExchangeControl + (turn + from) * kExchangeSlot + i * 16;
+      constexpr int64_t kSize = kFlagged ? kExchangeFlagged : kExchangePlain;
+      uint8_t* first = buffer + kExchangeControl;
+      if (!kFlagged) first += kExchangeCtas * 2 * p.ranks * kExchangeFlagged;
+      return first + (turn + from) * kSize + i * 16;
     };
     V value{}, before{};
+    uint4 mine;
     if (active) {
       // Early: it comes from memory, as what is waited for does not.
       if (kNorm) before = static_cast<const V*>(p.residual)[at];
-      const uint4 mine = static_cast<const uint4*>(p.x)[at];
+      mine = static_cast<const uint4*>(p.x)[at];
       for (int step = 1; step < p.ranks; ++step) {
         uint8_t* to = slot(p.buffers[(p.rank + step) % p.ranks], p.rank);
-        send(to, mine.x, mine.y, flag);
-        send(to + kExchangeSlot / 2, mine.z, mine.w, flag);
+        if constexpr (kFlagged) {
+          send(to, mine.x, mine.y, flag);
+          send(to + kExchangePlain, mine.z, mine.w, flag);
+        } else {
+          *reinterpret_cast<uint4*>(to) = mine;
+        }
       }
+    }
+    if constexpr (!kFlagged) {
+      __syncthreads();  // all of the row is written
+      if (i < p.ranks && i != p.rank) {
+        release(reinterpret_cast<uint32_t*>(p.buffers[i]) + arrivals + p.rank, flag);
+        await(control + arrivals + i, flag, control);
+      }
+      __syncthreads();
+    }
+    if (active) {
       float sums[V::kSize] = {};
       for (int from = 0; from < p.ranks; ++from) {
-        const uint4 found = from == p.rank ? mine : receive(slot(own, from), flag, control);
+        uint4 found = mine;
+        if (from != p.rank) {
+          const uint8_t* at_own = slot(own, from);
+          found = kFlagged ? receive(at_own, flag, control) : look(at_own);
+        }
         const V& summand = reinterpret_cast<const V&>(found);
 #pragma unroll
         for (int e = 0; e < V::kSize; ++e) sums[e] += to_float(summand.x[e]);
@@ -127,14 +160,18 @@ cudaError_t all_reduce(const AllReduce& sum, Dtype dtype, cudaStream_t stream) {
       p.buffers[rank] = reinterpret_cast<uint8_t*>(sum.buffers[rank]);
     }
     const unsigned ctas = std::min(p.rows, kExchangeCtas);
-    auto run = [&](auto kernel) {
+    const int64_t bytes = static_cast<int64_t>(p.rows) * p.vectors * 16;
+    auto run = [&](auto flagged, auto norm, auto wide) {
+      constexpr bool kWide = decltype(wide)::value && !std::is_same_v<T, float>;
+      auto kernel = all_reduce_kernel<T, decltype(flagged)::value, decltype(norm)::value, kWide>;
       return launch_dependent(kernel, ctas, row_threads(p.vectors), 0, stream, p);
     };
-    if (sum.weight == nullptr) return run(all_reduce_kernel<T, false, false>);
-    if constexpr (!std::is_same_v<T, float>) {
-      if (sum.wide) return run(all_reduce_kernel<T, true, true>);
-    }
-    return run(all_reduce_kernel<T, true, false>);
+    auto choose = [&](auto flagged) {
+      if (sum.weight == nullptr) return run(flagged, std::false_type{}, std::false_type{});
+      return sum.wide ? run(flagged, std::true_type{}, std::true_type{})
+                      : run(flagged, std::true_type{}, std::false_type{});
+    };
+    return bytes <= sum.most_flagged ? choose(std::true_type{}) : choose(std::false_type{});
   });
 }
 

@@ -21,4 +21,16 @@ __device__ __forceinline__ uint4 look(const void* from) {
   return found;
 }
 
+// A flag that another GPU sees only behind all that this CTA wrote before its last barrier.
+__device__ __forceinline__ void release(uint32_t* to, uint32_t flag) {
+  __threadfence_system();
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(flag) : "memory");
+}
+
+__device__ __forceinline__ uint32_t acquired(const uint32_t* from) {
+  uint32_t flag;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(flag) : "l"(from) : "memory");
+  return flag;
+}
+
 }  // namespace sluice

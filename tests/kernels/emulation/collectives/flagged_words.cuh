@@ -23,4 +23,11 @@ inline uint4 look(const void* from) {
           static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 32)};
 }
 
+inline void release(uint32_t* to, uint32_t flag) { __atomic_store_n(to, flag, __ATOMIC_RELEASE); }
+
+inline uint32_t acquired(const uint32_t* from) {
+  sched_yield();
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+
 }  // namespace sluice
