@@ -65,6 +65,8 @@ class Request:
     """Limit of prompt and output together, after which the request ends with ``length``."""
     eos_token_ids: frozenset[int]
     """Empty where the request ignores EOS."""
+    exact_chunk: int | None = None
+    """As ``Runner.exact_chunk``."""
     adapter_digest: str = ""
     """Digest of the content of the message's adapter; empty without one."""
 
@@ -150,6 +152,15 @@ class Request:
         self.num_cached_tokens = progress.num_cached_tokens
         self.num_draft_tokens = progress.num_draft_tokens
         self.num_accepted_tokens = progress.num_accepted_tokens
+
+    def chunk_limit(self, start: int, limit: int) -> int:
+        """How many tokens from ``start`` on, at most ``limit``, a chunk may compute for tokens that
+        were generated to get the bits that they had at first."""
+        if self.exact_chunk is None or not self.num_generated_tokens:
+            return limit
+        if start < self.num_prompt_tokens:
+            return min(limit, self.num_prompt_tokens - start)
+        return min(limit, self.exact_chunk)
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.adapters import AdapterMemory
+from engine.attention.cpu import MAX_QUERIES
 from engine.cache.groups import GroupKind, kinds_of
 from engine.models.base import ModelFacts
 from engine.parallel.group import ALONE, Group
@@ -139,6 +140,10 @@ class TorchRunner:
     @property
     def num_lookahead_tokens(self) -> int:
         return 0 if self._drafting is None else self._drafting.num_lookahead_tokens
+
+    @property
+    def exact_chunk(self) -> int | None:
+        return MAX_QUERIES if self.device.type == "cpu" else None
 
     @torch.inference_mode()
     def draft(

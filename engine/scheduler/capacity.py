@@ -87,6 +87,7 @@ class Capacity:
 
     def _measure(self, request: Request, hit: PrefixHit, budget: int, *, at_once: bool) -> Fit:
         num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
+        num_tokens = request.chunk_limit(hit.num_tokens, num_tokens)
         # Reserve the whole prompt at once: otherwise several long prompts would be admitted for
         # their first chunks, and then preempt each other.
         num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens

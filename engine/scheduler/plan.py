@@ -179,6 +179,11 @@ class Runner(Protocol):
         """Slots behind the tokens of a step that ``draft`` uses, if they are there."""
 
     @property
+    def exact_chunk(self) -> int | None:
+        """The longest chunk that has the bits of single tokens; None where none has, or where a
+        longer one is worth more (a GPU)."""
+
+    @property
     def step_costs(self) -> StepCosts | None:
         """The measured times of steps with and without drafts; None where they were not
         measured."""

@@ -89,8 +89,7 @@ class Scheduler:
         """Steps that are planned and not updated yet, the oldest first."""
         self._capacity = Capacity(config, cache)
         self._is_short = False
-        """Whether the last step left a request waiting, or a prompt without the tokens it could
-        have used."""
+        """Whether the last step left a request waiting, or a prompt without tokens it could use."""
         self._draining: dict[int, Request] = {}
         """Requests that left the batch while a step in flight still has a chunk of them, by
         arrival number."""
@@ -98,8 +97,7 @@ class Scheduler:
     # ---- requests come and go -------------------------------------------------------------------
 
     def register(self, request: Request, *, is_moved: bool = False) -> None:
-        """Count a new request as queued, before ``add``. Raises ``QueueFull``, but not for one that
-        another engine has taken before."""
+        """Count a request as queued, before ``add``. Raises ``QueueFull`` unless ``is_moved``."""
         if not request.was_admitted:
             self.queue.enter(request.fair_key, request.num_prompt_tokens, is_moved=is_moved)
         self.tenants.of(request.fair_key)  # From now on its totals are reported.
@@ -113,8 +111,8 @@ class Scheduler:
         request.is_new = False
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request in whatever state it is. What it holds is given back here or, if a step in
-        flight still needs it, by the ``update`` for that step."""
+        """End a request in any state. What it holds is given back here or, if a step in flight
+        needs it, by the ``update`` for that step."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
             self.policy.leave(request)
@@ -146,8 +144,8 @@ class Scheduler:
         self.add(request)
 
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
-        """Move a running request back to the queue. What it has computed is swapped out or dropped;
-        its known tokens are kept. cause: the request that needs its blocks or row."""
+        """Move a running request back to the queue, with its known tokens. What it has computed is
+        swapped out or dropped. cause: the request that needs its blocks or row."""
         if self._is_worth_swapping(request):
             pairs = self.cache.swap_out(request.block_table, request.num_settled_tokens)
             step.plan.swap_outs += pairs
@@ -166,8 +164,7 @@ class Scheduler:
     def _is_worth_swapping(self, request: Request) -> bool:
         num_tokens, table = request.num_settled_tokens, request.block_table
         num_blocks = self.cache.num_blocks_to_swap(table, num_tokens)
-        # A window of one token leaves none at the end of a block.
-        if not 0 < num_blocks <= self.cache.swap.num_free:
+        if not 0 < num_blocks <= self.cache.swap.num_free:  # none: a window of one token
             return False
         # Blocks that other requests hold as well stay cached as long as those run.
         num_sole_tokens = self.cache.num_sole_tokens(table)
@@ -222,9 +219,8 @@ class Scheduler:
 
     def _admit_claimants(self, step: Step, before: list[Request], budget: int) -> int:
         """Admit the waiting requests that need not wait for the running ones; those give way where
-        room is short. Returns the tokens left of the budget.
-
-        before: the requests that ran in the last step."""
+        room is short. Returns the tokens left of the budget. before: those that ran in the last
+        step."""
         # However long a prompt is, it leaves one token of the budget for each running request.
         while (limit := budget - len(self.running) + len(step.requests)) > 0:
             for claim in self.policy.claims(list(self.running.values())):
@@ -313,6 +309,8 @@ class Scheduler:
             # However long a prefill is, it leaves one token of the budget for each request behind.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = num_planned - request.num_computed_tokens
+            if num_tokens > 1:
+                limit = request.chunk_limit(request.num_computed_tokens, limit)
             if num_tokens > limit:
                 num_tokens = limit
                 self._is_short = True

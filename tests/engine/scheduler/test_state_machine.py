@@ -81,6 +81,7 @@ class EngineMachine(RuleBasedStateMachine):
         draft_hits=st.sampled_from([None, 0.0, 0.8, 1.0]),
         step_costs=st.sampled_from([None, *STEP_COSTS]),
         num_lookahead_tokens=st.sampled_from([0, 1, 5]),
+        exact_chunk=st.sampled_from([None, 1, 3]),
     )
     def start(
         self,
@@ -90,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         draft_hits: float | None,
         step_costs: StepCosts | None,
         num_lookahead_tokens: int,
+        exact_chunk: int | None,
     ) -> None:
         budget = options["max_num_seqs"] + spare_budget
         # Real time would make runs differ, and examples must be reproducible.
@@ -102,6 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             draft_hits=draft_hits,
             step_costs=step_costs,
             num_lookahead_tokens=num_lookahead_tokens,
+            exact_chunk=exact_chunk,
             clock=lambda: next(ticks) * TICK_S,
             **options,
         )
