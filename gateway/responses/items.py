@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
+from gateway.responses.compaction import summary_in
 from gateway.schemas.chat import (
     AssistantMessage,
     DeveloperMessage,
@@ -24,6 +25,7 @@ from gateway.schemas.chat import (
     UserMessage,
 )
 from gateway.schemas.responses import (
+    CompactionItem,
     Content,
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -45,12 +47,14 @@ _PREFIXES = {
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "message": msgspec.json.Decoder(MessageItem),
     "function_call": msgspec.json.Decoder(FunctionCallItem),
     "function_call_output": msgspec.json.Decoder(FunctionCallOutputItem),
     "reasoning": msgspec.json.Decoder(ReasoningItem),
+    "compaction": msgspec.json.Decoder(CompactionItem),
     "item_reference": msgspec.json.Decoder(ItemReference),
 }
 
@@ -166,6 +170,9 @@ def messages_of(
             case MessageItem():
                 text = _text(item.content, place(index), "content")
                 messages.append(_MESSAGES[item.role](content=text))
+                reasoning = None
+            case CompactionItem():
+                messages.append(UserMessage(content=summary_in(item, place(index))))
                 reasoning = None
             case FunctionCallItem():
                 _add_call(messages, item, reasoning)

@@ -89,6 +89,10 @@ class ResponseRun(Answer):
         """Let the last event say that the response is not in its conversation."""
         self.encoder.response["conversation"] = None
 
+    def asked(self) -> list[Item]:
+        """The items of the responses that it continues, then its own input items."""
+        return [*self._earlier, *self._own]
+
     def said(self) -> list[Any]:
         """Its own input items, then its output items."""
         return [*self._own, *self.encoder.response["output"]]

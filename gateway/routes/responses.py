@@ -5,7 +5,7 @@ Another tenant's response is a 404, as is an unknown one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,16 +20,19 @@ from gateway.errors import (
     ApiError,
     Gone,
     InvalidRequestError,
-    NotFound,
     StreamNotFound,
     UnsupportedParameter,
     quoted,
 )
+from gateway.responses import compaction
+from gateway.responses.events import token_of_response
 from gateway.responses.fields import HARMLESS_INCLUDES
+from gateway.responses.items import bare, output_id
 from gateway.responses.run import ResponseRun
 from gateway.routes import answers
 from gateway.routes.http import json_answer
 from gateway.schemas.responses import (
+    CompactionAnswer,
     DeletedResponse,
     InputItemList,
     InputTokens,
@@ -91,6 +94,45 @@ async def count(services: Services, request: Request, fields: ResponseFields) ->
         context.of(request.scope).departure,
     )
     return json_answer(InputTokens(input_tokens=num_tokens))
+
+
+async def compact(services: Services, request: Request, fields: ResponseFields) -> Response:
+    known = context.of(request.scope)
+    run = await until_disconnect(
+        request.receive,
+        services.responses.begin(
+            compaction.asking(fields),
+            principal=context.principal_of(request.scope),
+            request_id=known.request_id,
+        ),
+        known.departure,
+    )
+    assert run.generation is not None
+    answers.note_admission(known, run.generation.admitted)
+    try:
+        body = await until_disconnect(request.receive, run.result(), known.departure)
+    except ApiError as exc:
+        return refusal(request.scope, exc, began=run.generation.num_generated_tokens > 0)
+    finally:
+        run.close()
+    summary = "".join(part["text"] for part in _texts(msgspec.json.decode(body)["output"]))
+    response = run.encoder.response
+    item_id = output_id("compaction", token_of_response(run.id), 0)
+    *asked, _ = run.asked()  # the last one asks for the summary
+    return json_answer(
+        CompactionAnswer(
+            id=run.id,
+            created_at=response["created_at"],
+            output=[*map(bare, compaction.compacted(asked, summary, item_id))],
+            usage=response["usage"],
+        )
+    )
+
+
+def _texts(output: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for item in output:
+        if item["type"] == "message":
+            yield from item["content"]
 
 
 async def retrieve(services: Services, request: Request) -> Response:
@@ -176,10 +218,6 @@ async def _wait_for_refusal(request: Request, run: ResponseRun) -> None:
     except BaseException:
         run.refuse()
         raise
-
-
-async def not_served(services: Services, request: Request) -> Response:
-    raise NotFound("This server does not have this path of the Responses API.")
 
 
 async def _collect(request: Request, run: ResponseRun) -> Response:

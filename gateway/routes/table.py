@@ -69,6 +69,7 @@ from gateway.schemas.messages import (
 from gateway.schemas.models import Model, ModelList
 from gateway.schemas.operation import SOCKET, Operation, Parameter
 from gateway.schemas.responses import (
+    CompactionAnswer,
     DeletedResponse,
     InputItemList,
     InputTokens,
@@ -174,9 +175,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/v1/responses/input_tokens", "Count the tokens of a response's input",
         responses.count, "responses", body=ResponseFields, answer=InputTokens),
-    # They would be taken for the ids of responses.
-    Operation("GET", "/v1/responses/compact", "", responses.not_served, "responses"),
-    Operation("POST", "/v1/responses/compact", "", responses.not_served, "responses"),
+    Operation(
+        "POST", "/v1/responses/compact", "Sum up a response's input into an item",
+        responses.compact, "responses", body=ResponseFields, answer=CompactionAnswer,
+        reserves=True, idempotent=True),
     Operation(
         "GET", "/v1/responses/{response_id}", "A response, or the rest of its events",
         responses.retrieve, "responses", answer=response_answers.ResponseAnswer,

@@ -110,6 +110,15 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
     status: ItemStatus | None = None
 
 
+class CompactionItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``POST /v1/responses/compact`` made of items, which it stands for."""
+
+    encrypted_content: str
+    """Opaque to clients: a summary, which the model is shown."""
+    type: Literal["compaction"] = "compaction"
+    id: str | None = None
+
+
 class ItemReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stands for an item of a stored response."""
 
@@ -117,7 +126,7 @@ class ItemReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     type: Literal["item_reference"] | None = "item_reference"
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CompactionItem
 """What a model is shown and what it says."""
 
 
@@ -229,6 +238,16 @@ class ResponseRequest(ResponseFields, frozen=True, kw_only=True, forbid_unknown_
     background: bool | None = None
     resumable: bool | None = None
     """Ours: the stream outlives its connection, as ``background`` without the wait."""
+
+
+class CompactionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``POST /v1/responses/compact``; ``output`` is the input of what follows."""
+
+    id: str
+    object: str = "response.compaction"
+    created_at: int
+    output: list[Any]
+    usage: dict[str, Any]
 
 
 class InputItemList(msgspec.Struct, frozen=True, kw_only=True):

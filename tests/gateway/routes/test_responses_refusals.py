@@ -9,8 +9,8 @@ import pytest
 from openai import BadRequestError, NotFoundError
 
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.raw_http import exchange, get
-from tests.gateway.routes.test_responses import TOOL, create, request
+from tests.gateway.raw_http import get
+from tests.gateway.routes.test_responses import TOOL, create
 from tests.gateway.routes.test_streams import stranger
 from tests.gateway.serving import MODEL, Gateway
 
@@ -120,14 +120,6 @@ async def test_ids_are_nothing_to_another_tenant(gateway: Gateway) -> None:
         reference: Any = [{"type": "item_reference", "id": mine.id.replace("resp", "msg") + "_0"}]
         with pytest.raises(BadRequestError):
             await theirs.responses.create(model=MODEL, input=reference)
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_path_that_is_no_id(gateway: Gateway, method: str) -> None:
-    raw = request(gateway, {"input": "hi"}).replace(b"POST", method.encode(), 1)
-    answer = await exchange(gateway, raw.replace(b"/v1/responses", b"/v1/responses/compact"))
-    assert (answer.status, answer.error["code"]) == (404, "not_found")
-    assert "does not have this path" in answer.error["message"]
 
 
 async def test_an_id_of_any_length_is_shown_in_part(gateway: Gateway) -> None:
