@@ -39,10 +39,13 @@ SAMPLED = 1
 
 @asynccontextmanager
 async def traced(
-    model_dir: Path, taken: Collector, script: Callable[[str], Play] | None = None, **tracing: float
+    model_dir: Path,
+    taken: Collector,
+    script: Callable[[str], Play] | None = None,
+    sample_ratio: float = 1.0,
 ) -> AsyncIterator[Gateway]:
     """A gateway that traces. All spans have come once the block has ended."""
-    settings = TracingConfig(otlp_endpoint=taken.endpoint, **tracing)  # type: ignore[arg-type]
+    settings = TracingConfig(otlp_endpoint=taken.endpoint, sample_ratio=sample_ratio)
     config = msgspec.structs.replace(make_config(model_dir), tracing=settings)
     double = EngineDouble(Tokenizer.load(model_dir))
     if script is not None:
