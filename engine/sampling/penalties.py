@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.sampling.processors import Ints
+from engine.sampling.processors import Ints, Places
 from engine.sampling_params import SamplingParams
 from kernels import ops
 from kernels.transfer import to_device
@@ -39,19 +39,17 @@ class Penalties:
     def concerns(self, rows: Ints) -> bool:
         return self._num_active > 0 and bool(self._active[rows].any())
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
-    ) -> None:
+    def apply(self, logits: torch.Tensor, at: Places) -> None:
         if self._num_active == 0:
             return
-        indices = np.flatnonzero(self._active[rows])
+        indices = np.flatnonzero(self._active[at.rows])
         if len(indices) == 0:
             return
-        rows, positions = rows[indices], positions[indices]
+        rows, positions = at.rows[indices], at.positions[indices]
         where = np.stack((indices, rows, positions, self._num_prompt_tokens[rows]))
         ops.apply_penalties(
             logits,
-            tokens,
+            at.tokens,
             to_device(where, self._device),
             to_device(self._strengths[:, rows], self._device),
             max_len=int(positions.max()),

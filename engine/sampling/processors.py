@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,16 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 
+class Places(NamedTuple):
+    """Where tokens are sampled: at ``positions`` of each of ``rows``. A row may occur several
+    times, with different positions."""
+
+    tokens: torch.Tensor
+    """[max_num_rows, max_len] int64: the token table."""
+    rows: Ints
+    positions: Ints
+
+
 class LogitsProcessor(Protocol):
     """One kind of change to logits. The logits of rows that ask for none stay as they are."""
 
@@ -40,14 +50,8 @@ class LogitsProcessor(Protocol):
     def concerns(self, rows: Ints) -> bool:
         """Whether any of these rows asked for it."""
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
-    ) -> None:
-        """Change, in place, the logits for ``positions`` of each of ``rows``.
-
-        tokens: [max_num_rows, max_len] int64; logits: [num_rows, vocab], contiguous. A row may
-        occur several times, with different positions.
-        """
+    def apply(self, logits: torch.Tensor, at: Places) -> None:
+        """Change, in place, the logits for some places: [num_rows, vocab], contiguous."""
 
 
 class _ByRow(ABC, Generic[T]):
@@ -95,17 +99,15 @@ class _Prepared(_ByRow[T], Generic[T, P]):
         super().release(row)
         self._prepared_for = None
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
-    ) -> None:
+    def apply(self, logits: torch.Tensor, at: Places) -> None:
         if not self._held:
             return
-        if self._prepared_for != rows.tobytes():
-            concerned = self._concerned(rows)
+        if self._prepared_for != at.rows.tobytes():
+            concerned = self._concerned(at.rows)
             self._prepared = self._prepare(concerned, logits.shape[1]) if concerned else None
-            self._prepared_for = rows.tobytes()
+            self._prepared_for = at.rows.tobytes()
         if self._prepared is not None:
-            self._apply(self._prepared, tokens, logits, rows, positions)
+            self._apply(self._prepared, logits, at)
 
     @abstractmethod
     def _prepare(self, concerned: list[tuple[int, T]], vocab_size: int) -> P:
@@ -113,14 +115,7 @@ class _Prepared(_ByRow[T], Generic[T, P]):
         ``_concerned``."""
 
     @abstractmethod
-    def _apply(
-        self,
-        prepared: P,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        rows: Ints,
-        positions: Ints,
-    ) -> None:
+    def _apply(self, prepared: P, logits: torch.Tensor, at: Places) -> None:
         """As ``LogitsProcessor.apply``."""
 
 
@@ -150,14 +145,7 @@ class LogitBias(_Prepared[tuple[Ints, npt.NDArray[np.float32]], _Biases]):
         values = np.concatenate([values for _, (_, values) in concerned])
         return _Biases(self._tensor(places), self._tensor(values))
 
-    def _apply(
-        self,
-        prepared: _Biases,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        rows: Ints,
-        positions: Ints,
-    ) -> None:
+    def _apply(self, prepared: _Biases, logits: torch.Tensor, at: Places) -> None:
         logits.view(-1).scatter_add_(0, prepared.places, prepared.values)
 
 
@@ -200,18 +188,11 @@ class BadWords(_Prepared[tuple[int, tuple[tuple[int, ...], ...]], _Words]):
             indices, places, earliest, self._tensor(np.array(prefixes, np.int64).reshape(shape))
         )
 
-    def _apply(
-        self,
-        prepared: _Words,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        rows: Ints,
-        positions: Ints,
-    ) -> None:
-        row, position = self._tensor(np.stack((rows, positions)))[:, prepared.indices]
+    def _apply(self, prepared: _Words, logits: torch.Tensor, at: Places) -> None:
+        row, position = self._tensor(np.stack((at.rows, at.positions)))[:, prepared.indices]
         longest = prepared.prefixes.shape[1]
         before = position.unsqueeze(1) + torch.arange(-longest, 0, device=self._device)
-        found = tokens[row.unsqueeze(1), before.clamp_(min=0)]
+        found = at.tokens[row.unsqueeze(1), before.clamp_(min=0)]
         begun = ((found == prepared.prefixes) | (prepared.prefixes < 0)).all(-1)
         begun &= position >= prepared.earliest
         # Words may share their last token: to add HELD_BACK twice does no harm.
@@ -262,16 +243,9 @@ class MinTokens(_Prepared[tuple[int, list[int]], _Stops]):
         row_ends = np.array([end for _, (end, _) in concerned])
         return _Stops(rows, row_ends, indices, places, ends)
 
-    def _apply(
-        self,
-        prepared: _Stops,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        rows: Ints,
-        positions: Ints,
-    ) -> None:
-        if (positions[prepared.rows] < prepared.row_ends).any():
-            short = self._tensor(positions)[prepared.indices] < prepared.ends
+    def _apply(self, prepared: _Stops, logits: torch.Tensor, at: Places) -> None:
+        if (at.positions[prepared.rows] < prepared.row_ends).any():
+            short = self._tensor(at.positions)[prepared.indices] < prepared.ends
             held_back = (short * HELD_BACK).to(logits.dtype)
             logits.view(-1).scatter_add_(0, prepared.places, held_back)
 
@@ -308,14 +282,7 @@ class AllowedTokens(_Prepared[torch.Tensor, _Masks]):
         indices = self._tensor(np.array([i for i, _ in concerned]))
         return _Masks(indices, torch.stack([held for _, held in concerned]))
 
-    def _apply(
-        self,
-        prepared: _Masks,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        rows: Ints,
-        positions: Ints,
-    ) -> None:
+    def _apply(self, prepared: _Masks, logits: torch.Tensor, at: Places) -> None:
         ops.apply_token_bitmask(logits, prepared.bitmask, prepared.indices)
 
 
@@ -326,10 +293,8 @@ class TopNSigma(_ByRow[float]):
     def _read(self, params: SamplingParams, num_prompt_tokens: int) -> float | None:
         return params.top_n_sigma or None
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
-    ) -> None:
-        concerned = self._concerned(rows)
+    def apply(self, logits: torch.Tensor, at: Places) -> None:
+        concerned = self._concerned(at.rows)
         if not concerned:
             return
         index = self._tensor(np.array([place for place, _ in concerned]))

@@ -23,6 +23,7 @@ from engine.sampling.processors import (
     LogitBias,
     LogitsProcessor,
     MinTokens,
+    Places,
     TopNSigma,
 )
 from engine.sampling.seeds import request_seed
@@ -112,7 +113,7 @@ class Sampler:
         tokens: [max_num_rows, max_len] int64, known before each position. logits: [num_rows,
         vocab], any float dtype, overwritten.
         """
-        logits = self._constrain(tokens, logits, rows, positions, mask)
+        logits = self._constrain(logits, Places(tokens, rows, positions), mask)
         at = self._on_device(rows, positions)
         return ops.sample_rows(logits, self.table(), at.rows, at.positions)
 
@@ -132,7 +133,7 @@ class Sampler:
         pinned if the device is a GPU, which has the tokens once the device has got here, and must
         live until then.
         """
-        logits = self._constrain(tokens, logits, rows, positions, mask)
+        logits = self._constrain(logits, Places(tokens, rows, positions), mask)
         at = on_device or self._on_device(rows, positions)
         return ops.sample_rows(logits, self.table(), at.rows, at.positions, tokens, host)
 
@@ -148,20 +149,13 @@ class Sampler:
         sent = self._tensor(np.stack((rows, positions)).astype(np.int32))
         return DeviceRows(sent[0], sent[1])
 
-    def _constrain(
-        self,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        rows: Ints,
-        positions: Ints,
-        mask: RowMask | None,
-    ) -> torch.Tensor:
+    def _constrain(self, logits: torch.Tensor, at: Places, mask: RowMask | None) -> torch.Tensor:
         """As ``process``, but on a GPU in the logits' own dtype where that loses nothing."""
         # HELD_BACK exceeds float16's range.
         is_narrow = not logits.is_cuda or logits.dtype == torch.float16
-        if is_narrow or any(processor.concerns(rows) for processor in self._arithmetic):
+        if is_narrow or any(processor.concerns(at.rows) for processor in self._arithmetic):
             logits = logits.float()
-        return self._process(tokens, logits, rows, positions, mask)
+        return self._process(logits, at, mask)
 
     def process(
         self,
@@ -176,23 +170,16 @@ class Sampler:
         Arguments as for ``sample``. A row may occur several times, with ascending positions, if
         ``tokens`` holds what precedes each of them.
         """
-        return self._process(tokens, logits.float(), rows, positions, mask)
+        return self._process(logits.float(), Places(tokens, rows, positions), mask)
 
-    def _process(
-        self,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        rows: Ints,
-        positions: Ints,
-        mask: RowMask | None,
-    ) -> torch.Tensor:
+    def _process(self, logits: torch.Tensor, at: Places, mask: RowMask | None) -> torch.Tensor:
         """``process`` in place, with the precision of ``logits``."""
         for processor in self._processors:
-            processor.apply(tokens, logits, rows, positions)
+            processor.apply(logits, at)
         if mask is not None:
             ops.apply_token_bitmask(logits, self._tensor(mask.bitmask), self._tensor(mask.indices))
         for processor in self._behind_mask:
-            processor.apply(tokens, logits, rows, positions)
+            processor.apply(logits, at)
         return logits
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
