@@ -62,6 +62,9 @@ class _Service(ABC, Generic[Result]):
         self.vocabulary = vocabulary
         self.backends = list(backends)
         self._limits = limits or Limits()
+        self._in_process = num_workers == 0
+        self._loaded, self._loading = Backends(vocabulary), threading.Lock()
+        """The backends of this process, if it is one that loads any."""
         num_workers = max(1, num_workers)
         self._pools = {
             backend: WorkerPool(
@@ -312,30 +315,7 @@ class GrammarCompiler(_Service[CompiledGrammar]):
     """Compiles grammars for the outputs of this process. With ``num_workers`` 0 this process does
     all the work, without limits on time and memory: for tests and trusted callers."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        *,
-        backends: Sequence[str] = BACKENDS,
-        limits: Limits | None = None,
-        num_workers: int = 1,
-        timeout_s: float = 1.0,
-        memory_bytes: int = 64 << 20,
-        cache_bytes: int = 256 << 20,
-    ) -> None:
-        super().__init__(
-            vocabulary,
-            backends=backends,
-            limits=limits,
-            num_workers=num_workers,
-            timeout_s=timeout_s,
-            memory_bytes=memory_bytes,
-            cache_bytes=cache_bytes,
-        )
-        self._in_process = num_workers == 0
-        self._leaves_light = True
-        self._loaded = Backends(vocabulary)
-        self._loading = threading.Lock()
+    _leaves_light = True
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Blocks. Raises ``GrammarError``."""
