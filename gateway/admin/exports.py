@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -21,36 +19,32 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _COLUMNS = tuple(name for name in UsageRowObject.__struct_fields__ if name != "object")
 
 
-@dataclass(frozen=True)
-class Export:
-    """A format. No more than a page is in memory, however many rows are written."""
-
-    kind: Literal["csv", "jsonl"]
-    media_type: str
-
-    async def lines(
-        self, store: Store, wanted: UsageFilter, after: tuple[datetime, UUID] | None = None
-    ) -> AsyncIterator[str]:
-        """All rows that are wanted, the newest first, as pieces of some lines each."""
-        if self.kind == "csv":
-            yield _csv([_COLUMNS])
-        while rows := await store.list_usage(wanted, after=after, limit=PAGE_ROWS):
-            yield self._written(rows)
-            if len(rows) < PAGE_ROWS:
-                return
-            after = (rows[-1].created_at, rows[-1].request_id)
-
-    def _written(self, rows: Sequence[UsageEvent]) -> str:
-        shown = [UsageRowObject.of(row) for row in rows]
-        if self.kind == "csv":
-            return _csv([[getattr(row, name) for name in _COLUMNS] for row in shown])
-        return "".join(msgspec.json.encode(row).decode() + "\n" for row in shown)
-
-
-EXPORTS: Mapping[str, Export] = {
-    "csv": Export("csv", "text/csv; charset=utf-8"),
-    "jsonl": Export("jsonl", "application/jsonl"),
+MEDIA_TYPES: Mapping[str, str] = {
+    "csv": "text/csv; charset=utf-8",
+    "jsonl": "application/jsonl",
 }
+"""By the names of the formats."""
+
+
+async def exported(
+    store: Store, wanted: UsageFilter, form: str, after: tuple[datetime, UUID] | None = None
+) -> AsyncIterator[str]:
+    """All rows that are wanted, the newest first, as pieces of some lines each. No more than a page
+    is in memory, however many rows are written."""
+    if form == "csv":
+        yield _csv([_COLUMNS])
+    while rows := await store.list_usage(wanted, after=after, limit=PAGE_ROWS):
+        yield _written(rows, form)
+        if len(rows) < PAGE_ROWS:
+            return
+        after = (rows[-1].created_at, rows[-1].request_id)
+
+
+def _written(rows: Sequence[UsageEvent], form: str) -> str:
+    shown = [UsageRowObject.of(row) for row in rows]
+    if form == "csv":
+        return _csv([[getattr(row, name) for name in _COLUMNS] for row in shown])
+    return "".join(msgspec.json.encode(row).decode() + "\n" for row in shown)
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:

@@ -29,11 +29,13 @@ OptionalTenant = Annotated[
 
 def _check_names(parameter: typer.CallbackParam, text: str | None) -> str | None:
     """Refuse an unknown name, of several with commas in between, before the database is asked."""
-    from gateway.admin.exports import EXPORTS
+    from gateway.admin.exports import MEDIA_TYPES
     from gateway.errors import SetupError
     from tenants.types import USAGE_BUCKETS, USAGE_GROUPS
 
-    known = {"by": USAGE_GROUPS, "per": USAGE_BUCKETS, "form": tuple(EXPORTS)}[parameter.name or ""]
+    known = {"by": USAGE_GROUPS, "per": USAGE_BUCKETS, "form": tuple(MEDIA_TYPES)}[
+        parameter.name or ""
+    ]
     for name in filter(None, (text or "").split(",")):
         if name not in known:
             raise SetupError(f"{parameter.opts[0]}: {name!r} is none of {', '.join(known)}")
@@ -180,7 +182,7 @@ async def _show_rows(
     """Print single requests: a table of the newest, or all in a format, as they are read."""
     from rich.table import Table
 
-    from gateway.admin.exports import EXPORTS
+    from gateway.admin.exports import exported
     from gateway.commands.tables import show
     from tenants.types import UsageFilter
 
@@ -188,7 +190,7 @@ async def _show_rows(
     start, end = now - timedelta(days=days), now + timedelta(seconds=1)
     wanted = UsageFilter(start=start, end=end, tenant_id=await _id_of(store, tenant))
     if form is not None:
-        async for lines in EXPORTS[form].lines(store, wanted):
+        async for lines in exported(store, wanted, form):
             sys.stdout.write(lines)
         return
     rows = await store.list_usage(wanted, limit=limit)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway import context
-from gateway.admin.exports import EXPORTS
+from gateway.admin.exports import MEDIA_TYPES, exported
 from gateway.errors import InvalidRequestError, NotFound, quoted
 from gateway.routes.http import moment, query_id, query_number, query_tenant
 from gateway.routes.paging import listing, page_of
@@ -83,7 +83,7 @@ async def requests(services: Services, request: Request) -> Response:
     status, form = params.get("status"), params.get("format", "json")
     for name, value, known in (
         ("status", status, USAGE_STATUSES),
-        ("format", form, ("json", *EXPORTS)),
+        ("format", form, ("json", *MEDIA_TYPES)),
     ):
         if value is not None and value not in known:
             raise InvalidRequestError(f"{quoted(value)} is none of {', '.join(known)}.", param=name)
@@ -96,10 +96,10 @@ async def requests(services: Services, request: Request) -> Response:
         status=cast("UsageStatus | None", status),
         end_user=_plain(request, "end_user"),
     )
-    if form in EXPORTS:
+    if form in MEDIA_TYPES:
         return StreamingResponse(
-            EXPORTS[form].lines(services.store, wanted, page.after),
-            media_type=EXPORTS[form].media_type,
+            exported(services.store, wanted, form, page.after),
+            media_type=MEDIA_TYPES[form],
             headers={
                 "cache-control": "no-store",
                 "content-disposition": f'attachment; filename="requests.{form}"',
