@@ -6,14 +6,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import NotFound
-from gateway.routes.http import secret_answer
-from gateway.schemas.admin import EngineObject, FleetObject
+from gateway.routes.paging import listing_of_all, page_of
+from gateway.schemas.admin import EngineObject
 from gateway.services import Services
 
 
 async def show(services: Services, request: Request) -> Response:
-    engines = await services.store.shared.list_engines()
-    return secret_answer(FleetObject(data=[EngineObject.of(engine) for engine in engines]))
+    return listing_of_all(
+        await services.store.shared.list_engines(),
+        page_of(request, str),
+        lambda engine: engine.id,
+        EngineObject.of,
+        lambda engine: f"{engine.id} {engine.model}",
+    )
 
 
 async def drain(services: Services, request: Request) -> Response:

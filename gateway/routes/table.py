@@ -39,7 +39,6 @@ from gateway.schemas.admin import (
     CreateKey,
     CreateTenant,
     EngineState,
-    FleetObject,
     KeyObject,
     LimitsObject,
     ListObject,
@@ -322,7 +321,7 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=EngineState),
     Operation(
         "GET", f"{_ADMIN}/fleet", "The engines of all hosts", admin_fleet.show, "admin",
-        answer=FleetObject),
+        answer=ListObject, query=_PAGE),
     Operation(
         "POST", f"{_ADMIN}/fleet/{{engine_id}}/drain",
         "Send an engine no more requests; its running ones move to others, or end",

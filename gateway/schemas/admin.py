@@ -271,13 +271,6 @@ class EngineObject(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class FleetObject(msgspec.Struct, frozen=True, kw_only=True):
-    """All engines of the registry."""
-
-    data: list[EngineObject]
-    object: Literal["list"] = "list"
-
-
 class ListObject(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Any]
     has_more: bool = False

@@ -17,6 +17,7 @@ from gateway.routes.table import OPERATIONS
 from gateway.schemas.admin import ListObject
 from tenants.limits import Limits
 from tenants.request_ids import new_request_id
+from tenants.shared import EngineRecord
 from tenants.types import Tenant
 from tests.gateway.routes.test_admin import Admin, admin_of
 from tests.gateway.serving import Gateway
@@ -64,6 +65,18 @@ async def furnish(gateway: Gateway) -> tuple[Tenant, list[List]]:
             digest="d",
         )
         await store.reserve(ask(key, model=f"model {word}"))
+        engine = EngineRecord(
+            id=f"{word}-{number}",
+            model="m",
+            config_hash="c",
+            text_hash="t",
+            protocol=1,
+            version="1",
+            capacity=1,
+            epoch=1,
+            state="ready",
+        )
+        assert await store.shared.register_engine(engine, timedelta(hours=1)) == "ok"
         for who in (key, elsewhere):
             await store.record_usage(make_event(who, request_id=new_request_id()))
     one = f"/tenants/{tenant.id}"
@@ -74,6 +87,7 @@ async def furnish(gateway: Gateway) -> tuple[Tenant, list[List]]:
         List(f"{one}/adapters", "even"),
         List(f"{one}/limits", "key"),
         List("/streams", "even"),
+        List("/fleet", "even"),
         List("/usage?group_by=tenant,key&bucket_width=all", "even"),
         List("/usage?group_by=tenant,project,key,model&bucket_width=1h", "even"),
         List("/audit_log", "adapter.create"),
