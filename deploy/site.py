@@ -28,6 +28,7 @@ PAGES: dict[str, dict[str, str]] = {
     "Operate": {
         "Deploying": "deploy/README.md",
         "From one machine to many": "docs/scaling.md",
+        "Capacity": "docs/capacity.md",
         "Metrics and alerts": "docs/metrics.md",
         "Tenants, limits, ledger": "tenants/README.md",
         "Performance": "PERFORMANCE.md",

@@ -21,6 +21,7 @@ DOCUMENTS = [
         "deploy/README.md",
         "PERFORMANCE.md",
         "docs/architecture.md",
+        "docs/capacity.md",
         "docs/changelog.md",
         "docs/experiments.md",
         "docs/metrics.md",
