@@ -42,9 +42,9 @@ from _pytest.runner import runtestprotocol
 
 from tests import postgres
 
-SLOWER = 3.0
+SLOWER = 5.0
 LEAST_TIMEOUT_S = 10.0
-"""A mutant's tests may take so much longer than they took before, and at least this long."""
+"""A mutant's test may take so much longer than it took before, and at least this long."""
 OPTIONS = ("-q", "-s", "--no-header", "-p", "no:cacheprovider")
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -278,7 +278,8 @@ class Bench:
         self._plugins = session.config.pluginmanager
         if any("postgres_server" in vars(item)["fixturenames"] for item in session.items):
             self.databases = postgres.databases_of(session.config)
-        self._in_fork(self._run_unchanged, timeout_s=3600)
+        ends = time.monotonic() + 3600
+        self._in_fork(self._run_unchanged, lambda: ends)
         self.before = pickle.loads(self._file("run").read_bytes())
         if self.before.failed:
             said = self._file("said").read_text()
@@ -342,15 +343,23 @@ class Bench:
                     if is_killer and not every:
                         return
 
-        seconds = sum(self.before.seconds[name] for name in names)
-        has_ended = self._in_fork(work, LEAST_TIMEOUT_S + SLOWER * seconds)
+        num_ended, began = 0, time.monotonic()
+
+        def deadline() -> float:
+            nonlocal num_ended, began
+            if (count := told.read_text().count("\n")) > num_ended:
+                num_ended, began = count, time.monotonic()
+            name = names[min(num_ended, len(names) - 1)]
+            return began + LEAST_TIMEOUT_S + SLOWER * self.before.seconds[name]
+
+        has_ended = not names or self._in_fork(work, deadline)
         ends = [line.split(" ", 1) for line in told.read_text().splitlines()]
         found = [name for end, name in ends if end == "failed"]
         if not has_ended and len(ends) < len(names):
             found.append(names[len(ends)])
         return found
 
-    def _in_fork(self, work: Callable[[], None], timeout_s: float) -> bool:
+    def _in_fork(self, work: Callable[[], None], deadline: Callable[[], float]) -> bool:
         """Do it in a process group of its own, which ends with it. Whether it came to its end."""
         for dsn in self.databases:
             postgres.empty(dsn)  # of what a test has left that was ended
@@ -370,9 +379,8 @@ class Bench:
             finally:
                 sys.stderr.flush()
                 os._exit(code)
-        ends = time.monotonic() + timeout_s
         status = None
-        while status is None and time.monotonic() < ends:
+        while status is None and time.monotonic() < deadline():
             done, word = os.waitpid(child, os.WNOHANG)
             if done:
                 status = os.waitstatus_to_exitcode(word)
