@@ -14,7 +14,7 @@ from gateway.generation.events import Event, Text
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.parsers.base import call_begins, call_goes_on
 from gateway.responses.events import TEXT_DELTA, ResponseEvents, error_object
-from gateway.schemas.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from gateway.schemas.common import CompletionTokensDetails, Compliance, PromptTokensDetails, Usage
 
 USAGE = Usage(
     prompt_tokens=9,
@@ -132,6 +132,17 @@ def test_ends() -> None:
         assert (types(events)[-1], response["status"]) == (kind, status)
         item = response["output"][0]["status"]
         assert item == ("completed" if status == "completed" else "incomplete")
+
+
+def test_the_end_is_that_of_a_delta_and_stays() -> None:
+    events = make()
+    compliance = Compliance(unenforced=[], valid=True)
+    told = events.opening()
+    told += events.delta(Delta(0, "x", (), "length", compliance=compliance))
+    told += [*events.delta(Delta(0, "")), *events.closing(USAGE), events.last()]
+    response = decoded(told)[-1]["response"]
+    assert response["status"] == "incomplete"
+    assert response["structured_outputs"]["valid"] is True
 
 
 def test_a_failure_keeps_what_was_said() -> None:

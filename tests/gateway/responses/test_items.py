@@ -123,6 +123,8 @@ def test_calls_without_text_before_them() -> None:
     (_, message) = messages({"role": "user", "content": "x"}, thought, CALL)
     assert message["content"] is None
     assert message["reasoning_content"] == "Hm"
+    (_, message) = messages({"role": "user", "content": "x"}, CALL, thought, CALL)
+    assert (len(message["tool_calls"]), message["reasoning_content"]) == (2, "Hm")
     # Thoughts are of the answer right after them.
     later = messages(thought, {"role": "user", "content": "x"}, CALL)
     assert not any("reasoning_content" in message for message in later)
