@@ -45,6 +45,18 @@ class TestDisplacement:
         harness.run()
         harness.check_outputs()
 
+    def test_one_token_of_a_step_is_enough_to_take_a_row(self, overlap: bool) -> None:
+        options = {"max_num_seqs": 2, "max_num_batched_tokens": 3, "async_scheduling": overlap}
+        harness = Harness(policy="priority", **options)
+        for name in ("one", "two"):
+            harness.add(name, 1, max_tokens=30, priority=1, ignore_eos=True)
+        harness.step(3)
+        harness.add("high", 3, max_tokens=4, priority=0, ignore_eos=True)
+        harness.step(3)
+        assert set(harness.scheduler.running) == {"one", "high"}
+        harness.run()
+        harness.check_outputs()
+
     def test_a_higher_priority_takes_the_blocks_of_lower_ones(self, overlap: bool) -> None:
         harness = Harness(
             policy="priority", num_blocks=12, max_model_len=48, async_scheduling=overlap
