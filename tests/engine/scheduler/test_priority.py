@@ -46,8 +46,9 @@ class TestDisplacement:
         harness.check_outputs()
 
     def test_one_token_of_a_step_is_enough_to_take_a_row(self, overlap: bool) -> None:
-        options = {"max_num_seqs": 2, "max_num_batched_tokens": 3, "async_scheduling": overlap}
-        harness = Harness(policy="priority", **options)
+        harness = Harness(
+            policy="priority", max_num_seqs=2, max_num_batched_tokens=3, async_scheduling=overlap
+        )
         for name in ("one", "two"):
             harness.add(name, 1, max_tokens=30, priority=1, ignore_eos=True)
         harness.step(3)
