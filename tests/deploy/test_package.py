@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from deploy import sbom
 from gateway.version import COMMIT_FILE, commit
@@ -50,6 +52,17 @@ def test_the_changelog_has_this_version() -> None:
     )
     assert headings[0] == "Unreleased"
     assert version in headings
+
+
+def test_the_images_lock_has_what_the_project_needs() -> None:
+    lock = (ROOT / "deploy" / "requirements.lock").read_text()
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+) \\$", lock, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in [*project["dependencies"], *project["optional-dependencies"]["otel"]]:
+        wanted = Requirement(line)
+        assert canonicalize_name(wanted.name) in pinned, f"make the lock anew: {line}"
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), line
+    assert lock.count("--hash=sha256:") >= len(pinned)
 
 
 def test_licences_as_an_sbom_states_them() -> None:
