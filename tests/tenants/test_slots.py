@@ -196,6 +196,8 @@ class TestSlots:
             await put(timed, who.principal, "tenant", **slots, tokens_per_minute=per_minute)
             answer = await timed.reserve(waiting)
             assert (answer.state, answer.refused_by) == (state, refused_by)
+        left = await timed.list_running()
+        assert [row.request_id for row in left] == [running.request_id]
         await put(timed, who.principal, "tenant", **slots)
         assert (await timed.reserve(ask(key))).state == "queued", "in the place that was left"
 
@@ -262,6 +264,16 @@ class TestSlots:
         assert (await timed.reserve(ask(keys[0]))).state == "running"
         clock.advance(seconds=1)
         assert [await timed.reap() for _ in range(2)] == [request.request_id for request in dead]
+
+    async def test_what_is_settled_in_the_queue_takes_no_slot(self, timed: Store) -> None:
+        key = await limited(timed, max_concurrent=1, max_queued=1)
+        running, waiting = ask(key), ask(key)
+        for request, state in ((running, "running"), (waiting, "queued")):
+            assert (await timed.reserve(request)).state == state
+        assert await settle(timed, waiting, 1)
+        (balance,) = await timed.balances([key.tenant_id])
+        assert balance.num_running == 1
+        assert (await timed.reserve(ask(key))).state == "queued", "in the place that was left"
 
     async def test_waiting_takes_no_tokens(self, timed: Store) -> None:
         key = await limited(timed, max_concurrent=1, max_queued=5, tokens_per_minute=60)
