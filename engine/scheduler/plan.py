@@ -108,6 +108,11 @@ class StepPlan:
                 self.new_blocks.append((group, row, new))
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar mask must be applied before the step is sampled."""
+        return any(chunk.constrained for chunk in self.chunks)
+
+    @property
     def num_tokens(self) -> int:
         return sum(chunk.num_scheduled_tokens for chunk in self.chunks)
 

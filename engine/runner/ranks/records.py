@@ -11,10 +11,15 @@ from engine.scheduler.plan import StepPlan, TokenMask
 
 
 class Forward(msgspec.Struct, frozen=True, tag=0, array_like=True, gc=False):
+    """``sample(None)`` follows where no chunk is constrained, without a record of its own: each
+    wakes the other ranks, which takes longer than to encode a plan."""
+
     plan: StepPlan
 
 
 class Sample(msgspec.Struct, frozen=True, tag=1, array_like=True, gc=False):
+    """The step that was launched last, which is constrained."""
+
     chunk_indices: list[int]
     bitmask: bytes
 
@@ -28,7 +33,7 @@ class Sample(msgspec.Struct, frozen=True, tag=1, array_like=True, gc=False):
     def mask(self) -> TokenMask | None:
         if not self.chunk_indices:
             return None
-        words = np.frombuffer(self.bitmask, np.int32)
+        words = np.frombuffer(bytearray(self.bitmask), np.int32)  # writable, as torch wants it
         return TokenMask(self.chunk_indices, words.reshape(len(self.chunk_indices), -1))
 
 

@@ -26,6 +26,8 @@ class RankedRunner(TorchRunner):
     """Every rank samples the same tokens by itself, from the same logits."""
 
     _processes: RankProcesses
+    _is_constrained = False
+    """Whether the step that was launched last is."""
 
     def lead(self, processes: RankProcesses) -> None:
         """From now on each call is one of all ranks."""
@@ -47,11 +49,15 @@ class RankedRunner(TorchRunner):
     def forward(self, plan: StepPlan) -> None:
         with self._processes.checked():
             self._processes.send(Forward(plan))
+            self._is_constrained = plan.is_constrained
             super().forward(plan)
 
     def sample(self, mask: TokenMask | None) -> Sampled:
         with self._processes.checked():
-            self._processes.send(Sample.of(mask))
+            if self._is_constrained:
+                self._processes.send(Sample.of(mask))
+            else:
+                assert mask is None, "a mask for a plan that is not constrained"
             return super().sample(mask)
 
     def _finish(self, step: Sampled) -> StepResult:

@@ -37,6 +37,8 @@ def run_steps(runner: TorchRunner, reader: Reader) -> None:
         match records.decode(reader.receive()):
             case records.Forward(plan):
                 runner.forward(plan)
+                if not plan.is_constrained:
+                    in_flight.append(runner.sample(None))
             case records.Sample() as sample:
                 in_flight.append(runner.sample(sample.mask))
             case records.Collect():

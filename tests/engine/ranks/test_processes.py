@@ -16,7 +16,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineDead
 from engine.llm import LLM
 from engine.messages import GenerateRequest
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, StructuredOutputs
+from engine.text.tokenizer import Tokenizer
 from tests.engine import toys
 
 PROMPT = [5, 6, 7, 8]
@@ -59,7 +60,7 @@ async def gone(processes: dict[int, psutil.Process]) -> None:
 async def lose(tmp_path: Path, rank: int, how: signal.Signals, *, busy: bool) -> None:
     """Start an engine of two ranks, compare its tokens, lose one, and look for what is left."""
     folder, before = toys.write_llama(tmp_path, max_position_embeddings=4096), children()
-    client = EngineClient(config(folder, 2), hang_timeout_s=3.0)
+    client = EngineClient(config(folder, 2))
     await client.start()
     try:
         found = []
@@ -69,6 +70,12 @@ async def lose(tmp_path: Path, rank: int, how: signal.Signals, *, busy: bool) ->
             {"prompt_token_ids": PROMPT}, GREEDY
         )
         assert found == alone.outputs[0].token_ids
+        choice = StructuredOutputs(choice=("the cat", "naïve"))
+        params = SamplingParams(max_tokens=40, structured_outputs=choice)
+        chosen: list[int] = []
+        async for output in client.submit(prompted("c", params)):
+            chosen += output.new_token_ids
+        assert Tokenizer.load(folder).decode(chosen) in ("the cat", "naïve")
         processes = processes_of(client)
         assert len(processes) == 2
         stream = client.submit(prompted("b", ENDLESS)) if busy else None
