@@ -26,9 +26,17 @@ def asking(fields: ResponseFields) -> ResponseFields:
             "A conversation is not changed here; send its items as input.", param="conversation"
         )
     given = fields.input or []
+    if not given and fields.previous_response_id is None:
+        raise missing_input()
     items = [_user(given)] if isinstance(given, str) else given
     return msgspec.structs.replace(
         fields, input=[*items, _user(_ASK)], store=False, tools=None, tool_choice=None, text=None
+    )
+
+
+def missing_input() -> InvalidRequestError:
+    return InvalidRequestError(
+        "Missing required parameter: input.", param="input", code="missing_required_parameter"
     )
 
 

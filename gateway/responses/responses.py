@@ -39,6 +39,7 @@ from gateway.peers.peers import PeerGone, Peers
 from gateway.peers.routed_ids import mint, worker_of
 from gateway.peers.wire import EndResponse, Part, RunningResponse
 from gateway.responses import fields as response_fields
+from gateway.responses.compaction import missing_input
 from gateway.responses.conversations import ConversationItems
 from gateway.responses.items import (
     decode_input,
@@ -194,11 +195,7 @@ class Responses:
             earlier = await self._earlier(tenant_id, fields.previous_response_id)
         own = await self._own_items(tenant_id, fields, response_id)
         if not own and not earlier.items:
-            raise InvalidRequestError(
-                "Missing required parameter: input.",
-                param="input",
-                code="missing_required_parameter",
-            )
+            raise missing_input()
         return tools, earlier, own
 
     def _start(

@@ -72,6 +72,11 @@ async def test_what_is_wrong_is_named(client: AsyncOpenAI, double: EngineDouble)
     with pytest.raises(openai.BadRequestError) as caught:
         await client.responses.compact(model=MODEL, extra_body={"conversation": "conv_x"})
     assert caught.value.param == "conversation"
+    empty: list[dict[str, Any]] = [{}, {"input": ""}, {"input": []}]
+    for nothing in empty:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.compact(model=MODEL, extra_body=nothing)
+        assert caught.value.param == "input"
     double.script = lambda prompt: Play(text="ab", error="broken", error_code="internal")
     with pytest.raises(openai.InternalServerError) as failed:
         await client.responses.compact(model=MODEL, input="x")
