@@ -86,6 +86,7 @@ ALWAYS = {
     "settlements of the dead",
     "last uses of keys",
     "line to other workers",
+    "registry of engines",
     "deleted adapters",
     "quota for outages",
     "upkeep",
