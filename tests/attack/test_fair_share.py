@@ -27,7 +27,6 @@ SCHEMA = {
 FLOODS: dict[str, dict[str, Any]] = {
     "long answers": {},
     "choices": {"n": 8},
-    "answers of one token": {"max_tokens": 1},
     "less important": {"priority": 3},
     "stop strings": {"stop": ["never said", "nor this"]},
     "a grammar": {
