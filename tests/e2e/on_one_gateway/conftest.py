@@ -40,6 +40,7 @@ async def shared(dsn: str) -> AsyncIterator[Gateway]:
             "kv_cache_memory_bytes": 64 * 2**20,
             "num_threads": 1,
             "max_num_seqs": 64,
+            "long_prefill_token_threshold": 8,  # the same bits however a prompt is cut
             "speculative_config": SpeculativeConfig(
                 method="ngram",
                 num_speculative_tokens=4,
