@@ -184,7 +184,8 @@ class Experts(Module):
             if linear.quantized is None:
                 yield name, linear
             else:
-                numbered = zip(linear.experts, linear.quantized, strict=True)
+                # Once they are packed, none are left.
+                numbered = zip(linear.experts, linear.quantized, strict=False)
                 yield from ((f"{i}.{name}", one) for i, one in numbered)
 
     def linears(self) -> list[tuple[str, ExpertLinear]]:

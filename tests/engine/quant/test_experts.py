@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.errors import ModelLoadError
-from engine.layers.moe import ExpertLinear
+from engine.layers.moe import ExpertLinear, Experts
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.quant.fp8 import Fp8
 from engine.quant.fp8_blocks import Fp8Blocks
@@ -89,6 +89,21 @@ def test_where_there_are_products_the_experts_stay_small(monkeypatch: pytest.Mon
         for expert, matrix in enumerate(plain):
             found = reference_experts.matrix_of(layer.matrices, expert, torch.float32)
             torch.testing.assert_close(found, matrix)
+
+
+def test_packed_experts_can_still_be_looked_through() -> None:
+    """As start-up does, which looks for the linear layers to measure."""
+    dtype, device = torch.float32, torch.device("cpu")
+    experts = Experts(range(2), 128, 128, dtype=dtype, device=device)
+    for _, linear in experts.linears():
+        linear.quantize(Fp8().weight)
+    assert len(list(experts.children())) == 4
+    for _, linear in experts.linears():
+        for weight in linear.quantized or []:
+            for _, tensor in weight.named_weights():
+                tensor.draw(0.02, torch.Generator().manual_seed(0))
+    experts.pack()
+    assert list(experts.children()) == []
 
 
 @pytest.mark.parametrize(("group_size", "reordered"), [(16, False), (32, True)])
