@@ -210,4 +210,5 @@ async def test_streams_that_are_left_cost_what_was_generated(deployment: Deploym
         await asyncio.gather(*(leave(client) for _ in range(20)))
     booked = await deployment.settled(member)
     assert booked.completion_tokens >= seen > 0
-    assert 1900 <= booked.prompt_tokens + booked.completion_tokens <= 2000
+    # A client that is refused while others still hold what they give back stops asking.
+    assert 1500 <= booked.prompt_tokens + booked.completion_tokens <= 2000
