@@ -176,6 +176,11 @@ class Request:
         return self.num_computed_tokens - self.num_drafts_in_flight
 
     @property
+    def may_give_way(self) -> bool:
+        """Whether it got further than it was when it last gave way, or cannot before a grant."""
+        return self.awaits_grant or self.num_settled_tokens > self.num_once_computed
+
+    @property
     def draft_room(self) -> int:
         """Drafts that the next step can check: none unless it has only the last token to compute,
         and never so many that the request could outgrow its limit."""

@@ -27,6 +27,8 @@ class Fit(msgspec.Struct, frozen=True, gc=False):
     """Slots to reserve at admission."""
     num_lacking: int
     """Free blocks that are missing; 0 or less if there are enough."""
+    num_due: int = 0
+    """Free blocks that it leaves to others."""
 
 
 class Capacity:
@@ -58,15 +60,35 @@ class Capacity:
             return 0
         return self._num_lacking + self._num_free - self._cache.num_free_blocks
 
-    def fit(self, request: Request, hit: PrefixHit, budget: int, *, at_once: bool = False) -> Fit:
+    def num_blocks_due(self, request: Request) -> int:
+        """Blocks for the next chunks of those running requests that may not give way to ``request``
+        yet: without them, they would have to."""
+        num_due = 0
+        for other in self._running:
+            if other.priority <= request.priority and not other.may_give_way:
+                end = min(other.num_planned_tokens, other.num_computed_tokens + self._chunk_limit)
+                num_blocks = self._cache.num_blocks_for(end)
+                num_due += self._cache.num_blocks_to_grow(other.block_table, num_blocks)
+        return num_due
+
+    def fit(
+        self,
+        request: Request,
+        hit: PrefixHit,
+        budget: int,
+        *,
+        at_once: bool = False,
+        num_due: int = 0,
+    ) -> Fit:
         """Measure a waiting request. budget: tokens that are left in the step. at_once: only what
-        is held now may keep it waiting, and not what the running requests may need later."""
-        fit = self._measure(request, hit, budget, at_once=at_once)
+        is held now may keep it waiting, and not what the running requests may need later. num_due:
+        free blocks that it has to leave to others."""
+        fit = self._measure(request, hit, budget, at_once, num_due)
         if fit.num_lacking > 0 and hit.num_copied > 0:
             # To copy a partly filled block, its source must be held for a step. Try without that.
-            fit = self._measure(request, hit.without_copy(), budget, at_once=at_once)
+            fit = self._measure(request, hit.without_copy(), budget, at_once, num_due)
         if fit.num_lacking > 0 and not at_once:
-            self._refused, self._num_lacking = request, fit.num_lacking
+            self._refused, self._num_lacking = request, fit.num_lacking - num_due
             self._num_free = self._cache.num_free_blocks
             self._num_left_behind = self._cache.num_left_behind
         return fit
@@ -85,18 +107,20 @@ class Capacity:
         if self._forecast is not None:
             self._forecast.observe(request.num_generated_tokens)
 
-    def _measure(self, request: Request, hit: PrefixHit, budget: int, *, at_once: bool) -> Fit:
+    def _measure(
+        self, request: Request, hit: PrefixHit, budget: int, at_once: bool, num_due: int
+    ) -> Fit:
         num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
         num_tokens = request.chunk_limit(hit.num_tokens, num_tokens)
         # Reserve the whole prompt at once: otherwise several long prompts would be admitted for
         # their first chunks, and then preempt each other.
         num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens
-        num_lacking = self._cache.num_blocks_lacking(hit, num_slots)
+        num_lacking = self._cache.num_blocks_lacking(hit, num_slots) + num_due
         if self._running and not at_once:
             num_lacking += self._num_watermark_blocks
             if num_lacking <= 0:
                 num_lacking += self._peak_blocks(request, hit, num_slots, -num_lacking)
-        return Fit(hit, num_tokens, num_slots, num_lacking)
+        return Fit(hit, num_tokens, num_slots, num_lacking, num_due)
 
     def _peak_blocks(
         self, request: Request, hit: PrefixHit, num_slots: int, num_enough: int

@@ -44,12 +44,12 @@ class Lookahead:
         num_fresh = cache.num_blocks_to_grow(table, wanted)
         return wanted if num_fresh + num_missing <= cache.num_free_blocks else needed
 
-    def extend(self, table: BlockTable, end: int) -> None:
+    def extend(self, table: BlockTable, end: int, num_missing: int = 0) -> None:
         """Give a request that was just admitted, with slots for the tokens up to ``end``, the extra
-        slots behind them."""
+        slots behind them. num_missing: free blocks that are needed for other requests."""
         if end + self.num_tokens <= table.num_logical_blocks * self._cache.block_size:
             return
-        num_logical_blocks = self.num_logical_blocks(table, end)
+        num_logical_blocks = self.num_logical_blocks(table, end, num_missing)
         if num_logical_blocks > table.num_logical_blocks >= self._cache.num_blocks_for(end):
             self._cache.grow(table, num_logical_blocks)
 

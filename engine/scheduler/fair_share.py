@@ -359,13 +359,23 @@ class FairSharePolicy:
 
     def ranked(self, running: Iterable[Request]) -> list[Request]:
         """Ordered by class, then by what the tenant holds, then by work done: the tenant that holds
-        most gives way first, with the request that loses least."""
+        most gives way first, with the request that loses least.
+
+        Whoever gives way holds nothing, so by that alone requests could take turns for ever. So of
+        those in a class that have not got further than they were when they gave way, the oldest is
+        the last to do so again."""
         requests = list(running)
         holdings = self._holdings(requests).all()
+        oldest: dict[int, Request] = {}
+        for request in requests:
+            first = oldest.get(request.priority, request)
+            if request.arrival <= first.arrival and not request.may_give_way:
+                oldest[request.priority] = request
         return sorted(
             requests,
             key=lambda r: (
                 r.priority,
+                oldest.get(r.priority) is not r,
                 holdings[r.priority, r.fair_key],
                 self._account(r).counter,
                 -r.num_computed_tokens,

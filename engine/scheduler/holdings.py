@@ -15,7 +15,8 @@ quantum above whoever waits:
 For it, running requests of tenants give way that hold their share or more. The half, the quantum
 and the cost of the request keep tenants from taking turns: between those that hold about as much,
 the order of admission decides, and room comes with the ends of requests. And a request that gave
-way does so again only after it got further than it was, so each turn is progress.
+way does so again only after it got further than it was, so each turn is progress; a claim does not
+take the blocks that it needs for that, either.
 
 Adapter slots are few, and all requests of an adapter share one. So a tenant without a slot is
 treated like one whose request is large.
@@ -105,7 +106,7 @@ class Holdings:
             by_digest.values(), key=lambda users: -min(len(num_used[r.fair_key]) for r in users)
         ):
             if all(
-                self._may_give_way(r)
+                r.may_give_way
                 and len(num_used[r.fair_key]) / len(by_digest) >= self._share * r.weight
                 and self._gives_way(r, request, -cost, 0.0)
                 for r in users
@@ -119,7 +120,7 @@ class Holdings:
         the waiting one."""
         by_tenant: dict[str, list[Request]] = {}
         for other in self._running:
-            if not self._may_give_way(other):
+            if not other.may_give_way:
                 continue
             if other.fair_key != request.fair_key and other.priority >= request.priority:
                 by_tenant.setdefault(other.fair_key, []).append(other)
@@ -139,11 +140,6 @@ class Holdings:
             if not requests:
                 del by_tenant[victim.fair_key]
         self._held = held
-
-    @staticmethod
-    def _may_give_way(request: Request) -> bool:
-        """Whether it got further than it was when it last gave way, or cannot before a grant."""
-        return request.awaits_grant or request.num_settled_tokens > request.num_once_computed
 
     def _gives_way(self, other: Request, request: Request, margin: float, least: float) -> bool:
         """Whether the tenant of a running request holds at least so much, and gives way to a

@@ -91,8 +91,7 @@ class Scheduler:
         self._is_short = False
         """Whether the last step left a request waiting, or a prompt without tokens it could use."""
         self._draining: dict[int, Request] = {}
-        """Requests that left the batch while a step in flight still has a chunk of them, by
-        arrival number."""
+        """Requests that left the batch with a chunk in a step in flight, by arrival number."""
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -283,7 +282,8 @@ class Scheduler:
         request = claim.request
         hit = self.cache.lookup(request.block_table, request.token_ids)
         self._capacity.begin_step(self.running.values())
-        return self._capacity.fit(request, hit, budget, at_once=claim.at_once)
+        num_due = self._capacity.num_blocks_due(request)
+        return self._capacity.fit(request, hit, budget, at_once=claim.at_once, num_due=num_due)
 
     @property
     def _num_blocks_coming(self) -> int:
@@ -333,17 +333,17 @@ class Scheduler:
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
     def _may_run_short(self, order: list[Request]) -> bool:
-        """Whether the next chunks of these requests could need more blocks than are free. Only then
-        does their order matter, and only then are they ranked."""
-        cache = self.cache
+        """Whether the next chunks of these requests, with extra slots, could take more blocks than
+        are free. Only then does their order matter, and only then are they ranked."""
+        cache, num_lookahead = self.cache, self._lookahead.num_tokens
         num_free, block_size = cache.num_free_blocks, cache.block_size
-        most = len(order) + self._step_budget.max_num_tokens // block_size
-        if num_free >= most * len(cache.windows):
+        num_tokens = self._step_budget.max_num_tokens + len(order) * num_lookahead
+        if num_free >= (len(order) + num_tokens // block_size) * len(cache.windows):
             return False
         num_needed = 0
         for request in order:
             end = len(request.token_ids) + request.num_pending
-            end = min(end, request.num_computed_tokens + self._chunk_limit)
+            end = min(end, request.num_computed_tokens + self._chunk_limit) + num_lookahead
             num_logical_blocks = -(-end // block_size)
             if num_logical_blocks > request.block_table.num_logical_blocks:
                 num_needed += cache.num_blocks_to_grow(request.block_table, num_logical_blocks)
@@ -413,7 +413,7 @@ class Scheduler:
         table, hit = request.block_table, fit.hit
         self.cache.admit(table, hit, fit.num_slots)
         if self._lookahead.num_tokens:
-            self._lookahead.extend(table, fit.num_slots)
+            self._lookahead.extend(table, fit.num_slots, fit.num_due)
         step.plan.swap_ins += self.cache.swap_in(table, hit)
         step.plan.block_copies += self.cache.block_copies(table, hit)
         step.plan.admissions.append(

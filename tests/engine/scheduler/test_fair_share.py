@@ -314,6 +314,17 @@ class TestVictims:
         policy.charge_prompt(running[1], 500, 0)
         assert names(policy.ranked(running)) == ["r1", "r0", "r2"]
 
+    def test_the_oldest_that_got_no_further_since_it_gave_way_is_the_last_to_do_so_again(
+        self,
+    ) -> None:
+        policy = make_policy()
+        running = [held(0, "a", 20), held(1, "a", 20), held(2, "b", 2), held(3, "a", 9)]
+        for request in running[1:]:
+            request.num_once_computed = request.num_computed_tokens
+        assert names(policy.ranked(running)) == ["r1", "r2", "r0", "r3"]
+        running[1].num_computed_tokens += 1
+        assert names(policy.ranked(running)) == ["r2", "r1", "r0", "r3"]
+
     def test_of_equals_the_last_to_arrive_gives_way_first(self) -> None:
         running = [make_request(i, fair_key="a", running=True) for i in (2, 0, 1)]
         assert names(make_policy().ranked(running)) == ["r0", "r1", "r2"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from engine.request import RequestState
 from tests.engine.scheduler.harness import Harness
@@ -99,10 +101,15 @@ class TestRanking:
 
     @WINDOWS
     @OVERLAP
-    @pytest.mark.parametrize("chunk", [0, 5], ids=["whole", "chunks"])
+    @pytest.mark.parametrize(
+        ("chunk", "num_lookahead"),
+        [(0, 0), (5, 0), (5, 6)],
+        ids=["whole", "chunks", "extra slots"],
+    )
     def test_nobody_gives_way_unranked(
         self,
         chunk: int,
+        num_lookahead: int,
         overlap: bool,
         windows: tuple[int | None, ...],
         monkeypatch: pytest.MonkeyPatch,
@@ -114,6 +121,7 @@ class TestRanking:
             scheduler_reserve_full_isl=not chunk,
             async_scheduling=overlap,
             windows=windows,
+            num_lookahead_tokens=num_lookahead,
         )
         for index in range(9):
             harness.add(f"r{index}", 6 + 3 * index, max_tokens=30, ignore_eos=True)
@@ -126,7 +134,57 @@ class TestRanking:
             num_before = num_preemptions
             rankings.clear()
         assert num_before > 0
-        assert num_ranked < num_steps / 2
+        assert num_ranked < num_steps * 2 / 3
+        harness.check_outputs()
+
+
+class TestTurns:
+    """Tenants between whom blocks are short, with prompts in chunks: whoever gave way holds least
+    when it comes back, and could have the other give way before either got any further."""
+
+    @given(
+        requests=st.lists(
+            st.tuples(st.integers(1, 12), st.integers(1, 14), st.sampled_from("ab")),
+            min_size=2,
+            max_size=5,
+        ),
+        num_steps=st.integers(0, 3),
+        quantum=st.sampled_from([0.0, 20.0]),
+        overlap=st.booleans(),
+        num_lookahead=st.sampled_from([0, 5]),
+    )
+    @example([(1, 13, "b"), (1, 14, "a")], 1, 0.0, False, 0)  # gave way to the one that runs
+    @example([(4, 10, "a"), (9, 5, "b")], 0, 0.0, False, 0)  # and to one that was just admitted
+    @settings(max_examples=100, deadline=None)
+    def test_nobody_takes_turns_without_progress(
+        self,
+        requests: list[tuple[int, int, str]],
+        num_steps: int,
+        quantum: float,
+        overlap: bool,
+        num_lookahead: int,
+    ) -> None:
+        harness = small(
+            4,
+            policy="fair_share",
+            fair_share_quantum=quantum,
+            scheduler_reserve_full_isl=False,
+            long_prefill_token_threshold=3,
+            max_num_batched_tokens=8,
+            max_num_seqs=3,
+            async_scheduling=overlap,
+            num_lookahead_tokens=num_lookahead,
+        )
+        for index, (num_prompt, num_generated, tenant) in enumerate(requests):
+            num_generated = min(num_generated, 16 - num_prompt)
+            options: dict[str, Any] = {
+                "max_tokens": num_generated,
+                "ignore_eos": True,
+                "fair_key": tenant,
+            }
+            harness.add(f"r{index}", num_prompt, **options)
+            harness.step(num_steps)
+        harness.run(1000)
         harness.check_outputs()
 
 
