@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ import yaml
 
 from gateway.config import settings
 
-helm = pytest.importorskip("helm_python")
+if find_spec("helm_python") is None:
+    pytest.skip("helm-python-sdk is not installed", allow_module_level=True)
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
@@ -59,14 +63,32 @@ BARE: dict[str, Any] = {
 values = pytest.mark.parametrize("values", [{}, EVERYTHING, BARE], ids=["default", "all", "bare"])
 
 
-def rendered(given: dict[str, Any]) -> list[dict[str, Any]]:
-    return _rendered(json.dumps(given))
+HELM = """
+import json, sys, helm_python
+given = sys.stdin.read()
+if given:
+    with helm_python.Chart.load(sys.argv[1]) as chart:
+        print(json.dumps(chart.render(values=json.loads(given), name="one")))
+else:
+    print(json.dumps(helm_python.lint(sys.argv[1])))
+"""
 
 
 @cache
-def _rendered(given: str) -> list[dict[str, Any]]:
-    with helm.Chart.load(CHART) as chart:
-        pages = chart.render(values=json.loads(given), name="one")
+def helm(values: str) -> Any:
+    """The chart rendered with these values; without any, what the linter finds.
+
+    In a process of its own: Helm's code is Go, whose threads do not live on in a fork.
+    """
+    command = [sys.executable, "-c", HELM, CHART]
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return json.loads(done.stdout)
+
+
+def rendered(given: dict[str, Any]) -> list[dict[str, Any]]:
+    pages: dict[str, str] = helm(json.dumps(given))
     return [one for text in pages.values() for one in yaml.safe_load_all(text) if one]
 
 
@@ -172,12 +194,12 @@ def test_a_wrong_value_is_refused_by_name() -> None:
         {"image": {"pullPolicy": "Maybe"}},
     ]
     for wrong in wrongs:
-        with pytest.raises(helm.HelmError, match=r"gatway|replicas|pullPolicy"):
+        with pytest.raises(ValueError, match=r"HelmValuesError[\s\S]*(gatway|replicas|pullPolicy)"):
             rendered(wrong)
 
 
 def test_helms_linter_finds_nothing() -> None:
-    found = helm.lint(CHART)
+    found = helm("")
     assert found["errors"] == []
     assert [one for one in found["messages"] if one["severity"] > INFO] == []
 
