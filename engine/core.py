@@ -389,6 +389,7 @@ class EngineCore:
                 request.queue_s,
             )
         )
+        request.queue_s = None
         if request.finished:
             del self._requests[request.request_id]
             self._release_adapter(request)

@@ -218,8 +218,8 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     unenforced: list[tuple[str, str]] | None = None
     """Where ``structured_outputs`` is not strict and nobody enforces all of its schema: which
     keywords are left out, and where they stand."""
-    queue_s: float = 0.0
-    """Seconds from its arrival at the engine to its first admission (known from then on)."""
+    queue_s: float | None = None
+    """With the first output after it: seconds from its arrival at the engine to its admission."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

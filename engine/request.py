@@ -91,8 +91,9 @@ class Request:
     was_admitted: bool = False
     """It was admitted at least once, here or by the engine that it was moved from, and so no longer
     counts as queued."""
-    queue_s: float = 0.0
-    """Seconds from its arrival to its first admission; 0 after a move."""
+    queue_s: float | None = None
+    """Seconds from its arrival to its first admission, until an output has told them. None after a
+    move."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     row: int = -1

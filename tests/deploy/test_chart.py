@@ -80,7 +80,7 @@ def helm(values: str) -> Any:
 
     In a process of its own: Helm's code is Go, whose threads do not live on in a fork.
     """
-    command = [sys.executable, "-c", HELM, CHART]
+    command = [sys.executable, "-c", HELM, str(CHART)]
     done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(done.stderr)

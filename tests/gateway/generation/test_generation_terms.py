@@ -196,7 +196,8 @@ async def test_a_settlement_is_counted_in_the_metrics(model_dir: Path) -> None:
             for kind in ("prompt", "cached", "completion")
         }
         assert counted == {"prompt": 3, "cached": 0, "completion": 5}
-        assert value("sluice_e2e_request_latency_seconds_count") == 1
+        labels = {"model": event.model, "endpoint": ""}
+        assert value("sluice_e2e_request_latency_seconds_count", labels) == 1
 
 
 async def test_a_refusal_as_the_first_output_costs_nothing(model_dir: Path) -> None:
