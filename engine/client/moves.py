@@ -168,7 +168,8 @@ class Moves:
 
     def _tick_later(self) -> None:
         if self._timer is None and self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            after_s = min(TICK_S, max(self._failover_wait_s, 0.01))
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
