@@ -14,6 +14,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -117,6 +118,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     peer_host: str | None = None
     """This host's address for the gateways of other hosts; without it only workers of the same host
     resume each other's streams."""
+    outbound_networks: tuple[str, ...] = ()
+    """Networks that are not public and to which tenants may nevertheless have requests sent (the
+    receivers of their webhooks), such as ``10.1.0.0/16``."""
     shutdown_timeout_s: Seconds = 30.0
     """Time for running requests to end after SIGTERM, before they are aborted."""
     ws_auth_timeout_s: Seconds = 10.0
@@ -150,6 +154,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 "server.unix_socket is for one worker; set server.workers = 1, or host and port"
             )
+        for network in self.outbound_networks:
+            try:
+                ip_network(network)
+            except ValueError as error:
+                raise ConfigError(f"server.outbound_networks: {error}") from None
         for origin in self.allowed_origins:
             if origin == "*":
                 continue
