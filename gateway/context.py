@@ -34,6 +34,12 @@ notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 """Those of the HTTP request or the WebSocket that is being answered."""
 
 
+def endpoint() -> str | None:
+    """The path of the operation that is being answered; None outside of requests."""
+    noted = notes.get()
+    return None if noted is None else noted.endpoint or None
+
+
 @dataclass(slots=True)
 class RequestContext:
     """One for each HTTP request or WebSocket, made by the outermost middleware."""

@@ -163,6 +163,8 @@ class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):
     owner: UUID
     """The process that renews the lease."""
     lease: timedelta
+    endpoint: str | None = None
+    """For its row in the ledger."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

@@ -168,7 +168,7 @@ WHERE k.id = used.id;
 
 -- name: record_usage
 -- Ledger, sums, limits and reservations in one transaction: the ids of those that were not there.
-SELECT quota_settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written;
+SELECT quota_settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $12) AS written;
 
 -- name: put_limits for tenant
 -- False when the tenant has no such scope.
@@ -188,11 +188,11 @@ ORDER BY array_position(ARRAY['tenant', 'project', 'key'], scope_kind), scope_id
 SELECT answer.*
 FROM sluice_enter($2) AS tenant
 CROSS JOIN LATERAL
-    quota_reserve($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS answer;
+    quota_reserve($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $12) AS answer;
 
 -- name: reserve_many
 -- The same for many requests at once: an answer each, in their order.
-SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $12);
 
 -- name: month_left for tenant
 -- What scopes in which no request runs have left of the month: nothing can come back to them.
@@ -300,29 +300,31 @@ ORDER BY r.created_at, r.request_id;
 -- Single requests of a tenant, the newest first, a page of them.
 SELECT
     request_id, tenant_id, key_id, model, status, prompt_tokens, cached_tokens, completion_tokens,
-    created_at, end_user, cost_micro
+    created_at, end_user, cost_micro, endpoint
 FROM usage_event
 WHERE
     tenant_id = $1 AND created_at >= $2 AND created_at < $3
     AND (created_at, request_id) < ($4, $5)
     AND ($6::uuid IS NULL OR key_id = $6) AND ($7::text IS NULL OR model = $7)
     AND ($8::text IS NULL OR status = $8) AND ($9::text IS NULL OR end_user = $9)
+    AND ($10::text IS NULL OR endpoint = $10)
 ORDER BY created_at DESC, request_id DESC
-LIMIT $10;
+LIMIT $11;
 
 -- name: list_all_usage for operator
 -- Single requests of everybody, the newest first, a page of them.
 SELECT
     request_id, tenant_id, key_id, model, status, prompt_tokens, cached_tokens, completion_tokens,
-    created_at, end_user, cost_micro
+    created_at, end_user, cost_micro, endpoint
 FROM usage_event
 WHERE
     created_at >= $1 AND created_at < $2
     AND (created_at, request_id) < ($3, $4)
     AND ($5::uuid IS NULL OR key_id = $5) AND ($6::text IS NULL OR model = $6)
     AND ($7::text IS NULL OR status = $7) AND ($8::text IS NULL OR end_user = $8)
+    AND ($9::text IS NULL OR endpoint = $9)
 ORDER BY created_at DESC, request_id DESC
-LIMIT $9;
+LIMIT $10;
 
 -- name: kill_request for tenant
 -- Tells all workers; in the audit log whether or not one of them runs it.

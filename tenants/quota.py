@@ -256,6 +256,7 @@ class Quota:
         prompt_tokens: int,
         max_tokens: int,
         price: Price | None = None,
+        endpoint: str | None = None,
     ) -> Hold:
         """Reserve the prompt and a first slice in all scopes of the principal, or in none.
 
@@ -275,6 +276,7 @@ class Quota:
             price=price or Price(),
             owner=self.owner,
             lease=self._lease,
+            endpoint=endpoint,
         )
         if not principal.policies:
             answer = QuotaAnswer(state="running", completion_tokens=max_tokens)

@@ -148,6 +148,7 @@ def event_values(event: UsageEvent) -> tuple[object, ...]:
         event.created_at,
         event.end_user,
         event.cost_micro,
+        event.endpoint,
     )
 
 
@@ -165,4 +166,5 @@ def request_values(request: QuotaRequest) -> tuple[object, ...]:
         request.price.completion,
         request.owner,
         request.lease,
+        request.endpoint,
     )

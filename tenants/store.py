@@ -334,7 +334,10 @@ class Store(Directory):
         """Single requests by ``created_at`` and id, the newest first."""
         check_range(wanted.start, wanted.end)
         span = (wanted.start, wanted.end, *(after or (wanted.end, UUID(int=0))))
-        filters = (wanted.key_id, wanted.model, wanted.status, wanted.end_user)
+        filters = (
+            *(wanted.key_id, wanted.model, wanted.status, wanted.end_user),
+            wanted.endpoint,
+        )
         if (tenant_id := wanted.tenant_id) is None:
             rows = await self._all("list_all_usage", *span, *filters, limit)
         else:

@@ -145,6 +145,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The end user that the tenant named: the request's ``user``."""
     cost_micro: int = 0
     """Millionths of the currency of the prices."""
+    endpoint: str | None = None
+    """The path that the request came by, as the gateway's route table has it."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
@@ -192,6 +194,7 @@ class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     status: UsageStatus | None = None
     end_user: str | None = None
+    endpoint: str | None = None
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):

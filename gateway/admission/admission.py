@@ -13,7 +13,7 @@ import msgspec
 from engine.client.fleet import Fleet
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from gateway import tracing
+from gateway import context, tracing
 from gateway.admission import field_checks, output_format, tool_use
 from gateway.admission.admitted import Admitted
 from gateway.admission.output_format import OutputFormat
@@ -260,6 +260,7 @@ class Admission:
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
                 price=self._price,
+                endpoint=context.endpoint(),
             )
         except QuotaExceeded:
             self._check_not_draining()  # The queue of waiting requests may have been closed.

@@ -195,14 +195,14 @@ async def _show_rows(
         return
     rows = await store.list_usage(wanted, limit=limit)
     names = await store.names({one for row in rows for one in _ids(row)})
-    table = Table("time", "id", "tenant", "key", "model", "status", "end user")
+    table = Table("time", "id", "tenant", "key", "model", "endpoint", "status", "end user")
     for title in ("prompt tokens", "cached tokens", "completion tokens", "cost micro"):
         table.add_column(title, justify="right")
     for row in rows:
         table.add_row(
             *(f"{row.created_at:%Y-%m-%d %H:%M:%S}", str(row.request_id)),
             *(names.get(one, str(one)) for one in _ids(row)),
-            *(row.model, row.status, row.end_user or ""),
+            *(row.model, row.endpoint or "", row.status, row.end_user or ""),
             *(f"{row.prompt_tokens:,}", f"{row.cached_tokens:,}", f"{row.completion_tokens:,}"),
             f"{row.cost_micro:,}",
         )

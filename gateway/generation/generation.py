@@ -327,6 +327,7 @@ class Generation:
             created_at=datetime.fromtimestamp(self.created, UTC),
             end_user=self.admitted.end_user,
             cost_micro=self.admitted.price.cost(prompt_tokens, cached_tokens, completion_tokens),
+            endpoint=None if self._notes is None else self._notes.endpoint or None,
         )
 
     @property

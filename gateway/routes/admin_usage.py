@@ -95,6 +95,7 @@ async def requests(services: Services, request: Request) -> Response:
         model=_plain(request, "model"),
         status=cast("UsageStatus | None", status),
         end_user=_plain(request, "end_user"),
+        endpoint=_plain(request, "endpoint"),
     )
     if form in MEDIA_TYPES:
         return StreamingResponse(

@@ -134,6 +134,7 @@ _ROWS = (
     _text("model", "Only this model's."),
     Parameter("status", {"enum": list(USAGE_STATUSES)}, "Only those that ended so."),
     _text("end_user", "Only this end user's."),
+    _text("endpoint", "Only those that came by this path."),
     _one_of("format", "csv and jsonl export all rows.", "json", "csv", "jsonl"),
 )
 

@@ -173,6 +173,8 @@ class UsageRowObject(Shown, frozen=True, kw_only=True):
     created_at: float
     """When it ended."""
     end_user: str | None
+    endpoint: str | None
+    """The path that it came by; None if an older version wrote it."""
     object: Literal["usage.request"] = "usage.request"
 
     @classmethod

@@ -484,6 +484,7 @@ class MemoryStore(Store):
                     completion_tokens=held.generated_tokens,
                     created_at=self._now(),
                     cost_micro=request.price.cost(request.prompt_tokens, 0, held.generated_tokens),
+                    endpoint=request.endpoint,
                 )
             )
         else:

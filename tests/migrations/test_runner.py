@@ -30,9 +30,21 @@ ROWS_OF_0100 = (
     "name, '{chat,admin}' FROM tenant",
     "SELECT limit_put(id, 'tenant', id, 600, NULL, 5, NULL, NULL, NULL, NULL, NULL, NULL, NULL) "
     "FROM tenant",
-    "SELECT quota_settle(ARRAY[gen_random_uuid()], ARRAY[tenant_id], ARRAY[id], '{demo}', "
-    "'{stop}', '{10}', '{4}', '{6}', ARRAY[now()], '{NULL}', '{7}', NULL) FROM api_key",
+    "INSERT INTO usage_event (request_id, tenant_id, key_id, model, status, prompt_tokens, "
+    "cached_tokens, completion_tokens, created_at, cost_micro) "
+    "SELECT gen_random_uuid(), tenant_id, id, 'demo', 'stop', 10, 4, 6, now(), 7 FROM api_key",
+    "INSERT INTO usage_delta SELECT tenant_id, key_id, model, date_trunc('hour', created_at), 1, "
+    "prompt_tokens, cached_tokens, completion_tokens, cost_micro FROM usage_event",
+    # As it was there, without the endpoints.
+    "CREATE FUNCTION quota_settle(uuid[], uuid[], uuid[], text[], text[], integer[], integer[], "
+    "integer[], timestamptz[], text[], bigint[], timestamptz) RETURNS uuid[] LANGUAGE sql "
+    "AS 'SELECT $1'",
 )
+SETTLE_OF_0100 = (
+    "SELECT quota_settle(ARRAY[gen_random_uuid()], ARRAY[tenant_id], ARRAY[id], '{demo}', "
+    "'{stop}', '{10}', '{4}', '{6}', ARRAY[now()], '{NULL}', '{7}', NULL) FROM api_key"
+)
+"""How workers of that version call it."""
 TENANT, KEY = UUID(int=1), UUID(int=2)
 PARTITION = re.compile(r"usage_(event|seen)_(\d{4}_\d\d|default)")
 
@@ -137,6 +149,8 @@ class TestUpgrade:
                 before = await rows(empty_pg_dsn)
                 assert len(before) == 2
             assert await rows(empty_pg_dsn) == before
+        await execute(empty_pg_dsn, SETTLE_OF_0100)
+        assert len(await rows(empty_pg_dsn)) > len(before), "the new function is called"
 
     async def test_a_database_from_before_the_first_release_is_refused(
         self, empty_pg_dsn: str

@@ -17,9 +17,11 @@ from tenants.embedded import EmbeddedPostgres
 from tenants.errors import InvalidValue, StoreUnavailable
 from tenants.limits import Limits
 from tenants.store import Store
+from tenants.types import UsageFilter
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
 from tests.postgres import FAST, execute, owned, with_database
+from tests.tenants.reserving import ask, limited
 from tests.tenants.samples import make_event, make_key
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
@@ -213,6 +215,21 @@ class TestFailures:
             with pytest.raises(asyncpg.RestrictViolationError, match="append-only"):
                 await execute(pg_dsn, statement)
         assert (await usage_totals(pg_store, principal.tenant.id)).completion_tokens == 20
+
+    async def test_a_reservation_knows_the_endpoint_for_its_row(self, pg_store: Store) -> None:
+        """Alone, and in a block."""
+        key = await limited(pg_store, max_concurrent=3, max_queued=1)
+        asked = [ask(key, endpoint=f"/v1/{number}", lease=timedelta()) for number in range(3)]
+        await pg_store.reserve(asked[0])
+        await asyncio.gather(*map(pg_store.reserve, asked[1:]))
+        while await pg_store.reap():
+            pass
+        now = datetime.now(UTC)
+        wanted = UsageFilter(start=now - timedelta(hours=1), end=now + timedelta(hours=1))
+        rows = await pg_store.list_usage(wanted)
+        assert {row.request_id: row.endpoint for row in rows} == {
+            one.request_id: one.endpoint for one in asked
+        }
 
     async def test_ledger_is_kept_by_month(self, pg_dsn: str, pg_store: Store) -> None:
         _, principal = await make_key(pg_store)

@@ -21,7 +21,7 @@ BEGIN
             ARRAY[v_row.key_id], ARRAY[v_row.model], ARRAY['error'], ARRAY[v_row.prompt_tokens],
             ARRAY[0], ARRAY[v_row.generated_tokens], ARRAY[v_now], ARRAY[NULL::text],
             ARRAY[limit_cost(v_row.prompt_tokens, v_row.generated_tokens, v_row.prompt_price,
-                v_row.completion_price)], p_now);
+                v_row.completion_price)], p_now, ARRAY[v_row.endpoint]);
     END IF;
     RETURN v_row.request_id;
 END

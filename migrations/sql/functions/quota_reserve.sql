@@ -3,7 +3,8 @@
 CREATE OR REPLACE FUNCTION quota_reserve(
     p_request_id uuid, p_tenant_id uuid, p_project_id uuid, p_key_id uuid, p_model text,
     p_prompt_tokens bigint, p_completion_tokens bigint, p_prompt_price bigint,
-    p_completion_price bigint, p_owner uuid, p_lease interval, p_now timestamptz
+    p_completion_price bigint, p_owner uuid, p_lease interval, p_now timestamptz,
+    p_endpoint text DEFAULT NULL
 )
 RETURNS quota_answer
 LANGUAGE plpgsql
@@ -149,13 +150,14 @@ BEGIN
         INSERT INTO reservation (
             request_id, tenant_id, key_id, scope_ids, state, model, owner, month,
             prompt_tokens, completion_tokens, prompt_price, completion_price, created_at,
-            expires_at
+            expires_at, endpoint
         )
         VALUES (
             p_request_id, p_tenant_id, p_key_id, v_scope_ids, v_answer.state, p_model, p_owner,
             v_month, p_prompt_tokens,
             CASE WHEN v_answer.state = 'running' THEN v_grant ELSE 0 END,
-            p_prompt_price, p_completion_price, v_now, v_now + p_lease
+            p_prompt_price, p_completion_price, v_now, v_now + p_lease,
+            p_endpoint
         )
         ON CONFLICT (request_id) DO UPDATE SET
             state = excluded.state, month = excluded.month,

@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION quota_reserve_many(
     p_request_ids uuid[], p_tenant_ids uuid[], p_project_ids uuid[], p_key_ids uuid[],
     p_models text[], p_prompt_tokens bigint[], p_completion_tokens bigint[],
     p_prompt_prices bigint[], p_completion_prices bigint[], p_owners uuid[], p_leases interval[],
-    p_now timestamptz
+    p_now timestamptz, p_endpoints text[] DEFAULT NULL
 )
 RETURNS SETOF quota_answer
 LANGUAGE plpgsql
@@ -28,8 +28,8 @@ BEGIN
     SELECT array_agg(a::quota_asked ORDER BY a.request_id) INTO v_asked
     FROM unnest(p_request_ids, p_tenant_ids, p_project_ids, p_key_ids, p_models,
         p_prompt_tokens, p_completion_tokens, p_prompt_prices, p_completion_prices, p_owners,
-        p_leases) AS a (request_id, tenant_id, project_id, key_id, model, prompt_tokens,
-        completion_tokens, prompt_price, completion_price, owner, lease);
+        p_leases, p_endpoints) AS a (request_id, tenant_id, project_id, key_id, model, prompt_tokens,
+        completion_tokens, prompt_price, completion_price, owner, lease, endpoint);
     v_lacking := quota_lacking(v_asked, v_now);
     v_block := ARRAY (
         SELECT a::quota_asked FROM unnest(v_asked) AS a WHERE a.tenant_id <> ALL (v_lacking)
@@ -51,7 +51,7 @@ BEGIN
             RETURN NEXT quota_reserve(
                 p_request_ids[i], p_tenant_ids[i], p_project_ids[i], p_key_ids[i], p_models[i],
                 p_prompt_tokens[i], p_completion_tokens[i], p_prompt_prices[i],
-                p_completion_prices[i], p_owners[i], p_leases[i], p_now);
+                p_completion_prices[i], p_owners[i], p_leases[i], p_now, p_endpoints[i]);
         ELSE
             v_answer := jsonb_populate_record(NULL::quota_answer,
                 v_taken -> p_request_ids[i]::text);

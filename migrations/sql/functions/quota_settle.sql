@@ -4,7 +4,8 @@
 CREATE OR REPLACE FUNCTION quota_settle(
     p_request_ids uuid[], p_tenant_ids uuid[], p_key_ids uuid[], p_models text[], p_statuses text[],
     p_prompt_tokens integer[], p_cached_tokens integer[], p_completion_tokens integer[],
-    p_created_at timestamptz[], p_end_users text[], p_costs bigint[], p_now timestamptz
+    p_created_at timestamptz[], p_end_users text[], p_costs bigint[], p_now timestamptz,
+    p_endpoints text[] DEFAULT NULL
 )
 RETURNS uuid[]
 LANGUAGE plpgsql
@@ -20,10 +21,10 @@ BEGIN
     WITH event AS (
         SELECT * FROM unnest(
             p_request_ids, p_tenant_ids, p_key_ids, p_models, p_statuses, p_prompt_tokens,
-            p_cached_tokens, p_completion_tokens, p_created_at, p_end_users, p_costs
+            p_cached_tokens, p_completion_tokens, p_created_at, p_end_users, p_costs, p_endpoints
         ) AS e (
             request_id, tenant_id, key_id, model, status, prompt_tokens, cached_tokens,
-            completion_tokens, created_at, end_user, cost_micro
+            completion_tokens, created_at, end_user, cost_micro, endpoint
         )
     ), seen AS (
         INSERT INTO usage_seen (request_id, tenant_id, created_at)
@@ -35,11 +36,11 @@ BEGIN
     ), ledger AS (
         INSERT INTO usage_event (
             request_id, tenant_id, key_id, model, status, prompt_tokens, cached_tokens,
-            completion_tokens, created_at, end_user, cost_micro
+            completion_tokens, created_at, end_user, cost_micro, endpoint
         )
         SELECT
             request_id, tenant_id, key_id, model, status, prompt_tokens, cached_tokens,
-            completion_tokens, created_at, end_user, cost_micro
+            completion_tokens, created_at, end_user, cost_micro, endpoint
         FROM written
     ), sums AS (
         -- Added without looking at what is there, so that nobody waits; usage_roll_up moves them.

@@ -8,7 +8,8 @@ DECLARE
 BEGIN
     INSERT INTO reservation (
         request_id, tenant_id, key_id, scope_ids, state, model, owner, month, prompt_tokens,
-        completion_tokens, prompt_price, completion_price, created_at, expires_at
+        completion_tokens, prompt_price, completion_price, created_at, expires_at,
+        endpoint
     )
     SELECT
         a.request_id, a.tenant_id, a.key_id,
@@ -19,7 +20,8 @@ BEGIN
             ORDER BY s.scope_id
         ),
         'running', a.model, a.owner, limit_month(v_now), a.prompt_tokens,
-        a.completion_tokens, a.prompt_price, a.completion_price, v_now, v_now + a.lease
+        a.completion_tokens, a.prompt_price, a.completion_price, v_now, v_now + a.lease,
+        a.endpoint
     FROM unnest(p_asked) AS a ORDER BY a.request_id;
     SELECT
         array_agg(scope_id) AS scope_ids, array_agg(requests) AS requests,

@@ -19,8 +19,11 @@ from tenants.limits import Limits
 from tenants.request_ids import new_request_id
 from tenants.shared import EngineRecord
 from tenants.types import Tenant
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import exchange, post
 from tests.gateway.routes.test_admin import Admin, admin_of
-from tests.gateway.serving import Gateway
+from tests.gateway.serving import MODEL, Gateway, encode
+from tests.gateway.ws_client import ready
 from tests.tenants.reserving import ask
 from tests.tenants.samples import make_event
 
@@ -179,6 +182,34 @@ async def test_single_requests_are_found_by_what_they_are(gateway: Gateway) -> N
     own = Admin(gateway, await gateway.key("usage"))
     await own.error(404, "GET", f"/usage/requests?tenant_id={other.id}")
     assert len((await own.ok("GET", "/usage/requests"))["data"]) == 3
+
+
+async def test_the_ledger_names_the_endpoint_of_each_request(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    double.script = lambda _: Play(text="hi")
+    admin, everything = await admin_of(gateway), await gateway.key("chat", "responses")
+    text: dict[str, Any] = {"model": MODEL, "max_tokens": 1}
+    message = {"messages": [{"role": "user", "content": "hi"}], **text}
+    for path, body in (
+        ("/v1/chat/completions", message),
+        ("/v1/completions", {"prompt": "hi", **text}),
+        ("/v1/messages", message),
+        ("/v1/responses", {"input": "hi", "model": MODEL}),
+    ):
+        sent = post(gateway, encode(body), path=path, key=everything)
+        assert (await exchange(gateway, sent)).status == 200
+    async with ready(gateway) as client:
+        await client.chat("turn")
+        await client.turn("turn")
+    await gateway.usage(5)
+    rows = (await admin.ok("GET", "/usage/requests"))["data"]
+    assert [row["endpoint"] for row in reversed(rows)] == [
+        "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/chat",
+    ]  # fmt: skip
+    (found,) = (await admin.ok("GET", "/usage/requests?endpoint=/v1/messages"))["data"]
+    assert found == rows[2]
+    assert b",/v1/messages\n" in (await admin("GET", "/usage/requests?format=csv")).body
 
 
 async def test_requests_are_exported_whole_and_a_page_at_a_time(
