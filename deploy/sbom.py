@@ -3,7 +3,7 @@
     python -m deploy.sbom [--python PYTHON] FOLDER
 
 The environment is that of ``PYTHON``, by default the one that runs this; it has Sluice, and should
-have nothing that Sluice does not need. Needs the package ``cyclonedx-bom``.
+have nothing that Sluice does not need. Needs ``cyclonedx-bom``: ``pip install -e .[release]``.
 """
 
 from __future__ import annotations

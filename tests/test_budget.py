@@ -28,7 +28,7 @@ TABLE_OF_TWO = {"work_s": 0.1, "cpu_s": {"tests/a": 10.0, "tests/b": 100.0}}
 
 
 def costs(work_s: float = 0.1, **cpu_s: float) -> Costs:
-    found = Costs(work_s=work_s)
+    found = Costs(works_s=[work_s])
     for name, cost in cpu_s.items():
         found.cpu_s[f"tests/{name}"] = cost
     return found
@@ -38,15 +38,17 @@ def costs(work_s: float = 0.1, **cpu_s: float) -> Costs:
     ("measured", "over"),
     [
         (costs(a=10, b=100), []),
-        (costs(a=10, b=134), ["tests/b"]),
-        (costs(a=15.9, b=132), []),
-        (costs(a=16.1, b=132), ["tests/a"]),
-        (costs(0.2, a=30, b=260), []),  # on a machine that is half as fast
-        (costs(0.05, a=5, b=70), ["tests/b"]),
+        (costs(a=1, b=134), ["tests/b", "all"]),
+        (costs(a=1, b=132), ["all"]),
+        (costs(a=15.9, b=100), []),
+        (costs(a=16.1, b=100), ["tests/a"]),
+        (costs(a=15, b=110), ["all"]),
+        (costs(0.2, a=30, b=215), []),  # on a machine that is half as fast
+        (costs(0.05, a=1, b=67), ["tests/b", "all"]),
         (costs(a=1, c=4), ["tests/c"]),  # a folder without a budget
     ],
 )
-def test_what_costs_a_third_more_is_over(measured: Costs, over: list[str]) -> None:
+def test_a_folder_a_third_over_and_a_sum_a_tenth_over(measured: Costs, over: list[str]) -> None:
     lines, is_over = compared(measured, TABLE_OF_TWO)
     assert [line.split()[0] for line in lines if line.endswith("OVER")] == over
     assert is_over == bool(over)
@@ -61,7 +63,7 @@ def test_the_costs_of_all_processes_and_one_server() -> None:
         whole.add(part)
     assert whole.cpu_s == {"tests/a": 4, POSTGRES: 3}
     assert whole.seconds == {"tests/a/test_x.py": 4}
-    assert whole.work_s == 0.3
+    assert whole.works_s == [0.1, 0.3]
 
 
 def test_what_is_recorded_is_what_is_compared() -> None:
