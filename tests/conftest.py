@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # turning in circles they would take each other's cores where tests run beside others, and the
 # same work would take five times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests run in as many forks as there are cores: a second thread would only wait for its turn. Tests
+# of what threads share set their number themselves.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A slow machine is no failure, and a run says the same as the run before it. What fails is told as
 # it was found: to look for a smaller example may take longer than a test has, and then nothing is
