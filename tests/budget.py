@@ -142,7 +142,11 @@ class Meter:
 
     def told(self) -> Any:
         costs = self.costs
-        return {"cpu_s": dict(costs.cpu_s), "seconds": dict(costs.seconds), "works_s": costs.works_s}
+        return {
+            "cpu_s": dict(costs.cpu_s),
+            "seconds": dict(costs.seconds),
+            "works_s": costs.works_s,
+        }
 
     def add(self, told: Any) -> None:
         self.costs.add(Costs(**told))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 import pytest_asyncio
-from anthropic import AsyncAnthropic
 
 from tests.e2e import recorded_clients as recorded
 from tests.gateway.serving import MODEL, Gateway
+
+if TYPE_CHECKING:  # it takes a second, which whoever collects all tests need not wait for
+    import anthropic
+    from anthropic import AsyncAnthropic
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
@@ -34,6 +36,8 @@ TOOL: Any = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def client(gateway: Gateway) -> AsyncIterator[AsyncAnthropic]:
+    from anthropic import AsyncAnthropic
+
     async with AsyncAnthropic(
         base_url=gateway.url, api_key=gateway.api_key, max_retries=0
     ) as client:
@@ -173,6 +177,9 @@ def kind_of(error: anthropic.APIStatusError) -> str:
 
 
 async def test_errors_have_their_classes(client: AsyncAnthropic, gateway: Gateway) -> None:
+    import anthropic
+    from anthropic import AsyncAnthropic
+
     with pytest.raises(anthropic.BadRequestError) as bad:
         await client.messages.create(**options(max_tokens=0))
     assert kind_of(bad.value) == "invalid_request_error"
