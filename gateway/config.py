@@ -344,6 +344,11 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """This host's address for the gateways of other hosts, at which ``sluice engine`` listens."""
     engine_port: Port = 0
     """The port that it listens on there; 0 picks a free one."""
+    engine_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+    """The name of ``sluice engine`` in the registry, another one for each; by default its host and
+    port."""
+    engine_node: str | None = None
+    """Where it runs, as ``sluice fleet list`` shows it; by default the name of its host."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

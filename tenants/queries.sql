@@ -647,12 +647,14 @@ WHERE id = $1;
 
 -- name: register_engine
 -- An engine registers itself, or renews its lease: see the function.
-SELECT engine_register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) AS verdict;
+SELECT engine_register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+    AS verdict;
 
 -- name: list_engines
 -- All engines that are registered, and whether their leases run.
 SELECT id, model, config_hash, text_hash, address, public_key, protocol, version, capacity, epoch,
-    state, is_drained, num_running, num_waiting, started_at, expires_at > now() AS is_leased
+    state, is_drained, num_running, num_waiting, num_admitted, queue_time_s, node, started_at,
+    expires_at > now() AS is_leased
 FROM engine_replica
 ORDER BY id;
 
@@ -672,6 +674,30 @@ RETURNING id;
 -- An engine has left.
 DELETE FROM engine_replica
 WHERE id = $1 AND epoch = $2;
+
+-- name: want_model
+-- A gateway has a request for a model that no engine can take. Whether anybody is there to start one.
+INSERT INTO model_scaling AS known (model, wanted_at)
+VALUES ($1, now())
+ON CONFLICT (model) DO UPDATE SET wanted_at = excluded.wanted_at
+RETURNING coalesce(known.expires_at > now(), false) AS is_led;
+
+-- name: lead_model
+-- A controller decides about the replicas of a model from now on, or goes on doing so; no row if
+-- another one does.
+INSERT INTO model_scaling AS known (model, controller, expires_at, num_replicas)
+VALUES ($1, $2, now() + $3::interval, $4)
+ON CONFLICT (model) DO UPDATE
+SET controller = excluded.controller, expires_at = excluded.expires_at,
+    num_replicas = coalesce(excluded.num_replicas, known.num_replicas)
+WHERE known.controller IS NULL OR known.controller = excluded.controller
+    OR known.expires_at <= now()
+RETURNING extract(epoch FROM now() - wanted_at)::double precision AS wanted_s, num_replicas;
+
+-- name: leave_model
+-- A controller decides about a model no more.
+UPDATE model_scaling SET controller = NULL, expires_at = NULL
+WHERE model = $1 AND controller = $2;
 
 -- name: delete_expired for operator
 -- What is past its end, a batch of each kind; rows that somebody else deletes are passed over. A

@@ -67,6 +67,15 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its lease runs. If not, it is dead, or the store's clock was set forward."""
 
 
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """What a controller of replicas has to know of a model."""
+
+    wanted_s: float | None
+    """How long ago a gateway last had a request that no engine could take."""
+    num_replicas: int | None
+    """What was decided last, by this controller or the one before."""
+
+
 Verdict = Literal["ok", "epoch over", "other weights"]
 
 
@@ -97,6 +106,12 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_drained: bool = False
     num_running: int = 0
     num_waiting: int = 0
+    num_admitted: int = 0
+    """Requests that it began to run, since it was started."""
+    queue_time_s: float = 0.0
+    """How long these waited for that, in sum."""
+    node: str | None = None
+    """Where it runs, for operators."""
     started_at: datetime | None = None
     is_leased: bool = True
 
@@ -280,6 +295,7 @@ class SharedState:
             *(engine.id, engine.model, engine.config_hash, engine.text_hash, engine.address),
             *(engine.public_key, engine.protocol, engine.version, engine.capacity, engine.epoch),
             *(engine.state, engine.num_running, engine.num_waiting, lease),
+            *(engine.node, engine.num_admitted, engine.queue_time_s),
         )
         rows = await self._connections.fetch(_SQL["register_engine"], fields)
         verdict: Verdict = rows[0]["verdict"]
@@ -303,6 +319,26 @@ class SharedState:
     async def forget_engine(self, engine_id: str, epoch: int) -> None:
         """Remove an engine that leaves."""
         await self._connections.fetch(_SQL["forget_engine"], (engine_id, epoch))
+
+    async def want_model(self, model: str) -> bool:
+        """Note that a request for this model came that no engine can take. Returns whether anybody
+        is there to start one."""
+        rows = await self._connections.fetch(_SQL["want_model"], (model,))
+        is_led: bool = rows[0]["is_led"]
+        return is_led
+
+    async def lead_model(
+        self, model: str, controller: str, lease: timedelta, num_replicas: int | None = None
+    ) -> Scaling | None:
+        """Decide about a model's replicas for so long, as ``controller``; None if another one does.
+        ``num_replicas``: the decision, for the next one who leads."""
+        row = (model, controller, lease, num_replicas)
+        rows = await self._connections.fetch(_SQL["lead_model"], row)
+        return Scaling(**rows[0]) if rows else None
+
+    async def leave_model(self, model: str, controller: str) -> None:
+        """Decide about a model's replicas no more."""
+        await self._connections.fetch(_SQL["leave_model"], (model, controller))
 
     async def delete_expired(self) -> int:
         """Delete expired rows, at most a thousand of each kind; returns how many. Workers and

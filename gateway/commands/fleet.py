@@ -25,14 +25,14 @@ async def list_(store: Store) -> None:
     from gateway.commands.tables import show, time_of
 
     columns = ("engine", "model", "state", "running", "waiting", "capacity", "address", "version")
-    table = Table(*columns, "since")
+    table = Table(*columns, "since", "node")
     for engine in await store.shared.list_engines():
         since = "" if engine.started_at is None else time_of(engine.started_at)
         cells = (engine.num_running, engine.num_waiting, engine.capacity)
         address = engine.address or "its own host"
         table.add_row(
             *(engine.id, engine.model, engine.condition, *map(str, cells)),
-            *(address, engine.version, since),
+            *(address, engine.version, since, engine.node or ""),
         )
     show(table)
 

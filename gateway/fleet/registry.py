@@ -230,4 +230,7 @@ def record_of(
         state="ready" if engine.ready else "loading",
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,
+        num_admitted=sum(stats.queue_time_counts),
+        queue_time_s=stats.queue_time_sum_s,
+        node=config.fleet.engine_node or socket.gethostname(),
     )

@@ -58,7 +58,8 @@ class EngineHost:
         self._identity = identity
         self._process = process
         self._bound, self.address = _address(config.fleet.engine_host, config.fleet.engine_port)
-        self.id = f"{socket.gethostname()}:{self.address.rpartition(':')[2]}"
+        port = self.address.rpartition(":")[2]
+        self.id = config.fleet.engine_id or f"{socket.gethostname()}:{port}"
         self._epoch = 0
         self._changed = asyncio.Event()
         self._outage = OutageLog(logger)

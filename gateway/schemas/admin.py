@@ -250,6 +250,8 @@ class EngineObject(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     capacity: int
     """The most requests that it runs at once."""
+    node: str | None
+    """Where it runs."""
     version: str
     epoch: str
     """A later one for each start, as a number in digits."""
@@ -267,6 +269,7 @@ class EngineObject(msgspec.Struct, frozen=True, kw_only=True):
             running=engine.num_running,
             waiting=engine.num_waiting,
             capacity=engine.capacity,
+            node=engine.node,
             version=engine.version,
             epoch=str(engine.epoch),
             started_at=None if started is None else int(started.timestamp()),

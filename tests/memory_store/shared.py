@@ -14,6 +14,7 @@ from tenants.shared import (
     ArchivedStream,
     Claim,
     EngineRecord,
+    Scaling,
     SharedState,
     StoredResponse,
     Verdict,
@@ -86,6 +87,9 @@ class MemoryShared(SharedState):
         self._claims = _Table[Claim](now)
         self._workers: dict[str, tuple[str, datetime]] = {}
         self._engines: dict[str, tuple[EngineRecord, datetime]] = {}
+        self._wanted: dict[str, datetime] = {}
+        self._leaders: dict[str, tuple[str, datetime]] = {}
+        self._decided: dict[str, int] = {}
 
     async def register_engine(self, engine: EngineRecord, lease: timedelta) -> Verdict:
         known, now = self._engines.get(engine.id), self._now()
@@ -133,6 +137,29 @@ class MemoryShared(SharedState):
     async def forget_engine(self, engine_id: str, epoch: int) -> None:
         if engine_id in self._engines and self._engines[engine_id][0].epoch == epoch:
             del self._engines[engine_id]
+
+    async def want_model(self, model: str) -> bool:
+        self._wanted[model] = self._now()
+        return model in self._leaders and self._leaders[model][1] > self._now()
+
+    async def lead_model(
+        self, model: str, controller: str, lease: timedelta, num_replicas: int | None = None
+    ) -> Scaling | None:
+        now = self._now()
+        if model in self._leaders:
+            leader, expires_at = self._leaders[model]
+            if leader != controller and expires_at > now:
+                return None
+        self._leaders[model] = controller, now + lease
+        if num_replicas is not None:
+            self._decided[model] = num_replicas
+        wanted_at = self._wanted.get(model)
+        wanted_s = None if wanted_at is None else (now - wanted_at).total_seconds()
+        return Scaling(wanted_s=wanted_s, num_replicas=self._decided.get(model))
+
+    async def leave_model(self, model: str, controller: str) -> None:
+        if model in self._leaders and self._leaders[model][0] == controller:
+            del self._leaders[model]
 
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
         self._check_tenant(response.tenant_id)

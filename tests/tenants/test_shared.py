@@ -14,6 +14,7 @@ from tenants.shared import (
     ArchivedStream,
     Claim,
     EngineRecord,
+    Scaling,
     SharedState,
     StoredResponse,
     WorkerAddress,
@@ -253,7 +254,9 @@ async def test_engines_come_and_go(shared: SharedState) -> None:
     assert found == msgspec.structs.replace(loading, started_at=started_at)
     assert found.condition == "loading"
 
-    busy = make_engine(num_running=3, num_waiting=4)
+    busy = make_engine(
+        num_running=3, num_waiting=4, num_admitted=2**40, queue_time_s=0.5, node="gpu7"
+    )
     assert await shared.register_engine(busy, DAY) == "ok"
     assert await shared.list_engines() == [msgspec.structs.replace(busy, started_at=started_at)]
     assert await shared.drain_engine("host:1", is_drained=True)
@@ -283,6 +286,32 @@ async def test_an_engine_is_given_up_once_its_lease_is_over(shared: SharedState)
     assert await shared.register_engine(make_engine(epoch=11), DAY) == "ok"
     (found,) = await shared.list_engines()
     assert found.condition == "ready"
+
+
+async def test_one_controller_leads_a_model(shared: SharedState) -> None:
+    assert not await shared.want_model("demo")  # nobody is there yet
+    scaling = await shared.lead_model("demo", "one", DAY, 2)
+    assert scaling is not None
+    assert scaling.num_replicas == 2
+    assert scaling.wanted_s is not None
+    assert 0 <= scaling.wanted_s < 60
+    assert await shared.want_model("demo")
+    assert await shared.lead_model("demo", "two", DAY) is None
+    assert await shared.lead_model("another", "two", DAY) == Scaling(
+        wanted_s=None, num_replicas=None
+    )
+    # Its lease ends, or it leaves: the next one knows what was decided.
+    assert await shared.lead_model("demo", "one", NOTHING, 3) is not None
+    assert not await shared.want_model("demo")
+    scaling = await shared.lead_model("demo", "two", DAY)
+    assert scaling is not None
+    assert scaling.num_replicas == 3
+    assert await shared.lead_model("demo", "one", DAY) is None
+    await shared.leave_model("demo", "one")
+    assert await shared.want_model("demo")
+    await shared.leave_model("demo", "two")
+    assert not await shared.want_model("demo")
+    assert await shared.lead_model("demo", "one", DAY) is not None
 
 
 async def test_engines_of_a_model_have_the_same_weights(shared: SharedState) -> None:

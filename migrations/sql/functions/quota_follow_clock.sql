@@ -25,5 +25,7 @@ BEGIN
     WHERE expires_at > v_now + p_lease + interval '1 minute';
     UPDATE engine_replica SET expires_at = v_now + p_lease
     WHERE expires_at > v_now + p_lease + interval '1 minute';
+    UPDATE model_scaling SET expires_at = v_now + p_lease
+    WHERE expires_at > v_now + p_lease + interval '1 minute';
 END
 $$;
