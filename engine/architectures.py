@@ -50,6 +50,35 @@ NATIVE = {
 }
 """Keyed by the name in a checkpoint's ``architectures``."""
 
+ENCODERS = {
+    "BertModel": "bert",
+    "BertForMaskedLM": "bert",
+    "BertForSequenceClassification": "bert",
+    "RobertaModel": "bert",
+    "RobertaForMaskedLM": "bert",
+    "RobertaForSequenceClassification": "bert",
+    "XLMRobertaModel": "bert",
+    "XLMRobertaForMaskedLM": "bert",
+    "XLMRobertaForSequenceClassification": "bert",
+    "ModernBertModel": "modernbert",
+    "ModernBertForMaskedLM": "modernbert",
+    "ModernBertForSequenceClassification": "modernbert",
+}
+"""Models of attention in both directions, which make embeddings or scores, by the name in a
+checkpoint's ``architectures``: the module that implements each."""
+
+
+def decoder_of(architecture: str) -> str | None:
+    """The native decoder that an architecture is made of: ``Qwen3ForCausalLM`` of itself, of
+    ``Qwen3Model`` (embeddings) and of ``Qwen3ForSequenceClassification`` (scores). None if there is
+    none."""
+    for suffix in ("ForCausalLM", "Model", "ForSequenceClassification"):
+        name = architecture.removesuffix(suffix) + "ForCausalLM"
+        if architecture.endswith(suffix) and name in NATIVE:
+            return name
+    return architecture if architecture in NATIVE else None
+
+
 FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)
 """Those available for models that run through transformers: weights are quantized while loading."""
 

@@ -8,9 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from engine import hub
+from engine import hub, pooling
 from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError
+from engine.pooling import PoolingModel, RunnerName
 from engine.spec.config import SpeculativeConfig
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -44,6 +45,13 @@ _AT_LEAST_ZERO = (
 )
 
 
+_GENERATING = (
+    *("tensor_parallel_size", "enable_expert_parallel", "quantize_lm_head"),
+    *("speculative_config", "enable_lora"),
+)
+_DECODING = ("quantization", "kv_cache_dtype", "load_format")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the engine process needs to know. Checked on construction (``ConfigError``)."""
 
@@ -51,6 +59,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A folder in Hugging Face layout, or the id of a repository on the hub (``owner/name``)."""
     revision: str | None = None
     """Branch, tag or commit of a hub repository; its main branch by default."""
+    runner: RunnerName = "auto"
+    """What the model is for: to ``generate`` text, or ``pooling``, which makes a vector or a score
+    of a prompt; ``auto`` decides by the checkpoint. With ``pooling``, a decoder without files of
+    sentence-transformers makes embeddings of its last token."""
     model_impl: ModelImpl = "auto"
     """Whose implementation computes the model: ``native`` is ours, ``transformers`` that library's;
     ``auto`` takes ours where there is one."""
@@ -224,6 +236,36 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
     @property
+    def pooling(self) -> PoolingModel | None:
+        """What the model makes of a prompt in place of text; None if it generates. Raises
+        ``ModelLoadError``."""
+        return pooling.read(self.model_dir, self.runner)
+
+    def for_pooling(self, model: PoolingModel) -> EngineConfig:
+        """The config of an engine whose model pools. Raises ``ConfigError`` for a setting that
+        only models that generate have."""
+        for name in _GENERATING:
+            value, default = getattr(self, name), getattr(_DEFAULTS, name)
+            self._check(
+                name, value == default, f"is not for models that pool: leave it {default!r}"
+            )
+        if model.is_encoder:
+            for name in _DECODING:
+                value, default = getattr(self, name), getattr(_DEFAULTS, name)
+                self._check(name, value == default, f"is not for encoders: leave it {default!r}")
+        return msgspec.structs.replace(
+            self,
+            # Nothing of one request serves another: no cache, so nothing to learn from timing.
+            enable_prefix_caching=False,
+            enforce_eager=True,  # Graphs are of steps that sample.
+            max_num_prefill_tokens=None,
+            forecast_admission=False,
+            long_prefill_token_threshold=(
+                0 if model.is_encoder else self.long_prefill_token_threshold
+            ),
+        )
+
+    @property
     def step_tokens(self) -> int:
         """``max_num_batched_tokens``, or its default for a CPU."""
         return self.max_num_batched_tokens or _STEP_TOKENS
@@ -242,3 +284,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def model_dir(self) -> Path:
         """The model's folder; downloads a hub repository on first use (``ModelLoadError``)."""
         return hub.fetch(self.model, self.revision)
+
+
+_DEFAULTS = EngineConfig(model="")

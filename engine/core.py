@@ -68,6 +68,7 @@ class EngineCore:
             max_model_len=max_model_len,
             max_cached_tokens=self._cache.max_num_tokens,
             max_logprobs=config.max_logprobs,
+            pools=runner.pooling is not None,
         )
         self._lookahead = Lookahead(
             self._cache, runner.num_lookahead_tokens, self._checks.max_total_tokens
@@ -145,7 +146,9 @@ class EngineCore:
     def _begin(self, message: GenerateRequest, adapter_digest: str) -> None:
         """Queue a request whose adapter, if any, is loaded. adapter_digest: of its content."""
         max_tokens = message.params.max_tokens
-        limit = self._checks.max_total_tokens
+        limit, pooling = self._checks.max_total_tokens, self._runner.pooling
+        if pooling is not None:
+            max_tokens = 1  # It ends where another request would get its first token.
         request = Request(
             message,
             adapter_digest=adapter_digest,
@@ -156,6 +159,7 @@ class EngineCore:
             ),
             eos_token_ids=self._eos_token_ids,
             exact_chunk=self._runner.exact_chunk,
+            is_whole=pooling is not None and pooling.is_encoder,
         )
         request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
         try:
@@ -333,6 +337,9 @@ class EngineCore:
         result = step.launched.collect()
         new_tokens = self.scheduler.update(result)
         self._speculator.collected(step.noted, result)
+        for request in step.keep_pooled(result):
+            self.scheduler.finish(request, "stop")
+            self._report(request, [])
         for request, token_ids in new_tokens:
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)
@@ -387,9 +394,10 @@ class EngineCore:
                 request.num_accepted_tokens,
                 self._constraints.unenforced(request) if request.constrained else None,
                 request.queue_s,
+                request.pooled,
             )
         )
-        request.queue_s = None
+        request.queue_s = request.pooled = None
         if request.finished:
             del self._requests[request.request_id]
             self._release_adapter(request)

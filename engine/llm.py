@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
 import msgspec
+import numpy as np
 
 from engine import sampling_defaults
 from engine.adapters import LoadedAdapter
@@ -24,7 +25,16 @@ from engine.garbage import full_collections_held_back
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
 from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, RequestOutput, Stats
-from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
+from engine.outputs import (
+    CompletionOutput,
+    Embedding,
+    GenerationOutput,
+    GenerationProgress,
+    Logprob,
+    PoolingOutput,
+    Score,
+)
+from engine.pooling import PoolingModel, PoolingParams, cosine
 from engine.process import build_engine
 from engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputs
 from engine.text.chat_template import ChatTemplate
@@ -44,6 +54,7 @@ __all__ = [
 
 Message: TypeAlias = dict[str, Any]
 
+_NO_SAMPLING = SamplingParams()
 _STREAM_OPEN = "a stream of this LLM is still open: read it to its end or close it"
 _STEP_BROKEN = "an earlier call broke off in the middle of a step: make a new LLM"
 
@@ -167,6 +178,115 @@ class LLM:
             jobs = self._begin(texts, sampling_params, lora_request, add_special_tokens=False)
             return self._complete(jobs, None)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None
+    ) -> list[PoolingOutput[Embedding]]:
+        """The vectors of all prompts, in their order. The model's default prompt, if it has one,
+        comes before each text. dimensions: of the vectors, where the model allows fewer.
+
+        Raises ``InvalidRequest``, also for a model that makes no embeddings.
+        """
+        pooling = self._pooling("embed")
+        pooling.check_dimensions(dimensions)
+        many = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        return self._embed(pooling, many, dimensions, pooling.default_prompt)
+
+    def _embed(
+        self,
+        pooling: PoolingModel,
+        prompts: Sequence[Prompt],
+        dimensions: int | None,
+        instruction: str,
+    ) -> list[PoolingOutput[Embedding]]:
+        texts = [instruction + p if isinstance(p, str) else p for p in prompts]
+        encoded = self._encode(texts, add_special_tokens=True)
+        return [
+            PoolingOutput(name, Embedding(pooling.vector(pooled, dimensions).tolist()), ids)
+            for name, pooled, ids in self._pool([(ids, None) for ids in encoded])
+        ]
+
+    def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str]
+    ) -> list[PoolingOutput[Score]]:
+        """How well each document answers its query, or the only one: by a cross-encoder, or else
+        the cosine of the embeddings (with the model's prompts for "query" and "document").
+
+        Raises ``InvalidRequest``, also for a model that generates text.
+        """
+        pooling = self._pooling("score")
+        ones = [queries] if isinstance(queries, str) else list(queries)
+        others = [documents] if isinstance(documents, str) else list(documents)
+        if len(ones) not in (1, len(others)):
+            raise InvalidRequest(f"{len(ones)} queries for {len(others)} documents")
+        if pooling.task == "embed":
+            return self._cosines(pooling, ones, others)
+        pairs = zip(ones * len(others) if len(ones) == 1 else ones, others, strict=True)
+        encoded = self.get_tokenizer().encode_pairs(list(pairs))
+        return [
+            PoolingOutput(name, Score(float(pooling.vector(pooled)[0])), ids)
+            for name, pooled, ids in self._pool(encoded)
+        ]
+
+    def _cosines(
+        self, pooling: PoolingModel, queries: list[str], documents: list[str]
+    ) -> list[PoolingOutput[Score]]:
+        sides = (queries, "query"), (documents, "document")
+        ones, others = (
+            self._embed(pooling, texts, None, pooling.prompts.get(name, pooling.default_prompt))
+            for texts, name in sides
+        )
+        found = []
+        for index, other in enumerate(others):
+            one = ones[index if len(ones) > 1 else 0]
+            score = cosine(*(np.array(o.outputs.embedding, np.float32) for o in (one, other)))
+            ids = one.prompt_token_ids + other.prompt_token_ids
+            found.append(PoolingOutput(other.request_id, Score(score), ids))
+        return found
+
+    def _pooling(self, method: str) -> PoolingModel:
+        """What the model makes of a prompt. Raises ``InvalidRequest`` if it is not for
+        ``method``."""
+        pooling = self.config.pooling
+        if pooling is None:
+            raise InvalidRequest(f"{method}: {self.config.model} generates text: use generate")
+        if method == "embed" and pooling.task != "embed":
+            raise InvalidRequest(f"embed: {self.config.model} is a cross-encoder: use score")
+        return pooling
+
+    def _pool(
+        self, prompts: Sequence[tuple[list[int], int | None]]
+    ) -> list[tuple[str, bytes, list[int]]]:
+        """(request id, result, token ids) of each of the prompts, which are token ids and
+        ``PoolingParams.second_text``."""
+        if self._obstacle is not None:
+            raise EngineError(self._obstacle)
+        self._obstacle = _STEP_BROKEN
+        names = [str(next(self._ids)) for _ in prompts]
+        found: dict[str, bytes] = {}
+        try:
+            with full_collections_held_back(), interrupts_held_back():
+                # In one step those of like length, which need the least padding.
+                for index in sorted(range(len(names)), key=lambda i: len(prompts[i][0])):
+                    ids, second = prompts[index]
+                    self._core.add_request(
+                        GenerateRequest(
+                            request_id=names[index],
+                            prompt_token_ids=ids,
+                            params=_NO_SAMPLING,
+                            pooling=PoolingParams(second_text=second),
+                        )
+                    )
+            while self._core.has_unfinished:
+                with interrupts_held_back():
+                    for output in self._core.step():
+                        if output.finish_reason == "error":
+                            raise InvalidRequest(f"prompt {output.request_id}: {output.error}")
+                        if output.pooled is not None:
+                            found[output.request_id] = output.pooled
+        finally:
+            self._clear(names)
+        return [(name, found[name], ids) for name, (ids, _) in zip(names, prompts, strict=True)]
+
     def load_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before its first use. Raises ``AdapterLoadError``, which says what does
         not fit, or ``InvalidRequest``."""
@@ -223,6 +343,8 @@ class LLM:
         *,
         add_special_tokens: bool = True,
     ) -> list[GenerationProgress]:
+        if self.config.pooling is not None:
+            raise InvalidRequest(f"{self.config.model} generates no text: use embed or score")
         many = [prompts] if isinstance(prompts, str | dict) else list(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 
 PROTOCOL = 1
@@ -44,11 +45,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Client to engine: generate from ``prompt_token_ids``."""
+    """Client to engine: generate from ``prompt_token_ids`` or, with ``pooling``, compute one vector
+    or score of them."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    """Left at its defaults with ``pooling``."""
     cache_salt: str = ""
     """Partitions the prefix cache; derived by the gateway, never taken from a client as is."""
     num_public_tokens: int = 0
@@ -74,6 +77,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     progress: Progress | None = None
     """Set for a request that was admitted by another engine: it goes on after these tokens, which
     are computed again like those of a preempted request, and is not refused for a full queue."""
+    pooling: PoolingParams | None = None
+    """Set for all requests of a model that pools, and for no others."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -220,6 +225,8 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     keywords are left out, and where they stand."""
     queue_s: float | None = None
     """With the first output after it: seconds from its arrival at the engine to its admission."""
+    pooled: bytes | None = None
+    """The result of a request with ``pooling``: float32 numbers, little-endian."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -12,6 +13,8 @@ from engine.text.detokenize import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from grammar.spec import GrammarSpec
 from grammar.validation import Violation, validate
+
+T = TypeVar("T")
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
@@ -73,6 +76,30 @@ class GenerationOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """If asked for: as ``CompletionOutput.logprobs``, for the prompt; None for its first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The vector of a prompt."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well two texts go together."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput(Generic[T]):
+    """A prompt and its vector or score, shaped like vLLM's ``EmbeddingRequestOutput``."""
+
+    request_id: str
+    outputs: T
+    prompt_token_ids: list[int]
+    finished: bool = True
 
 
 class CompletionProgress:

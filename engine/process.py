@@ -54,6 +54,8 @@ from engine.sockets import OWNER, SEND_HIGH_WATER_MARK, Clients, admit_only, lis
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from engine.runner import TorchRunner
+    from engine.runner.pooling import EncoderRunner
     from grammar.compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
@@ -114,11 +116,18 @@ def build_engine(
     is lost. Raises ``ModelLoadError`` or ``ConfigError``."""
     # Imported here, so that the first message goes out before torch is loaded.
     from engine.core import EngineCore
-    from engine.runner import load_runner
+    from engine.runner import load_pooling_runner, load_runner
     from engine.runner.memory import device_bytes
 
-    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.model_dir)
-    runner = load_runner(config, on_progress=on_progress, on_lost=on_lost)
+    pooling, tokenizer = config.pooling, None
+    runner: TorchRunner | EncoderRunner
+    if pooling is not None:
+        config = config.for_pooling(pooling)
+        runner = load_pooling_runner(config, pooling, on_progress=on_progress)
+    else:
+        if not config.skip_tokenizer_init:
+            tokenizer = Tokenizer.load(config.model_dir)
+        runner = load_runner(config, on_progress=on_progress, on_lost=on_lost)
     config = config.for_device(runner.device.type, device_bytes(runner.device))
     eos_token_ids = frozenset(runner.eos_token_ids)
     if tokenizer is not None:

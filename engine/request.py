@@ -12,6 +12,7 @@ from engine.logprobs import Logprobs
 
 if TYPE_CHECKING:
     from engine.messages import FinishReason, GenerateRequest, Grant, Progress
+    from engine.pooling import PoolingParams
     from engine.sampling_params import SamplingParams
 
 
@@ -67,11 +68,14 @@ class Request:
     """Empty where the request ignores EOS."""
     exact_chunk: int | None = None
     """As ``Runner.exact_chunk``."""
+    is_whole: bool = False
+    """Its tokens must be computed in one step, because each sees those after it."""
     adapter_digest: str = ""
     """Digest of the content of the message's adapter; empty without one."""
 
     request_id: str = field(init=False)
     params: SamplingParams = field(init=False)
+    pooling: PoolingParams | None = field(init=False)
     constrained: bool = field(init=False)
     adapter: str = field(init=False)
     fair_key: str = field(init=False)
@@ -113,9 +117,12 @@ class Request:
     """Drafts checked so far."""
     num_accepted_tokens: int = 0
     """Of these, the right ones: part of the output."""
+    pooled: bytes | None = None
+    """The result of a request that pools, until an output has told it."""
 
     def __post_init__(self, message: GenerateRequest) -> None:
         params = self.params = message.params
+        self.pooling = message.pooling
         self.request_id = message.request_id
         self.fair_key = message.fair_key
         self.weight = message.weight
@@ -156,7 +163,10 @@ class Request:
 
     def chunk_limit(self, start: int, limit: int) -> int:
         """How many tokens from ``start`` on, at most ``limit``, a chunk may compute for tokens that
-        were generated to get the bits that they had at first."""
+        were generated to get the bits that they had at first; 0 where it must compute all of them
+        and ``limit`` is less."""
+        if self.is_whole:
+            return limit if start + limit >= len(self.token_ids) else 0
         if self.exact_chunk is None or not self.num_generated_tokens:
             return limit
         if start < self.num_prompt_tokens:

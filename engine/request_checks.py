@@ -19,10 +19,17 @@ class RequestChecks:
     """The limits of one engine. Every refusal names the field, the limit and the value it got."""
 
     def __init__(
-        self, *, vocab_size: int, max_model_len: int, max_cached_tokens: int, max_logprobs: int
+        self,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_cached_tokens: int,
+        max_logprobs: int,
+        pools: bool = False,
     ) -> None:
-        """max_cached_tokens: tokens that the whole KV cache holds. max_logprobs: -1 for no
-        limit."""
+        """max_cached_tokens: tokens that the whole KV cache holds. max_logprobs: -1 for no limit.
+        pools: the model makes vectors or scores, not text."""
+        self._pools = pools
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
@@ -36,6 +43,9 @@ class RequestChecks:
         if not prompt:
             raise InvalidRequest("prompt_token_ids is empty")
         self._check_ids("prompt_token_ids", prompt)
+        if self._pools or message.pooling is not None:
+            self._check_pooling(message)
+            return
         if message.progress is not None:
             self._check_ids("progress.token_ids", message.progress.token_ids)
             self._check_length(len(prompt) + len(message.progress.token_ids), None)
@@ -56,6 +66,21 @@ class RequestChecks:
                 f"max_tokens is {max_tokens}, but after a prompt of {num_prompt} tokens {what}"
                 f" leaves room for {limit - num_prompt}"
             )
+
+    def _check_pooling(self, message: GenerateRequest) -> None:
+        if not self._pools:
+            raise InvalidRequest("pooling is set, but the model generates text")
+        if message.pooling is None:
+            raise InvalidRequest("pooling must be set: the model generates no text")
+        num_prompt, limit = len(message.prompt_token_ids), self._max_model_len
+        if num_prompt > limit:
+            raise InvalidRequest(
+                f"prompt_token_ids has {num_prompt} tokens, but max_model_len is {limit}"
+            )
+        second = message.pooling.second_text
+        if second is not None and not 0 <= second <= num_prompt:
+            raise InvalidRequest(f"second_text must be in [0, {num_prompt}], got {second}")
+        _check_terms(message)
 
     def _check_params(self, params: SamplingParams) -> None:
         """What ``SamplingParams`` cannot check by itself."""

@@ -66,9 +66,9 @@ class TorchAttention:
     ) -> TorchStepAttention:
         """members: the sequences to serve, ascending; None: all."""
         if members is None:
-            groups = _partition(batch.query_lens, batch.seq_lens)
+            groups = partition(batch.query_lens, batch.seq_lens)
         else:
-            within = _partition(batch.query_lens[members], batch.seq_lens[members])
+            within = partition(batch.query_lens[members], batch.seq_lens[members])
             groups = [members[group] for group in within]
         first_tokens = np.cumsum(batch.query_lens) - batch.query_lens
         return TorchStepAttention(
@@ -254,7 +254,7 @@ def _gather(
     return rows.view(batch, -1, *cache.shape[2:])[:, : group.kv_len].transpose(1, 2)
 
 
-def _partition(query_lens: Ints, seq_lens: Ints) -> list[Ints]:
+def partition(query_lens: Ints, seq_lens: Ints) -> list[Ints]:
     """Group sequences of like shape: as few groups as the cost of padding allows."""
     everyone = np.arange(len(query_lens))
     useful = int((seq_lens * (query_lens + _KEY_COST)).sum())

@@ -47,6 +47,7 @@ class ModelledRunner:
         self.swap_s_per_block = swap_s_per_block
         self.num_lookahead_tokens = 0
         self.exact_chunk: int | None = None
+        self.pooling = None
         self.layer_groups = (FullAttention(),)
         self.step_costs = None
         self.now = 0.0

@@ -22,6 +22,7 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
 from engine.models.config import ConfigFile as ConfigFile
+from engine.models.pooled import PoolingHead
 from engine.parallel.group import Output, whole
 from kernels.rounded import Activations
 
@@ -175,7 +176,7 @@ class ForCausalLM(Model):
         device: torch.device,
     ) -> None:
         self.model = LlamaModel(config, max_model_len, self.layer_class, dtype=dtype, device=device)
-        self.lm_head: Linear | TiedLinear = (
+        self.lm_head: Linear | TiedLinear | PoolingHead = (
             TiedLinear(self.model.embed_tokens.weight)
             if config.tie_word_embeddings
             else Linear(

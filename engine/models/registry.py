@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from engine.architectures import NATIVE
+from engine.architectures import NATIVE, decoder_of
 from engine.errors import ModelLoadError
 from engine.models import config
 from engine.models.base import Model, ModelConfig
@@ -30,7 +30,7 @@ def create_model(
 
 
 def _module(architecture: str) -> ModuleType:
-    family = NATIVE.get(architecture)
+    family = NATIVE.get(decoder_of(architecture) or "")
     if family is None:
         raise ModelLoadError(
             f"architecture {architecture!r} has no native implementation, only {', '.join(NATIVE)}"

@@ -15,6 +15,7 @@ from engine.attention.cpu import MAX_QUERIES
 from engine.cache.groups import GroupKind, kinds_of
 from engine.models.base import ModelFacts
 from engine.parallel.group import ALONE, Group
+from engine.pooling import PoolingModel
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.drafting import Drafting
 from engine.runner.drafts.unseen import UnseenDrafts
@@ -99,6 +100,7 @@ class TorchRunner:
         self._logprobs = forward_pass.logprobs
         self.adapters = forward_pass.adapters
         self.step_costs: StepCosts | None = None
+        self.pooling: PoolingModel | None = None
         self.group = group
         self.max_model_len = table.tokens.shape[1]
         self.vocab_size = facts.vocab_size

@@ -22,13 +22,18 @@ class Fit(msgspec.Struct, frozen=True, gc=False):
 
     hit: PrefixHit
     num_tokens: int
-    """Tokens of its first chunk."""
+    """Tokens of its first chunk; 0 if the step has too few left for a prompt that needs all at
+    once."""
     num_slots: int
     """Slots to reserve at admission."""
     num_lacking: int
     """Free blocks that are missing; 0 or less if there are enough."""
     num_due: int = 0
     """Free blocks that it leaves to others."""
+
+    @property
+    def fits(self) -> bool:
+        return self.num_lacking <= 0 < self.num_tokens
 
 
 class Capacity:

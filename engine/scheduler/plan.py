@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from engine.cache.groups import GroupKind
     from engine.messages import TokenLogprobs
+    from engine.pooling import PoolingModel
     from engine.spec.costs import StepCosts
 
 
@@ -43,6 +45,8 @@ class Admission(msgspec.Struct, frozen=True, gc=False, array_like=True):
     params: SamplingParams
     adapter: str = ""
     """Name of the adapter for all its tokens; empty for none."""
+    pooling: PoolingParams | None = None
+    """Set if a vector or a score of the prompt is computed in place of new tokens."""
 
 
 UNSEEN = -1
@@ -141,6 +145,9 @@ class StepResult:
     prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Likewise: one for each prompt token that the chunk's tokens predict, so for those from
     position ``num_computed_tokens + 1`` on."""
+    pooled: Mapping[int, bytes] = field(default_factory=dict)
+    """By the index of the chunk, of each that ends with its prompt and whose request pools:
+    ``RequestOutput.pooled``."""
 
 
 class LaunchedStep(Protocol):
@@ -187,6 +194,10 @@ class Runner(Protocol):
     def exact_chunk(self) -> int | None:
         """The longest chunk that has the bits of single tokens; None where none has, or where a
         longer one is worth more (a GPU)."""
+
+    @property
+    def pooling(self) -> PoolingModel | None:
+        """What it makes of a prompt in place of new tokens; None if it samples."""
 
     @property
     def step_costs(self) -> StepCosts | None:

@@ -271,7 +271,7 @@ class Scheduler:
             for victim in taken:
                 self._preempt(step, victim, cause=claim.request)
             fit = self._fit_claim(claim, budget)
-        return fit if fit.num_lacking <= 0 and self._free_rows else None
+        return fit if fit.fits and self._free_rows else None
 
     @staticmethod
     def _can_give_way(step: Step, victim: Request) -> bool:
@@ -391,7 +391,7 @@ class Scheduler:
                     return
                 continue
             fit = self._capacity.fit(request, hit, budget)
-            if fit.num_lacking > 0:
+            if not fit.fits:
                 return
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
             if max_num_partial is not None and num_partial > max_num_partial:
@@ -425,6 +425,7 @@ class Scheduler:
                 block_ids=self.cache.block_ids(table),
                 params=request.params,
                 adapter=request.adapter,
+                pooling=request.pooling,
             )
         )
 
@@ -455,15 +456,7 @@ class Scheduler:
         if constrained:
             step.constrained.append(len(step.requests))
         step.plan.chunks.append(
-            Chunk(
-                request.row,
-                request.request_id,
-                start,
-                num_tokens,
-                samples,
-                constrained,
-                drafts,
-            )
+            Chunk(request.row, request.request_id, start, num_tokens, samples, constrained, drafts)
         )
         step.requests.append(request)
         request.num_computed_tokens = end

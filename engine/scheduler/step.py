@@ -44,3 +44,12 @@ class Step:
             if request.logprobs is not None:
                 request.logprobs.add_prompt(self.plan.chunks[index].num_computed_tokens + 1, found)
                 request.block_table.skip_reading = request.lacks_prompt_logprobs
+
+    def keep_pooled(self, result: StepResult) -> list[Request]:
+        """Hand the computed vectors and scores to their requests; returns those that wait for
+        them."""
+        pooled = [(self.requests[index], found) for index, found in result.pooled.items()]
+        waiting = [(request, found) for request, found in pooled if not request.finished]
+        for request, found in waiting:
+            request.pooled = found
+        return [request for request, _ in waiting]

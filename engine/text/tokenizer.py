@@ -20,6 +20,8 @@ import tokenizers
 from engine.errors import ModelLoadError
 
 METASPACE = "▁"
+_CLOSE = frozenset({".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"})
+"""Tokens before which WordPiece's decoder puts no space, if it cleans up."""
 
 
 class Tokenizer:
@@ -77,6 +79,15 @@ class Tokenizer:
         """As ``encode``, for many texts, on all cores."""
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
+        """Two texts in one prompt, as cross-encoders read them: the token ids of each pair, and the
+        index of the second text's first token where the tokenizer tells the two apart."""
+        encodings = self._backend.encode_batch_fast(list(pairs))
+        return [
+            (found.ids, found.type_ids.index(1) if 1 in found.type_ids else None)
+            for found in encodings
+        ]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
@@ -182,12 +193,19 @@ class _Decoding:
     replacements: tuple[tuple[str, str], ...] = ()
     strip_leading: int = 0
     first_drops_metaspace: bool = False
+    word_pieces: str | None = None
+    """The prefix of tokens that continue a word (BERT); a space comes before the others."""
+    cleanup: bool = False
+    """No space comes before punctuation, as WordPiece's decoder wants it."""
 
     @classmethod
     def parse(cls, section: dict[str, Any] | None) -> _Decoding:
         steps = _flatten(section)
         if [step["type"] for step in steps] == ["ByteLevel"]:
             return cls(byte_level=True)
+        match steps:
+            case [{"type": "WordPiece", "prefix": str(prefix), "cleanup": bool(cleanup)}]:
+                return cls(strip_leading=1, word_pieces=prefix, cleanup=cleanup)
         byte_fallback, fused, strip, drops = False, False, 0, False
         replacements: list[tuple[str, str]] = []
         for step in steps:
@@ -216,6 +234,8 @@ class _Decoding:
                 return bytes([alphabet[char] for char in token])
             except KeyError:  # an added token outside the alphabet stands for itself
                 return token.encode()
+        if self.word_pieces is not None:
+            return self._word_piece(token, self.word_pieces).encode()
         for old, new in self.replacements:
             token = token.replace(old, new)
         if self.byte_fallback and len(token) == 6 and token[:3] == "<0x" and token[5] == ">":
@@ -224,6 +244,11 @@ class _Decoding:
             except ValueError:
                 pass
         return token.encode()
+
+    def _word_piece(self, token: str, prefix: str) -> str:
+        if token.startswith(prefix):
+            return token.removeprefix(prefix)
+        return token if self.cleanup and token in _CLOSE else f" {token}"
 
 
 def _flatten(section: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -236,8 +261,8 @@ def _flatten(section: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 def _unsupported(section: dict[str, Any] | None) -> ModelLoadError:
     return ModelLoadError(
-        f"the tokenizer's decoder {json.dumps(section)} is not supported: byte-level BPE and "
-        "SentencePiece (Replace or Metaspace, ByteFallback, Fuse, Strip) are"
+        f"the tokenizer's decoder {json.dumps(section)} is not supported: byte-level BPE, "
+        "WordPiece and SentencePiece (Replace or Metaspace, ByteFallback, Fuse, Strip) are"
     )
 
 

@@ -55,6 +55,21 @@ def metaspace() -> Tokenizer:
     return tokenizer
 
 
+def word_pieces() -> Tokenizer:
+    """As BERT uses."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=90,
+        special_tokens=SPECIAL,
+        initial_alphabet=[*"abcdefghijklmnopqrstuvwxyz.,!?-'ï"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -21,6 +21,7 @@ from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model
 from engine.parallel.group import ALONE, Group
+from engine.pooling import PoolingModel
 from engine.runner.block_copies import BlockCopies
 from engine.runner.forward import ForwardPass
 from engine.runner.graphs.prompt import MAX_TOKENS
@@ -33,10 +34,12 @@ from engine.runner.memory import (
     count_blocks,
     fit_max_model_len,
 )
+from engine.runner.pooling import EncoderRunner, PoolingRunner
 from engine.runner.ranks.processes import OnLost, RankProcesses
 from engine.runner.ranks.runner import RankedRunner
 from engine.runner.rows import RowTable
 from engine.runner.runner import Blocks, TorchRunner
+from engine.runner.startup.encoder import load_encoder
 from engine.runner.startup.kv_scales import load_kv_scales
 from engine.runner.startup.load_drafting import (
     acceptance,
@@ -86,6 +89,19 @@ def load_runner(
         raise
     assert isinstance(runner, RankedRunner)
     runner.lead(processes)
+    return runner
+
+
+def load_pooling_runner(
+    config: EngineConfig, pooling: PoolingModel, *, on_progress: OnProgress | None = None
+) -> PoolingRunner | EncoderRunner:
+    """As ``load_runner``, for a model that pools. config: from ``EngineConfig.for_pooling``."""
+    report = on_progress or (lambda _progress: None)
+    report(LoadProgress(f"Reading {config.model}", 0.0))
+    if pooling.is_encoder:
+        return load_encoder(config, pooling, report)
+    runner = _load(config, ALONE, report, PoolingRunner)
+    assert isinstance(runner, PoolingRunner)
     return runner
 
 
@@ -152,6 +168,7 @@ def _load(
     runner = runner_class(
         facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config), group
     )
+    runner.pooling = config.pooling
     report(LoadProgress("Warming up", 0.99))
     runner.warm_up()
     if speculative is not None and speculative.adaptive:

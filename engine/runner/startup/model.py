@@ -12,6 +12,8 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import read_architecture
+from engine.models.llama import ForCausalLM
+from engine.models.pooled import PoolingHead, names_of, without_head
 from engine.models.registry import create_model, read_config
 from engine.quant import transformers_linears
 from engine.quant.base import CheckpointQuantization, Quantization, quantize
@@ -33,7 +35,11 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     ``ModelLoadError`` says why neither can serve the model.
     """
     architecture = read_architecture(config.model_dir)
-    if config.model_impl == "native" or (config.model_impl == "auto" and architecture in NATIVE):
+    pools = config.pooling is not None
+    if pools and config.model_impl == "transformers":
+        raise ConfigError("model_impl 'transformers' makes no embeddings: leave it at 'auto'")
+    is_native = pools or architecture in NATIVE
+    if config.model_impl == "native" or (config.model_impl == "auto" and is_native):
         return read_config(config.model_dir)
     if config.enable_lora:
         raise ConfigError(f"enable_lora needs a native model, and {architecture} is served by none")
@@ -58,9 +64,15 @@ def load_model(
     """facts: from ``read_facts``. ``report`` is called with the progress, within [0.05, 0.9]."""
     if isinstance(facts, ModelConfig):
         quantization = read_quantization(config.model_dir, config.quantization)
+        pooling = config.pooling
+        if pooling is not None:
+            facts = without_head(facts)
 
         def create(of: ModelConfig, where: torch.device) -> Model:
             model = create_model(of, max_model_len=max_model_len, dtype=dtype, device=where)
+            if pooling is not None:
+                assert isinstance(model, ForCausalLM)
+                model.lm_head = PoolingHead(pooling, of.hidden_size, dtype=dtype, device=where)
             if quantization is not None:
                 quantize(model, quantization)
             if config.quantize_lm_head:
@@ -120,9 +132,10 @@ def _fill(
     shards: Shards | None,
 ) -> None:
     known = targets(model)
+    places = model.place_of if config.pooling is None else names_of(model.place_of)
 
     def place_of(name: str) -> str | None:
-        place = model.place_of(name)
+        place = places(name)
         if place is None or quantization is None:
             return place
         return None if quantization.skips(place, known.__contains__) else place

@@ -78,7 +78,7 @@ def test_any_batch_in_any_grouping_equals_the_oracle(
 def test_every_sequence_is_in_exactly_one_group(shapes: list[tuple[int, int]]) -> None:
     query_lens = np.array([q for q, _ in shapes])
     seq_lens = query_lens + np.array([past for _, past in shapes])
-    groups = torch_ref._partition(query_lens, seq_lens)
+    groups = torch_ref.partition(query_lens, seq_lens)
     assert sorted(np.concatenate(groups).tolist()) == list(range(len(shapes)))
     if len(groups) == 1:
         assert groups[0].tolist() == list(range(len(shapes)))
@@ -87,10 +87,10 @@ def test_every_sequence_is_in_exactly_one_group(shapes: list[tuple[int, int]]) -
 def test_a_long_prompt_is_not_padded_together_with_decodes() -> None:
     query_lens = np.array([1] * 20 + [500])
     seq_lens = np.array([100] * 20 + [500])
-    groups = torch_ref._partition(query_lens, seq_lens)
+    groups = torch_ref.partition(query_lens, seq_lens)
     assert [len(group) for group in groups] == [20, 1]
 
 
 def test_decodes_of_like_length_form_one_group() -> None:
-    groups = torch_ref._partition(np.ones(64, np.int64), np.arange(200, 264))
+    groups = torch_ref.partition(np.ones(64, np.int64), np.arange(200, 264))
     assert len(groups) == 1

@@ -134,6 +134,7 @@ class ToyRunner:
         self._window_step = window_step
         self.num_lookahead_tokens = 0
         self.exact_chunk: int | None = None
+        self.pooling = None
         self.step_costs: StepCosts | None = None
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block

@@ -142,6 +142,17 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
     assert Tokenizer(backend).decode(Tokenizer(backend).encode("the cat sat")) == "the cat sat"
 
 
+@pytest.mark.parametrize("cleanup", [True, False])
+def test_word_pieces(cleanup: bool) -> None:
+    backend = toys.word_pieces()
+    backend.decoder = decoders.WordPiece(cleanup=cleanup)
+    tokenizer = Tokenizer(backend)
+    for text in ("the cat, naïve!", "it's what the cat's mat", "a - b . c don't", "the"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == backend.decode(ids)
+    assert tokenizer.decode([]) == ""
+
+
 class TestLoad:
     def test_reads_a_folder(self, tmp_path: Path) -> None:
         toys.write_model_folder(tmp_path, config={"eos_token_id": 2})
@@ -187,7 +198,7 @@ class TestLoad:
         "decoder",
         [
             None,
-            decoders.WordPiece(),
+            decoders.CTC(),
             decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)]),
         ],
     )
