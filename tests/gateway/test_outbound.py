@@ -7,7 +7,7 @@ import gzip
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,19 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 @asynccontextmanager
 async def server(handle: Handler, **options: Any) -> AsyncIterator[int]:
     """Serves at 127.0.0.1, and yields the port."""
-    listening = await asyncio.start_server(handle, "127.0.0.1", 0, **options)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def handle_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await handle(reader, writer)
+        writer.close()
+
+    listening = await asyncio.start_server(handle_and_close, "127.0.0.1", 0, **options)
     async with listening:
         yield listening.sockets[0].getsockname()[1]
+        for writer in writers:
+            writer.transport.abort()
 
 
 def answering(answer: bytes, seen: list[bytes] | None = None) -> Handler:
@@ -38,7 +48,6 @@ def answering(answer: bytes, seen: list[bytes] | None = None) -> Handler:
             seen.append(request)
         writer.write(answer)
         await writer.drain()
-        writer.close()
 
     return handle
 
