@@ -29,6 +29,7 @@ from gateway.commands import (
     project,
     settings,
     tenant,
+    webhook,
 )
 from gateway.version import commit, version
 
@@ -234,6 +235,7 @@ app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
 app.add_typer(adapter.app, name="adapter")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(webhook.app, name="webhook")
 app.command()(operations.usage)
 app.add_typer(operations.streams, name="stream")
 app.command()(operations.audit)

@@ -19,6 +19,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway import context
 from gateway.admin.adapters import Adapters
 from gateway.admin.revocations import Revocations
+from gateway.admin.webhooks import WebhookSender
 from gateway.admission.admission import Admission
 from gateway.admission.served_models import ServedModels
 from gateway.concurrency.background import Background
@@ -310,6 +311,11 @@ def _create_background(
         ),
         "revocations": revocations.run,
         "registry of engines": registry.run,
+        "webhooks": WebhookSender(
+            base.store.webhooks,
+            base.secrets.key_pepper,
+            base.config.server.outbound_networks,
+        ).run,
     }
 
     def on_change(change: Change) -> None:

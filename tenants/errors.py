@@ -3,7 +3,7 @@
 TenantsError
 ├── InvalidValue             a field that can never be stored: names the field
 ├── ObjectExists             the name of a tenant, project or adapter, or the id of a key, is taken
-├── ObjectNotFound           no such tenant, project, key or adapter
+├── ObjectNotFound           no such tenant, project, key, adapter or webhook
 ├── StoreUnavailable         the database does not answer; trying again later may help
 ├── SchemaMismatch           the database's schema is not the one this version needs
 ├── MigrationRefused         the database's login may not make what the schema needs
@@ -42,6 +42,7 @@ _NOT_FOUND = {
     "key": "There is no key {!r}; `sluice key list` shows a tenant's keys.",
     "adapter": "The tenant has no adapter {!r}.",
     "scope": "The tenant has no {} to limit.",
+    "webhook": "There is no webhook {!r}; `sluice webhook list` shows them all.",
 }
 _REASONS = {
     "malformed": "The API key is malformed: it was cut, mistyped or is not a Sluice key.",

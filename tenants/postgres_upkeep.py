@@ -45,6 +45,10 @@ class PostgresUpkeep:
         num_rows: int = (await self._one("delete_expired"))["num_rows"]
         return num_rows
 
+    async def webhooks(self) -> int:
+        num_rows: int = (await self._one("webhook_upkeep"))["num_rows"]
+        return num_rows
+
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         for portion in _portions(sorted(last_used), _TOUCHED_KEYS):
             await self._all("touch_keys", portion, [last_used[key_id] for key_id in portion])

@@ -50,6 +50,7 @@ from tenants.types import (
     UsageGroup,
     UsageSum,
 )
+from tenants.webhooks import Webhooks
 
 NO_TIME = timedelta()
 MAX_BATCH = 64
@@ -90,8 +91,9 @@ class Store(Directory):
         self._upkeep = upkeep
         self._now = now
         self.shared = SharedState(connections, upkeep)
-        self.conversations = Conversations(connections)
         """Other state that gateway workers share."""
+        self.conversations = Conversations(connections)
+        self.webhooks = Webhooks(connections, upkeep)
         # With two batches of each kind, connections are left for key lookups even if the ledger is
         # slow.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)

@@ -38,6 +38,10 @@ async def run(
         while await store.shared.delete_expired():
             pass
 
+    async def report() -> None:
+        while await store.webhooks.upkeep():
+            pass
+
     async def maintain() -> None:
         await store.maintain(usage_retention_months=usage_retention_months)
 
@@ -45,6 +49,7 @@ async def run(
         for what, work, every_s in (
             ("Sums of usage", store.roll_up, roll_up_s),
             ("Deleting what has expired", delete_expired, expire_s),
+            ("Alerts of keys that expire", report, expire_s),
             ("Maintaining the ledger", maintain, maintain_s),
         ):
             group.create_task(_repeat(what, work, every_s), name=what)

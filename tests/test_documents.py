@@ -29,6 +29,7 @@ DOCUMENTS = [
         "docs/performance-gateway.md",
         "docs/scaling.md",
         "docs/stability.md",
+        "docs/webhooks.md",
         "engine/README.md",
         "engine/demo/README.md",
         "gateway/README.md",

@@ -20,6 +20,8 @@ from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from engine.client.attached import AttachedEngine
 from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
@@ -60,6 +62,8 @@ class Registry:
         self._config = config
         self._keys = keys
         self._own = {own_id(fleet, engine): engine for engine in fleet.engines}
+        self._registered: dict[str, EngineRecord] = {}
+        """This host's own that are ready, as they were registered last."""
         self._identity: Identity | None = None
         self._joined: dict[str, Joined] = {}
         self._refused: dict[str, int] = {}
@@ -100,6 +104,9 @@ class Registry:
     async def _register_own(self) -> None:
         for engine_id, engine in self._own.items():
             if not engine.ready:
+                if (known := self._registered.pop(engine_id, None)) is not None:
+                    away = msgspec.structs.replace(known, state="loading")
+                    await self._shared.register_engine(away, LEASE)
                 continue
             record = record_of(
                 engine,
@@ -109,6 +116,7 @@ class Registry:
                 epoch=engine.info.epoch,
             )
             verdict = await self._shared.register_engine(record, LEASE)
+            self._registered[engine_id] = record
             if verdict == "other weights":
                 self._refuse(record, "weights", "engines of the fleet have other weights")
 

@@ -18,6 +18,7 @@ from gateway.routes import (
     admin_live,
     admin_tenants,
     admin_usage,
+    admin_webhooks,
     chat,
     completions,
     conversations,
@@ -38,6 +39,7 @@ from gateway.schemas.admin import (
     AdapterObject,
     CreateKey,
     CreateTenant,
+    CreateWebhook,
     EngineState,
     KeyObject,
     LimitsObject,
@@ -48,6 +50,9 @@ from gateway.schemas.admin import (
     RotateKey,
     TenantObject,
     UpdateTenant,
+    UpdateWebhook,
+    WebhookObject,
+    WebhookTest,
 )
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.completions import CompletionRequest
@@ -141,6 +146,7 @@ _ROWS = (
 _ADMIN = "/admin/v1"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _TENANT = f"{_ADMIN}/tenants/{{tenant_id}}"
+_WEBHOOK = f"{_ADMIN}/webhooks/{{webhook_id}}"
 
 
 async def _openapi(services: Services, request: Request) -> Response:
@@ -330,6 +336,25 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", f"{_ADMIN}/fleet/{{engine_id}}/undrain", "Send a drained engine requests again",
         admin_fleet.undrain, "admin", status=204),
+    Operation(
+        "POST", f"{_ADMIN}/webhooks", "Create a webhook", admin_webhooks.create, "admin",
+        body=CreateWebhook, answer=WebhookObject, status=201),
+    Operation(
+        "GET", f"{_ADMIN}/webhooks", "All webhooks", admin_webhooks.list_all, "admin",
+        answer=ListObject, query=(_SPAN[0], *_PAGE)),
+    Operation(
+        "PATCH", _WEBHOOK, "Change, disable or enable a webhook", admin_webhooks.update, "admin",
+        body=UpdateWebhook, answer=WebhookObject),
+    Operation("DELETE", _WEBHOOK, "Delete a webhook", admin_webhooks.delete, "admin", status=204),
+    Operation(
+        "POST", f"{_WEBHOOK}/rotate", "Replace a webhook's secret; the old one signs for a while",
+        admin_webhooks.rotate, "admin", body=RotateKey, answer=WebhookObject),
+    Operation(
+        "POST", f"{_WEBHOOK}/test", "Send a webhook an event", admin_webhooks.test, "admin",
+        answer=WebhookTest, status=202),
+    Operation(
+        "GET", f"{_WEBHOOK}/deliveries", "What a webhook was sent in the last week",
+        admin_webhooks.deliveries, "admin", answer=ListObject, query=_PAGE[1:]),
     Operation("GET", "/openapi.json", "This description of the HTTP API", _openapi, None),
     Operation("GET", "/asyncapi.json", "The messages of the WebSockets", _asyncapi, None),
     Operation("GET", "/livez", "Whether the process is alive", health.livez, None),

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from tenants.limits import Limits
 from tenants.shared import EngineRecord
 from tenants.types import Scope, UsageEvent, UsageStatus, UsageSum
+from tenants.webhooks import DeliveryState
 
 
 class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +128,60 @@ class AdapterDeleted(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     deleted: bool = True
     object: Literal["adapter.deleted"] = "adapter.deleted"
+
+
+class CreateWebhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str
+    events: tuple[str, ...] = ()
+    """The types of events to send; by default all."""
+    tenant_id: str | None = None
+    """Whose events to send; by default those of all tenants and of the engines."""
+
+
+class UpdateWebhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays."""
+
+    url: str | None = None
+    events: tuple[str, ...] | None = None
+    disabled: bool | None = None
+
+
+class WebhookObject(Shown, frozen=True, kw_only=True):
+    id: str
+    tenant_id: str | None
+    """null: the deployment's."""
+    url: str
+    events: tuple[str, ...]
+    """Empty: all."""
+    created_at: int
+    disabled_at: int | None
+    old_secret_until: int | None
+    """Until then the secret before the last rotation signs too."""
+    secret: str | UnsetType = UNSET
+    """What signatures are checked with: in the answers that make it."""
+    object: Literal["webhook"] = "webhook"
+
+
+class WebhookTest(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: str
+    """The ``webhook-id`` that the receiver gets."""
+    object: Literal["webhook.test"] = "webhook.test"
+
+
+class DeliveryObject(Shown, frozen=True, kw_only=True):
+    """An event that is sent to a webhook, or was in the last week."""
+
+    event_id: str
+    type: str
+    state: DeliveryState
+    num_attempts: int
+    last_answer: str | None
+    """The status of the last answer, or why there was none."""
+    due_at: int
+    """When a pending one is tried again."""
+    created_at: int
+    ended_at: int | None
+    object: Literal["webhook.delivery"] = "webhook.delivery"
 
 
 class LimitsObject(msgspec.Struct, frozen=True, kw_only=True):

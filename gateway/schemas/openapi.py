@@ -26,6 +26,7 @@ _PATH_PARAMETERS = {
     "key_id": "A key's id, or its public id.",
     "adapter": "An adapter's name, or id.",
     "engine_id": "An engine's id, as `/admin/v1/fleet` has it.",
+    "webhook_id": "A webhook's id.",
 }
 
 

@@ -45,8 +45,9 @@ KINDS: dict[str, str | None] = {
     "key_id": "key",
     "adapter": "adapter name",
     "engine_id": None,
+    "webhook_id": None,
 }
-"""Parameters of paths, and what they name; None: no tenant's."""
+"""Parameters of paths, and what they name; None: an administrator's, whosever they are."""
 
 
 @dataclass

@@ -60,6 +60,7 @@ from tests.memory_store.conversations import MemoryConversations
 from tests.memory_store.lists import contains, page_of, place_of, summed
 from tests.memory_store.quota import MemoryQuota
 from tests.memory_store.shared import MemoryShared
+from tests.memory_store.webhooks import MemoryWebhooks
 
 
 def _now() -> datetime:
@@ -87,6 +88,7 @@ class MemoryStore(Store):
         self._quota = MemoryQuota()
         self.shared = MemoryShared(now, self._tenants)
         self.conversations = MemoryConversations(now, self._tenants)
+        self.webhooks = MemoryWebhooks(now, self._tenants)
         self._audit = MemoryAudit(now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:

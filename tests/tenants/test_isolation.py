@@ -69,6 +69,9 @@ async def furnish(store: Store, name: str) -> Principal:
     await store.shared.claim(
         who.tenant.id, bytes(32), body_hash=b"b", answer_id=f"answer_{name}", retention=day
     )
+    await store.webhooks.test(
+        (await store.webhooks.create(who.tenant.id, "https://receiver.example", ())).id
+    )
     return who
 
 
@@ -125,12 +128,12 @@ async def test_the_roles_are_neither_owners_nor_exempt(superuser: asyncpg.Connec
     )
 
 
-async def test_one_function_sees_more_than_who_calls_it(superuser: asyncpg.Connection) -> None:
+async def test_two_functions_see_more_than_who_calls_them(superuser: asyncpg.Connection) -> None:
     rows = await superuser.fetch(
         "SELECT proname FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace "
         "AND has_function_privilege('sluice_app', oid, 'EXECUTE')"
     )
-    assert [row[0] for row in rows] == ["key_lookup"]
+    assert {row[0] for row in rows} == {"key_lookup", "webhook_event"}
     pinned = await superuser.fetch(
         "SELECT proconfig FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace"
     )

@@ -11,6 +11,7 @@ import tenants.directory
 import tenants.postgres_upkeep
 import tenants.shared
 import tenants.store
+import tenants.webhooks
 from tenants.queries import Query, load, parse
 
 _DIRECTORY, _STORE = Path(tenants.directory.__file__), Path(tenants.store.__file__)
@@ -74,6 +75,8 @@ def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
     used |= set(re.findall(r'self\._fetch\(\s*[\w.]+,\s*"(\w+)"', source))
     source = Path(tenants.postgres_upkeep.__file__).read_text()
     used |= set(re.findall(r'self\._(?:one|all|when_free)\(\s*"(\w+)"', source))
+    source = Path(tenants.webhooks.__file__).read_text()
+    used |= set(re.findall(r'(?:self\._(?:one|all)\(|_SQL\[)\s*"(\w+)"', source))
     assert used == set(load())
 
 

@@ -1,14 +1,14 @@
 -- Records a change of a row in the audit log. The trigger's argument is what a row of its table is
--- called there. A key's hash is never recorded, and its last use is no change.
+-- called there. A key's hash is never recorded, and what the server notes by itself is no change.
 CREATE OR REPLACE FUNCTION audit_change() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- When a key was used last is no change of it, and its hash is nobody's to read.
+    -- What the server notes by itself is no change, and a key's hash is nobody's to read.
     v_before jsonb := CASE WHEN TG_OP <> 'INSERT' THEN
-        to_jsonb(OLD) - ARRAY['key_hash', 'last_used_at'] END;
+        to_jsonb(OLD) - ARRAY['key_hash', 'last_used_at', 'expiry_reported', 'leased_until'] END;
     v_after jsonb := CASE WHEN TG_OP <> 'DELETE' THEN
-        to_jsonb(NEW) - ARRAY['key_hash', 'last_used_at'] END;
+        to_jsonb(NEW) - ARRAY['key_hash', 'last_used_at', 'expiry_reported', 'leased_until'] END;
     v_row jsonb := coalesce(v_after, v_before);
     v_verb text := CASE
         WHEN TG_OP = 'INSERT' THEN 'create'

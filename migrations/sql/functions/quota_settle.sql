@@ -1,6 +1,7 @@
--- Ends requests: writes their ledger rows and sums, closes their reservations, and charges the limits
--- for what was used in place of what was held. Returns the ids of those that were written; the others
--- had been settled before. No request may be there twice.
+-- Ends requests: writes their ledger rows and sums, closes their reservations, charges the limits for
+-- what was used in place of what was held, and reports budgets that are used up to a threshold.
+-- Returns the ids of those that were written; the others had been settled before. No request may be
+-- there twice.
 CREATE OR REPLACE FUNCTION quota_settle(
     p_request_ids uuid[], p_tenant_ids uuid[], p_key_ids uuid[], p_models text[], p_statuses text[],
     p_prompt_tokens integer[], p_cached_tokens integer[], p_completion_tokens integer[],
@@ -101,6 +102,7 @@ BEGIN
         ORDER BY scope_id FOR UPDATE;
         PERFORM limit_add(d.scope_ids, d.requests, d.tokens, d.month_tokens, d.costs, d.running,
             d.queued, coalesce(p_now, clock_timestamp()));
+        PERFORM limit_report(d.scope_ids);
     END IF;
     RETURN v_written;
 END

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 
+from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
 from engine.client.stream import RequestStream
 from engine.errors import EngineDead
@@ -174,6 +175,34 @@ async def test_an_engine_whose_lease_is_over_is_given_up_and_comes_back() -> Non
         assert one.engine.info.pid == pid
         assert await asyncio.gather(*map(read, streams)) == [expected_tokens([7, 8, 9], 4000)] * 4
         assert fleet.moves.num_failed == 0
+
+
+async def test_an_own_engine_that_dies_is_registered_as_away_until_it_is_back() -> None:
+    """That is what the events ``engine.down`` and ``engine.up`` follow."""
+    shared = MemoryStore().shared
+    engine = EngineClient(CONFIG.engine, transport=StandInProcess)
+    fleet = Fleet([engine])
+    follower = Registry(shared, fleet, CONFIG, KEYS)
+    follower._identity = IDENTITY
+    states: list[str] = []
+
+    async def watch() -> None:
+        while True:
+            states.extend(one.state for one in await shared.list_engines())
+            await asyncio.sleep(0.01)
+
+    await fleet.start()
+    running = [asyncio.create_task(work) for work in (follower.run(), watch())]
+    try:
+        await until(lambda: states[-1:] == ["ready"])
+        os.kill(engine.info.pid, signal.SIGKILL)
+        await until(lambda: states[-1:] == ["loading"])
+        await until(lambda: states[-1:] == ["ready"])
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await fleet.close()
 
 
 async def test_the_last_known_fleet_serves_while_the_store_is_away() -> None:
