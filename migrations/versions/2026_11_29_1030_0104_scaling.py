@@ -6,8 +6,8 @@ from alembic import op
 
 from migrations import source
 
-revision = "0105"
-down_revision = "0104"
+revision = "0104"
+down_revision = "0103"
 branch_labels = None
 depends_on = None
 
