@@ -19,7 +19,8 @@ from uuid import UUID
 import yaml
 from prometheus_client.core import Metric
 
-from engine.client.moves import Moves
+from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from engine.messages import Stats, TenantStats
 from gateway.metrics.engine import EngineCollector
 from gateway.metrics.metrics import Metrics
@@ -372,8 +373,8 @@ def metrics() -> list[Metric]:
         tenants=[TenantStats("t", num_accepted_tokens_per_pos=[0])],
         spec_decode_num_accepted_tokens_per_pos=[0],
     )
-    found.watch(running=lambda: 0, engines=lambda: {"0": EngineCollector(lambda: stats)})
-    found.watch_moves(Moves(lambda _: (), 0.0), {"key": 0})
+    found.watch(running=lambda: 0, engines=lambda: {("model", "0"): EngineCollector(stats)})
+    found.watch_moves(Fleets({"model": Fleet([])}), {"key": 0})
     found.watch_background(lambda: {"work": 0})
     found.watch_changes(ChangeListener("postgresql://localhost/none", lambda change: None))
     found.watch_ledger(Ledger(MemoryStore()))

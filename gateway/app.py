@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from gateway import rate_limits
 from gateway.answers.event_stream import STREAM_ID_HEADER
 from gateway.config import Config
@@ -37,7 +38,7 @@ from tenants.store import Store
 def create_app(
     config: Config,
     *,
-    engine: Fleet,
+    engine: Fleet | Fleets,
     store: Store,
     secrets: Secrets,
     metrics_folder: Path | None = None,

@@ -258,6 +258,9 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     served_model_name: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """The model's name in the API; by default the last part of ``engine.model``."""
+    aliases: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    """Further names that requests may use for the model; answers, metrics and the ledger have its
+    own."""
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
@@ -352,7 +355,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The whole file, as the parts of one model read it."""
 
     engine: ServedEngineConfig
     server: ServerConfig = ServerConfig()
@@ -360,6 +363,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: ModelsConfig = ModelsConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
+    others: tuple[Config, ...] = ()
+    """The same for each further model of ``[[models]]``, with other values of ``engine``,
+    ``models`` and ``fleet.replicas``."""
 
     def __post_init__(self) -> None:
         if self.engine.enable_lora and self.models.adapters_dir is None:
@@ -377,6 +383,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """What clients call the model."""
         return self.models.served_model_name or Path(self.engine.model).name
 
+    @property
+    def each(self) -> tuple[Config, ...]:
+        """The settings as each model's parts read them, the default model's first."""
+        return self, *self.others
+
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the settings table."""
@@ -387,6 +398,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     default: str
     """As TOML would write it; empty when there is none."""
     description: str
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all models of ``[[models]]`` have the same value."""
+        own = self.section in ("engine", "models")
+        return not own and (self.section, self.key) != ("fleet", "replicas")
 
     @property
     def env(self) -> str:
@@ -401,6 +418,11 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tracing": TracingConfig,
     "fleet": FleetConfig,
 }
+
+
+_OF_ENTRIES = ("engine", "replicas")
+"""Keys of an item of ``[[models]]`` beside those of ``[models]``: what is laid over ``[engine]``,
+and what takes the place of ``fleet.replicas``."""
 
 
 def load(
@@ -445,12 +467,37 @@ def parse(
     where: str = "config",
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Config:
-    """Check ``document``, sections of keys.
+    """Check ``document``, sections of keys; ``models`` may be a list, with an item for each model.
 
     Raises ``ConfigError``, which begins with ``where``, or with the variable that the key is from:
     ``variables``, by ``section.key``.
     """
     _refuse_unknown(document, where=where)
+    entries = document.get("models")
+    if not isinstance(entries, list):
+        return _parse_one(document, where, variables)
+    _refuse_vain(entries, variables)
+    found = []
+    for index, entry in enumerate(entries):
+        replicas = {"replicas": entry["replicas"]} if "replicas" in entry else {}
+        one = {
+            **document,
+            "engine": {**document.get("engine", {}), **entry.get("engine", {})},
+            "models": {key: entry[key] for key in entry if key not in _OF_ENTRIES},
+            "fleet": {**document.get("fleet", {}), **replicas},
+        }
+        found.append(_parse_one(one, f"{where}: models[{index}]", variables))
+    names = [name for one in found for name in (one.model_name, *one.models.aliases)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"{where}: two models are called {name!r}; set their models.served_model_name and "
+                "models.aliases to names that differ"
+            )
+    return msgspec.structs.replace(found[0], others=tuple(found[1:]))
+
+
+def _parse_one(document: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Config:
     if document.get("engine", {}).get("model", "") == "":
         raise ConfigError(f"{where}: engine.model is missing; set it to a folder or hub id")
     try:
@@ -469,13 +516,48 @@ def _refuse_unknown(document: Mapping[str, Any], *, where: str) -> None:
     for section, table in document.items():
         if section not in _SECTIONS:
             raise ConfigError(f"{where}: unknown section [{section}]{hint(section, _SECTIONS)}")
-        if not isinstance(table, Mapping):
+        if section == "models" and isinstance(table, list) and table:
+            for index, entry in enumerate(table):
+                _refuse_unknown_of_entry(entry, f"models[{index}]", where)
+        elif isinstance(table, Mapping):
+            _refuse_unknown_keys(table, section, section, where)
+        else:
             raise ConfigError(f"{where}: {section} must be a section, written as [{section}]")
-        fields = _SECTIONS[section].__struct_fields__
-        for key in table:
-            if key not in fields:
-                mend = _elsewhere(key) or hint(key, fields)
-                raise ConfigError(f"{where}: unknown key {section}.{key}{mend}")
+
+
+def _refuse_unknown_of_entry(entry: object, name: str, where: str) -> None:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: {name} must be a section, written as [[models]]")
+    engine = entry.get("engine", {})
+    if not isinstance(engine, Mapping):
+        raise ConfigError(f"{where}: {name}.engine must be a section, written as [models.engine]")
+    _refuse_unknown_keys(engine, "engine", f"{name}.engine", where)
+    own = {key: entry[key] for key in entry if key not in _OF_ENTRIES}
+    _refuse_unknown_keys(own, "models", name, where)
+
+
+def _refuse_unknown_keys(table: Mapping[str, Any], section: str, name: str, where: str) -> None:
+    fields = _SECTIONS[section].__struct_fields__
+    for key in table:
+        if key not in fields:
+            mend = _elsewhere(key) or hint(key, (*fields, *_OF_ENTRIES))
+            if section == name == "models" and key in _OF_ENTRIES:
+                mend = "; it is for one of several models, which are written as [[models]]"
+            raise ConfigError(f"{where}: unknown key {name}.{key}{mend}")
+
+
+def _refuse_vain(entries: list[Mapping[str, Any]], variables: Mapping[str, str]) -> None:
+    """Refuse variables for what each model sets itself."""
+    for path, variable in variables.items():
+        section, _, key = path.partition(".")
+        for index, entry in enumerate(entries):
+            if section == "engine" and key in entry.get("engine", {}):
+                own = f"models[{index}].engine.{key}"
+            elif path == "fleet.replicas" and key in entry:
+                own = f"models[{index}].{key}"
+            else:
+                continue
+            raise ConfigError(f"{variable} has no effect on {own}; set that in the file")
 
 
 def _elsewhere(key: str) -> str:
@@ -498,6 +580,10 @@ def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> dict[str, str]
         if key not in fields:
             known = [f"{ENV_PREFIX}{section}_{field}".upper() for field in fields]
             raise ConfigError(f"unknown variable {variable}{hint(variable, known)}")
+        if isinstance(document.get(section), list):
+            raise ConfigError(
+                f"{variable} is for a lone model, and the file has [[models]]; set it in the file"
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -517,6 +603,11 @@ def _path(path: str | None, folder: Path) -> str | None:
 
 
 def _resolve(config: Config, folder: Path) -> Config:
+    first, *others = [_resolve_one(one, folder) for one in config.each]
+    return msgspec.structs.replace(first, others=tuple(others))
+
+
+def _resolve_one(config: Config, folder: Path) -> Config:
     engine, tenants = config.engine, config.tenants
     speculative = engine.speculative_config
     if speculative is not None and speculative.model is not None:

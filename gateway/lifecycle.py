@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from gateway.admission.admission import Admission
 from gateway.concurrency.background import Background
 from gateway.errors import ApiError, Draining
@@ -36,7 +36,7 @@ from tenants.usage import Ledger
 logger = logging.getLogger(__name__)
 
 WARM_UP_AFTER_S = 1.0
-"""When the worker process of the grammar checker is started: after everything else."""
+"""When the worker processes of the grammar checkers are started: after everything else."""
 ABORT_S = 2.0
 """Time after the deadline for aborted requests to send their error, and to be settled."""
 
@@ -61,7 +61,7 @@ class Lifecycle:
     def __init__(
         self,
         *,
-        engine: Fleet,
+        engine: Fleets,
         store: Store,
         ledger: Ledger,
         journal: Journal,
@@ -70,7 +70,7 @@ class Lifecycle:
         readers: Readers,
         admission: Admission,
         generations: Generations,
-        compiler: GrammarChecker,
+        compilers: Sequence[GrammarChecker],
         shutdown_timeout_s: float,
     ) -> None:
         self.sessions = sessions
@@ -82,11 +82,11 @@ class Lifecycle:
         self._background = background
         self._admission = admission
         self._generations = generations
-        self._compiler = compiler
+        self._compilers = compilers
         self._timeout_s = shutdown_timeout_s
         self._hurried = asyncio.Event()
         self._closed = False
-        self._warm_up: asyncio.TimerHandle | None = None
+        self._warm_ups: list[asyncio.TimerHandle] = []
 
     @property
     def draining(self) -> bool:
@@ -106,7 +106,9 @@ class Lifecycle:
             logger.error("startup: settlements of dead processes stay in their files: %s", error)
         self._background.start()
         loop = asyncio.get_running_loop()
-        self._warm_up = loop.call_later(WARM_UP_AFTER_S, self._compiler.start)
+        self._warm_ups = [
+            loop.call_later(WARM_UP_AFTER_S, compiler.start) for compiler in self._compilers
+        ]
 
     async def drain(self) -> None:
         if self.draining:
@@ -156,9 +158,10 @@ class Lifecycle:
         await self._ledger.drain(max(0.0, deadline - time.monotonic()))
         logger.info("shutdown: close")
         await self._background.stop()  # Not before, because it renews the leases of reservations.
-        if self._warm_up is not None:
-            self._warm_up.cancel()
-        await asyncio.to_thread(self._compiler.close)
+        for warm_up in self._warm_ups:
+            warm_up.cancel()
+        for compiler in self._compilers:
+            await asyncio.to_thread(compiler.close)
         self._admission.prompt_threads.close()
         await self._engine.close()
         # Only the end of a hanging engine ends the requests that it did not answer.

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from starlette.websockets import WebSocket
 
-from engine import sampling_defaults
-from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
-from engine.errors import NoChatTemplate
-from engine.text.chat_template import ChatTemplate, MissingChatTemplate
-from engine.text.tokenizer import Tokenizer
+from engine.client.fleets import Fleets
 from gateway import context
 from gateway.admin.adapters import Adapters
 from gateway.admin.revocations import Revocations
 from gateway.admin.webhooks import WebhookSender
 from gateway.admission.admission import Admission
+from gateway.admission.model import Model
 from gateway.admission.served_models import ServedModels
 from gateway.concurrency.background import Background
 from gateway.concurrency.fair_starts import FairStarts
@@ -38,7 +34,7 @@ from gateway.metrics.metrics import Metrics
 from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import new_worker_id
 from gateway.peers.wire import derive_keys
-from gateway.prompts.public_prefixes import PublicPrefixes
+from gateway.prompts.threads import PromptThreads
 from gateway.responses.conversations import ConversationItems
 from gateway.responses.responses import Responses
 from gateway.secrets import Secrets
@@ -51,8 +47,6 @@ from gateway.streams.archive import StreamArchive
 from gateway.streams.log import StreamLog
 from gateway.streams.streams import Streams
 from gateway.transport.cork import Cork
-from grammar.compiler import GrammarChecker
-from grammar.vocabulary import Vocabulary
 from tenants import upkeep
 from tenants.authenticator import Authenticator
 from tenants.changes import Change, ChangeListener
@@ -63,16 +57,13 @@ from tenants.standby import Standby
 from tenants.store import Store
 from tenants.usage import Ledger
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """All parts that routes and middleware need. ``create_services`` makes it."""
 
     config: Config
-    engine: Fleet
-    tokenizer: Tokenizer
+    engine: Fleets
     store: Store
     secrets: Secrets
     metrics: Metrics
@@ -105,7 +96,6 @@ class Services:
             api_key=api_key,
             config=self.config.server,
             models=self.models,
-            engine=self.engine,
             authenticator=self.authenticator,
             starts=self.starts,
             admission=self.admission,
@@ -129,22 +119,25 @@ class Services:
 def create_services(
     config: Config,
     *,
-    engine: Fleet,
+    engine: Fleet | Fleets,
     store: Store,
     secrets: Secrets,
     metrics_folder: Path | None = None,
 ) -> Services:
     """Make all parts. Nothing runs yet: ``lifecycle.start`` starts the background tasks.
 
-    ``metrics_folder``: as for ``create_app``. Raises ``ModelLoadError`` if the model's tokenizer or
-    chat template cannot be read, and ``ConfigError`` if the folder of the usage journal cannot be
-    used, or the chat template refuses a public system prompt.
+    ``engine``: a lone model's, or those of each. ``metrics_folder``: as for ``create_app``. Raises
+    ``ModelLoadError`` if a model's tokenizer or chat template cannot be read, and ``ConfigError``
+    if the folder of the usage journal cannot be used, or a chat template refuses a public system
+    prompt.
     """
+    if isinstance(engine, Fleet):
+        engine = Fleets({config.model_name: engine})
     base = _create_base(config, engine, store, secrets, metrics_folder)
     cork = Cork()
-    models = ServedModels(config)
-    adapters = Adapters(config, engine=engine, store=store)
-    admission = _create_admission(base, models)
+    models = base.models
+    adapters = Adapters(models, store)
+    admission = _create_admission(base)
     generations = _create_generations(base, cork)
     peers = _create_peers(base)
     streams = _create_streams(base, peers)
@@ -163,9 +156,9 @@ def create_services(
     engine.observe(around_outputs=cork, on_tokens=metrics.observe_inter_token)
     metrics.watch(
         running=lambda: len(generations),
-        engines=lambda: {one.name: _collector(one) for one in engine.engines},
+        engines=partial(_collectors, engine),
     )
-    metrics.watch_moves(engine.moves, registry.num_refused)
+    metrics.watch_moves(engine, registry.num_refused)
     metrics.watch_background(lambda: work.num_deaths)
     metrics.watch_ledger(base.ledger)
     lifecycle = Lifecycle(
@@ -178,13 +171,12 @@ def create_services(
         readers=streams.readers,
         admission=admission,
         generations=generations,
-        compiler=base.compiler,
+        compilers=[model.compiler for model in models.all],
         shutdown_timeout_s=config.server.shutdown_timeout_s,
     )
     return Services(
         config=config,
         engine=engine,
-        tokenizer=base.tokenizer,
         store=store,
         secrets=secrets,
         metrics=metrics,
@@ -215,18 +207,16 @@ class _Base:
     config: Config
     worker_id: str
     """This process, for the others."""
-    engine: Fleet
+    engine: Fleets
     store: Store
     secrets: Secrets
     metrics: Metrics
     # Text
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    compiler: GrammarChecker
+    models: ServedModels
+    prompt_threads: PromptThreads
     grammar_lanes: Lanes
     """One grammar of each tenant is checked at a time, so that a slow one holds up its owner
     only."""
-    public_prefixes: PublicPrefixes
     # Keys, limits and usage
     journal: Journal
     ledger: Ledger
@@ -237,18 +227,14 @@ class _Base:
 
 def _create_base(
     config: Config,
-    engine: Fleet,
+    engine: Fleets,
     store: Store,
     secrets: Secrets,
     metrics_folder: Path | None,
 ) -> _Base:
-    tokenizer = Tokenizer.load(config.engine.model_dir)
-    template = _chat_template(config)
-    compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
+    threads = PromptThreads()
+    models = ServedModels([Model.load(one, engine[one.model_name], threads) for one in config.each])
     metrics = Metrics(metrics_folder)
-    public_prefixes = PublicPrefixes(
-        config.models.public_prefixes, template=template, tokenizer=tokenizer
-    )
     # The first part that holds resources. What may raise comes before it.
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
@@ -261,11 +247,9 @@ def _create_base(
         store=store,
         secrets=secrets,
         metrics=metrics,
-        tokenizer=tokenizer,
-        template=template,
-        compiler=compiler,
+        models=models,
+        prompt_threads=threads,
         grammar_lanes=Lanes(),
-        public_prefixes=public_prefixes,
         journal=journal,
         ledger=ledger,
         quota=Quota(
@@ -331,66 +315,35 @@ def _create_background(
     return Background(work)
 
 
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(
-        tokenizer.vocabulary(),
-        tokenizer.eos_token_ids,
-        tokenizer.special_ids,
-        tokenizer.vocab_size,
-    )
-
-
-def _create_admission(base: _Base, models: ServedModels) -> Admission:
+def _create_admission(base: _Base) -> Admission:
     return Admission(
-        base.config,
-        models=models,
-        engine=base.engine,
+        models=base.models,
         ledger=base.ledger,
         quota=base.quota,
         authenticator=base.authenticator,
         secrets=base.secrets,
-        tokenizer=base.tokenizer,
-        template=base.template,
-        compiler=base.compiler,
+        prompt_threads=base.prompt_threads,
         grammar_lanes=base.grammar_lanes,
-        sampling_defaults=_sampling_defaults(base.config),
     )
 
 
 def _create_generations(base: _Base, cork: Cork) -> Generations:
     return Generations(
-        engine=base.engine,
-        tokenizer=base.tokenizer,
         ledger=base.ledger,
         quota=base.quota,
         metrics=base.metrics,
         flushes=Flushes(base.config.server.flush_interval_ms / 1000, cork),
-        checks=ComplianceChecks(base.compiler.submit_validation, base.grammar_lanes),
-        public_prefixes=base.public_prefixes,
+        checks=ComplianceChecks(base.models.default.compiler.submit_validation, base.grammar_lanes),
     )
 
 
-def _collector(engine: EngineClient) -> EngineCollector:
-    return EngineCollector(lambda: engine.stats, lambda: engine.ready)
-
-
-def _chat_template(config: Config) -> ChatTemplate:
-    file = config.models.chat_template
-    try:
-        return ChatTemplate.load(config.engine.model_dir, None if file is None else Path(file))
-    except NoChatTemplate:
-        logger.warning(
-            "%s has no chat template: chats are refused, text completions are served; "
-            "models.chat_template names one",
-            config.model_name,
-        )
-        return MissingChatTemplate()
-
-
-def _sampling_defaults(config: Config) -> Mapping[str, float | int] | None:
-    if config.models.generation_config == "ignore":
-        return None
-    return sampling_defaults.load(config.engine.model_dir)
+def _collectors(fleets: Fleets) -> dict[tuple[str, str], EngineCollector]:
+    """By model and engine."""
+    return {
+        (model, engine.name): EngineCollector(engine.stats, is_ready=engine.ready)
+        for model, fleet in fleets.items()
+        for engine in fleet.engines
+    }
 
 
 def _create_peers(base: _Base) -> Peers:

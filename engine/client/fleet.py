@@ -115,6 +115,11 @@ class Fleet:
         return any(engine.ready for engine in self.engines)
 
     @property
+    def has_served(self) -> bool:
+        """Whether an engine was ready before, even if none is at the moment."""
+        return self._some_ready.is_set()
+
+    @property
     def info(self) -> Ready:
         """What a running engine has reported of itself. Raises ``EngineDead`` if none runs."""
         for engine in self.engines:

@@ -14,10 +14,10 @@ import logging
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from engine.client.fleet import Fleet
 from engine.errors import EngineDead, QueueFull
 from engine.messages import AdapterRef
-from gateway.config import Config
+from gateway.admission.model import Model
+from gateway.admission.served_models import ServedModels
 from gateway.errors import Conflict, InvalidRequestError
 from tenants.errors import ObjectExists, ObjectNotFound
 from tenants.names import normalize_name
@@ -32,44 +32,42 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 class Adapters:
     """All adapters below ``models.adapters_dir``. One per gateway worker."""
 
-    def __init__(self, config: Config, *, engine: Fleet, store: Store) -> None:
-        self._model = config.model_name
-        folder = config.models.adapters_dir
-        self._root = None if folder is None else Path(folder)
-        self._engine = engine
+    def __init__(self, models: ServedModels, store: Store) -> None:
+        self._models = models
         self._store = store
         self._deleted: asyncio.Queue[UUID] = asyncio.Queue()
 
-    async def load(self, tenant_id: UUID, name: str, path: str) -> Adapter:
+    async def load(
+        self, tenant_id: UUID, name: str, path: str, model: str | None = None
+    ) -> Adapter:
         """Load an adapter: the tenant's keys may use ``name`` from now on. If this raises, nothing
         is left behind.
 
-        path: a folder, relative to ``models.adapters_dir``. Raises ``InvalidRequestError``,
+        path: a folder, relative to ``models.adapters_dir``. model: which one it changes; None if
+        there is one only that takes adapters. Raises ``InvalidRequestError``,
         ``AdapterLoadError`` (what does not fit the model), ``Conflict``, ``ObjectExists``,
         ``ObjectNotFound``, ``EngineDead``.
         """
-        if self._root is None:
-            raise InvalidRequestError(
-                "This server has no adapters: set engine.enable_lora and models.adapters_dir.",
-                code="adapters_disabled",
-            )
+        base = self._base(model)
+        root = base.adapters_dir
+        assert root is not None
         tenant = await self._store.get_tenant(tenant_id)
         name = normalize_name("name", name)
-        if name == self._model:
-            raise Conflict(f"{name!r} is the server's own model; choose another name.")
+        if self._models.is_taken(name):
+            raise Conflict(f"{name!r} is a model of the server; choose another name.")
         if any(one.name == name for one in await self._store.list_adapters(tenant.id)):
             raise ObjectExists("adapter", name)
-        folder = await asyncio.to_thread(_folder, self._root, path)
+        folder = await asyncio.to_thread(_folder, root, path)
         adapter_id = uuid4()
         try:
-            read = await self._engine.adapters.load(
-                AdapterRef(name=adapter_id.hex, path=str(self._root / folder))
+            read = await base.engine.adapters.load(
+                AdapterRef(name=adapter_id.hex, path=str(root / folder))
             )
             return await self._store.create_adapter(
                 tenant.id,
                 adapter_id=adapter_id,
                 name=name,
-                parent=self._model,
+                parent=base.name,
                 path=str(folder),
                 base_model=read.base_model,
                 rank=read.rank,
@@ -78,6 +76,22 @@ class Adapters:
         except BaseException:
             self.on_deleted(adapter_id)
             raise
+
+    def _base(self, name: str | None) -> Model:
+        """The model to load an adapter for."""
+        able = [model for model in self._models.all if model.adapters_dir is not None]
+        if not able:
+            raise InvalidRequestError(
+                "This server has no adapters: set engine.enable_lora and models.adapters_dir.",
+                code="adapters_disabled",
+            )
+        found = [model for model in able if name in (None, model.name)]
+        if len(found) != 1:
+            names = ", ".join(model.name for model in able)
+            raise InvalidRequestError(
+                f"Must be the model that the adapter changes, one of {names}.", param="model"
+            )
+        return found[0]
 
     async def unload(self, tenant_id: UUID, named: str) -> Adapter:
         """Unload an adapter, given its name or id; its running requests go on to their end. Raises
@@ -99,12 +113,15 @@ class Adapters:
         """Tell the engine what was deleted, until cancelled."""
         while True:
             adapter_id = await self._deleted.get()
-            try:
-                await self._engine.adapters.unload(adapter_id.hex)
-            except EngineDead:
-                pass  # the next one knows of nothing
-            except QueueFull as error:
-                logger.warning("the engine does not hear that an adapter was deleted: %s", error)
+            for model in self._models.all:
+                if model.adapters_dir is None:
+                    continue
+                try:
+                    await model.engine.adapters.unload(adapter_id.hex)
+                except EngineDead:
+                    pass  # the next one knows of nothing
+                except QueueFull as error:
+                    logger.warning("an engine does not hear of a deleted adapter: %s", error)
 
 
 def _folder(root: Path, path: str) -> Path:

@@ -5,37 +5,30 @@ No field is accepted and ignored: one that the server cannot act on is refused b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
-from engine.client.fleet import Fleet
-from engine.text.chat_template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
 from gateway import context, tracing
 from gateway.admission import field_checks, output_format, tool_use
 from gateway.admission.admitted import Admitted
+from gateway.admission.model import Model
 from gateway.admission.output_format import OutputFormat
-from gateway.admission.priorities import Priorities
 from gateway.admission.request import GenerationRequest, in_the_clients_words
-from gateway.admission.sampling import Sampling, stop_strings
-from gateway.admission.served_models import ServedModels
-from gateway.admission.tool_use import Tools, ToolUse
+from gateway.admission.sampling import stop_strings
+from gateway.admission.served_models import ServedModel, ServedModels
+from gateway.admission.tool_use import ToolUse
 from gateway.admission.unenforced import Unenforced
 from gateway.concurrency.lanes import Lanes
-from gateway.config import Config
 from gateway.errors import Draining, InvalidRequestError, Overloaded
-from gateway.parsers import formats
 from gateway.parsers.answer import AnswerParser
 from gateway.prompts import texts
-from gateway.prompts.chat import ChatPrompts
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import PromptThreads
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import Secrets
-from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable, GrammarError
 from grammar.schema.scope import Finding
 from tenants.access import require_scope
@@ -55,47 +48,25 @@ class Admission:
 
     def __init__(
         self,
-        config: Config,
         *,
         models: ServedModels,
-        engine: Fleet,
         ledger: Ledger,
         quota: Quota,
         authenticator: Authenticator,
         secrets: Secrets,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        compiler: GrammarChecker,
+        prompt_threads: PromptThreads,
         grammar_lanes: Lanes,
-        sampling_defaults: Mapping[str, float | int] | None = None,
     ) -> None:
         self.draining = False
         """Set by ``drain``, for good: nothing is admitted any more."""
         self.models = models
-        self._default_max_tokens = config.models.default_max_tokens
-        self._engine = engine
         self._ledger = ledger
         self._quota = quota
         self._authenticator = authenticator
-        self._price = config.models.price
+        self._lowest_price = models.lowest_price
         self._salt_root = secrets.cache_salt_root
-        self._tokenizer = tokenizer
-        self._compiler = compiler
         self._grammar_lanes = grammar_lanes
-        settings = config.models
-        self.prompt_threads = PromptThreads()
-        self.reasoning = formats.reasoning_format(settings.reasoning_parser, template)
-        """None for a model that does not reason before it answers."""
-        self.prompts = ChatPrompts(
-            template,
-            tokenizer,
-            self.prompt_threads,
-            allowed_kwargs=settings.template_kwargs,
-            reasoning=self.reasoning,
-        )
-        self.tools = Tools(formats.tool_format(settings.tool_parser, template), tokenizer)
-        self._sampling = Sampling(tokenizer, sampling_defaults or {})
-        self._priorities = Priorities(settings.service_tiers or {}, config.engine.policy)
+        self.prompt_threads = prompt_threads
 
     def drain(self) -> None:
         """Admit nothing from here on, not even requests that are being admitted: the server shuts
@@ -108,7 +79,7 @@ class Admission:
         ``Overloaded``, then ``QuotaExceeded``. What another worker may not refuse comes before what
         all of them do."""
         self._check_serving()
-        self._quota.check(principal, price=self._price)
+        self._quota.check(principal, price=self._lowest_price)
 
     async def admit(self, request: GenerationRequest) -> Admitted:
         """Check everything that can be checked before the engine gets the request.
@@ -134,13 +105,13 @@ class Admission:
         with in_the_clients_words(request.client_name):
             require_scope(request.principal.key, request.scope)
             self._check_serving()
-            self.models.find(request.principal, request.model)
-            use = await self._tools(request)
-            return await self.prompts.count(
+            model = self.models.find(request.principal, request.model).base
+            use = await self._tools(request, model)
+            return await model.prompts.count(
                 fields.messages,
                 tenant=request.principal.tenant.id,
                 tools=None if use is None else use.for_template(),
-                kwargs=self.prompts.kwargs(fields),
+                kwargs=model.prompts.kwargs(fields),
             )
 
     async def _admit_held(self, request: GenerationRequest) -> Admitted:
@@ -163,77 +134,64 @@ class Admission:
         require_scope(principal.key, request.scope)
         self.check_open(principal)
         served = self.models.find(principal, request.model)
+        model = served.base
         end_user = field_checks.end_user(fields)
         field_checks.check_best_of(fields)
-        use = await self._tools(request)
-        max_model_len = self._engine.info.max_model_len
+        use = await self._tools(request, model)
+        max_model_len = model.engine.info.max_model_len
         field_checks.check_chat(fields, max_model_len)
-        await self._engine.check_queue(principal.tenant.id.hex)
-        output = self._output(fields, use)
-        findings = await self._compile(output, principal, use)
-        prompt = await self._prompt(request, use, max_model_len)
-        params = self._sampling.params(
+        await model.engine.check_queue(principal.tenant.id.hex)
+        output = _output(fields, use, model)
+        findings = await self._compile(output, request, use, model)
+        prompt = await self._prompt(request, use, model, max_model_len)
+        params = model.sampling.params(
             fields,
-            max_tokens=self._max_tokens(request, prompt, max_model_len),
+            max_tokens=_max_tokens(request, prompt, model, max_model_len),
             structured_outputs=output_format.for_engine(
-                output, self._end_of_reasoning(prompt, use)
+                output, _end_of_reasoning(prompt, use, model)
             ),
         )
-        tier = self._priorities.tier(getattr(fields, "service_tier", None))
+        tier = model.priorities.tier(getattr(fields, "service_tier", None))
         stop = stop_strings(fields.stop)
-        priority = principal.priority + self._priorities.shift(tier, fields.priority)
+        priority = principal.priority + model.priorities.shift(tier, fields.priority)
         field_checks.check_cache_salt(fields.cache_salt)
         assert params.max_tokens is not None
         num_choices, num_prompts = request.num_choices, len(prompt.token_ids)
         with tracing.stage("limits"):
             hold = await self._reserve(  # the last of all checks
                 request,
-                model=served.name,
+                served,
                 prompt_tokens=sum(map(len, prompt.token_ids)),
                 max_tokens=params.max_tokens * num_prompts * num_choices,
             )
-        shows_marks = prompt.is_chat and self._has_special_marks(use)
+        shows_marks = prompt.is_chat and _has_special_marks(use, model)
         return Admitted(
             id=request.id,
             principal=principal,
             model=served.name,
+            base=model,
             adapter=served.adapter,
             prompts=prompt.token_ids,
             echoes=[echo for echo in prompt.echoes for _ in range(num_choices)],
             params=params,
             stop=stop,
             num_choices=num_choices,
-            make_parser=self._parser_maker(fields, use, prompt),
+            make_parser=_parser_maker(fields, use, prompt, model),
             skip_special_tokens=params.skip_special_tokens and not shows_marks,
             cache_salt=cache_salt(self._salt_root, principal.tenant.id, fields.cache_salt or ""),
             hold=hold,
-            price=self._price,
+            price=model.price,
             priority=priority,
             service_tier=tier,
             unenforced=_unenforced(output, findings),
             loose_calls=(
                 None
                 if use is None
-                else self.tools.loose_calls(use, None if output is None else output.spec, findings)
+                else model.tools.loose_calls(use, None if output is None else output.spec, findings)
             ),
             end_user=end_user,
-            ignored=(*request.ignored, *self._ignored(request, tier)),
+            ignored=(*request.ignored, *_ignored(request, tier, model)),
         )
-
-    def _ignored(self, request: GenerationRequest, tier: str | None) -> list[str]:
-        """The fields that change nothing, in the client's words."""
-        fields, found = request.fields, []
-        if isinstance(fields, ChatFields):
-            found = self.prompts.ignored(fields)
-            if fields.service_tier not in (None, "auto", tier):
-                found.append("service_tier")
-            if fields.safety_identifier is not None and fields.user not in (
-                None,
-                fields.safety_identifier,
-            ):
-                found.append("user")
-        name = request.client_name
-        return found if name is None else [*map(name, found)]
 
     def _check_serving(self) -> None:
         self._check_not_draining()
@@ -245,7 +203,12 @@ class Admission:
             raise Draining("The server is shutting down.", retry_after_s=1)
 
     async def _reserve(
-        self, request: GenerationRequest, *, model: str, prompt_tokens: int, max_tokens: int
+        self,
+        request: GenerationRequest,
+        served: ServedModel,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
     ) -> Hold:
         """Reserve the prompt's tokens, and the first slice of the answer's.
 
@@ -256,10 +219,10 @@ class Admission:
             hold = await self._quota.reserve(
                 request.principal,
                 request_id=request.id,
-                model=model,
+                model=served.name,
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
-                price=self._price,
+                price=served.base.price,
                 endpoint=context.endpoint(),
             )
         except QuotaExceeded:
@@ -274,54 +237,42 @@ class Admission:
             raise
         return hold
 
-    async def _tools(self, request: GenerationRequest) -> ToolUse | None:
+    async def _tools(self, request: GenerationRequest, model: Model) -> ToolUse | None:
         fields = request.fields
         if isinstance(fields, CompletionRequest):
             return None
         if not fields.tools:
-            return self.tools.read(fields)
+            return model.tools.read(fields)
         # In a thread, because a request may have megabytes of schemas.
-        read = partial(self.tools.read, fields)
+        read = partial(model.tools.read, fields)
         return await self.prompt_threads.run(read, tenant=request.principal.tenant.id, size=0)
 
     async def _prompt(
-        self, request: GenerationRequest, use: ToolUse | None, max_model_len: int
+        self, request: GenerationRequest, use: ToolUse | None, model: Model, max_model_len: int
     ) -> Prompt:
         fields, tenant = request.fields, request.principal.tenant.id
         if isinstance(fields, ChatFields):
-            return await self.prompts.encode(
+            return await model.prompts.encode(
                 fields.messages,
                 tenant=tenant,
                 max_model_len=max_model_len,
                 tools=None if use is None else use.for_template(),
-                kwargs=self.prompts.kwargs(fields),
+                kwargs=model.prompts.kwargs(fields),
             )
         return await texts.read(
             fields,
-            self._tokenizer,
+            model.tokenizer,
             self.prompt_threads,
             tenant=tenant,
             max_model_len=max_model_len,
         )
 
-    def _output(
-        self, fields: ChatFields | CompletionRequest, use: ToolUse | None
-    ) -> OutputFormat | None:
-        """The format of the whole answer, calls included; None for free text."""
-        wanted = output_format.read(fields)
-        if use is None:
-            return wanted
-        if wanted is not None and wanted.spec.kind not in ("json_schema", "json_object"):
-            raise InvalidRequestError(
-                "Tools go together with a JSON format only, or set tool_choice to none.",
-                param=wanted.param,
-            )
-        answer = None if wanted is None else wanted.spec
-        spec = self.tools.grammar(use, answer)
-        return None if spec is None else OutputFormat(spec, "tools", answer)
-
     async def _compile(
-        self, output: OutputFormat | None, principal: Principal, use: ToolUse | None = None
+        self,
+        output: OutputFormat | None,
+        request: GenerationRequest,
+        use: ToolUse | None,
+        model: Model,
     ) -> tuple[Finding, ...]:
         """Compile a format, and return what of it cannot be enforced. The engine will compile it
         again; here it is done so that a bad schema is a 400, and not a stream that fails."""
@@ -329,7 +280,7 @@ class Admission:
             return ()
         try:
             verdict = await self._grammar_lanes.run(
-                principal.tenant.id, lambda: self._compiler.submit(output.spec)
+                request.principal.tenant.id, lambda: model.compiler.submit(output.spec)
             )
         except CompilerUnavailable:
             raise
@@ -339,60 +290,99 @@ class Admission:
             raise output_format.refusal(error, output.param) from None
         return verdict.unenforced
 
-    def _end_of_reasoning(self, prompt: Prompt, use: ToolUse | None) -> tuple[int, ...]:
-        """The token ids after which a format applies; none if it applies from the start."""
-        if self.reasoning is None or not prompt.is_chat or prompt.ends_reasoning:
-            return ()
-        end = self.reasoning.before_answer if use is None else self.reasoning.before_calls
-        return tuple(self._tokenizer.encode(end, add_special_tokens=False))
 
-    def _parser_maker(
-        self, fields: ChatFields | CompletionRequest, use: ToolUse | None, prompt: Prompt
-    ) -> Callable[[], AnswerParser] | None:
-        if isinstance(fields, CompletionRequest) or (use is None and self.reasoning is None):
-            return None
-        hides_reasoning = fields.include_reasoning is False
-        make_tools = None if use is None else self.tools.make_parser(use)
+def _ignored(request: GenerationRequest, tier: str | None, model: Model) -> list[str]:
+    """The fields that change nothing, in the client's words."""
+    fields, found = request.fields, []
+    if isinstance(fields, ChatFields):
+        found = model.prompts.ignored(fields)
+        if fields.service_tier not in (None, "auto", tier):
+            found.append("service_tier")
+        if fields.safety_identifier is not None and fields.user not in (
+            None,
+            fields.safety_identifier,
+        ):
+            found.append("user")
+    name = request.client_name
+    return found if name is None else [*map(name, found)]
 
-        def make() -> AnswerParser:
-            format = self.reasoning
-            return AnswerParser(
-                reasoning=None if format is None else format.make_parser(prompt.begins_reasoning),
-                hides_reasoning=hides_reasoning,
-                tools=None if make_tools is None else make_tools(),
-                max_calls=None if use is None or use.is_parallel else 1,
-            )
 
-        return make
-
-    def _has_special_marks(self, use: ToolUse | None) -> bool:
-        """Whether the marks of reasoning or calls are special tokens, which the parser must
-        see."""
-        marks = () if self.reasoning is None else self.reasoning.marks
-        if use is not None and self.tools.format is not None:
-            marks += self.tools.format.marks
-        return any(map(self.tools.is_special, marks))
-
-    def _max_tokens(self, request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int:
-        """The most new tokens of each answer. Raises ``InvalidRequestError``."""
-        fields = request.fields
-        longest = max(map(len, prompt.token_ids))
-        is_chat = isinstance(fields, ChatFields)
-        room = field_checks.room(longest, max_model_len, param="messages" if is_chat else "prompt")
-        name, wanted = "max_tokens", fields.max_tokens
-        if isinstance(fields, ChatFields):
-            if wanted is not None and fields.max_completion_tokens is not None:
-                raise InvalidRequestError(
-                    "Set max_completion_tokens or this, not both.", param=name
-                )
-            if wanted is None:
-                name, wanted = "max_completion_tokens", fields.max_completion_tokens
-        if wanted is None:
-            return min(room, self._default_max_tokens or (room if is_chat else _TEXT_TOKENS))
-        if request.clips_max_tokens:
-            return min(wanted, room)
-        field_checks.check_fits(wanted, longest, max_model_len, param=name)
+def _output(
+    fields: ChatFields | CompletionRequest, use: ToolUse | None, model: Model
+) -> OutputFormat | None:
+    """The format of the whole answer, calls included; None for free text."""
+    wanted = output_format.read(fields)
+    if use is None:
         return wanted
+    if wanted is not None and wanted.spec.kind not in ("json_schema", "json_object"):
+        raise InvalidRequestError(
+            "Tools go together with a JSON format only, or set tool_choice to none.",
+            param=wanted.param,
+        )
+    answer = None if wanted is None else wanted.spec
+    spec = model.tools.grammar(use, answer)
+    return None if spec is None else OutputFormat(spec, "tools", answer)
+
+
+def _end_of_reasoning(prompt: Prompt, use: ToolUse | None, model: Model) -> tuple[int, ...]:
+    """The token ids after which a format applies; none if it applies from the start."""
+    if model.reasoning is None or not prompt.is_chat or prompt.ends_reasoning:
+        return ()
+    end = model.reasoning.before_answer if use is None else model.reasoning.before_calls
+    return tuple(model.tokenizer.encode(end, add_special_tokens=False))
+
+
+def _parser_maker(
+    fields: ChatFields | CompletionRequest, use: ToolUse | None, prompt: Prompt, model: Model
+) -> Callable[[], AnswerParser] | None:
+    if isinstance(fields, CompletionRequest) or (use is None and model.reasoning is None):
+        return None
+    hides_reasoning = fields.include_reasoning is False
+    make_tools = None if use is None else model.tools.make_parser(use)
+
+    def make() -> AnswerParser:
+        format = model.reasoning
+        return AnswerParser(
+            reasoning=None if format is None else format.make_parser(prompt.begins_reasoning),
+            hides_reasoning=hides_reasoning,
+            tools=None if make_tools is None else make_tools(),
+            max_calls=None if use is None or use.is_parallel else 1,
+        )
+
+    return make
+
+
+def _has_special_marks(use: ToolUse | None, model: Model) -> bool:
+    """Whether the marks of reasoning or calls are special tokens, which the parser must
+    see."""
+    marks = () if model.reasoning is None else model.reasoning.marks
+    if use is not None and model.tools.format is not None:
+        marks += model.tools.format.marks
+    return any(map(model.tools.is_special, marks))
+
+
+def _max_tokens(
+    request: GenerationRequest, prompt: Prompt, model: Model, max_model_len: int
+) -> int:
+    """The most new tokens of each answer. Raises ``InvalidRequestError``."""
+    fields = request.fields
+    longest = max(map(len, prompt.token_ids))
+    is_chat = isinstance(fields, ChatFields)
+    room = field_checks.room(longest, max_model_len, param="messages" if is_chat else "prompt")
+    name, wanted = "max_tokens", fields.max_tokens
+    if isinstance(fields, ChatFields):
+        if wanted is not None and fields.max_completion_tokens is not None:
+            raise InvalidRequestError("Set max_completion_tokens or this, not both.", param=name)
+        if wanted is None:
+            name, wanted = "max_completion_tokens", fields.max_completion_tokens
+    if wanted is None:
+        return min(
+            room, model.config.models.default_max_tokens or (room if is_chat else _TEXT_TOKENS)
+        )
+    if request.clips_max_tokens:
+        return min(wanted, room)
+    field_checks.check_fits(wanted, longest, max_model_len, param=name)
+    return wanted
 
 
 def _unenforced(output: OutputFormat | None, findings: tuple[Finding, ...]) -> Unenforced | None:

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.messages import AdapterRef
 from engine.sampling_params import SamplingParams
+from gateway.admission.model import Model
 from gateway.admission.unenforced import LooseCalls, Unenforced
 from gateway.parsers.answer import AnswerParser
 from gateway.prompts.prompt import Echo
@@ -23,6 +24,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     principal: Principal
     model: str
+    base: Model
+    """The model of that name, or the one that the adapter changes."""
     prompts: list[list[int]]
     """Token ids. Chats have one prompt, text completions may have several."""
     echoes: list[Echo] = []
@@ -35,7 +38,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool
     cache_salt: str
     adapter: AdapterRef | None = None
-    """The adapter behind ``model``; None for the server's own model."""
+    """The adapter behind ``model``; None for a model of the server."""
     hold: Hold
     """The request's reservation. Whoever begins the request must have it settled or released."""
     price: Price = Price()

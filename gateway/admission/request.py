@@ -21,7 +21,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     principal: Principal
     model: str | None
-    """None for the server's own."""
+    """None for the server's default."""
     fields: ChatFields | CompletionRequest
     """A chat, or prompts without a template. Other APIs are put into these words."""
     scope: Scope = "chat"

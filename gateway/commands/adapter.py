@@ -39,12 +39,16 @@ def load(
     path: Annotated[
         str, typer.Argument(help="The adapter's folder on the server, below models.adapters_dir.")
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model that it changes, if several of the server take adapters."),
+    ] = None,
     url: Url = None,
     key: Key = None,
     data_dir: DataDir = DATA_DIR,
 ) -> None:
     """Load an adapter in PEFT's format: the tenant's keys may use it as a model at once."""
-    body = {"name": name, "path": path}
+    body = {"name": name, "path": path, "model": model}
     made = _ask(_server(url, key, data_dir), tenant, "POST", body=body)
     base = f", made for {made['base_model']}" if made["base_model"] else ""
     print(f"Loaded {made['name']} (rank {made['rank']}{base}) for {tenant}.")

@@ -153,7 +153,12 @@ async def _look_at_postgres(settings: Config) -> list[Finding]:
     return found
 
 
-def check_model(settings: Config) -> Iterator[Finding]:
+def check_models(settings: Config) -> Iterator[Finding]:
+    for one in settings.each:
+        yield from _look_at_model(one)
+
+
+def _look_at_model(settings: Config) -> Iterator[Finding]:
     from engine import hub
     from engine.architectures import NATIVE
     from engine.errors import EngineError
@@ -295,7 +300,7 @@ CHECKS: tuple[Check, ...] = (
     check_secrets,
     check_journal,
     check_postgres,
-    check_model,
+    check_models,
     check_devices,
     check_port,
     check_tls,

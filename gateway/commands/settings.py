@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from gateway.commands import database
+
+if TYPE_CHECKING:
+    from gateway.config import Config, Setting
 
 app = typer.Typer(help="Settings: check a file, or show what is in force.", no_args_is_help=True)
 
@@ -41,18 +45,31 @@ def show(
     """
     from gateway import config as configuration
 
-    loaded = json.loads(msgspec.json.encode(configuration.load(config)))
-    section = ""
-    for setting in configuration.settings():
+    loaded = configuration.load(config)
+    shared = [one for one in configuration.settings() if not loaded.others or one.is_shared]
+    for section, lines in groupby(_lines(loaded, shared, changed), lambda pair: pair[0]):
+        print(f"\n[{section}]", *(line for _, line in lines), sep="\n")
+    own = [one for one in configuration.settings() if loaded.others and not one.is_shared]
+    for model in loaded.each if own else ():
+        own.sort(key=lambda one: one.section == "engine")
+        print("\n[[models]]", f"replicas = {model.fleet.replicas}", sep="\n")
+        for section, lines in groupby(_lines(model, own, changed), lambda pair: pair[0]):
+            if section == "engine":
+                print("[models.engine]")
+            if section != "fleet":
+                print(*(line for _, line in lines), sep="\n")
+
+
+def _lines(config: Config, settings: Sequence[Setting], changed: bool) -> Iterator[tuple[str, str]]:
+    """(section, line) of each setting."""
+    loaded = json.loads(msgspec.json.encode(config))
+    for setting in settings:
         value = loaded[setting.section][setting.key]
         default = json.loads(setting.default) if setting.default else None
         if changed and value == default:
             continue
-        if section != setting.section:
-            section = setting.section
-            print(f"\n[{section}]")
-        line = f"# {setting.key} is not set" if value is None else f"{setting.key} = {_toml(value)}"
-        print(line)
+        unset = f"# {setting.key} is not set"
+        yield setting.section, unset if value is None else f"{setting.key} = {_toml(value)}"
 
 
 def _toml(value: Any) -> str:

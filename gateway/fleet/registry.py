@@ -1,6 +1,6 @@
 """Follows the registry of engines in PostgreSQL: a gateway's side of it.
 
-    engine_replica ──LISTEN, or every RENEW_S──► Registry ──add, remove, drain──► Fleet
+    engine_replica ──LISTEN, or every RENEW_S──► Registry ──add, remove, drain──► Fleets
 
 While PostgreSQL is away, the last known engines are used. One whose lease is over is given up: the
 gateway marks its row, and listens to it no more. It may come back with a later epoch. This
@@ -25,6 +25,7 @@ import msgspec
 from engine.client.attached import AttachedEngine
 from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from engine.errors import ModelLoadError
 from engine.messages import PROTOCOL
 from gateway.config import Config
@@ -48,23 +49,38 @@ class Joined(NamedTuple):
     """An engine of another host that is in use."""
 
     epoch: int
+    model: str
+    client: EngineClient
+
+
+class Own(NamedTuple):
+    """An engine that this host's gateway runs."""
+
+    model: str
     client: EngineClient
 
 
 class Registry:
-    """Keeps a ``Fleet`` as the registry says."""
+    """Keeps the ``Fleet`` of each model as the registry says."""
 
-    def __init__(self, shared: SharedState, fleet: Fleet, config: Config, keys: FleetKeys) -> None:
+    def __init__(
+        self, shared: SharedState, fleets: Fleets, config: Config, keys: FleetKeys
+    ) -> None:
         self.num_refused: Counter[str] = Counter()
         """Engines, by why they were refused."""
         self._shared = shared
-        self._fleet = fleet
-        self._config = config
+        self._fleets = fleets
+        self._configs = {one.model_name: one for one in config.each}
         self._keys = keys
-        self._own = {own_id(fleet, engine): engine for engine in fleet.engines}
+        self._own = {
+            own_id(fleet, engine): Own(model, engine)
+            for model, fleet in fleets.items()
+            for engine in fleet.engines
+        }
         self._registered: dict[str, EngineRecord] = {}
         """This host's own that are ready, as they were registered last."""
-        self._identity: Identity | None = None
+        self._identities: dict[str, Identity] = {}
+        """By model."""
         self._joined: dict[str, Joined] = {}
         self._refused: dict[str, int] = {}
         """The epoch in which each engine was refused, which is logged once."""
@@ -96,13 +112,14 @@ class Registry:
             except TimeoutError:
                 pass
 
-    async def _identify(self) -> Identity:
-        if self._identity is None:
-            self._identity = await asyncio.to_thread(identify, self._config.engine)
-        return self._identity
+    async def _identify(self, model: str) -> Identity:
+        if (known := self._identities.get(model)) is None:
+            known = await asyncio.to_thread(identify, self._configs[model].engine)
+            self._identities[model] = known
+        return known
 
     async def _register_own(self) -> None:
-        for engine_id, engine in self._own.items():
+        for engine_id, (model, engine) in self._own.items():
             if not engine.ready:
                 if (known := self._registered.pop(engine_id, None)) is not None:
                     away = msgspec.structs.replace(known, state="loading")
@@ -110,8 +127,8 @@ class Registry:
                 continue
             record = record_of(
                 engine,
-                self._config,
-                await self._identify(),
+                self._configs[model],
+                await self._identify(model),
                 engine_id=engine_id,
                 epoch=engine.info.epoch,
             )
@@ -123,7 +140,7 @@ class Registry:
     async def _apply(self, records: Sequence[EngineRecord]) -> None:
         for record in records:
             if (own := self._own.get(record.id)) is not None:
-                self._drain(own, is_drained=record.is_drained)
+                self._drain(own.model, own.client, is_drained=record.is_drained)
             elif record.address is not None:
                 await self._follow(record, record.address)
         for engine_id in self._joined.keys() - {record.id for record in records}:
@@ -142,7 +159,7 @@ class Registry:
             if record.state != "ready" or not record.is_leased or not await self._accepts(record):
                 return
             known = self._join(record, address)
-        self._drain(known.client, is_drained=record.is_drained)
+        self._drain(known.model, known.client, is_drained=record.is_drained)
 
     async def _is_over(self, record: EngineRecord) -> bool:
         if record.is_leased:
@@ -154,8 +171,8 @@ class Registry:
         return await self._shared.lose_engine(record.id, record.epoch)
 
     async def _accepts(self, record: EngineRecord) -> bool:
-        if record.model != self._config.model_name:
-            return False  # It serves another model.
+        if record.model not in self._fleets:
+            return False  # It serves a model that is none of this gateway's.
         if abs(record.protocol - PROTOCOL) > 1:
             return self._refuse(record, "protocol", f"it speaks protocol {record.protocol}")
         if record.public_key != self._keys.engine.public:
@@ -163,12 +180,13 @@ class Registry:
                 record, "key", "it has another key: give all hosts the same tenants.secrets_file"
             )
         try:
-            identity = await self._identify()
+            identity = await self._identify(record.model)
         except (ModelLoadError, OSError) as error:
             return self._refuse(record, "model", f"the model is not here to compare: {error}")
         if record.text_hash != identity.text_hash:
             return self._refuse(record, "tokenizer", "it has another tokenizer")
-        if self._own and record.config_hash != identity.config_hash:
+        has_own = any(own.model == record.model for own in self._own.values())
+        if has_own and record.config_hash != identity.config_hash:
             return self._refuse(
                 record, "weights", "it has other weights or settings than the engines here"
             )
@@ -189,9 +207,9 @@ class Registry:
             epoch=record.epoch,
             on_stale=self._count_stale,
         )
-        client = self._fleet.add(record.id, transport)
+        client = self._fleets[record.model].add(record.id, transport)
         logger.info("the engine %s at %s joins", record.id, address)
-        self._joined[record.id] = joined = Joined(record.epoch, client)
+        self._joined[record.id] = joined = Joined(record.epoch, record.model, client)
         return joined
 
     def _count_stale(self) -> None:
@@ -200,11 +218,13 @@ class Registry:
     async def _remove(self, engine_id: str, reason: str) -> None:
         logger.warning("the engine %s is used no more: %s", engine_id, reason)
         self._over_since.pop(engine_id, None)
-        await self._fleet.remove(self._joined.pop(engine_id).client, reason)
+        joined = self._joined.pop(engine_id)
+        await self._fleets[joined.model].remove(joined.client, reason)
 
-    def _drain(self, engine: EngineClient, *, is_drained: bool) -> None:
-        if is_drained != self._fleet.is_drained(engine):
-            (self._fleet.drain if is_drained else self._fleet.undrain)(engine)
+    def _drain(self, model: str, engine: EngineClient, *, is_drained: bool) -> None:
+        fleet = self._fleets[model]
+        if is_drained != fleet.is_drained(engine):
+            (fleet.drain if is_drained else fleet.undrain)(engine)
 
 
 def own_id(fleet: Fleet, engine: EngineClient) -> str:

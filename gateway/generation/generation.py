@@ -15,15 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from uuid import UUID
 
-from engine.client.fleet import Fleet
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
-from engine.text.tokenizer import Tokenizer
 from gateway import context, tracing
 from gateway.admission.admitted import Admitted
 from gateway.concurrency.live_set import LiveSet
@@ -40,7 +39,6 @@ from gateway.generation.grants import Grants
 from gateway.generation.meter import Meter
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.times import Times
-from gateway.prompts.public_prefixes import PublicPrefixes
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
@@ -384,26 +382,20 @@ class Generations:
     def __init__(
         self,
         *,
-        engine: Fleet,
-        tokenizer: Tokenizer,
         ledger: Ledger,
         quota: Quota,
         metrics: Metrics,
         flushes: Flushes,
         checks: ComplianceChecks | None = None,
-        public_prefixes: PublicPrefixes | None = None,
     ) -> None:
-        """``checks``: None checks no answers. ``public_prefixes``: None if there are none."""
+        """``checks``: None checks no answers."""
         self.metrics = metrics
         self.checks = checks
         self.flushes = flushes
-        self._public_prefixes = public_prefixes
-        self._engine = engine
-        self._tokenizer = tokenizer
         self._ledger = ledger
         self._quota = quota
-        self._texts: dict[int, Text] = {}
-        """By token id, shared by all choices: see ``Choice.texts``."""
+        self._texts: defaultdict[str, dict[int, Text]] = defaultdict(dict)
+        """By model and token id, shared by all choices: see ``Choice.texts``."""
         self._live = LiveSet[Generation]()
         self._settlements = OwnedTasks()
 
@@ -481,14 +473,16 @@ class Generations:
         return await self._settlements.wait(deadline_s)
 
     def _submit(self, admitted: Admitted, index: int, grants: Grants | None) -> Choice:
-        principal = admitted.principal
+        principal, model = admitted.principal, admitted.base
         prompt_index, copy = divmod(index, admitted.num_choices)
         request = GenerateRequest(
             request_id=f"{admitted.id.hex}-{index}",
             prompt_token_ids=admitted.prompts[prompt_index],
             params=admitted.params.branch(copy),
             cache_salt=admitted.cache_salt,
-            num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
+            num_public_tokens=model.public_prefixes.num_public_tokens(
+                principal.tenant.name, admitted.prompts[prompt_index]
+            ),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
             adapter=admitted.adapter,
             fair_key=principal.tenant.id.hex,
@@ -497,13 +491,8 @@ class Generations:
             num_granted_tokens=None if grants is None else grants.first(index),
             max_cached_blocks=principal.max_cached_blocks,
         )
-        stream = self._engine.submit(request)
-        return Choice(index, stream, admitted, self._tokenizer, self._texts)
-
-    def _num_public_tokens(self, principal: Principal, prompt: list[int]) -> int:
-        if self._public_prefixes is None:
-            return 0
-        return self._public_prefixes.num_public_tokens(principal.tenant.name, prompt)
+        stream, texts = model.engine.submit(request), self._texts[model.name]
+        return Choice(index, stream, admitted, model.tokenizer, texts)
 
     async def _settle(self, generation: Generation, status: UsageStatus) -> None:
         try:

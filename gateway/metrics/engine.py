@@ -90,18 +90,16 @@ _TENANT_HELP = {
 
 
 class EngineCollector(Collector):
-    def __init__(
-        self, stats: Callable[[], Stats], ready: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, stats: Stats, *, is_ready: bool = True) -> None:
         self._stats = stats
-        self._ready = ready
+        self._is_ready = is_ready
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
+        stats = self._stats
         yield GaugeMetricFamily(
             PREFIX + "engine_ready",
             "1 while the engine serves; 0 while it loads, restarts or is gone.",
-            float(self._ready()),
+            float(self._is_ready),
         )
         for field, (name, text) in GAUGES.items():
             yield GaugeMetricFamily(PREFIX + name, text, getattr(stats, field))
@@ -128,9 +126,10 @@ class EngineCollector(Collector):
 
 
 class FleetCollector(Collector):
-    """The metrics of several engines, with the label ``engine``; of a lone one without it."""
+    """The metrics of several engines, with the labels ``model`` and ``engine``; of a lone one
+    without them."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, EngineCollector]]) -> None:
+    def __init__(self, engines: Callable[[], Mapping[tuple[str, str], EngineCollector]]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterable[Metric]:
@@ -140,13 +139,13 @@ class FleetCollector(Collector):
             yield from engine.collect()
             return
         families: dict[str, Metric] = {}
-        for name, engine in engines.items():
+        for (model, name), engine in engines.items():
             for metric in engine.collect():
                 family = families.setdefault(
                     metric.name, Metric(metric.name, metric.documentation, metric.type)
                 )
                 family.samples += [
-                    sample._replace(labels={"engine": name, **sample.labels})
+                    sample._replace(labels={"model": model, "engine": name, **sample.labels})
                     for sample in metric.samples
                 ]
         yield from families.values()

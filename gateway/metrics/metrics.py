@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.client.moves import Moves
+from engine.client.fleets import Fleets
 from gateway.metrics.board import Board
 from gateway.metrics.engine import EngineCollector, FleetCollector, Latencies
 from gateway.metrics.times import Times
@@ -119,15 +119,15 @@ class Metrics:
         self,
         *,
         running: Callable[[], int],
-        engines: Callable[[], Mapping[str, EngineCollector]],
+        engines: Callable[[], Mapping[tuple[str, str], EngineCollector]],
     ) -> None:
-        """Call these whenever the metrics are scraped. ``engines``: by name."""
+        """Call these whenever the metrics are scraped. ``engines``: by model and name."""
         self._registry.register(_Collected(_running_metrics, running))
         self._engine_registry.register(FleetCollector(engines))
 
-    def watch_moves(self, moves: Moves, refused: Mapping[str, int]) -> None:
+    def watch_moves(self, fleets: Fleets, refused: Mapping[str, int]) -> None:
         """Read these whenever the metrics are scraped. ``refused``: engines, by the cause."""
-        self._registry.register(_Collected(_moves_metrics, moves, refused))
+        self._registry.register(_Collected(_moves_metrics, fleets, refused))
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Read ``listener`` whenever the metrics are scraped."""
@@ -226,22 +226,27 @@ def _running_metrics(running: Callable[[], int]) -> Iterable[Metric]:
     )
 
 
-def _moves_metrics(moves: Moves, refused: Mapping[str, int]) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
+def _moves_metrics(fleets: Fleets, refused: Mapping[str, int]) -> Iterable[Metric]:
+    waiting = GaugeMetricFamily(
         "sluice_requests_without_engine",
         "Requests that have lost their engine, and wait for another one.",
-        len(moves),
+        labels=["model"],
     )
-    yield CounterMetricFamily(
+    moved = CounterMetricFamily(
         "sluice_request_moves",
         "Times that a request went on at another engine, or at the same after its restart.",
-        moves.num_moved,
+        labels=["model"],
     )
-    yield CounterMetricFamily(
+    lost = CounterMetricFamily(
         "sluice_requests_lost",
         "Requests that failed with their engine: no other came in time, or it was their doing.",
-        moves.num_failed,
+        labels=["model"],
     )
+    for model, fleet in fleets.items():
+        waiting.add_metric([model], len(fleet.moves))
+        moved.add_metric([model], fleet.moves.num_moved)
+        lost.add_metric([model], fleet.moves.num_failed)
+    yield from (waiting, moved, lost)
     by_cause = CounterMetricFamily(
         "sluice_engines_refused",
         "Engines of the registry that are not used, by the cause; epoch: one that was given up"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from engine.client.attached import AttachedEngine
 from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from engine.client.router import ROUTERS
 from engine.client.transport import EngineProcess, MakeTransport
 from engine.config import MAX_DEFAULT_NUM_SEQS, EngineConfig
@@ -26,41 +28,72 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 OnProgress = Callable[[LoadProgress], None]
 
 
-def spawned_fleet(
+def spawned_fleets(
     config: Config,
     *,
     on_progress: OnProgress | None = None,
     transport: Callable[..., Any] = EngineProcess,
     addresses: Sequence[str] = (),
-) -> Fleet:
-    """Engines that start with the fleet, and end with it.
+) -> Fleets:
+    """Engines of all models that start with their fleets, and end with them.
 
     ``transport``: makes each one's process, as ``EngineProcess`` does. ``addresses``: where other
-    processes attach to them (``attached_fleet``). Raises ``ConfigError`` if the machine has too few
-    GPUs.
+    processes attach to them (``attached_fleets``). Raises ``ConfigError`` if the machine has too
+    few GPUs.
     """
-    engine = _share_of_the_cores(config)
     transports: list[MakeTransport] = []
     for number, environment in enumerate(_environments(config)):
         options: dict[str, Any] = {"environment": environment} if environment else {}
         if addresses:
             options["shared_address"] = addresses[number]
         transports.append(partial(transport, **options) if options else transport)
-    return _fleet(config, engine, transports, on_progress=on_progress, spawns=True)
+    engines = _shares_of_the_cores(config)
+    return _fleets(config, engines, transports, on_progress=on_progress, spawns=True)
 
 
-def attached_fleet(config: Config, addresses: Sequence[str]) -> Fleet:
+def attached_fleets(config: Config, addresses: Sequence[str]) -> Fleets:
     """Engines that another process of this host runs."""
     transports = [partial(AttachedEngine, address=address) for address in addresses]
-    return _fleet(config, config.engine, transports, spawns=False)
+    engines = [one.engine for one in config.each]
+    return _fleets(config, engines, transports, spawns=False)
+
+
+def num_engines(config: Config) -> int:
+    """That the gateway runs on this host, of all models."""
+    return sum(one.fleet.replicas for one in config.each)
+
+
+def _fleets(
+    config: Config,
+    engines: Sequence[EngineConfig],
+    transports: Sequence[MakeTransport],
+    *,
+    on_progress: OnProgress | None = None,
+    spawns: bool,
+) -> Fleets:
+    """``engines``: the settings for each model; ``transports``: to the engines of all, in order.
+    The progress of the first engine is reported."""
+    named = iter([(str(number), transport) for number, transport in enumerate(transports)])
+    return Fleets(
+        {
+            one.model_name: _fleet(
+                one,
+                engine,
+                list(islice(named, one.fleet.replicas if transports else 0)),
+                on_progress=on_progress,
+                spawns=spawns,
+            )
+            for one, engine in zip(config.each, engines, strict=True)
+        }
+    )
 
 
 def _fleet(
     config: Config,
     engine: EngineConfig,
-    transports: Sequence[MakeTransport],
+    named: Sequence[tuple[str, MakeTransport]],
     *,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress | None,
     spawns: bool,
 ) -> Fleet:
     server = config.server
@@ -82,7 +115,7 @@ def _fleet(
         )
 
     return Fleet(
-        [make(str(number), transport) for number, transport in enumerate(transports)],
+        [make(name, transport) for name, transport in named],
         router=ROUTERS[config.fleet.router](),
         failover_wait_s=config.fleet.failover_wait_s,
         spawns=spawns,
@@ -90,27 +123,44 @@ def _fleet(
     )
 
 
-def _share_of_the_cores(config: Config) -> EngineConfig:
-    """On a CPU, engines whose threads are more than the cores would wait for each other."""
-    engine, replicas = config.engine, config.fleet.replicas
-    if replicas < 2 or engine.num_threads is not None or _gpus(config):
-        return engine
-    num_processes = replicas * engine.tensor_parallel_size
-    num_threads = max(1, len(os.sched_getaffinity(0)) // num_processes)
-    return msgspec.structs.replace(engine, num_threads=num_threads)
+def _shares_of_the_cores(config: Config) -> list[EngineConfig]:
+    """The settings of each model's engines. On a CPU, engines whose threads are more than the cores
+    would wait for each other."""
+    on_cpu = [one for one in config.each if not _gpus(one)]
+    num_processes = sum(one.fleet.replicas * one.engine.tensor_parallel_size for one in on_cpu)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, num_processes))
+    is_alone = sum(one.fleet.replicas for one in on_cpu) < 2
+    return [
+        one.engine
+        if is_alone or one.engine.num_threads is not None or one not in on_cpu
+        else msgspec.structs.replace(one.engine, num_threads=num_threads)
+        for one in config.each
+    ]
 
 
 def _environments(config: Config) -> list[Mapping[str, str]]:
     """The variables of each engine's process: on a machine with GPUs, which of them it sees."""
-    replicas, gpus, size = config.fleet.replicas, _gpus(config), config.engine.tensor_parallel_size
-    if replicas < 2 or not gpus:
-        return [{} for _ in range(replicas)]
-    if len(gpus) < replicas * size:
-        raise ConfigError(
-            f"fleet.replicas is {replicas} and each takes {size} of this machine's {len(gpus)} "
-            "GPUs; set it to what they suffice for, or engine.device to cpu"
+    on_gpus = [one for one in config.each if _gpus(one)]
+    if sum(one.fleet.replicas for one in on_gpus) < 2:
+        return [{} for _ in range(num_engines(config))]
+    gpus = _gpus(on_gpus[0])
+    num_needed = sum(one.fleet.replicas * one.engine.tensor_parallel_size for one in on_gpus)
+    if len(gpus) < num_needed:
+        takers = " and ".join(
+            f"fleet.replicas is {one.fleet.replicas} and each takes "
+            f"{one.engine.tensor_parallel_size}"
+            for one in on_gpus
         )
-    return [{VISIBLE: ",".join(gpus[n * size : (n + 1) * size])} for n in range(replicas)]
+        raise ConfigError(
+            f"{takers} of this machine's {len(gpus)} GPUs; set it to what they suffice for, or "
+            "engine.device to cpu"
+        )
+    free = iter(gpus)
+    return [
+        {VISIBLE: ",".join(islice(free, one.engine.tensor_parallel_size))} if one in on_gpus else {}
+        for one in config.each
+        for _ in range(one.fleet.replicas)
+    ]
 
 
 def _gpus(config: Config) -> list[str]:

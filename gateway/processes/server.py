@@ -16,7 +16,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
-from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from engine.client.transport import EngineProcess, MakeTransport
 from engine.garbage import return_large_blocks, tune_collector
 from engine.messages import LoadProgress
@@ -27,7 +27,7 @@ from gateway.errors import AddressInUse, ConfigError
 from gateway.lifecycle import ABORT_S, Lifecycle
 from gateway.metrics.metrics import Metrics
 from gateway.processes import listening, metrics_server, open_files
-from gateway.processes.fleet import spawned_fleet
+from gateway.processes.fleet import spawned_fleets
 from gateway.transport import protocol
 from tenants.store import Store
 
@@ -190,14 +190,14 @@ async def serve(
         engine.errors.EngineError: the model cannot be loaded.
     """
     with contextlib.closing(bind(config.server)) as listener:
-        engine = spawned_fleet(config, on_progress=on_progress, transport=transport)
+        engine = spawned_fleets(config, on_progress=on_progress, transport=transport)
         await serve_on(listener, config, engine, on_ready, store=store)
 
 
 async def serve_on(
     listener: socket.socket,
     config: Config,
-    engine: Fleet,
+    engine: Fleets,
     on_ready: Callable[[str], None] | None = None,
     *,
     metrics_folder: Path | None = None,
@@ -264,7 +264,7 @@ def dsn_of(settings: TenantsConfig) -> str:
 async def _serve(
     server: Server,
     listener: socket.socket,
-    engine: Fleet,
+    engine: Fleets,
     url: str,
     on_ready: Callable[[str], None] | None,
 ) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from engine.client.transport import private_socket_path
 from engine.launch import import_path
 from engine.messages import LoadProgress
@@ -35,7 +35,7 @@ from gateway.lifecycle import ABORT_S
 from gateway.metrics import board
 from gateway.peers.peers import sweep
 from gateway.processes import listening, server
-from gateway.processes.fleet import spawned_fleet
+from gateway.processes.fleet import num_engines, spawned_fleets
 from gateway.processes.signals import ending_signals_sent_to
 from gateway.processes.worker import BEATS, Launch, Started
 from tenants.backoff import Backoff
@@ -234,7 +234,7 @@ async def serve(
     """As ``server.serve``, with ``config.server.workers`` processes behind the port."""
     with (
         _reserved(config.server) as reserved,
-        _shared_folder(config.fleet.replicas) as (addresses, metrics_folder),
+        _shared_folder(num_engines(config)) as (addresses, metrics_folder),
     ):
         port = reserved.getsockname()[1]
         shared = msgspec.structs.replace(
@@ -243,7 +243,7 @@ async def serve(
         supervisor = Supervisor(
             Launch(config=shared, engine_addresses=addresses, metrics_folder=str(metrics_folder))
         )
-        engine = spawned_fleet(config, on_progress=on_progress, addresses=addresses)
+        engine = spawned_fleets(config, on_progress=on_progress, addresses=addresses)
 
         def ready() -> None:
             has_tls = config.server.tls_certificate is not None
@@ -259,7 +259,7 @@ async def serve(
 
 
 async def _until_stopped(
-    engine: Fleet, supervisor: Supervisor, on_ready: Callable[[], None]
+    engine: Fleets, supervisor: Supervisor, on_ready: Callable[[], None]
 ) -> None:
     """Run the engine and the workers until a signal or a failure. The workers end first."""
     signalled = asyncio.Event()

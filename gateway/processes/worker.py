@@ -24,7 +24,7 @@ from gateway import logs
 from gateway.config import Config
 from gateway.errors import SetupError
 from gateway.processes import server
-from gateway.processes.fleet import attached_fleet
+from gateway.processes.fleet import attached_fleets
 from tenants.errors import TenantsError
 
 BEATS = 10
@@ -58,7 +58,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 async def serve(launch: Launch) -> None:
     """Serve until SIGTERM; raises as ``server.serve`` does."""
-    engine = attached_fleet(launch.config, launch.engine_addresses)
+    engine = attached_fleets(launch.config, launch.engine_addresses)
 
     def begin(_url: str) -> None:
         tune_collector()

@@ -88,7 +88,6 @@ class Responses:
         self._shared = shared
         self._conversations = conversations
         self._peers = peers
-        self._model = config.model_name
         self._admission = admission
         self._generations = generations
         self._retention = timedelta(seconds=config.tenants.response_retention_s)
@@ -133,7 +132,7 @@ class Responses:
                 tools,
                 admitted,
                 response_id=response_id,
-                model=self._model if admitted is None else admitted.model,
+                model=self._admission.models.default.name if admitted is None else admitted.model,
                 is_background=is_background,
             ),
             tenant_id=principal.tenant.id,

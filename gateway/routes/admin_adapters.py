@@ -14,7 +14,7 @@ from tenants.changes import Change
 
 async def load(services: Services, request: Request, body: LoadAdapter) -> Response:
     tenant_id = id_of(request, "tenant_id")
-    adapter = await services.adapters.load(tenant_id, body.name, body.path)
+    adapter = await services.adapters.load(tenant_id, body.name, body.path, body.model)
     services.revocations.on_change(Change(tenant_id=tenant_id))
     return secret_answer(AdapterObject.of(adapter), 201)
 

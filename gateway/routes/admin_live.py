@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.client.fleet import sum_of
 from gateway.admin.revocations import killed
 from gateway.errors import NotFound
 from gateway.generation.generation import Generation
@@ -65,8 +66,8 @@ async def state(services: Services, request: Request) -> Response:
     return secret_answer(
         EngineState(
             ready=engine.ready,
-            stats=msgspec.to_builtins(engine.stats),
-            engines={one.name: engine.state_of(one) for one in engine.engines},
+            stats=msgspec.to_builtins(sum_of([one.stats for one in engine.engines])),
+            engines=engine.states,
             tenants=_loads(services.generations.live()),
         )
     )

@@ -26,6 +26,8 @@ class Readiness(msgspec.Struct, kw_only=True):
     status: Literal["ready", "not ready"]
     engine: Literal["ready", "away"]
     """Whether an engine is ready."""
+    models: Mapping[str, Literal["ready", "away"]]
+    """Of each, by name, whether an engine serves it."""
     engines: Mapping[str, Literal["ready", "drained", "away"]]
     """Each one, by name."""
     store: Literal["ready", "away"]
@@ -48,7 +50,8 @@ async def readyz(services: Services, request: Request) -> Response:
     body = Readiness(
         status="ready" if ready else "not ready",
         engine="ready" if engine.ready else "away",
-        engines={one.name: engine.state_of(one) for one in engine.engines},
+        models={name: "ready" if one.ready else "away" for name, one in engine.items()},
+        engines=engine.states,
         store="ready" if await _answers(services.store) else "away",
         draining=lifecycle.draining,
         failing=failing,

@@ -54,7 +54,7 @@ async def _asked(
         body,
         request_id=known.request_id,
         principal=principal,
-        model=services.admission.prompts,
+        model=services.models.find(principal, body.model).base.prompts,
     )
     # In a thread, because a request may have thousands of blocks.
     threads = services.admission.prompt_threads

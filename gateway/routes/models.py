@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
-from gateway.admission.served_models import max_model_len
 from gateway.errors import ModelNotFound, quoted
 from gateway.routes.http import json_answer
 from gateway.schemas.models import Model, ModelList
@@ -35,8 +34,11 @@ async def list_all(services: Services, request: Request) -> Response:
 
 async def retrieve(services: Services, request: Request) -> Response:
     principal, wanted = context.principal_of(request.scope), request.path_params["model"]
-    if wanted not in services.models.names(principal):
+    if wanted not in services.models.names(principal, with_loading=True):
         raise ModelNotFound(f"The model {quoted(wanted)} does not exist.", param="model")
+    fleet = services.models.find(principal, wanted).base.engine
+    if not fleet.has_served:
+        _ = fleet.info  # raises ``EngineDead``
     return json_answer(_model(services, principal, wanted))
 
 
@@ -50,5 +52,5 @@ def _model(services: Services, principal: Principal, name: str) -> Model:
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         owned_by="sluice" if adapter is None else principal.tenant.name,
         parent=None if adapter is None else adapter.parent,
-        max_model_len=max_model_len(services.engine),
+        max_model_len=services.models.find(principal, name).base.max_model_len,
     )

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from engine.text.tokenizer import Tokenizer
 from gateway import context
 from gateway.admission import tool_use
-from gateway.admission.admission import Admission
-from gateway.admission.served_models import max_model_len
+from gateway.admission.model import Model
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.prompts import texts
+from gateway.prompts.threads import PromptThreads
 from gateway.routes.http import json_answer
 from gateway.schemas.chat import FunctionTool
 from gateway.schemas.tokenize import (
@@ -37,17 +37,17 @@ _ONLY_WITH_MESSAGES = (
 
 
 async def tokenize(services: Services, request: Request, body: TokenizeRequest) -> Response:
-    tenant, tokenizer = _tenant_of(services, request, body.model), services.tokenizer
-    token_ids = await _token_ids(body, services.admission, tokenizer, tenant)
+    tenant, model = _asked(services, request, body.model)
+    token_ids = await _token_ids(body, services.admission.prompt_threads, model, tenant)
     names = None
     if body.return_token_strs:
         threads = services.admission.prompt_threads
-        name = partial(_names, token_ids, tokenizer)
+        name = partial(_names, token_ids, model.tokenizer)
         names = await threads.run(name, tenant=tenant, size=len(token_ids))
     return json_answer(
         TokenizeAnswer(
             count=len(token_ids),
-            max_model_len=max_model_len(services.engine),
+            max_model_len=model.max_model_len,
             tokens=token_ids,
             token_strs=names,
         )
@@ -55,7 +55,8 @@ async def tokenize(services: Services, request: Request, body: TokenizeRequest) 
 
 
 async def detokenize(services: Services, request: Request, body: DetokenizeRequest) -> Response:
-    tenant, tokenizer = _tenant_of(services, request, body.model), services.tokenizer
+    tenant, model = _asked(services, request, body.model)
+    tokenizer = model.tokenizer
 
     def decode() -> str:
         texts.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
@@ -66,16 +67,15 @@ async def detokenize(services: Services, request: Request, body: DetokenizeReque
     return json_answer(DetokenizeAnswer(prompt=text))
 
 
-def _tenant_of(services: Services, request: Request, model: str) -> UUID:
-    """The tenant of the request. Raises unless its key may use ``model``."""
+def _asked(services: Services, request: Request, model: str) -> tuple[UUID, Model]:
+    """The tenant of the request, and the model. Raises unless its key may use it."""
     principal = context.principal_of(request.scope)
     require_scope(principal.key, "chat")
-    services.models.find(principal, model)
-    return principal.tenant.id
+    return principal.tenant.id, services.models.find(principal, model).base
 
 
 async def _token_ids(
-    body: TokenizeRequest, admission: Admission, tokenizer: Tokenizer, tenant: UUID
+    body: TokenizeRequest, threads: PromptThreads, model: Model, tenant: UUID
 ) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Send either prompt or messages.", param="prompt")
@@ -84,29 +84,29 @@ async def _token_ids(
             if getattr(body, name) is not None:
                 raise InvalidRequestError("Only allowed with messages.", param=name)
         has_special = body.add_special_tokens is not False
-        encode = partial(tokenizer.encode, body.prompt, add_special_tokens=has_special)
-        return await admission.prompt_threads.run(encode, tenant=tenant, size=len(body.prompt))
+        encode = partial(model.tokenizer.encode, body.prompt, add_special_tokens=has_special)
+        return await threads.run(encode, tenant=tenant, size=len(body.prompt))
     assert body.messages is not None
     if body.add_special_tokens is not None:
         raise InvalidRequestError(
             "Only allowed with prompt: a chat template writes its own.", param="add_special_tokens"
         )
-    prompts = admission.prompts
+    prompts = model.prompts
     found = await prompts.encode(
         body.messages,
         tenant=tenant,
-        tools=_tools(body, admission),
+        tools=_tools(body, model),
         kwargs=prompts.kwargs(body),
         add_generation_prompt=body.add_generation_prompt is not False,
     )
     return found.token_ids[0]
 
 
-def _tools(body: TokenizeRequest, admission: Admission) -> list[dict[str, Any]] | None:
+def _tools(body: TokenizeRequest, model: Model) -> list[dict[str, Any]] | None:
     if not body.tools:
         return None
-    if admission.tools.format is None:
-        raise UnsupportedParameter("This server's model knows no tools.", param="tools")
+    if model.tools.format is None:
+        raise UnsupportedParameter("The model knows no tools.", param="tools")
     tools: list[FunctionTool] = []
     for index, tool in enumerate(body.tools):
         if not isinstance(tool, FunctionTool):

@@ -106,6 +106,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What the tenant's keys ask for as ``model``."""
     path: str
     """Its folder in PEFT's layout, below ``models.adapters_dir``."""
+    model: str | None = None
+    """The model that it changes; needed if several of the server's take adapters."""
 
 
 class AdapterObject(Shown, frozen=True, kw_only=True):

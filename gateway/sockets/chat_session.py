@@ -10,11 +10,10 @@ from contextlib import aclosing
 import msgspec
 from starlette.websockets import WebSocket
 
-from engine.client.fleet import Fleet
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
-from gateway.admission.served_models import ServedModels, max_model_len
+from gateway.admission.served_models import ServedModels
 from gateway.answers.turns import TurnEvents
 from gateway.concurrency.fair_starts import FairStarts
 from gateway.config import ServerConfig
@@ -57,7 +56,6 @@ class ChatSession(SocketSession):
         api_key: str | None,
         config: ServerConfig,
         models: ServedModels,
-        engine: Fleet,
         authenticator: Authenticator,
         starts: FairStarts,
         admission: Admission,
@@ -73,7 +71,6 @@ class ChatSession(SocketSession):
             starts=starts,
         )
         self._models = models
-        self._engine = engine
         self._admission = admission
         self._generations = generations
         self._streams = streams
@@ -87,7 +84,7 @@ class ChatSession(SocketSession):
             None,
             ws.Ready(
                 models=list(self._models.names(principal)),
-                max_model_len=max_model_len(self._engine),
+                max_model_len=self._models.default.max_model_len,
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,
             ),

@@ -13,17 +13,17 @@ from unittest import mock
 from engine.client.transport import ReplayProcess
 from gateway import cli
 from gateway.processes import server
-from gateway.processes.fleet import spawned_fleet
+from gateway.processes.fleet import spawned_fleets
 
 
 def main() -> None:
     rate = float(sys.argv.pop(1))
     replay = partial(ReplayProcess, tokens_per_s=rate)
     assert server.serve.__kwdefaults__ is not None
-    assert spawned_fleet.__kwdefaults__ is not None
+    assert spawned_fleets.__kwdefaults__ is not None
     with (
         mock.patch.dict(server.serve.__kwdefaults__, transport=replay),
-        mock.patch.dict(spawned_fleet.__kwdefaults__, transport=replay),
+        mock.patch.dict(spawned_fleets.__kwdefaults__, transport=replay),
     ):
         cli.main()
 

@@ -37,7 +37,7 @@ from gateway.config import Config, ServerConfig
 from gateway.errors import AddressInUse, SetupError
 from gateway.metrics import board
 from gateway.processes import server, supervisor
-from gateway.processes.fleet import spawned_fleet
+from gateway.processes.fleet import spawned_fleets
 from tenants.store import Store
 from tenants.types import Scope
 from tests.engine.lora.making import write_adapter
@@ -97,8 +97,8 @@ def _running(module: str) -> list[psutil.Process]:
 def replaying() -> contextlib.AbstractContextManager[object]:
     """Supervisors that begin in the block start an engine without a model."""
     replay = partial(ReplayProcess, tokens_per_s=TOKENS_PER_S)
-    assert spawned_fleet.__kwdefaults__ is not None
-    return mock.patch.dict(spawned_fleet.__kwdefaults__, transport=replay)
+    assert spawned_fleets.__kwdefaults__ is not None
+    return mock.patch.dict(spawned_fleets.__kwdefaults__, transport=replay)
 
 
 @contextlib.asynccontextmanager

@@ -14,11 +14,14 @@ from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
 from gateway.admission.admitted import Admitted
+from gateway.admission.model import Model
+from gateway.config import parse
 from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.delta import Delta
 from gateway.generation.flushes import Flushes
 from gateway.generation.generation import Generation, Generations
 from gateway.metrics.metrics import Metrics
+from gateway.prompts.threads import PromptThreads
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.keys import mint
@@ -49,6 +52,7 @@ class RecordingStore(MemoryStore):
 @dataclass
 class Bench:
     generations: Generations
+    model: Model
     double: EngineDouble
     store: RecordingStore
     principal: Principal
@@ -61,6 +65,7 @@ class Bench:
             "id": uuid4(),
             "principal": self.principal,
             "model": "tiny",
+            "base": self.model,
             "prompts": [self.tokens],
             "params": SamplingParams(max_tokens=1000),
             "stop": (),
@@ -118,16 +123,16 @@ async def bench(
     ledger = Ledger(store, journal=journal)
     quota = Quota(store)
     generations = Generations(
-        engine=engine,
-        tokenizer=tokenizer,
         ledger=ledger,
         quota=quota,
         metrics=Metrics(),
         flushes=Flushes(flush_interval_s),
         checks=checks,
     )
-    yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)
+    model = Model.load(parse({"engine": {"model": str(model_dir)}}), engine, PromptThreads())
+    yield Bench(generations, model, double, store, Principal(tenant=tenant, key=key), ledger, quota)
     await engine.close()
+    model.compiler.close()
     assert await generations.drain(5) == 0
     generations.close()
     assert await ledger.drain(5) == 0

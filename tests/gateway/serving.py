@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 
 from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway import secrets
@@ -131,7 +132,7 @@ class PromptServer(Server):
 @asynccontextmanager
 async def served(
     config: Config,
-    engine: Fleet,
+    engine: Fleet | Fleets,
     *,
     store: Store | None = None,
     started: bool = True,
@@ -152,7 +153,8 @@ async def served(
     listener = bind(config.server)
     server = PromptServer(app, config.server)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    gateway = Gateway(url_of(listener), "", tenant, store, app, server, engine)
+    first = engine if isinstance(engine, Fleet) else next(iter(engine.values()))
+    gateway = Gateway(url_of(listener), "", tenant, store, app, server, first)
     gateway.api_key = await gateway.key("chat") if beside is None else beside.api_key
     try:
         await until(lambda: server.started or serving.done())

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway import config
+from gateway.commands.settings import show
 from gateway.config import Config, ServedEngineConfig, ServerConfig
 from gateway.errors import ConfigError
 
@@ -254,3 +255,75 @@ def test_the_folder_of_adapters_is_relative_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "sluice.toml"
     path.write_text('engine = {model = "m", enable_lora = true}\nmodels = {adapters_dir = "a"}\n')
     assert config.load(path, env={}).models.adapters_dir == str(tmp_path / "a")
+
+
+SEVERAL = """
+[engine]
+max_model_len = 1000
+[fleet]
+router = "random"
+[[models]]
+served_model_name = "chat"
+aliases = ["usual"]
+replicas = 2
+[models.engine]
+model = "one"
+max_num_seqs = 4
+[[models]]
+chat_template = "own.jinja"
+[models.engine]
+model = "two"
+max_model_len = 500
+"""
+
+
+def test_several_models_each_with_its_own_settings(tmp_path: Path) -> None:
+    loaded = load(tmp_path, SEVERAL)
+    one, two = loaded.each
+    assert one.model_name == "chat"
+    assert (one.fleet.replicas, two.fleet.replicas) == (2, 1)
+    assert one.fleet.router == two.fleet.router == "random"
+    assert (one.engine.max_model_len, two.engine.max_model_len) == (1000, 500)
+    assert (one.engine.max_num_seqs, two.engine.max_num_seqs) == (4, None)
+    assert two.engine.model == str(tmp_path / "two")
+    assert two.models.chat_template == str(tmp_path / "own.jinja")
+
+
+def test_what_is_shown_of_several_models_can_be_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sluice.toml"
+    path.write_text(SEVERAL)
+    for changed in (False, True):
+        show(path, changed=changed)
+        shown = tmp_path / "shown.toml"
+        shown.write_text(capsys.readouterr().out)
+        assert config.load(shown, env={}) == config.load(path, env={})
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "message"),
+    [
+        ("[[models]]\nreplica = 1", {}, r"unknown key models\[0\].replica; did you mean"),
+        ("[[models]]\nengine = {modle = 'x'}", {}, r"unknown key models\[0\].engine.modle; did"),
+        ("[[models]]\n[[models]]", {}, r"models\[0\]: engine.model is missing"),
+        ("[models]\nreplicas = 2\n[engine]\nmodel = 'x'", {}, r"written as \[\[models\]\]"),
+        ("models = []", {}, "models must be a section"),
+        ("models = [1]", {}, r"models\[0\] must be a section"),
+        ("[[models]]\nengine = 1", {}, r"models\[0\].engine must be a section"),
+        (
+            "[engine]\nmodel = 'x'\n[[models]]\naliases = ['y']\n[[models]]\n"
+            "served_model_name = 'y'",
+            {},
+            "two models are called 'y'",
+        ),
+        (SEVERAL, {"SLUICE_ENGINE_MODEL": "x"}, r"ENGINE_MODEL has no effect on models\[0\]"),
+        (SEVERAL, {"SLUICE_FLEET_REPLICAS": "3"}, r"no effect on models\[0\].replicas"),
+        (SEVERAL, {"SLUICE_MODELS_ALIASES": "[]"}, r"the file has \[\[models\]\]"),
+    ],
+)
+def test_a_wrong_list_of_models_is_named(
+    tmp_path: Path, text: str, env: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text, env=env)

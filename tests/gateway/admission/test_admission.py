@@ -20,6 +20,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.admission.admission import Admission
 from gateway.admission.admitted import Admitted
+from gateway.admission.model import Model
 from gateway.admission.request import of_chat, of_texts
 from gateway.admission.served_models import ServedModels
 from gateway.concurrency.lanes import Lanes
@@ -30,12 +31,11 @@ from gateway.errors import (
     ModelNotFound,
     Overloaded,
 )
+from gateway.prompts.threads import PromptThreads
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import generate
-from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable
-from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
 from tenants.errors import AuthenticationFailed, NotAllowed
 from tenants.keys import mint
@@ -76,27 +76,17 @@ class Gate:
         self.store = MemoryStore()
         self.ledger = Ledger(self.store, max_pending=2)
         self.quota = Quota(self.store)
-        self.compiler = GrammarChecker(
-            Vocabulary(
-                self.tokenizer.vocabulary(),
-                self.tokenizer.eos_token_ids,
-                self.tokenizer.special_ids,
-                self.tokenizer.vocab_size,
-            )
-        )
+        threads = PromptThreads()
+        defaults = {"temperature": 0.3, "top_p": 0.9}
+        self.model = Model.load(self.config, self.engine, threads, sampling=defaults)
         self.admission = Admission(
-            self.config,
-            models=ServedModels(self.config),
-            engine=self.engine,
+            models=ServedModels([self.model]),
             ledger=self.ledger,
             quota=self.quota,
             authenticator=Authenticator(self.store, PEPPER),
             secrets=generate(),
-            tokenizer=self.tokenizer,
-            template=ChatTemplate.load(model_dir),
-            compiler=self.compiler,
+            prompt_threads=threads,
             grammar_lanes=Lanes(),
-            sampling_defaults={"temperature": 0.3, "top_p": 0.9},
         )
         self._started = started
 
@@ -108,7 +98,7 @@ class Gate:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.engine.close()
-        self.compiler.close()
+        self.model.compiler.close()
 
     async def somebody(self, *scopes: Scope, name: str = "acme") -> Principal:
         tenant = await self.store.create_tenant(name)
@@ -363,7 +353,7 @@ async def test_a_compiler_that_fails_is_not_the_client_s_fault(
     failed: Future[object] = Future()
     failed.set_exception(CompilerUnavailable("no worker starts"))
     async with Gate(model_dir) as gate:
-        monkeypatch.setattr(gate.compiler, "submit", lambda spec: failed)
+        monkeypatch.setattr(gate.model.compiler, "submit", lambda spec: failed)
         with pytest.raises(CompilerUnavailable):
             await gate.admit(response_format={"type": "json_object"})
 

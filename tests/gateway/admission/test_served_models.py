@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -8,7 +9,9 @@ import pytest
 
 from engine.messages import AdapterRef
 from gateway import config as configuration
+from gateway.admission.model import Model
 from gateway.admission.served_models import ServedModel, ServedModels
+from gateway.config import Config
 from gateway.errors import ModelNotFound
 from tenants.errors import NotAllowed
 from tenants.types import Adapter, ApiKey, Principal, Tenant
@@ -21,7 +24,14 @@ def models(*, enabled: bool = True) -> ServedModels:
     if enabled:
         document["engine"]["enable_lora"] = True
         document["models"] = {"adapters_dir": "/adapters"}
-    return ServedModels(configuration.parse(document))
+    return ServedModels([known(configuration.parse(document))])
+
+
+def known(config: Config) -> Model:
+    """As much of a model as finding it needs."""
+    fleet = SimpleNamespace(has_served=True)
+    empty = dict.fromkeys(Model.__dataclass_fields__)
+    return Model(**{**empty, "config": config, "engine": fleet})  # type: ignore[arg-type]
 
 
 def principal(*adapters: tuple[str, str], **key: Any) -> Principal:
@@ -56,18 +66,18 @@ def principal(*adapters: tuple[str, str], **key: Any) -> Principal:
 
 
 def test_the_servers_own_model_by_its_name_or_by_none() -> None:
-    who = principal(("support", "base"))
-    assert models().find(who, "base") == models().find(who, None) == ServedModel("base")
-    assert models().adapter(who, "base") is None
+    who, served = principal(("support", "base")), models()
+    assert served.find(who, "base") == served.find(who, None) == ServedModel("base", served.default)
+    assert served.adapter(who, "base") is None
 
 
 def test_a_tenants_adapter_by_its_name() -> None:
-    who = principal(("support", "base"))
+    who, served = principal(("support", "base")), models()
     (adapter,) = who.adapters
     ref = AdapterRef(name=adapter.id.hex, path="/adapters/acme/support", digest="d")
-    assert models().find(who, "support") == ServedModel("support", ref)
-    assert models().names(who) == ("base", "support")
-    assert models().adapter(who, "support") == adapter
+    assert served.find(who, "support") == ServedModel("support", served.default, ref)
+    assert served.names(who) == ("base", "support")
+    assert served.adapter(who, "support") == adapter
 
 
 @pytest.mark.parametrize(
@@ -89,9 +99,9 @@ def test_a_server_without_adapters_shows_none() -> None:
 
 
 def test_the_servers_own_name_is_the_servers() -> None:
-    who = principal(("base", "base"))
-    assert models().find(who, "base") == ServedModel("base")
-    assert models().names(who) == ("base",)
+    who, served = principal(("base", "base")), models()
+    assert served.find(who, "base") == ServedModel("base", served.default)
+    assert served.names(who) == ("base",)
 
 
 def test_keys_may_be_bound_to_adapters_and_call_them_otherwise() -> None:
@@ -107,3 +117,49 @@ def test_keys_may_be_bound_to_adapters_and_call_them_otherwise() -> None:
     for name in ("base", "sales", "gpt-5", "unknown"):
         with pytest.raises(NotAllowed, match="may use support, gpt-4"):
             models().find(who, name)
+
+
+def several() -> ServedModels:
+    document = {
+        "engine": {"enable_lora": True},
+        "models": [
+            {"engine": {"model": "/models/base"}, "aliases": ["usual"], "adapters_dir": "/a"},
+            {"engine": {"model": "/models/small"}, "adapters_dir": "/b", "price_prompt": 3},
+        ],
+    }
+    return ServedModels([known(one) for one in configuration.parse(document).each])
+
+
+def test_each_of_several_models_by_its_names() -> None:
+    who, served = principal(("support", "small")), several()
+    base, small = served.all
+    assert served.find(who, None) == served.find(who, "usual") == ServedModel("base", base)
+    assert served.find(who, "small") == ServedModel("small", small)
+    found = served.find(who, "support")
+    assert found.base is small
+    assert found.adapter is not None
+    assert found.adapter.path == "/b/acme/support"
+    assert served.names(who) == ("base", "small", "support", "usual")
+    assert served.lowest_price.prompt == 0
+    with pytest.raises(ModelNotFound, match="this server has 'base', 'small'"):
+        served.find(who, "large")
+
+
+def test_an_alias_is_no_way_past_the_allowed_models() -> None:
+    served = several()
+    for aliases in ({}, {"mine": "usual"}):
+        who = principal(allowed_models=("small",), model_aliases=aliases)
+        assert served.names(who) == ("small",)
+        for name in ("base", "usual", *aliases):
+            with pytest.raises(NotAllowed):
+                served.find(who, name)
+    who = principal(allowed_models=("base",), model_aliases={"mine": "usual"})
+    assert served.names(who) == ("base", "usual", "mine")
+    assert served.find(who, "mine").name == "base"
+
+
+def test_a_model_is_listed_once_it_was_served() -> None:
+    served = several()
+    served.all[0].engine.has_served = False  # type: ignore[misc]
+    assert served.names(principal()) == ("small",)
+    assert served.names(principal(), with_loading=True) == ("base", "small", "usual")

@@ -116,7 +116,7 @@ def test_a_checkpoint_without_its_weights(tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     config = configuration.load(write(tmp_path), env={"SLUICE_ENGINE_MODEL": str(model)})
-    (text,) = texts(doctor.check_model, config).values()
+    (text,) = texts(doctor.check_models, config).values()
     assert "has no model.safetensors" in text
 
 

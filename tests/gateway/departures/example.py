@@ -382,8 +382,8 @@ def _held(services: Services) -> dict[str, object]:
         "responses": services.responses._running,
         "storing": services.responses._tasks,
         "sessions": services.lifecycle.sessions,
-        "without an engine": engine.moves._waiting,
-        "on probation": engine.moves._probation,
+        "without an engine": [one.moves._waiting for one in engine.values() if len(one.moves)],
+        "on probation": [one.moves._probation for one in engine.values() if one.moves._probation],
         **{
             f"{what} of engine {one.name}": held
             for one in engine.engines

@@ -27,7 +27,7 @@ from gateway.fleet.identity import FleetKeys, Identity, derive_keys
 from gateway.fleet.registry import Registry
 from gateway.processes import engine_host
 from gateway.processes.engine_host import EngineHost
-from gateway.processes.fleet import attached_fleet
+from gateway.processes.fleet import attached_fleets
 from tenants.changes import Change
 from tenants.errors import StoreUnavailable
 from tenants.shared import EngineRecord, SharedState
@@ -76,9 +76,10 @@ async def hosted(
 async def following(
     shared: SharedState, *, config: Config = CONFIG, identity: Identity = IDENTITY
 ) -> AsyncIterator[tuple[Fleet, Registry]]:
-    fleet = attached_fleet(config, ())
-    follower = Registry(shared, fleet, config, KEYS)
-    follower._identity = identity
+    fleets = attached_fleets(config, ())
+    fleet = fleets[config.model_name]
+    follower = Registry(shared, fleets, config, KEYS)
+    follower._identities[config.model_name] = identity
     running = asyncio.create_task(follower.run())
     starting = asyncio.create_task(fleet.start())
     try:

@@ -44,7 +44,7 @@ def test_every_figure_of_the_engine_is_published() -> None:
 def test_gauges_and_counters() -> None:
     got = samples(
         EngineCollector(
-            lambda: Stats(
+            Stats(
                 num_running=3,
                 num_swapped=2,
                 num_total_blocks=100,
@@ -69,7 +69,7 @@ def test_gauges_and_counters() -> None:
 
 
 def test_before_the_first_word_all_is_zero() -> None:
-    got = samples(EngineCollector(Stats))
+    got = samples(EngineCollector(Stats()))
     assert got["request_queue_time_seconds_count",] == 0
     assert got["kv_cache_usage_perc",] == 0
 
@@ -77,7 +77,7 @@ def test_before_the_first_word_all_is_zero() -> None:
 def test_queue_times_are_cumulative() -> None:
     counts = [0] * (len(QUEUE_TIME_BUCKETS_S) + 1)
     counts[0], counts[2], counts[-1] = 4, 3, 1
-    got = samples(EngineCollector(lambda: Stats(queue_time_counts=counts, queue_time_sum_s=9000.0)))
+    got = samples(EngineCollector(Stats(queue_time_counts=counts, queue_time_sum_s=9000.0)))
     name = "request_queue_time_seconds"
     assert [got[f"{name}_bucket", edge] for edge in ("0.005", "0.01", "0.025", "7680.0")] == [
         *(4, 4, 7, 7)
@@ -103,7 +103,7 @@ def test_tenants_have_a_label() -> None:
         num_accepted_tokens=9,
         num_accepted_tokens_per_pos=[6, 2, 1],
     )
-    got = samples(EngineCollector(lambda: Stats(tenants=[tenant, Tenant("others")])))
+    got = samples(EngineCollector(Stats(tenants=[tenant, Tenant("others")])))
     assert got["tenant_requests_running", "acme"] == 1
     assert got["tenant_requests_queued", "acme"] == 2
     assert got["tenant_queued_tokens", "acme"] == 30
@@ -144,12 +144,12 @@ def test_the_real_engine_fills_them() -> None:
                 fair_key=tenant,
             )
         )
-    queued = samples(EngineCollector(core.stats))
+    queued = samples(EngineCollector(core.stats()))
     assert queued["tenant_requests_queued", "one"] == 2, "known before it was ever served"
     assert queued["num_queued_tokens",] == 120
     while core.has_unfinished:
         core.step()
-    got = samples(EngineCollector(core.stats))
+    got = samples(EngineCollector(core.stats()))
     assert got["request_queue_time_seconds_count",] == 3
     assert got["generation_tokens_total",] == 9
     assert got["service_tokens_total", "one", "computed"] == 80

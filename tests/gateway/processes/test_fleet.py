@@ -9,7 +9,7 @@ from engine.messages import GenerateRequest
 from engine.sampling_params import SamplingParams
 from gateway.config import ServerConfig, parse
 from gateway.errors import ConfigError
-from gateway.processes.fleet import spawned_fleet
+from gateway.processes.fleet import spawned_fleets
 
 
 def test_the_settings_arrive() -> None:
@@ -23,11 +23,11 @@ def test_the_settings_arrive() -> None:
             },
         }
     )
-    (client,) = spawned_fleet(config).engines
+    (client,) = spawned_fleets(config).engines
     assert client._config is config.engine
     assert client._max_num_queued_reqs == 7 + MAX_DEFAULT_NUM_SEQS
     asked = parse({"engine": {"model": "any", "max_num_queued_reqs": 7, "max_num_seqs": 3}})
-    assert spawned_fleet(asked).engines[0]._max_num_queued_reqs == 7 + 3
+    assert spawned_fleets(asked).engines[0]._max_num_queued_reqs == 7 + 3
     assert client._hang_timeout_s == 9.5
     assert client._max_unread_tokens == 33
     assert client._stall_timeout_s == 4.5
@@ -37,7 +37,7 @@ def test_the_engine_alone_decides_how_much_may_wait() -> None:
     """An engine without a limit gets whatever is sent; one with a limit is never second-guessed."""
     assert parse({"engine": {"model": "any"}}).engine.max_num_queued_reqs == 1024
     config = parse({"engine": {"model": "any", "max_num_queued_reqs": 50_000}})
-    limit = spawned_fleet(config).engines[0]._max_num_queued_reqs
+    limit = spawned_fleets(config).engines[0]._max_num_queued_reqs
     assert limit is not None
     assert limit > 50_000
 
@@ -85,7 +85,7 @@ def environments(monkeypatch: pytest.MonkeyPatch, visible: str, **settings: int)
         }
     )
     spawned: list[object] = []
-    fleet = spawned_fleet(config, transport=lambda *_, **options: spawned.append(options))
+    fleet = spawned_fleets(config, transport=lambda *_, **options: spawned.append(options))
     for engine in fleet.engines:
         engine._make_transport(config.engine, print, print)
     return spawned

@@ -35,6 +35,7 @@ async def test_ready(gateway: Gateway) -> None:
     assert answer.json() == {
         "status": "ready",
         "engine": "ready",
+        "models": {"tiny": "ready"},
         "engines": {"0": "ready"},
         "store": "ready",
         "draining": False,
