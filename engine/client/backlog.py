@@ -31,6 +31,10 @@ class Backlog:
         """(number, fair key, tokens) of each request that no report of the engine covers yet."""
         self._unreported: defaultdict[str, Queued] = defaultdict(Queued)
         self._unreported_in_all = Queued()
+        self.num_tokens = 0
+        """Prompt tokens that wait for their first admission, and by fair key. Routers read both for
+        each engine, at each request."""
+        self.tokens_of: dict[str, int] = {}
         self._num_sent = 0
         self._reported_at = -float("inf")
 
@@ -49,6 +53,8 @@ class Backlog:
         num_tokens = len(request.prompt_token_ids)
         self._sent.append((self._num_sent, request.fair_key, num_tokens))
         self._count(request.fair_key, +1, num_tokens)
+        self.num_tokens += num_tokens
+        self.tokens_of[request.fair_key] = self.tokens_of.get(request.fair_key, 0) + num_tokens
 
     def report(self, stats: Stats, mark: int) -> None:
         """Take in a report of the engine. ``mark``: from when the question for it was sent."""
@@ -62,6 +68,10 @@ class Backlog:
         while self._sent and self._sent[0][0] <= mark:
             _, fair_key, num_tokens = self._sent.popleft()
             self._count(fair_key, -1, -num_tokens)
+        self.num_tokens = stats.num_queued_tokens + self._unreported_in_all.num_tokens
+        self.tokens_of = {key: queued.num_tokens for key, queued in self._tenants.items()}
+        for fair_key, queued in self._unreported.items():
+            self.tokens_of[fair_key] = self.tokens_of.get(fair_key, 0) + queued.num_tokens
 
     def refusal(self, fair_key: str) -> QueueFull | None:
         """The error with which one more request of this tenant would be refused, even a short one;

@@ -116,7 +116,7 @@ class EngineClient:
         self.adapters = AdapterCalls(self._send_now)
         self._asked: asyncio.Future[Stats] | None = None
         """The ping that all callers of ``check_queue`` wait for."""
-        self._backlog = Backlog(config)
+        self.backlog = Backlog(config)
         self._updates = RequestUpdates(self._send_now)
         self._parked: dict[RequestStream, float] = {}
         """When each stream was parked, the longest ago first."""
@@ -135,6 +135,8 @@ class EngineClient:
         self.on_lost: OnLost | None = None
         self.on_change: Callable[[], None] | None = None
         """Called when the engine begins or ceases to be ready."""
+        self.on_begun: Callable[[RequestStream, int], None] | None = None
+        """Called with the first output of each request, and with its cached tokens."""
         self.on_step: Callable[[], None] | None = None
         """Called after the outputs of each step, while it is set."""
         self._leaving: set[str] = set()
@@ -227,7 +229,7 @@ class EngineClient:
     def _send_request(self, stream: RequestStream, request: GenerateRequest) -> None:
         assert self._transport is not None
         self._transport.send(request)
-        self._backlog.send(request)
+        self.backlog.send(request)
         self._streams[request.request_id] = stream
         self._queued[request.request_id] = request.fair_key
 
@@ -290,13 +292,13 @@ class EngineClient:
         last report is recent; all callers share one question at a time. Raises ``EngineDead``.
         """
         _ = self.info
-        if self._backlog.refusal(fair_key) is None:
+        if self.backlog.refusal(fair_key) is None:
             return
-        if self._backlog.age_s > FRESH_S:
+        if self.backlog.age_s > FRESH_S:
             if self._asked is None or self._asked.done():
                 self._asked = self._ping()
             await asyncio.shield(self._asked)
-        error = self._backlog.refusal(fair_key)
+        error = self.backlog.refusal(fair_key)
         if error is not None:
             raise error
 
@@ -351,7 +353,9 @@ class EngineClient:
             if stream is None:
                 continue
             if queued:
-                queued.pop(output.request_id, None)
+                is_first = queued.pop(output.request_id, None) is not None
+                if is_first and self.on_begun is not None:
+                    self.on_begun(stream, output.num_cached_tokens)
             if output.finish_reason is not None:
                 del streams[output.request_id]
                 self._parked.pop(stream, None)
@@ -369,7 +373,7 @@ class EngineClient:
         self.stats = stats
         if self._pings:
             waiter, mark = self._pings.popleft()
-            self._backlog.report(stats, mark)
+            self.backlog.report(stats, mark)
             if not waiter.done():
                 waiter.set_result(stats)
 
@@ -383,7 +387,7 @@ class EngineClient:
         assert self._transport is not None
         self._transport.send(Ping())
         waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._pings.append((waiter, self._backlog.mark()))
+        self._pings.append((waiter, self.backlog.mark()))
         return waiter
 
     def grant_nowait(self, grant: Grant) -> None:
@@ -429,7 +433,7 @@ class EngineClient:
             await self._transport.stop(0)
             raise
         self.stats = Stats()
-        self._backlog = Backlog(self._config)
+        self.backlog = Backlog(self._config)
         self._progress_at = time.monotonic()
         self._info = info
         self._notify()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
@@ -50,7 +51,9 @@ class Fleet:
         self._group: tuple[str, EngineClient] | None = None
         """The last group of requests, and its engine: they share the blocks of their prompt."""
         self._drained: set[EngineClient] = set()
-        self.moves = Moves(self._candidates, failover_wait_s)
+        self.moves = Moves(self._candidates, self._note_sent, failover_wait_s)
+        self.num_sent: Counter[str] = Counter()
+        """Requests by the engine that took them, moved ones included."""
         self._observers: tuple[AbstractContextManager[object], OnTokens] | None = None
         for engine in self.engines:
             self._connect(engine)
@@ -74,7 +77,8 @@ class Fleet:
             await asyncio.gather(*starting, return_exceptions=True)
 
     def _connect(self, engine: EngineClient) -> None:
-        engine.on_lost = partial(self.moves.take, engine)
+        engine.on_lost = partial(self._note_lost, engine)
+        engine.on_begun = partial(self._note_begun, engine)
         engine.on_change = self._on_change
         if self._observers is not None:
             engine.around_outputs, engine.on_tokens = self._observers
@@ -92,6 +96,7 @@ class Fleet:
         """Use an engine no more; its requests go on elsewhere."""
         self.engines.remove(engine)
         self._drained.discard(engine)
+        self.num_sent.pop(engine.name, None)
         engine.lose(reason)
         await engine.close()
 
@@ -149,9 +154,12 @@ class Fleet:
         refusal: QueueFull | None = None
         for engine in self._candidates(request):
             try:
-                return engine.submit(request)
+                stream = engine.submit(request)
             except QueueFull as error:
                 refusal = refusal or error
+            else:
+                self._note_sent(request, engine)
+                return stream
         if refusal is not None:
             raise refusal
         raise self._no_engine()
@@ -171,7 +179,25 @@ class Fleet:
                 return
         raise refusal or self._no_engine()
 
-    def _candidates(self, request: GenerateRequest) -> Sequence[EngineClient]:
+    def _note_sent(self, request: GenerateRequest, engine: EngineClient) -> None:
+        self.num_sent[engine.name] += 1
+        if len(self.engines) > 1:
+            self._router.sent(request, engine)
+
+    def _note_begun(
+        self, engine: EngineClient, stream: RequestStream, num_cached_tokens: int
+    ) -> None:
+        if stream.request_id == stream.request.request_id:  # It has not moved.
+            self._router.heard(stream.request, engine, num_cached_tokens)
+
+    def _note_lost(
+        self, engine: EngineClient, streams: list[RequestStream], error: EngineDead | None
+    ) -> None:
+        if error is not None:
+            self._router.forget(engine)
+        self.moves.take(engine, streams, error)
+
+    def _candidates(self, request: GenerateRequest) -> Iterable[EngineClient]:
         """The engines that may take a request, best first."""
         engines = self._serving
         if len(engines) < 2 or self._closed:
@@ -179,7 +205,7 @@ class Fleet:
         if not request.group:
             return self._router.ranked(request, engines)
         if self._group is None or self._group[0] != request.group:
-            self._group = request.group, self._router.ranked(request, engines)[0]
+            self._group = request.group, next(iter(self._router.ranked(request, engines)))
         first = self._group[1]
         return sorted(engines, key=lambda engine: (engine is not first, engine.load))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,8 +35,10 @@ PROBATION_S = 5.0
 its turn or for a grant."""
 MAX_STRIKES = 2
 
-Candidates = Callable[["GenerateRequest"], Sequence["EngineClient"]]
+Candidates = Callable[["GenerateRequest"], Iterable["EngineClient"]]
 """The engines that may take a request now, best first."""
+OnSent = Callable[["GenerateRequest", "EngineClient"], None]
+"""Hears which engine has taken a request."""
 
 
 class Lost(NamedTuple):
@@ -52,8 +54,9 @@ class Lost(NamedTuple):
 class Moves:
     """The streams that have no engine at the moment; for them it is the ``Source``."""
 
-    def __init__(self, candidates: Candidates, failover_wait_s: float) -> None:
+    def __init__(self, candidates: Candidates, on_sent: OnSent, failover_wait_s: float) -> None:
         self._candidates = candidates
+        self._on_sent = on_sent
         self._failover_wait_s = failover_wait_s
         self._waiting: dict[str, Lost] = {}
         """By request id, the longest ago first."""
@@ -101,6 +104,7 @@ class Moves:
                     continue
                 del self._waiting[request_id]
                 self.num_moved += 1
+                self._on_sent(stream.request, engine)
                 if stream.num_strikes:
                     self._probation[engine] = stream, time.monotonic()
                     engine.on_step = partial(self._judge, engine)

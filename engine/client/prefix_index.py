@@ -1,0 +1,150 @@
+"""Which prefixes of prompts each engine probably has in its cache: an estimate, of bounded size.
+
+An entry is a hash of a prompt up to one of a few boundaries, under the salt of its tenant, and a
+bit for each engine that computed it. So a lookup takes one step for each boundary, however many
+engines there are. What an engine was sent the longest ago is forgotten first, as its own cache
+does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from engine.messages import GenerateRequest
+
+BOUNDARIES = (
+    *(64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+    *(2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192),
+)
+"""The prefixes that are told apart, in tokens. What lies behind the last one counts for nothing."""
+DENSE_TOKENS = 512
+"""So many tokens are looked at; behind them one of four: prompts that differ once go on to."""
+MAX_ENTRIES = 100_000
+"""Of all engines together: about 20 MB."""
+
+
+class Prefix(NamedTuple):
+    """A prompt up to a boundary."""
+
+    key: int
+    num_tokens: int
+
+
+def prefixes(request: GenerateRequest) -> list[Prefix]:
+    """The prefixes of a request, the shortest first. Their keys depend on the tenant's salt and on
+    the adapter, as the engine's blocks do; those of a public prefix depend on neither."""
+    tokens, is_public = request.prompt_token_ids, True
+    found: list[Prefix] = []
+    key = start = 0
+    for end in BOUNDARIES:
+        if end > len(tokens):
+            break
+        if is_public and end > request.num_public_tokens:
+            is_public = False
+            adapter = "" if request.adapter is None else request.adapter.name
+            key = hash((key, request.cache_salt, adapter))
+        key = hash((key, *tokens[start : end : 1 if start < DENSE_TOKENS else 4]))
+        found.append(Prefix(key, end))
+        start = end
+    return found
+
+
+class PrefixIndex:
+    """The prefixes of all engines, by their names."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._masks: dict[int, int] = {}
+        """By key, a bit for each engine."""
+        self._slots: dict[str, int] = {}
+        """The place of each engine's bit."""
+        self._engines: dict[int, str] = {}
+        """By bit."""
+        self._sent: dict[str, OrderedDict[int, int]] = {}
+        """By engine, the tokens between each boundary and the one before; the oldest first."""
+        self._num_tokens: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sent.values()))
+
+    @property
+    def _max_each(self) -> int:
+        return self._max_entries // len(self._sent)
+
+    def add(self, engine: str, found: Sequence[Prefix], capacity: int) -> None:
+        """An engine, whose cache holds ``capacity`` tokens, computes these prefixes of a prompt."""
+        if engine not in self._slots:
+            self._add_engine(engine)
+        bit, sent, masks = 1 << self._slots[engine], self._sent[engine], self._masks
+        start = 0
+        for key, end in found:
+            if sent.pop(key, None) is None:
+                masks[key] = masks.get(key, 0) | bit
+                self._num_tokens[engine] += end - start
+            sent[key] = end - start
+            start = end
+        while len(sent) > self._max_each or self._num_tokens[engine] > capacity:
+            self._forget_oldest(engine)
+
+    def find(self, found: Sequence[Prefix]) -> dict[str, int]:
+        """By engine, how many tokens of a prompt it probably has, if any."""
+        masks: list[int] = []
+        here = -1
+        for key, _ in found:
+            here &= self._masks.get(key, 0)
+            if not here:
+                break
+            masks.append(here)
+        if not masks:
+            return {}
+        longest: dict[str, int] = {}
+        masks.append(0)
+        for depth, mask in enumerate(masks[1:]):
+            ending = masks[depth] & ~mask
+            while ending:
+                bit = ending & -ending
+                ending ^= bit
+                longest[self._engines[bit]] = found[depth].num_tokens
+        return longest
+
+    def correct(self, engine: str, found: Sequence[Prefix], num_tokens: int) -> None:
+        """An engine had only ``num_tokens`` of a prompt that it was believed to have more of: what
+        it was sent before that is gone, too."""
+        sent = self._sent.get(engine)
+        gone = next((one.key for one in found if one.num_tokens > num_tokens), None)
+        if sent is None or gone not in sent:
+            return
+        while gone in sent:
+            self._forget_oldest(engine)
+
+    def forget(self, engine: str) -> None:
+        """An engine has lost its cache, or is gone."""
+        if engine in self._slots:
+            while self._sent[engine]:
+                self._forget_oldest(engine)
+            del self._engines[1 << self._slots[engine]]
+            del self._slots[engine], self._sent[engine], self._num_tokens[engine]
+
+    def _add_engine(self, engine: str) -> None:
+        taken = set(self._slots.values())
+        self._slots[engine] = next(slot for slot in count() if slot not in taken)
+        self._engines[1 << self._slots[engine]] = engine
+        self._sent[engine] = OrderedDict()
+        self._num_tokens[engine] = 0
+        for name, sent in self._sent.items():
+            while len(sent) > self._max_each:
+                self._forget_oldest(name)
+
+    def _forget_oldest(self, engine: str) -> None:
+        sent = self._sent[engine]
+        key, num_tokens = sent.popitem(last=False)
+        self._num_tokens[engine] -= num_tokens
+        mask = self._masks[key] & ~(1 << self._slots[engine])
+        if mask:
+            self._masks[key] = mask
+        else:
+            del self._masks[key]
