@@ -23,6 +23,7 @@ BOUNDARIES = (
 """The prefixes that are told apart, in tokens. What lies behind the last one counts for nothing."""
 DENSE_TOKENS = 512
 """So many tokens are looked at; behind them one of four: prompts that differ once go on to."""
+MIN_SHARE = 0.02
 MAX_ENTRIES = 100_000
 """Of all engines together: about 20 MB."""
 
@@ -67,6 +68,8 @@ class PrefixIndex:
         self._sent: dict[str, OrderedDict[int, int]] = {}
         """By engine, the tokens between each boundary and the one before; the oldest first."""
         self._num_tokens: dict[str, int] = {}
+        self._shares: dict[str, float] = {}
+        """Of each engine, the part of its cache that is taken for what was sent from here."""
 
     def __len__(self) -> int:
         return sum(map(len, self._sent.values()))
@@ -87,7 +90,8 @@ class PrefixIndex:
                 self._num_tokens[engine] += end - start
             sent[key] = end - start
             start = end
-        while len(sent) > self._max_each or self._num_tokens[engine] > capacity:
+        most = capacity * self._shares[engine]
+        while len(sent) > self._max_each or self._num_tokens[engine] > most:
             self._forget_oldest(engine)
 
     def find(self, found: Sequence[Prefix]) -> dict[str, int]:
@@ -111,15 +115,12 @@ class PrefixIndex:
                 longest[self._engines[bit]] = found[depth].num_tokens
         return longest
 
-    def correct(self, engine: str, found: Sequence[Prefix], num_tokens: int) -> None:
-        """An engine had only ``num_tokens`` of a prompt that it was believed to have more of: what
-        it was sent before that is gone, too."""
-        sent = self._sent.get(engine)
-        gone = next((one.key for one in found if one.num_tokens > num_tokens), None)
-        if sent is None or gone not in sent:
-            return
-        while gone in sent:
-            self._forget_oldest(engine)
+    def learn(self, engine: str, *, was_right: bool) -> None:
+        """Whether an engine had what was expected. If not, others fill its cache as well, and a
+        smaller part of it is what was sent from here."""
+        if engine in self._shares:
+            share = self._shares[engine] * (1.02 if was_right else 0.8)
+            self._shares[engine] = min(1.0, max(MIN_SHARE, share))
 
     def forget(self, engine: str) -> None:
         """An engine has lost its cache, or is gone."""
@@ -127,7 +128,8 @@ class PrefixIndex:
             while self._sent[engine]:
                 self._forget_oldest(engine)
             del self._engines[1 << self._slots[engine]]
-            del self._slots[engine], self._sent[engine], self._num_tokens[engine]
+            for known in (self._slots, self._sent, self._num_tokens, self._shares):
+                del known[engine]
 
     def _add_engine(self, engine: str) -> None:
         taken = set(self._slots.values())
@@ -135,6 +137,7 @@ class PrefixIndex:
         self._engines[1 << self._slots[engine]] = engine
         self._sent[engine] = OrderedDict()
         self._num_tokens[engine] = 0
+        self._shares[engine] = 1.0
         for name, sent in self._sent.items():
             while len(sent) > self._max_each:
                 self._forget_oldest(name)

@@ -157,8 +157,9 @@ class D2lpm(Router):
 
     def heard(self, request: GenerateRequest, engine: EngineClient, num_cached: int) -> None:
         looked_up = self._expected.pop(request.request_id, None)
-        if looked_up is not None and num_cached < looked_up.cached.get(engine.name, 0) - SLACK:
-            self.index.correct(engine.name, looked_up.prefixes, num_cached)
+        if looked_up is not None:
+            expected = looked_up.cached.get(engine.name, 0) - SLACK
+            self.index.learn(engine.name, was_right=num_cached >= expected)
 
     def forget(self, engine: EngineClient) -> None:
         self.index.forget(engine.name)
