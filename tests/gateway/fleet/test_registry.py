@@ -16,6 +16,7 @@ import zmq
 
 from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
+from engine.client.fleets import Fleets
 from engine.client.stream import RequestStream
 from engine.errors import EngineDead
 from engine.messages import PROTOCOL, GenerateRequest
@@ -183,8 +184,8 @@ async def test_an_own_engine_that_dies_is_registered_as_away_until_it_is_back() 
     shared = MemoryStore().shared
     engine = EngineClient(CONFIG.engine, transport=StandInProcess)
     fleet = Fleet([engine])
-    follower = Registry(shared, fleet, CONFIG, KEYS)
-    follower._identity = IDENTITY
+    follower = Registry(shared, Fleets({"ok": fleet}), CONFIG, KEYS)
+    follower._identities["ok"] = IDENTITY
     states: list[str] = []
 
     async def watch() -> None:
