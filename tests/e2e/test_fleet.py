@@ -173,7 +173,7 @@ def settings(replicas: int, **engine: Any) -> dict[str, dict[str, Any]]:
 
 async def test_two_engines_are_killed_by_turns(database: str) -> None:
     with Deployment(database, settings=settings(2)) as deployment:
-        await storm(deployment, num_clients=10, num_tokens=300, num_kills=2, within_s=0)
+        await storm(deployment, num_clients=5, num_tokens=150, num_kills=2, within_s=0)
 
 
 @pytest.mark.nightly

@@ -18,6 +18,7 @@ def test_no_flood_delays_the_first_token_by_more_than_promised(flood: Flood) -> 
     assert flooded.ttft_s(0.99) <= 4 * calm.ttft_s(0.99)
 
 
+@pytest.mark.nightly
 def test_it_prints_a_line_for_every_case(capsys: pytest.CaptureFixture[str]) -> None:
     fairness.main(["--seconds", "2"])
     lines = capsys.readouterr().out.splitlines()

@@ -65,6 +65,7 @@ def test_an_engine_that_generates_less_than_asked_does_not_count() -> None:
         throughput.timed("lazy", lambda case, workload: 1, CASE, workload)
 
 
+@pytest.mark.nightly
 def test_the_engine_beside_transformers(
     model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ from kernels.persistent_decoder import MAX_TOKENS
 from tests.engine.executors.example import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
 from tests.engine.runner.emulated_graphs import EmulatedAttention
 from tests.kernels.decoder.reference_decoder import ReferenceDecoder
+from tests.pairs import every_pair
 from tests.kernels.gpu_share import few_sms
 
 NUM_BLOCKS = 600
@@ -119,10 +120,10 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("layer", [LlamaDecoderLayer, Phi3DecoderLayer])
-@pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("seq_lens", BATCHES, ids=len)
+@pytest.mark.parametrize(
+    ("layer", "qk_norm", "bias", "seq_lens"),
+    every_pair([LlamaDecoderLayer, Phi3DecoderLayer], [False, True], [False, True], BATCHES),
+)
 def test_every_weight_comes_to_its_place(
     layer: type[LlamaDecoderLayer],
     qk_norm: bool,

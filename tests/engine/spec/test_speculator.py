@@ -416,7 +416,15 @@ class SlowHost(TimedRunner):
         self._results.append(StepResult(plan.step_id, tokens))
 
 
-@pytest.mark.parametrize(("batch", "right"), [(256, 0.87), (256, 0.0), (64, 0.87), (64, 0.3)])
+@pytest.mark.parametrize(
+    ("batch", "right"),
+    [
+        (64, 0.87),
+        (64, 0.3),
+        pytest.param(256, 0.87, marks=pytest.mark.nightly),
+        pytest.param(256, 0.0, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_burst_is_never_slower_with_drafts(batch: int, right: float) -> None:
     """Requests come all at once; drafts pay only once few of them are left."""
     runner = SlowHost(right)
