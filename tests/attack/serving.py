@@ -62,6 +62,8 @@ class Member:
 class Deployment(ServerProcess):
     """Use it as a context manager. At its end nothing of it may be left: no process, no file."""
 
+    model = MODEL
+
     def __init__(
         self,
         dsn: str,

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from starlette.applications import Starlette
 
 from engine.client.client import EngineClient
@@ -32,15 +31,14 @@ from tests.gateway.engine_double import EngineDouble
 from tests.ledger import usage_totals
 from tests.memory_store.store import MemoryStore
 
+if TYPE_CHECKING:  # it takes most of a second, which programs that are no clients need not wait for
+    from openai import AsyncOpenAI
+
 SECRETS = secrets.generate()
 MODEL = "tiny"
 
 
 _TLS = ssl.create_default_context()
-
-
-def _http_client() -> DefaultAsyncHttpxClient:
-    return DefaultAsyncHttpxClient(verify=_TLS)
 
 
 @dataclass
@@ -73,9 +71,12 @@ class Gateway:
         return int(self.url.rpartition(":")[2])
 
     def openai(self, **options: Any) -> AsyncOpenAI:
-        # Each client would read all certificates anew, which takes longer than most tests.
-        shared = {} if "http_client" in options else {"http_client": _http_client()}
-        merged: dict[str, Any] = {"api_key": self.api_key, "max_retries": 0, **shared, **options}
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        if "http_client" not in options:
+            # Each client would read all certificates anew, which takes longer than most tests.
+            options["http_client"] = DefaultAsyncHttpxClient(verify=_TLS)
+        merged: dict[str, Any] = {"api_key": self.api_key, "max_retries": 0, **options}
         return AsyncOpenAI(base_url=f"{self.url}/v1", **merged)
 
     async def key(self, *scopes: Scope) -> str:

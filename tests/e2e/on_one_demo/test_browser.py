@@ -135,6 +135,7 @@ def test_an_opener_becomes_a_table(page: Page) -> None:
         assert cells == ["France", "Paris", "Spain", "Madrid", "Italy", "Rome"]
 
 
+@pytest.mark.nightly
 def test_an_engine_killed_in_mid_answer_is_a_pause(page: Page, demo_process: DemoProcess) -> None:
     """kill -9 of the engine: the answer goes on where it stopped, on the same page."""
     engine = demo_process.engine()

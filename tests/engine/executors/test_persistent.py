@@ -34,8 +34,8 @@ from kernels.persistent_decoder import MAX_TOKENS
 from tests.engine.executors.example import BLOCK_SIZE, CONFIG, CPU, GPU, HEAD_DIM, model
 from tests.engine.runner.emulated_graphs import EmulatedAttention
 from tests.kernels.decoder.reference_decoder import ReferenceDecoder
-from tests.pairs import every_pair
 from tests.kernels.gpu_share import few_sms
+from tests.pairs import every_pair
 
 NUM_BLOCKS = 600
 BATCHES = [(1,), (16,), (300,), (9, 300), (1, 17, 64, 512, *range(30, 42))]
