@@ -251,7 +251,7 @@ async def test_after_the_engines_death_they_are_read_again(
         stream = await client.chat.completions.create(
             model="helper",
             messages=[{"role": "user", "content": QUESTIONS[1]}],
-            max_tokens=1000,
+            max_tokens=300,
             temperature=0,
             stream=True,
             extra_body={"ignore_eos": True},
