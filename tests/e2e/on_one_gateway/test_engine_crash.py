@@ -30,7 +30,7 @@ LONG: dict[str, Any] = {
 NUMBERS = {
     "type": "object",
     "properties": {
-        "numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 80, "maxItems": 80}
+        "numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 60}
     },
     "required": ["numbers"],
     "additionalProperties": False,
@@ -71,7 +71,7 @@ async def numbers(client: AsyncOpenAI) -> object:
     fields = {"response_format": {"type": "json_schema", "json_schema": schema}, "temperature": 0}
     answer = await client.chat.completions.create(**{**LONG, **fields, "extra_body": {}})
     text = answer.choices[0].message.content or ""
-    assert len(json.loads(text)["numbers"]) == 80
+    assert len(json.loads(text)["numbers"]) == 60
     return text
 
 
