@@ -70,7 +70,7 @@ async def watch_beside(
 
 async def test_a_flood_hardly_delays_a_first_token(deployment: Deployment) -> None:
     calm = await watch_beside(deployment, 2, 1, 0.05)
-    flooded = await watch_beside(deployment, 3, 100, 0.05)
+    flooded = await watch_beside(deployment, 2, 80, 0.05)
     flooded.assert_first_tokens(calm, times=MAX_TIMES)
 
 
