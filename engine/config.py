@@ -229,6 +229,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         overlaps = is_gpu if self.async_scheduling is None else self.async_scheduling
         return msgspec.structs.replace(
             self,
+            device="cuda" if is_gpu else "cpu",
             max_num_batched_tokens=self.max_num_batched_tokens
             or (_GPU_STEP_TOKENS if is_gpu else _STEP_TOKENS),
             max_num_seqs=self.max_num_seqs or (MAX_DEFAULT_NUM_SEQS if has_much else _NUM_SEQS),

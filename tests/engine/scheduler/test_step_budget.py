@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -27,13 +27,16 @@ def at_its_prompt(num_left: int, arrival: int = 10_000) -> Request:
     )
 
 
-def budget(max_num_prefill_tokens: int | None, max_num_batched_tokens: int = 8192) -> StepBudget:
-    return StepBudget(
-        config(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_prefill_tokens=max_num_prefill_tokens,
-        )
+def budget(
+    max_num_prefill_tokens: int | None,
+    max_num_batched_tokens: int = 8192,
+    device: Literal["cuda", "cpu"] = "cuda",
+) -> StepBudget:
+    asked = config(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_prefill_tokens=max_num_prefill_tokens,
     )
+    return StepBudget(asked.for_device(device))
 
 
 class TestNumTokens:
@@ -44,6 +47,12 @@ class TestNumTokens:
         assert budget(1536).num_tokens([], 600) == 8192
         for num_left in (2, 600):
             assert budget(1536).num_tokens([at_its_prompt(num_left)], 0) == 8192
+
+    def test_on_a_cpu_no_step_is_long_for_the_sake_of_prompts(self) -> None:
+        assert budget(1536, device="cpu").num_tokens([], 600) == 64
+        assert budget(1536, device="cpu").num_tokens(generating(3), 600) == 64
+        assert budget(1536, device="cpu").num_tokens(generating(64), 600) == 384
+        assert budget(None, device="cpu").num_tokens([], 600) == 8192
 
     def test_a_step_beside_few_who_generate_is_short(self) -> None:
         for count in (1, 16, 64, 85):
