@@ -654,7 +654,7 @@ SELECT engine_register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $
 -- All engines that are registered, and whether their leases run.
 SELECT id, model, config_hash, text_hash, address, public_key, protocol, version, capacity, epoch,
     state, is_drained, num_running, num_waiting, num_admitted, queue_time_s, node, started_at,
-    expires_at > now() AS is_leased
+    expires_at > now() AS is_leased, coalesce(restart_epoch = epoch, false) AS is_to_restart
 FROM engine_replica
 ORDER BY id;
 
@@ -668,6 +668,12 @@ RETURNING id;
 -- Drain an engine, or end that.
 UPDATE engine_replica SET is_drained = $2
 WHERE id = $1
+RETURNING id;
+
+-- name: restart_engine
+-- Have its host start an engine anew, if it is still in this epoch and a gateway's own.
+UPDATE engine_replica SET restart_epoch = epoch
+WHERE id = $1 AND epoch = $2 AND address IS NULL
 RETURNING id;
 
 -- name: forget_engine

@@ -104,6 +104,8 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["loading", "ready", "lost"]
     """``lost``: its lease was over, and it was given up."""
     is_drained: bool = False
+    is_to_restart: bool = False
+    """Whether its host is to start it anew."""
     num_running: int = 0
     num_waiting: int = 0
     num_admitted: int = 0
@@ -315,6 +317,11 @@ class SharedState:
         none of that id."""
         row = (_plain(engine_id), is_drained)
         return bool(await self._connections.fetch(_SQL["drain_engine"], row))
+
+    async def restart_engine(self, engine_id: str, epoch: int) -> bool:
+        """Have the gateway whose own it is start an engine anew; False if there is none in this
+        epoch."""
+        return bool(await self._connections.fetch(_SQL["restart_engine"], (engine_id, epoch)))
 
     async def forget_engine(self, engine_id: str, epoch: int) -> None:
         """Remove an engine that leaves."""

@@ -39,10 +39,12 @@ class AttachedEngine(EngineSocket):
         curve: Curve | None = None,
         epoch: int = 0,
         on_stale: Callable[[], None] = lambda: None,
+        on_retire: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_stale`` is called when an engine of another epoch answers."""
+        """``on_stale`` is called when an engine of another epoch answers; ``on_retire`` tells the
+        engine's owner to start another."""
         super().__init__(zmq.DEALER, on_message, on_exit)
-        self._epoch, self._on_stale = epoch, on_stale
+        self._epoch, self._on_stale, self.retire = epoch, on_stale, on_retire
         self._socket.identity = f"{os.getpid()}-{uuid4().hex}".encode()
         self._socket.sndhwm = SEND_HIGH_WATER_MARK
         if curve is not None:

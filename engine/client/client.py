@@ -239,6 +239,14 @@ class EngineClient:
         if self._info is not None:
             self._died(EngineDead(reason))
 
+    def retire(self, epoch: int) -> None:
+        """Have the engine started anew, if it is still in this epoch. What runs there is taken for
+        lost, so drain it before."""
+        if self._info is not None and self._info.epoch == epoch:
+            assert self._transport is not None
+            with contextlib.suppress(QueueFull):  # It does not read, and will be taken for dead.
+                self._transport.retire()
+
     def begin_epoch(self, epoch: int) -> None:
         """Have the engine forget all clients but this one, its owner."""
         self._send_now(BeginEpoch(epoch))

@@ -53,6 +53,12 @@ class Fleets(Mapping[str, Fleet]):
         for fleet in self.values():
             fleet.observe(around_outputs=around_outputs, on_tokens=on_tokens)
 
+    def retire(self, name: str, epoch: int) -> None:
+        """As ``EngineClient.retire``, of the engine of this name."""
+        for engine in self.engines:
+            if engine.name == name:
+                engine.retire(epoch)
+
     @property
     def ready(self) -> bool:
         """Whether requests for any model are served."""

@@ -60,6 +60,9 @@ class Transport(Protocol):
     def drain(self) -> None:
         """Deliver what has arrived already."""
 
+    def retire(self) -> None:
+        """Have the engine's owner start another in its place."""
+
     async def stop(self, timeout_s: float) -> None:
         """Ask it to shut down; after ``timeout_s`` kill it. Nothing of it is left afterwards."""
 
@@ -179,6 +182,10 @@ class EngineProcess(EngineSocket):
             shutil.rmtree(self._directory, ignore_errors=True)
         self._failed = self._failed or isinstance(message, Failed)
         super()._receive(message)
+
+    def retire(self) -> None:
+        """It ends, which its client takes for its death."""
+        self.send(Shutdown())
 
     async def stop(self, timeout_s: float) -> None:
         try:

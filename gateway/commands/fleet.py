@@ -53,6 +53,26 @@ async def undrain(store: Store, engine: EngineId) -> None:
     print(f"Told all gateways to use {engine} again.")
 
 
+@app.command()
+@on_store
+async def roll(
+    store: Store,
+    model: Annotated[str | None, typer.Option(help="Only engines of this model.")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds for an engine to be drained, and to be back.")
+    ] = 900.0,
+) -> None:
+    """Replace all engines by new ones, one after the other: each is drained, so that its requests
+    move, and started anew.
+
+    A gateway's own engines start with the software that is installed then. Those of `sluice engine`
+    are for their supervisor to restart, once they are drained: this command waits for that.
+    """
+    from gateway.fleet.roll import Roll
+
+    await Roll(store.shared, timeout_s=timeout, say=print).run(model)
+
+
 async def _set_drained(store: Store, engine: str, is_drained: bool) -> None:
     from gateway.errors import ConfigError
 

@@ -39,6 +39,7 @@ from tenants.shared import EngineRecord, SharedState
 logger = logging.getLogger(__name__)
 
 RENEW_S = 5.0
+DRAINED_RENEW_S = 1.0
 LEASE = timedelta(seconds=15)
 PATIENCE_S = 2 * RENEW_S
 """How long a lease must be seen to be over: engines that could not reach PostgreSQL either, or
@@ -107,10 +108,16 @@ class Registry:
             else:
                 self._outage.succeeded("The registry of engines is followed again")
             try:
-                async with asyncio.timeout(RENEW_S):
+                async with asyncio.timeout(self._renew_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+    @property
+    def _renew_s(self) -> float:
+        """More often while somebody may wait for an engine of this host to have nothing left."""
+        waits = any(self._fleets[own.model].is_drained(own.client) for own in self._own.values())
+        return min(RENEW_S, DRAINED_RENEW_S) if waits else RENEW_S
 
     async def _identify(self, model: str) -> Identity:
         if (known := self._identities.get(model)) is None:
@@ -141,6 +148,8 @@ class Registry:
         for record in records:
             if (own := self._own.get(record.id)) is not None:
                 self._drain(own.model, own.client, is_drained=record.is_drained)
+                if record.is_to_restart:
+                    own.client.retire(record.epoch)
             elif record.address is not None:
                 await self._follow(record, record.address)
         for engine_id in self._joined.keys() - {record.id for record in records}:

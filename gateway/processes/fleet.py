@@ -51,9 +51,17 @@ def spawned_fleets(
     return _fleets(config, engines, transports, on_progress=on_progress, spawns=True)
 
 
-def attached_fleets(config: Config, addresses: Sequence[str]) -> Fleets:
-    """Engines that another process of this host runs."""
-    transports = [partial(AttachedEngine, address=address) for address in addresses]
+def attached_fleets(
+    config: Config,
+    addresses: Sequence[str],
+    on_retire: Callable[[str], None] = lambda name: None,
+) -> Fleets:
+    """Engines that another process of this host runs. ``on_retire``: tells it to start the engine
+    of this name anew."""
+    transports = [
+        partial(AttachedEngine, address=address, on_retire=partial(on_retire, str(number)))
+        for number, address in enumerate(addresses)
+    ]
     engines = [one.engine for one in config.each]
     return _fleets(config, engines, transports, spawns=False)
 

@@ -37,7 +37,7 @@ from gateway.peers.peers import sweep
 from gateway.processes import listening, server
 from gateway.processes.fleet import num_engines, spawned_fleets
 from gateway.processes.signals import ending_signals_sent_to
-from gateway.processes.worker import BEATS, Launch, Started
+from gateway.processes.worker import BEATS, Launch, Retire, Started
 from tenants.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,14 @@ STOP_MARGIN_S = 10.0
 class Worker:
     """One gateway process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        on_retire: Callable[[Retire], None] = lambda _: None,
+    ) -> None:
+        """``on_retire``: called when the worker says that an engine is to be started anew."""
         self._process = process
+        self._on_retire = on_retire
         self._has_beaten = False
         self._start: asyncio.Future[Started | None] = asyncio.get_running_loop().create_future()
         """The worker's report of its start; None if it ended before."""
@@ -65,7 +71,9 @@ class Worker:
         self._listening = asyncio.create_task(self._listen(), name=f"beats of worker {self.pid}")
 
     @classmethod
-    async def spawn(cls, launch: Launch) -> Worker:
+    async def spawn(
+        cls, launch: Launch, on_retire: Callable[[Retire], None] = lambda _: None
+    ) -> Worker:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "gateway.processes.worker"),
             stdin=asyncio.subprocess.PIPE,
@@ -76,7 +84,7 @@ class Worker:
         assert process.stdin is not None
         # The pipe stays open. Its end tells the worker that the supervisor has died.
         process.stdin.write(msgspec.json.encode(launch) + b"\n")
-        return cls(process)
+        return cls(process, on_retire)
 
     @property
     def pid(self) -> int:
@@ -127,16 +135,23 @@ class Worker:
         stdout = self._process.stdout
         assert stdout is not None
         try:
-            while not self._start.done() and (line := await stdout.readline()):
-                self._has_beaten = True
-                # Other lines are beats, or output of a library.
-                with contextlib.suppress(msgspec.DecodeError):
-                    self._start.set_result(msgspec.json.decode(line, type=Started))
-            while await stdout.read(4096):
-                self._has_beaten = True
+            while True:
+                # Other lines are beats, or output of a library, which may be of any length.
+                with contextlib.suppress(msgspec.DecodeError, ValueError):
+                    if not (line := await stdout.readline()):
+                        break
+                    self._has_beaten = True
+                    self._hear(line)
         finally:
             if not self._start.done():
                 self._start.set_result(None)
+
+    def _hear(self, line: bytes) -> None:
+        """Raises ``msgspec.DecodeError`` if it is none of a worker's words."""
+        if not self._start.done():
+            self._start.set_result(msgspec.json.decode(line, type=Started))
+        else:
+            self._on_retire(msgspec.json.decode(line, type=Retire))
 
     async def stop(self, timeout_s: float) -> None:
         """Ask the worker to shut down, and kill it after ``timeout_s``."""
@@ -159,8 +174,12 @@ class Worker:
 class Supervisor:
     """Keeps ``server.workers`` workers running."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(
+        self, launch: Launch, on_retire: Callable[[Retire], None] = lambda _: None
+    ) -> None:
+        """``on_retire``: as of ``Worker``."""
         self._launch = launch
+        self._on_retire = on_retire
         self._stop_timeout_s = launch.config.server.shutdown_timeout_s + ABORT_S + STOP_MARGIN_S
         self._workers: set[Worker] = set()
         self._first_start = asyncio.Barrier(launch.config.server.workers + 1)
@@ -200,7 +219,7 @@ class Supervisor:
 
     async def _live(self, on_start: Callable[[], Awaitable[object]] | None = None) -> None:
         """Run one worker from start to end."""
-        worker = await Worker.spawn(self._launch)
+        worker = await Worker.spawn(self._launch, self._on_retire)
         self._workers.add(worker)
         watching = asyncio.create_task(
             worker.kill_if_it_hangs(self._launch.beat_s), name=f"watch over worker {worker.pid}"
@@ -240,10 +259,11 @@ async def serve(
         shared = msgspec.structs.replace(
             config, server=msgspec.structs.replace(config.server, port=port)
         )
-        supervisor = Supervisor(
-            Launch(config=shared, engine_addresses=addresses, metrics_folder=str(metrics_folder))
-        )
         engine = spawned_fleets(config, on_progress=on_progress, addresses=addresses)
+        supervisor = Supervisor(
+            Launch(config=shared, engine_addresses=addresses, metrics_folder=str(metrics_folder)),
+            lambda said: engine.retire(said.engine, said.epoch),
+        )
 
         def ready() -> None:
             has_tls = config.server.tls_certificate is not None

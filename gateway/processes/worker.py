@@ -2,8 +2,9 @@
 
 The supervisor runs ``python -m gateway.processes.worker``. The first line of its stdin is a
 ``Launch``; the end of that pipe means that the supervisor has ended, and stops the worker. It
-writes one line to stdout when it serves or cannot start (``Started``), and periodically empty
-lines, *beats*, which tell the supervisor that its event loop runs.
+writes one line to stdout when it serves or cannot start (``Started``), one for each engine that is
+to be started anew (``Retire``), and periodically empty lines, *beats*, which tell the supervisor
+that its event loop runs.
 """
 
 from __future__ import annotations
@@ -56,9 +57,23 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
 
 
+class Retire(msgspec.Struct, frozen=True, kw_only=True):
+    """That an engine is to be started anew, which the registry says. All workers write it."""
+
+    engine: str
+    """Its name."""
+    epoch: int
+    """Which is to end; there may be a later one already."""
+
+
 async def serve(launch: Launch) -> None:
     """Serve until SIGTERM; raises as ``server.serve`` does."""
-    engine = attached_fleets(launch.config, launch.engine_addresses)
+
+    def retire(name: str) -> None:
+        (found,) = [one for one in engine.engines if one.name == name]
+        _say(Retire(engine=name, epoch=found.info.epoch))
+
+    engine = attached_fleets(launch.config, launch.engine_addresses, retire)
 
     def begin(_url: str) -> None:
         tune_collector()
@@ -101,8 +116,8 @@ async def _beat(beat_s: float) -> None:
             late_s += loop.time() - now_s - tick_s
 
 
-def _say(started: Started) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(started) + b"\n")
+def _say(what: Started | Retire) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -120,6 +123,18 @@ class Deployment(ServerProcess):
         finally:
             super().__exit__()
             shutil.rmtree(self._folder)
+
+    def command(self, *words: str) -> str:
+        """What `sluice` says with this deployment's settings. Raises ``AssertionError`` if it
+        fails."""
+        ran = subprocess.run(
+            (sys.executable, "-m", "gateway", *words, "--config", self._folder / "sluice.toml"),
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "250"},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
 
     # -- where it is
 

@@ -184,6 +184,50 @@ async def test_ten_minutes_of_kills_under_two_hundred_streams(database: str) -> 
 
 
 @pytest.mark.nightly
+async def test_all_engines_are_replaced_and_no_request_fails(database: str) -> None:
+    """`sluice fleet roll`, and what `list`, `drain` and `undrain` say of the real registry."""
+    with Deployment(database, settings=settings(2)) as deployment:
+        member, answers = deployment.member("rolling"), Answers()
+        asked = questions(300)
+        async with client_of(member) as client:
+            expected = [await ask(client, deployment.url, one, answers) for one in asked]
+            is_over = asyncio.Event()
+
+            async def chat(turn: int) -> None:
+                while not is_over.is_set():
+                    got = await ask(client, deployment.url, asked[turn % 5], answers)
+                    assert got == expected[turn % 5]
+                    turn += 1
+
+            chats = [asyncio.create_task(chat(number)) for number in range(10)]
+            await until(lambda: lists(deployment, "ready") == 2, within_s=60)
+            before = {engine.pid for engine in deployment.engines()}
+            said = await asyncio.to_thread(deployment.command, "fleet", "roll")
+            assert "Replaced 2 engines." in said
+            assert before.isdisjoint(engine.pid for engine in deployment.engines())
+            assert lists(deployment, "ready") == 2
+            engine_id = next(word for word in said.split() if word.count(":") == 2).rstrip(":")
+            await asyncio.to_thread(deployment.command, "fleet", "drain", engine_id)
+            assert lists(deployment, "drained") == 1
+            await until(lambda: num_ready_is(client, deployment, 1), within_s=30)
+            await asyncio.to_thread(deployment.command, "fleet", "undrain", engine_id)
+            await until(lambda: num_ready_is(client, deployment, 2), within_s=30)
+            is_over.set()
+            await asyncio.gather(*chats)
+        booked = await deployment.settled(member, answers.num_done)
+        assert booked.completion_tokens == answers.num_tokens
+
+
+def lists(deployment: Deployment, state: str) -> int:
+    """How many engines `sluice fleet list` says to be in a state."""
+    return deployment.command("fleet", "list").split().count(state)
+
+
+async def num_ready_is(client: httpx.AsyncClient, deployment: Deployment, number: int) -> bool:
+    return await num_ready(client, deployment.url) == number
+
+
+@pytest.mark.nightly
 async def test_an_engine_that_stands_still_for_forty_seconds(database: str) -> None:
     """It is given up and killed after the hang timeout; the other goes on with its requests."""
     patient = settings(2) | {"server": {"engine_hang_timeout_s": 10.0}}

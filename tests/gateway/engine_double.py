@@ -175,6 +175,9 @@ class Life:
         await asyncio.gather(*plays, return_exceptions=True)
         self.plays.clear()
 
+    def retire(self) -> None:
+        self._loop.call_soon(self._on_exit, "the engine process exited with code 0")
+
     def crash(self) -> None:
         for task in self.plays.values():
             task.cancel()

@@ -108,7 +108,12 @@ class MemoryShared(SharedState):
                     return "other weights"
         same = known is not None and known[0].epoch == engine.epoch
         started_at = known[0].started_at if same and known is not None else now
-        kept = msgspec.structs.replace(engine, is_drained=is_drained, started_at=started_at)
+        kept = msgspec.structs.replace(
+            engine,
+            is_drained=is_drained,
+            is_to_restart=same and known is not None and known[0].is_to_restart,
+            started_at=started_at,
+        )
         self._engines[engine.id] = kept, now + lease
         return "ok"
 
@@ -132,6 +137,15 @@ class MemoryShared(SharedState):
         engine, expires_at = self._engines[engine_id]
         kept = msgspec.structs.replace(engine, is_drained=is_drained)
         self._engines[engine_id] = kept, expires_at
+        return True
+
+    async def restart_engine(self, engine_id: str, epoch: int) -> bool:
+        engine, expires_at = self._engines.get(engine_id, (None, None))
+        if engine is None or expires_at is None:
+            return False
+        if engine.epoch != epoch or engine.address is not None:
+            return False
+        self._engines[engine_id] = msgspec.structs.replace(engine, is_to_restart=True), expires_at
         return True
 
     async def forget_engine(self, engine_id: str, epoch: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from gateway.config import Config, parse
 from gateway.errors import SetupError
 from gateway.processes import supervisor
 from gateway.processes.supervisor import Supervisor, Worker
-from gateway.processes.worker import Launch
+from gateway.processes.worker import Launch, Retire
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
@@ -27,6 +27,12 @@ SERVES = "import sys; sys.stdin.readline(); print('{}', flush=True); sys.stdin.r
 FAILS = """import sys; sys.stdin.readline(); print('{"error": "no port left"}', flush=True)"""
 SILENT = "import sys; sys.stdin.readline(); sys.exit(3)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVES}"
+RETIRES = """import sys
+sys.stdin.readline()
+print('{}', flush=True)
+print('x' * 200_000 + '\\n{"engine": "1", "epoch": 7}', flush=True)
+sys.stdin.read()
+"""
 BEATS = """import sys, time
 sys.stdin.readline()
 print('{}', flush=True)
@@ -53,8 +59,9 @@ class Programs:
     launches: list[Launch] = field(default_factory=list)
     num_asked: int = 0
     born: list[tuple[int, float]] = field(default_factory=list)
+    retired: list[Retire] = field(default_factory=list)
 
-    async def spawn(self, launch: Launch) -> Worker:
+    async def spawn(self, launch: Launch, on_retire: Callable[[Retire], None]) -> Worker:
         text = self.texts[min(self.num_asked, len(self.texts) - 1)]
         self.num_asked += 1
         process = await asyncio.create_subprocess_exec(
@@ -66,7 +73,7 @@ class Programs:
         process.stdin.write(msgspec.json.encode(launch) + b"\n")
         self.born.append((process.pid, time.monotonic()))
         self.launches.append(launch)
-        return Worker(process)
+        return Worker(process, on_retire)
 
     def alive(self) -> list[int]:
         return [pid for pid, _ in self.born if psutil.pid_exists(pid)]
@@ -93,7 +100,7 @@ async def running(
         engine_addresses=("ipc://nowhere",),
         metrics_folder=str(folder),
     )
-    boss = Supervisor(launch)
+    boss = Supervisor(launch, programs.retired.append)
     boss._stop_timeout_s = 0.3
     ready = asyncio.Event()
     task = asyncio.create_task(boss.run(ready.set))
@@ -315,3 +322,15 @@ async def test_a_start_may_take_long_while_the_loop_runs(
             f"worker {late} is killed: its event loop has stood still for most of 0.5 s"
             in caplog.text
         )
+
+
+async def test_a_worker_may_ask_for_another_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = Programs([RETIRES])
+    async with running(programs, tmp_path, monkeypatch) as (_, _, ready):
+        await ready.wait()
+        async with asyncio.timeout(10):
+            while not programs.retired:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert programs.retired == [Retire(engine="1", epoch=7)]
