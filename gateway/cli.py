@@ -160,7 +160,10 @@ def engine(
         typer.Option(help="Settings file, as the gateways have; by default sluice.toml, if there."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A model's folder or hub id, in place of engine.model.")
+        str | None,
+        typer.Option(
+            help="A model's folder or hub id, for engine.model, or the name of one of [[models]]."
+        ),
     ] = None,
     join: Annotated[
         str | None,
@@ -180,12 +183,18 @@ def engine(
     from gateway.commands import load_progress
     from gateway.processes import engine_host
 
-    env = _environment(
-        engine_model=_found(model), tenants_dsn=join, fleet_engine_host=host, fleet_engine_port=port
-    )
     if config is None and database.CONFIG_FILE.exists():
         config = database.CONFIG_FILE
+    is_one_of_several = configuration.has_several(config)
+    env = _environment(
+        engine_model=None if is_one_of_several else _found(model),
+        tenants_dsn=join,
+        fleet_engine_host=host,
+        fleet_engine_port=port,
+    )
     settings = configuration.load(config, env=env)
+    if is_one_of_several:
+        settings = settings.one(model)
     if settings.tenants.session_dsn is not None:
         asyncio.run(migrations.check(settings.tenants.session_dsn))
     engine_host.run(settings, on_progress=load_progress.reporter(logging.getLogger("sluice").info))

@@ -281,6 +281,11 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Values of ``service_tier`` besides ``default`` and ``flex`` (which is served after it), and
     what each adds to a request's priority: ``{priority = -10}`` lets those who ask for it go
     first."""
+    min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """The fewest engines that ``sluice fleet up`` keeps running. 0: none while nobody asks for the
+    model; the first requests wait until one has loaded it (``fleet.cold_start_wait_s``)."""
+    max_replicas: Positive | None = None
+    """The most engines that it runs; by default ``min_replicas``, but at least 1."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
     public_prefixes: dict[str, PublicPrefix] = {}
@@ -297,6 +302,8 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.price_cached > self.price_prompt:
             raise ConfigError("models.price_cached must not be above models.price_prompt")
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ConfigError("models.max_replicas must not be below models.min_replicas")
 
     @property
     def price(self) -> Price:
@@ -347,6 +354,21 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """This host's address for the gateways of other hosts, at which ``sluice engine`` listens."""
     engine_port: Port = 0
     """The port that it listens on there; 0 picks a free one."""
+    scale_up_queue_s: Seconds = 2.0
+    """How long requests may wait to be run before ``sluice fleet up`` starts more engines, up to
+    ``models.max_replicas``."""
+    scale_up_after_s: Seconds = 10.0
+    """How long that must go on first."""
+    scale_down_after_s: Seconds = 300.0
+    """How long fewer engines must have sufficed before some are drained and ended, down to
+    ``models.min_replicas``."""
+    cold_start_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    """How long requests for a model with ``models.min_replicas`` 0 wait for an engine that is
+    started for them, if none serves; then they get 503. 0: not at all, though one is started."""
+    ray_resources: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    """What an engine takes of its Ray node, laid over what ``engine`` implies: a ``GPU`` and a
+    ``CPU`` for each rank, or on a CPU ``engine.num_threads``. ``{"accelerator_type:H200" = 0.01}``
+    puts it on such nodes only."""
     engine_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
     """The name of ``sluice engine`` in the registry, another one for each; by default its host and
     port."""
@@ -382,6 +404,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def model_name(self) -> str:
         """What clients call the model."""
         return self.models.served_model_name or Path(self.engine.model).name
+
+    def one(self, name: str | None) -> Config:
+        """The settings of the model of this name. Raises ``ConfigError``."""
+        for one in self.each:
+            if one.model_name == name:
+                return msgspec.structs.replace(one, others=())
+        names = ", ".join(one.model_name for one in self.each)
+        raise ConfigError(f"--model must name one of the models of the settings: {names}")
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether there may be no engine of the model while nobody asks for it."""
+        return self.models.min_replicas == 0 and self.fleet.replicas == 0
 
     @property
     def each(self) -> tuple[Config, ...]:
@@ -446,6 +481,11 @@ def load(
         document[section] = {**table, **document.get(section, {})}
     folder = Path() if path is None else path.parent
     return _resolve(parse(document, where=where, variables=variables), folder)
+
+
+def has_several(path: Path | None) -> bool:
+    """Whether a settings file has ``[[models]]``. Raises ``ConfigError`` if it cannot be read."""
+    return path is not None and isinstance(_read(path).get("models"), list)
 
 
 def _read(path: Path) -> dict[str, Any]:

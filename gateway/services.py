@@ -16,6 +16,7 @@ from gateway.admin.adapters import Adapters
 from gateway.admin.revocations import Revocations
 from gateway.admin.webhooks import WebhookSender
 from gateway.admission.admission import Admission
+from gateway.admission.cold_start import MAX_WAITING, ColdStart
 from gateway.admission.model import Model
 from gateway.admission.served_models import ServedModels
 from gateway.concurrency.background import Background
@@ -50,6 +51,7 @@ from gateway.transport.cork import Cork
 from tenants import upkeep
 from tenants.authenticator import Authenticator
 from tenants.changes import Change, ChangeListener
+from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.last_used import LastUsed
 from tenants.quota import Quota
@@ -324,6 +326,26 @@ def _create_admission(base: _Base) -> Admission:
         secrets=base.secrets,
         prompt_threads=base.prompt_threads,
         grammar_lanes=base.grammar_lanes,
+        cold_starts={
+            model.name: _cold_start(model, base)
+            for model in base.models.all
+            if model.config.may_sleep
+        },
+    )
+
+
+def _cold_start(model: Model, base: _Base) -> ColdStart:
+    async def ask() -> bool:
+        try:
+            return await base.store.shared.want_model(model.name)
+        except StoreUnavailable:
+            return False  # Those who start engines do not hear of it either.
+
+    return ColdStart(
+        model.engine,
+        ask,
+        wait_s=model.config.fleet.cold_start_wait_s,
+        max_waiting=model.config.engine.max_num_queued_reqs or MAX_WAITING,
     )
 
 

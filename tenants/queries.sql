@@ -700,11 +700,6 @@ WHERE known.controller IS NULL OR known.controller = excluded.controller
     OR known.expires_at <= now()
 RETURNING extract(epoch FROM now() - wanted_at)::double precision AS wanted_s, num_replicas;
 
--- name: leave_model
--- A controller decides about a model no more.
-UPDATE model_scaling SET controller = NULL, expires_at = NULL
-WHERE model = $1 AND controller = $2;
-
 -- name: delete_expired for operator
 -- What is past its end, a batch of each kind; rows that somebody else deletes are passed over. A
 -- worker's address stays for a day: all leases may end at once, because the clock was set.

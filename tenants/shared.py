@@ -343,10 +343,6 @@ class SharedState:
         rows = await self._connections.fetch(_SQL["lead_model"], row)
         return Scaling(**rows[0]) if rows else None
 
-    async def leave_model(self, model: str, controller: str) -> None:
-        """Decide about a model's replicas no more."""
-        await self._connections.fetch(_SQL["leave_model"], (model, controller))
-
     async def delete_expired(self) -> int:
         """Delete expired rows, at most a thousand of each kind; returns how many. Workers and
         engines are deleted a day later."""

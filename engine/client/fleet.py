@@ -35,18 +35,23 @@ class Fleet:
         router: Router | None = None,
         failover_wait_s: float = 30.0,
         spawns: bool = True,
+        may_sleep: bool = False,
         make: Callable[[str, MakeTransport], EngineClient] | None = None,
     ) -> None:
         """``failover_wait_s``: how long requests wait for an engine when none is ready.
         ``spawns``: whether the engines start with this object; otherwise others start them, and
-        one is enough to begin with. ``make``: makes the client of an engine that joins later, from
+        one is enough to begin with, or none with ``may_sleep``: they come when requests do.
+        ``make``: makes the client of an engine that joins later, from
         its name and its transport."""
         self.engines = list(engines)
         self.spawns = spawns
+        self.may_sleep = may_sleep
         self._make = make
         self.adapters = FleetAdapters(self)
         self._router = router or LeastLoaded()
         self._some_ready = asyncio.Event()
+        self.serving = asyncio.Event()
+        """Set while an engine takes requests."""
         self._closed = False
         self._group: tuple[str, EngineClient] | None = None
         """The last group of requests, and its engine: they share the blocks of their prompt."""
@@ -66,7 +71,8 @@ class Fleet:
         if not self.spawns or not self.engines:
             for engine in self.engines:
                 engine.join()
-            await self._some_ready.wait()
+            if not self.may_sleep:
+                await self._some_ready.wait()
             return
         starting = [asyncio.create_task(engine.start()) for engine in self.engines]
         try:
@@ -116,13 +122,13 @@ class Fleet:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are served."""
-        return any(engine.ready for engine in self.engines)
+        """Whether requests are served, if only once an engine has come for them."""
+        return self.may_sleep or any(engine.ready for engine in self.engines)
 
     @property
     def has_served(self) -> bool:
         """Whether an engine was ready before, even if none is at the moment."""
-        return self._some_ready.is_set()
+        return self.may_sleep or self._some_ready.is_set()
 
     @property
     def info(self) -> Ready:
@@ -226,10 +232,13 @@ class Fleet:
     def _on_change(self) -> None:
         if self._closed:
             return
-        serving = self._serving
         if any(engine.ready for engine in self.engines):
             self._some_ready.set()
-        self.moves.note_ready(is_any=bool(serving))
+        self._note_serving()
+        self.moves.note_ready(is_any=self.serving.is_set())
+
+    def _note_serving(self) -> None:
+        (self.serving.set if self._serving else self.serving.clear)()
 
     # -- draining
 
@@ -237,6 +246,7 @@ class Fleet:
         """Send an engine no more requests, and have its running ones go on elsewhere; they end
         where they are if no other engine serves."""
         self._drained.add(engine)
+        self._note_serving()
         if self._serving:
             engine.evacuate()
 

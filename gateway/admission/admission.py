@@ -5,14 +5,16 @@ No field is accepted and ignored: one that the server cannot act on is refused b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 import msgspec
 
 from gateway import context, tracing
 from gateway.admission import field_checks, output_format, tool_use
 from gateway.admission.admitted import Admitted
+from gateway.admission.cold_start import ColdStart
 from gateway.admission.model import Model
 from gateway.admission.output_format import OutputFormat
 from gateway.admission.request import GenerationRequest, in_the_clients_words
@@ -56,7 +58,9 @@ class Admission:
         secrets: Secrets,
         prompt_threads: PromptThreads,
         grammar_lanes: Lanes,
+        cold_starts: Mapping[str, ColdStart] = MappingProxyType({}),
     ) -> None:
+        """``cold_starts``: of the models of which there may be no engine, by name."""
         self.draining = False
         """Set by ``drain``, for good: nothing is admitted any more."""
         self.models = models
@@ -67,12 +71,15 @@ class Admission:
         self._salt_root = secrets.cache_salt_root
         self._grammar_lanes = grammar_lanes
         self.prompt_threads = prompt_threads
+        self._cold_starts = cold_starts
 
     def drain(self) -> None:
         """Admit nothing from here on, not even requests that are being admitted: the server shuts
         down."""
         self.draining = True
         self._quota.close_queue()
+        for cold_start in self._cold_starts.values():
+            cold_start.end()
 
     def check_open(self, principal: Principal) -> None:
         """Raise what is known to refuse any request of the principal now: ``Draining``, then
@@ -138,6 +145,9 @@ class Admission:
         end_user = field_checks.end_user(fields)
         field_checks.check_best_of(fields)
         use = await self._tools(request, model)
+        if (cold_start := self._cold_starts.get(model.name)) is not None:
+            await cold_start.wait()
+            self._check_not_draining()
         max_model_len = model.engine.info.max_model_len
         field_checks.check_chat(fields, max_model_len)
         await model.engine.check_queue(principal.tenant.id.hex)

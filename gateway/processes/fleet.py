@@ -127,6 +127,7 @@ def _fleet(
         router=ROUTERS[config.fleet.router](),
         failover_wait_s=config.fleet.failover_wait_s,
         spawns=spawns,
+        may_sleep=config.may_sleep,
         make=make,
     )
 

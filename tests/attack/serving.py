@@ -85,13 +85,13 @@ class Deployment(ServerProcess):
         self._temporary = self._folder / "tmp"
         self._temporary.mkdir()
         where = {"tenants": {"dsn": dsn, "secrets_file": "secrets.json"}}
-        file = self._folder / "sluice.toml"
-        file.write_text(_toml(_merged(SETTINGS, where, settings or {})))
+        self.config_file = self._folder / "sluice.toml"
+        self.config_file.write_text(_toml(_merged(SETTINGS, where, settings or {})))
         program = ["-m", "gateway"]
         if replay_tokens_per_s is not None:
             program = ["-m", "tests.attack.replaying", str(replay_tokens_per_s)]
         super().__init__(
-            *(*program, "serve", "--config", str(file), "--workers", str(num_workers)),
+            *(*program, "serve", "--config", str(self.config_file), "--workers", str(num_workers)),
             output=self._folder / "log",
             env={"PYTHONPATH": str(ROOT), "TMPDIR": str(self._temporary)},
             max_files=max_files,

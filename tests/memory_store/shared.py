@@ -171,10 +171,6 @@ class MemoryShared(SharedState):
         wanted_s = None if wanted_at is None else (now - wanted_at).total_seconds()
         return Scaling(wanted_s=wanted_s, num_replicas=self._decided.get(model))
 
-    async def leave_model(self, model: str, controller: str) -> None:
-        if model in self._leaders and self._leaders[model][0] == controller:
-            del self._leaders[model]
-
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
         self._check_tenant(response.tenant_id)
         size = len(response.body) + len(response.input)

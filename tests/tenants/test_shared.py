@@ -318,11 +318,7 @@ async def test_one_controller_leads_a_model(shared: SharedState) -> None:
     assert scaling is not None
     assert scaling.num_replicas == 3
     assert await shared.lead_model("demo", "one", DAY) is None
-    await shared.leave_model("demo", "one")
     assert await shared.want_model("demo")
-    await shared.leave_model("demo", "two")
-    assert not await shared.want_model("demo")
-    assert await shared.lead_model("demo", "one", DAY) is not None
 
 
 async def test_engines_of_a_model_have_the_same_weights(shared: SharedState) -> None:

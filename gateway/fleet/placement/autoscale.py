@@ -144,7 +144,8 @@ def _when_quiet(bounds: Bounds, plan: Plan, load: Load, now: float) -> Plan:
 
 
 def _need(plan: Plan, load: Load) -> int:
-    """The fewest replicas that serve this load with some room, as far as can be told."""
+    """The fewest replicas that serve this load with some room, as far as can be told; not more than
+    there are."""
     if not load.num_ready:  # They load their model, which may take longer than ``down_after_s``.
         return plan.num_replicas
     if load.is_idle:
@@ -153,7 +154,7 @@ def _need(plan: Plan, load: Load) -> int:
     need = (load.num_running + load.num_waiting) / (HEADROOM * rows) if rows else 1.0
     if plan.served_per_s:
         need = max(need, load.arrivals_per_s / (HEADROOM * plan.served_per_s))
-    return max(1, math.ceil(need))
+    return max(1, math.ceil(min(need, plan.num_replicas)))
 
 
 class _Totals(NamedTuple):
