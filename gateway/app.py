@@ -92,7 +92,12 @@ def _middleware(
             attempts=services.quota.attempts,
             shared=services.store.shared,
         ),
-        Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
+        Middleware(
+            BodyLimit,
+            max_bytes=config.max_body_bytes,
+            max_file_bytes=config.max_file_bytes,
+            timeout_s=config.body_timeout_s,
+        ),
         Middleware(
             Idempotency,
             shared=services.store.shared,

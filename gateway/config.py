@@ -74,7 +74,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Other web origins whose pages may call the API (CORS) and open WebSockets, as
     ``https://app.example.com``; ``*`` stands for all."""
     max_body_bytes: Positive = 4 * 1024 * 1024
-    """Largest request body."""
+    """Largest request body, except for files."""
+    max_file_bytes: Positive = 512 * 1024 * 1024
+    """Largest file that is uploaded."""
     max_header_bytes: Positive = 64 * 1024
     """Largest request line and headers together."""
     max_connections: Positive = 10_000
@@ -84,7 +86,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     header_timeout_s: Seconds = 10.0
     """Time for a client to send a request's headers."""
     body_timeout_s: Seconds = 30.0
-    """Time for a client to send a request's body."""
+    """Time for a client to send a request's body; for a file, a second more for each 64 KiB that
+    have come."""
     keep_alive_timeout_s: Positive = 75
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
@@ -238,6 +241,8 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Most bytes kept of all stored responses of one tenant; the oldest go first."""
     max_conversation_bytes: Positive = 1024 * 1024 * 1024
     """Most bytes of all conversations of one tenant; what would be more is refused."""
+    max_files_bytes: Positive = 10 * 1024 * 1024 * 1024
+    """Most bytes of all files of one tenant; what would be more is refused."""
 
     @property
     def journal_folder(self) -> Path:

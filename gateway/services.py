@@ -19,6 +19,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.cold_start import MAX_WAITING, ColdStart
 from gateway.admission.model import Model
 from gateway.admission.served_models import ServedModels
+from gateway.batches.files import Uploads
 from gateway.concurrency.background import Background
 from gateway.concurrency.fair_starts import FairStarts
 from gateway.concurrency.lanes import Lanes
@@ -81,6 +82,7 @@ class Services:
     conversations: ConversationItems
     models: ServedModels
     adapters: Adapters
+    uploads: Uploads
     tickets: Tickets
     strangers: OpenSockets
     """WebSockets that have not authenticated yet, by address."""
@@ -194,6 +196,7 @@ def create_services(
         conversations=conversations,
         models=models,
         adapters=adapters,
+        uploads=Uploads(config, store.files),
         tickets=Tickets(peers),
         strangers=open_sockets.of_strangers(config.server.ws_max_unauthenticated),
         members=open_sockets.of_tenants(config.server.max_connections),

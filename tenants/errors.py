@@ -43,6 +43,7 @@ _NOT_FOUND = {
     "adapter": "The tenant has no adapter {!r}.",
     "scope": "The tenant has no {} to limit.",
     "webhook": "There is no webhook {!r}; `sluice webhook list` shows them all.",
+    "file": "There is no file {!r}.",
 }
 _REASONS = {
     "malformed": "The API key is malformed: it was cut, mistyped or is not a Sluice key.",

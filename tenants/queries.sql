@@ -545,6 +545,66 @@ FROM gone
 WHERE c.tenant_id = $1 AND c.id = $2
 RETURNING c.id, c.metadata, c.created_at;
 
+-- name: begin_file for tenant
+-- A file that nobody finds until it is complete, unless the tenant has $3 of them.
+INSERT INTO file (tenant_id, id, filename, purpose, expires_at)
+SELECT $1, $2, '', '', now() + interval '1 hour'
+WHERE (SELECT count(*) FROM file WHERE tenant_id = $1) < $3::integer
+RETURNING id;
+
+-- name: append_to_file for tenant
+-- More of its bytes: see the function.
+SELECT file_append($1, $2, $3, $4) AS appended;
+
+-- name: complete_file for tenant
+-- From now on it is found, until it expires if $5 says when.
+UPDATE file
+SET filename = $3, purpose = $4, is_complete = true, expires_at = now() + $5::interval
+WHERE tenant_id = $1 AND id = $2 AND NOT is_complete
+RETURNING id, filename, purpose, size, created_at, expires_at;
+
+-- name: abandon_file for tenant
+-- It will not become complete.
+DELETE FROM file
+WHERE tenant_id = $1 AND id = $2 AND NOT is_complete;
+
+-- name: sum_files for tenant
+-- What a tenant's files take.
+SELECT coalesce(sum(size), 0)::bigint AS size
+FROM file
+WHERE tenant_id = $1;
+
+-- name: find_file for tenant
+-- A file by its id.
+SELECT id, filename, purpose, size, created_at, expires_at
+FROM file
+WHERE
+    tenant_id = $1 AND id = $2 AND is_complete AND (expires_at IS NULL OR expires_at > now());
+
+-- name: list_files for tenant
+-- Files of a purpose, or of any, by their ids; from the last one if $4; behind $3.
+SELECT id, filename, purpose, size, created_at, expires_at
+FROM file
+WHERE
+    tenant_id = $1 AND is_complete AND (expires_at IS NULL OR expires_at > now())
+    AND ($2::text IS NULL OR purpose = $2)
+    AND ($3::text IS NULL OR CASE WHEN $4::boolean THEN id < $3 ELSE id > $3 END)
+ORDER BY
+    CASE WHEN $4::boolean THEN id END DESC, CASE WHEN NOT $4::boolean THEN id END
+LIMIT $5;
+
+-- name: delete_file for tenant
+-- With all of its bytes.
+DELETE FROM file
+WHERE tenant_id = $1 AND id = $2 AND is_complete
+RETURNING id;
+
+-- name: read_file for tenant
+-- A piece of a file.
+SELECT data
+FROM file_chunk
+WHERE tenant_id = $1 AND file_id = $2 AND number = $3;
+
 -- name: put_stream
 -- The log of a stream that has ended; the first one of an id stays. In one round trip.
 INSERT INTO ended_stream (tenant_id, id, kind, num_dropped, items, expires_at)
@@ -724,6 +784,14 @@ WITH responses AS (
         WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
     )
     RETURNING 1
+), files AS (
+    -- Each may have hundreds of megabytes.
+    DELETE FROM file
+    WHERE (tenant_id, id) IN (
+        SELECT tenant_id, id FROM file
+        WHERE expires_at <= now() LIMIT 10 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
 ), workers AS (
     DELETE FROM gateway_worker
     WHERE id IN (
@@ -741,7 +809,8 @@ WITH responses AS (
 )
 SELECT (
     (SELECT count(*) FROM engines) + (SELECT count(*) FROM responses) + (SELECT count(*) FROM streams)
-    + (SELECT count(*) FROM claims) + (SELECT count(*) FROM workers)
+    + (SELECT count(*) FROM claims) + (SELECT count(*) FROM files)
+    + (SELECT count(*) FROM workers)
 )::integer AS num_rows;
 
 -- name: create_webhook for operator

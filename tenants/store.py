@@ -14,10 +14,8 @@ from tenants.batches import Batcher, send_each
 from tenants.connections import Connections
 from tenants.conversations import Conversations
 from tenants.directory import Directory
-from tenants.errors import (
-    InvalidValue,
-    ObjectNotFound,
-)
+from tenants.errors import InvalidValue, ObjectNotFound
+from tenants.files import Files
 from tenants.limits import (
     Balance,
     Limits,
@@ -94,6 +92,7 @@ class Store(Directory):
         """Other state that gateway workers share."""
         self.conversations = Conversations(connections)
         self.webhooks = Webhooks(connections, upkeep)
+        self.files = Files(connections)
         # With two batches of each kind, connections are left for key lookups even if the ledger is
         # slow.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)

@@ -35,7 +35,6 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/edits": "OpenAI's Edits",
     "/v1/engines": "OpenAI's Engines",
     "/v1/evals": "OpenAI's Evals",
-    "/v1/files": "OpenAI's and Anthropic's Files",
     "/v1/fine_tuning": "OpenAI's Fine-tuning",
     "/v1/images": "OpenAI's Images",
     "/v1/messages/batches": "Anthropic's Message Batches",

@@ -22,6 +22,7 @@ from gateway.routes import (
     chat,
     completions,
     conversations,
+    files,
     health,
     messages,
     models,
@@ -63,6 +64,7 @@ from gateway.schemas.conversations import (
     DeletedConversation,
     UpdateConversation,
 )
+from gateway.schemas.files import DeletedFile, FileList, FileObject
 from gateway.schemas.messages import (
     MessageAnswer,
     MessageEvent,
@@ -120,6 +122,12 @@ _ITEMS = (
     _one_of("order", "Order by position.", "desc", "asc"),
     _text("after", "The id of the item before the page."),
 )
+_FILES = (
+    _text("purpose", "Only files of this purpose."),
+    _integer("limit", "Files per page.", minimum=1, maximum=10_000, default=10_000),
+    _one_of("order", "Order by creation.", "desc", "asc"),
+    _text("after", "The id of the file before the page."),
+)
 _PAGE = (
     _text("search", "Keep rows that contain this text, in any case."),
     _text("after", "What the page before gave as next."),
@@ -145,6 +153,7 @@ _ROWS = (
 
 _ADMIN = "/admin/v1"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
+_FILE = "/v1/files/{file_id}"
 _TENANT = f"{_ADMIN}/tenants/{{tenant_id}}"
 _WEBHOOK = f"{_ADMIN}/webhooks/{{webhook_id}}"
 
@@ -234,6 +243,13 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/v1/messages/count_tokens", "Count the tokens of a message's prompt",
         messages.count_tokens, body=TokenCountRequest, answer=MessageTokens),
+    Operation(
+        "POST", "/v1/files", "Upload a file", files.upload, answer=FileObject, uploads=True),
+    Operation("GET", "/v1/files", "All files", files.list_all, answer=FileList, query=_FILES),
+    Operation("GET", _FILE, "A file", files.retrieve, answer=FileObject),
+    Operation("GET", f"{_FILE}/content", "The bytes of a file", files.content),
+    Operation(
+        "DELETE", _FILE, "Delete a file with its bytes", files.delete, answer=DeletedFile),
     Operation(
         "POST", "/v1/ws-tickets", "A ticket that opens one WebSocket within 30 s, at any worker",
         tickets.create, answer=WsTicket),

@@ -21,6 +21,7 @@ _PATH_PARAMETERS = {
     "response_id": "A response's id.",
     "conversation_id": "A conversation's id.",
     "item_id": "An item's id.",
+    "file_id": "A file's id.",
     "tenant_id": "A tenant's id.",
     "project_id": "A project's id.",
     "key_id": "A key's id, or its public id.",
@@ -28,6 +29,27 @@ _PATH_PARAMETERS = {
     "engine_id": "An engine's id, as `/admin/v1/fleet` has it.",
     "webhook_id": "A webhook's id.",
 }
+
+
+_UPLOAD = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file", "purpose"],
+                "properties": {
+                    "file": {"type": "string", "format": "binary"},
+                    "purpose": {"enum": ["batch", "user_data"]},
+                    "expires_after[anchor]": {"const": "created_at"},
+                    "expires_after[seconds]": {
+                        "type": "integer", "minimum": 3600, "maximum": 2592000,
+                    },
+                },
+            }
+        }
+    },
+}  # fmt: skip
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
@@ -91,6 +113,8 @@ def _operation(operation: Operation, name: str) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": _ref(operation.body)}},
         }
+    if operation.uploads:
+        written["requestBody"] = _UPLOAD
     parameters = [_in_path(name) for name in _NAME.findall(operation.path)]
     parameters += [_in_query(parameter) for parameter in operation.query]
     if parameters:

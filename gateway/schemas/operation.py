@@ -42,6 +42,8 @@ class Operation(msgspec.Struct, frozen=True):
     """The data of a streamed answer's events; what the server sends, for a socket."""
     status: int = 200
     query: tuple[Parameter, ...] = ()
+    uploads: bool = False
+    """Whether its body is a form with a file, which the handler reads as it comes."""
     reserves: bool = False
     """Whether it reserves tokens of the client's limits: if these are known to be used up, the
     request is refused before its body is read."""

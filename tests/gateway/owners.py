@@ -19,7 +19,7 @@ from tenants.limits import Limits
 from tenants.store import Store
 from tenants.types import Tenant
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.raw_http import Answer, RawClient, exchange, post
+from tests.gateway.raw_http import Answer, RawClient, exchange, post, upload
 from tests.gateway.serving import (
     MODEL,
     SECRETS,
@@ -38,6 +38,7 @@ KINDS: dict[str, str | None] = {
     "response_id": "response",
     "conversation_id": "conversation",
     "item_id": "item",
+    "file_id": "file",
     "stream_id": "stream",
     "model": "adapter name",
     "tenant_id": "tenant",
@@ -94,6 +95,7 @@ class Place:
             "items": await store.conversations.items(
                 tenant_id, self.owner.ids["conversation"][0], limit=10
             ),
+            "files": await store.files.list(tenant_id, limit=10),
             "running": sorted(self.double.running),
         }
 
@@ -141,6 +143,8 @@ async def furnish(place: Place) -> None:
     made = (await place.send("POST", "/v1/conversations", owner.api_key, items)).json()["id"]
     listed = await place.send("GET", f"/v1/conversations/{made}/items", owner.api_key)
     owner.ids |= {"conversation": [made], "item": [listed.json()["first_id"]]}
+    file = upload(place.gateway, SECRET.encode(), key=owner.api_key)
+    owner.ids["file"] = [(await exchange(place.gateway, file)).json()["id"]]
     owner.ids |= {"response": responses, "stream": streams}
 
     async def two_run() -> bool:

@@ -107,6 +107,23 @@ def post(
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
+def upload(gateway: Gateway, content: bytes, *, key: str | None = None, **fields: str) -> bytes:
+    """A POST of a file, of which clients may send the fields after it. A field is left out if it
+    is empty."""
+    parts = [b'form-data; name="file"; filename="a.jsonl"\r\n\r\n' + content]
+    for name, value in ({"purpose": "batch"} | fields).items():
+        if value:
+            parts.append(f'form-data; name="{name}"\r\n\r\n{value}'.encode())
+    form = b"".join(b"--x\r\ncontent-disposition: " + part + b"\r\n" for part in parts)
+    return post(
+        gateway,
+        form + b"--x--\r\n",
+        path="/v1/files",
+        key=key,
+        content_type="multipart/form-data; boundary=x",
+    )
+
+
 async def exchange(gateway: Gateway, request: bytes) -> Answer:
     client = await RawClient.connect(gateway)
     try:

@@ -57,6 +57,7 @@ from tenants.types import (
 )
 from tests.memory_store.audit import MemoryAudit
 from tests.memory_store.conversations import MemoryConversations
+from tests.memory_store.files import MemoryFiles
 from tests.memory_store.lists import contains, page_of, place_of, summed
 from tests.memory_store.quota import MemoryQuota
 from tests.memory_store.shared import MemoryShared
@@ -89,6 +90,7 @@ class MemoryStore(Store):
         self.shared = MemoryShared(now, self._tenants)
         self.conversations = MemoryConversations(now, self._tenants)
         self.webhooks = MemoryWebhooks(now, self._tenants)
+        self.files = MemoryFiles(now)
         self._audit = MemoryAudit(now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:

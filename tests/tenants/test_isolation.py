@@ -66,6 +66,10 @@ async def furnish(store: Store, name: str) -> Principal:
     await conversations.create(who.tenant.id, conversation, b"{}", max_bytes=10**6)
     item = StoredItem(f"msg_{name}", b"{}")
     await conversations.add(who.tenant.id, conversation, [item], Room(9, 10**6, 10**6))
+    file_id = f"file-{name}"
+    await store.files.begin(who.tenant.id, file_id)
+    await store.files.append(who.tenant.id, file_id, name.encode(), max_bytes=10**6)
+    await store.files.complete(who.tenant.id, file_id, name, "batch", None)
     await store.shared.claim(
         who.tenant.id, bytes(32), body_hash=b"b", answer_id=f"answer_{name}", retention=day
     )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway import context
 from gateway.errors import ApiError, InvalidRequestError, PayloadTooLarge, RequestTimeout
 from gateway.middleware import body_limit
 from gateway.middleware.body_limit import BodyLimit
@@ -70,7 +71,8 @@ def run(client: Client, headers: dict[str, str] | None = None, timeout_s: float 
             (name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()
         ],
     }
-    limit = BodyLimit(reader, max_bytes=MAX_BYTES, timeout_s=timeout_s)
+    context.attach(scope, send)
+    limit = BodyLimit(reader, max_bytes=MAX_BYTES, max_file_bytes=0, timeout_s=timeout_s)
     asyncio.run(limit(scope, client.receive, send))
     return read[0]
 
@@ -145,7 +147,7 @@ def test_websockets_have_neither_a_size_nor_an_end() -> None:
     async def receive() -> Message:
         raise AssertionError
 
-    limit = BodyLimit(app, max_bytes=0, timeout_s=0.0)
+    limit = BodyLimit(app, max_bytes=0, max_file_bytes=0, timeout_s=0.0)
     scope = {"type": "websocket", "headers": [(b"content-length", b"5")]}
     asyncio.run(limit(scope, receive, receive))  # type: ignore[arg-type]
     assert passed == [receive]
@@ -179,8 +181,10 @@ def test_after_the_body_the_wait_is_without_end() -> None:
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
-    limit = BodyLimit(answer, max_bytes=MAX_BYTES, timeout_s=0.01)
-    asyncio.run(limit({"type": "http", "headers": []}, Staying([b"all"]).receive, send))
+    limit = BodyLimit(answer, max_bytes=MAX_BYTES, max_file_bytes=0, timeout_s=0.01)
+    scope: Scope = {"type": "http", "headers": []}
+    context.attach(scope, send)
+    asyncio.run(limit(scope, Staying([b"all"]).receive, send))
 
 
 def test_a_large_piece_is_counted_in_several_turns_of_the_loop(
