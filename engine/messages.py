@@ -44,6 +44,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_tokens: int = 0
 
 
+IDLE_PRIORITY = 2**40
+"""Of requests that run only when nobody else wants the engine. No client can ask for it, and no
+waiting makes up for it."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Client to engine: generate from ``prompt_token_ids`` or, with ``pooling``, compute one vector
     or score of them."""

@@ -57,6 +57,7 @@ def create_app(
     operations = Operations(OPERATIONS)
     app = Starlette(middleware=_middleware(services, operations, tracing), lifespan=_lifespan)
     app.router.default = dispatcher(services, operations)
+    services.batches.serve(app.router.default, OPERATIONS)
     # Starlette's redirects to a path with or without a slash would echo the client's Host header.
     app.router.redirect_slashes = False
     app.state.services = services

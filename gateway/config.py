@@ -79,6 +79,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Largest file that is uploaded."""
     max_header_bytes: Positive = 64 * 1024
     """Largest request line and headers together."""
+    max_batch_lines: Annotated[int, msgspec.Meta(ge=0)] = 64
+    """Most lines of batches that each worker runs at once; 0: none, others do."""
     max_connections: Positive = 10_000
     """Connections served at once. One more takes the place of one on which no request with a key is
     being answered: the oldest such of the address that has the most. If there is none, it is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from gateway.transport.extensions import Departure, Writer
 from tenants.attempts import Attempt, with_less
 from tenants.limits import QuotaAnswer
 from tenants.request_ids import new_request_id
-from tenants.types import Principal
+from tenants.types import Principal, UsageEvent
 
 _KEY = "sluice"
 
@@ -32,6 +33,30 @@ class Notes(dict[str, str | int | float]):
 
 notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 """Those of the HTTP request or the WebSocket that is being answered."""
+
+
+class Deferred:
+    """Takes the usage of a request that somebody else settles: with the result of a batch's line,
+    in one transaction. Such a request is of the idle class, and it is not billed if this process
+    dies, because it runs again then."""
+
+    def __init__(self) -> None:
+        self.event: asyncio.Future[UsageEvent | None] | None = None
+        """What was used; None before the request has reached the engine."""
+
+    def begin(self) -> None:
+        """The request runs, and will be settled."""
+        self.event = asyncio.get_running_loop().create_future()
+
+    def settle(self, event: UsageEvent | None) -> None:
+        """To be called at least once; what comes first counts. None: it cannot be said."""
+        assert self.event is not None
+        if not self.event.done():
+            self.event.set_result(event)
+
+
+deferred: ContextVar[Deferred | None] = ContextVar("deferred", default=None)
+"""Set where a line of a batch is answered."""
 
 
 def endpoint() -> str | None:

@@ -20,6 +20,7 @@ from gateway.admission.cold_start import MAX_WAITING, ColdStart
 from gateway.admission.model import Model
 from gateway.admission.served_models import ServedModels
 from gateway.batches.files import Uploads
+from gateway.batches.runner import BatchRunner
 from gateway.concurrency.background import Background
 from gateway.concurrency.fair_starts import FairStarts
 from gateway.concurrency.lanes import Lanes
@@ -83,6 +84,7 @@ class Services:
     models: ServedModels
     adapters: Adapters
     uploads: Uploads
+    batches: BatchRunner
     tickets: Tickets
     strangers: OpenSockets
     """WebSockets that have not authenticated yet, by address."""
@@ -155,8 +157,15 @@ def create_services(
     )
     conversations = ConversationItems(config, store.conversations)
     registry = Registry(store.shared, engine, config, fleet_keys(secrets.key_pepper))
-    work = _create_background(base, peers, adapters, revocations, registry)
     metrics = base.metrics
+    batches = BatchRunner(
+        config,
+        store=store,
+        authenticator=base.authenticator,
+        admission=admission,
+        metrics=metrics,
+    )
+    work = _create_background(base, peers, adapters, revocations, registry, batches)
     engine.observe(around_outputs=cork, on_tokens=metrics.observe_inter_token)
     metrics.watch(
         running=lambda: len(generations),
@@ -165,6 +174,7 @@ def create_services(
     metrics.watch_moves(engine, registry.num_refused)
     metrics.watch_background(lambda: work.num_deaths)
     metrics.watch_ledger(base.ledger)
+    metrics.watch_batches(lambda: batches.num_running, lambda: batches.num_waiting)
     lifecycle = Lifecycle(
         engine=engine,
         store=store,
@@ -197,6 +207,7 @@ def create_services(
         models=models,
         adapters=adapters,
         uploads=Uploads(config, store.files),
+        batches=batches,
         tickets=Tickets(peers),
         strangers=open_sockets.of_strangers(config.server.ws_max_unauthenticated),
         members=open_sockets.of_tenants(config.server.max_connections),
@@ -283,6 +294,7 @@ def _create_background(
     adapters: Adapters,
     revocations: Revocations,
     registry: Registry,
+    batches: BatchRunner,
 ) -> Background:
     """What runs beside the requests, as long as the gateway runs, by the name of its task."""
     metrics, session_dsn = base.metrics, base.config.tenants.session_dsn
@@ -305,6 +317,7 @@ def _create_background(
             base.secrets.key_pepper,
             base.config.server.outbound_networks,
         ).run,
+        "batches": batches.run,
     }
 
     def on_change(change: Change) -> None:

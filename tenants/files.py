@@ -36,13 +36,13 @@ class Files:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def begin(self, tenant_id: UUID, file_id: str) -> bool:
+    async def begin(self, tenant_id: UUID, file_id: str, *, max_files: int = MAX_FILES) -> bool:
         """Begin a file, which goes by itself if nothing is appended for an hour; False if the
-        tenant has ``MAX_FILES``. Raises ``ObjectNotFound`` for a tenant that there is not."""
+        tenant has ``max_files``. Raises ``ObjectNotFound`` for a tenant that there is not."""
         fkey: Mapping[str, TenantsError] = {
             "file_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)
         }
-        query, values = _SQL["begin_file"], (tenant_id, file_id, MAX_FILES)
+        query, values = _SQL["begin_file"], (tenant_id, file_id, max_files)
         return bool(
             await self._connections.fetch(query, values, tenant_id=tenant_id, violations=fkey)
         )

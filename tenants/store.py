@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from tenants import queries
+from tenants.batch_queue import BatchQueue
 from tenants.batches import Batcher, send_each
 from tenants.connections import Connections
 from tenants.conversations import Conversations
@@ -93,6 +94,7 @@ class Store(Directory):
         self.conversations = Conversations(connections)
         self.webhooks = Webhooks(connections, upkeep)
         self.files = Files(connections)
+        self.batch_queue = BatchQueue(connections)
         # With two batches of each kind, connections are left for key lookups even if the ledger is
         # slow.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from engine.messages import IDLE_PRIORITY
 from gateway import context, tracing
 from gateway.admission import field_checks, output_format, tool_use
 from gateway.admission.admitted import Admitted
@@ -164,6 +165,8 @@ class Admission:
         tier = model.priorities.tier(getattr(fields, "service_tier", None))
         stop = stop_strings(fields.stop)
         priority = principal.priority + model.priorities.shift(tier, fields.priority)
+        if context.deferred.get() is not None:
+            priority = IDLE_PRIORITY
         field_checks.check_cache_salt(fields.cache_salt)
         assert params.max_tokens is not None
         num_choices, num_prompts = request.num_choices, len(prompt.token_ids)

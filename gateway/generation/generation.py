@@ -87,6 +87,8 @@ class Generation:
         self._grants = grants
         self.trace = tracing.current.get()
         self._notes = context.notes.get()
+        self.deferred = context.deferred.get()
+        """Who settles the usage, if not the ledger."""
         self.times = Times(time.monotonic())
         self._first_output: RequestOutput | None = None
         """Choice 0's, if ``first_output`` has read it and ``deltas`` has not."""
@@ -269,8 +271,12 @@ class Generation:
     def count_in(self, ledger: Ledger) -> None:
         """Count tokens in ``ledger``'s file from now on, so that they are charged even if this
         process is killed."""
-        event = self._event("error", self.admitted.num_prompt_tokens, 0, 0)
-        running = ledger.begin(event, self.admitted.price)
+        if self.deferred is not None:
+            self.deferred.begin()
+            running = None
+        else:
+            event = self._event("error", self.admitted.num_prompt_tokens, 0, 0)
+            running = ledger.begin(event, self.admitted.price)
         self._meter = Meter(running, self._grants, self._count_cached)
         self._hold.watch(self._meter.generated)
         for choice in self._choices:
@@ -499,7 +505,10 @@ class Generations:
             event = await generation.usage_event(status)
             await generation.admitted.hold.stop()
             self.metrics.count_usage(event)
-            await self._ledger.settle(event)
+            if generation.deferred is None:
+                await self._ledger.settle(event)
+            else:
+                generation.deferred.settle(event)
             if generation.trace is not None:
                 spans.record(generation.trace, generation.admitted, event, generation.times)
         except TenantsError:
@@ -508,6 +517,8 @@ class Generations:
         else:
             generation.stop_counting()
         finally:
+            if generation.deferred is not None:
+                generation.deferred.settle(None)
             await generation.admitted.hold.close()
 
     def _release(self, hold: Hold) -> None:

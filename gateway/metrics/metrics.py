@@ -71,6 +71,12 @@ class Metrics:
             ["code"],
             self._registry,
         )
+        self._batch_lines = _by_labels(
+            "sluice_batch_lines",
+            "Lines of batches that this server has done, by outcome.",
+            ["outcome"],
+            self._registry,
+        )
         self._first_token = _histogram(
             "sluice_time_to_first_token_seconds",
             "From submission to the engine to the first token.",
@@ -150,6 +156,15 @@ class Metrics:
         """Likewise."""
         self._registry.register(_Collected(_ledger_metrics, ledger))
 
+    def watch_batches(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        """Likewise; all workers report the same that wait."""
+        self._registry.register(_Collected(_running_lines, running))
+        self._engine_registry.register(_Collected(_waiting_lines, waiting))
+
+    def count_batch_line(self, outcome: str) -> None:
+        """``completed``, ``failed``, or ``lost`` to another worker."""
+        self._batch_lines(outcome).inc()
+
     def count_refusal(self, code: str) -> None:
         self._refusals(code).inc()
 
@@ -217,6 +232,18 @@ def _ledger_metrics(ledger: Ledger) -> Iterable[Metric]:
         "sluice_ledger_lag_seconds",
         "How long the oldest of these has waited.",
         ledger.lag_s,
+    )
+
+
+def _running_lines(running: Callable[[], int]) -> Iterable[Metric]:
+    yield GaugeMetricFamily("sluice_batch_lines_running", "Lines of batches that run.", running())
+
+
+def _waiting_lines(waiting: Callable[[], int]) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "sluice_batch_lines_waiting",
+        "Lines of the batches of all tenants that have no result yet.",
+        waiting(),
     )
 
 

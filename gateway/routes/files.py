@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from gateway import context
 from gateway.batches.files import find_file, no_file
 from gateway.batches.form import Form
-from gateway.errors import ApiError, InvalidRequestError
+from gateway.errors import ApiError, Conflict, InvalidRequestError
 from gateway.middleware.body_limit import drain
 from gateway.routes.http import json_answer, query_number
 from gateway.schemas.files import DeletedFile, FileList, FileObject
@@ -90,7 +90,8 @@ async def _bytes(services: Services, tenant_id: UUID, file: StoredFile) -> Async
 async def delete(services: Services, request: Request) -> Response:
     tenant_id, file_id = context.principal_of(request.scope).tenant.id, _id(request)
     if not await services.store.files.delete(tenant_id, file_id):
-        raise no_file(file_id)
+        await find_file(services.store.files, tenant_id, file_id)
+        raise Conflict("A batch that runs reads it; cancel that first.", code="file_in_use")
     return json_answer(DeletedFile(id=file_id))
 
 

@@ -19,6 +19,7 @@ from gateway.routes import (
     admin_tenants,
     admin_usage,
     admin_webhooks,
+    batches,
     chat,
     completions,
     conversations,
@@ -55,6 +56,7 @@ from gateway.schemas.admin import (
     WebhookObject,
     WebhookTest,
 )
+from gateway.schemas.batches import BatchList, BatchObject, CreateBatch
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.conversations import (
@@ -127,6 +129,10 @@ _FILES = (
     _integer("limit", "Files per page.", minimum=1, maximum=10_000, default=10_000),
     _one_of("order", "Order by creation.", "desc", "asc"),
     _text("after", "The id of the file before the page."),
+)
+_BATCHES = (
+    _integer("limit", "Batches per page.", minimum=1, maximum=100, default=20),
+    _text("after", "The id of the batch before the page."),
 )
 _PAGE = (
     _text("search", "Keep rows that contain this text, in any case."),
@@ -250,6 +256,16 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", f"{_FILE}/content", "The bytes of a file", files.content),
     Operation(
         "DELETE", _FILE, "Delete a file with its bytes", files.delete, answer=DeletedFile),
+    Operation(
+        "POST", "/v1/batches", "Run the requests of a file", batches.create, body=CreateBatch,
+        answer=BatchObject),
+    Operation(
+        "GET", "/v1/batches", "All batches", batches.list_all, answer=BatchList, query=_BATCHES),
+    Operation(
+        "GET", "/v1/batches/{batch_id}", "A batch", batches.retrieve, answer=BatchObject),
+    Operation(
+        "POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch", batches.cancel,
+        answer=BatchObject),
     Operation(
         "POST", "/v1/ws-tickets", "A ticket that opens one WebSocket within 30 s, at any worker",
         tickets.create, answer=WsTicket),

@@ -22,6 +22,7 @@ _PATH_PARAMETERS = {
     "conversation_id": "A conversation's id.",
     "item_id": "An item's id.",
     "file_id": "A file's id.",
+    "batch_id": "A batch's id.",
     "tenant_id": "A tenant's id.",
     "project_id": "A project's id.",
     "key_id": "A key's id, or its public id.",

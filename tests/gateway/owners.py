@@ -39,6 +39,7 @@ KINDS: dict[str, str | None] = {
     "conversation_id": "conversation",
     "item_id": "item",
     "file_id": "file",
+    "batch_id": "batch",
     "stream_id": "stream",
     "model": "adapter name",
     "tenant_id": "tenant",
@@ -96,6 +97,7 @@ class Place:
                 tenant_id, self.owner.ids["conversation"][0], limit=10
             ),
             "files": await store.files.list(tenant_id, limit=10),
+            "batches": await store.batch_queue.list(tenant_id, limit=10, after=None),
             "running": sorted(self.double.running),
         }
 
@@ -145,6 +147,20 @@ async def furnish(place: Place) -> None:
     owner.ids |= {"conversation": [made], "item": [listed.json()["first_id"]]}
     file = upload(place.gateway, SECRET.encode(), key=owner.api_key)
     owner.ids["file"] = [(await exchange(place.gateway, file)).json()["id"]]
+    batch = {
+        "input_file_id": owner.ids["file"][0],
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "metadata": {"secret": SECRET},
+    }
+    made = (await place.send("POST", "/v1/batches", owner.api_key, batch)).json()["id"]
+    owner.ids["batch"] = [made]
+
+    async def has_ended() -> bool:  # The secret is no line of a batch.
+        shown = await place.send("GET", f"/v1/batches/{made}", owner.api_key)
+        return bool(shown.json()["status"] == "failed")
+
+    await until(has_ended)
     owner.ids |= {"response": responses, "stream": streams}
 
     async def two_run() -> bool:

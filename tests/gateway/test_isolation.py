@@ -107,6 +107,10 @@ async def test_no_body_names_what_is_anothers(place: Place) -> None:
             answer = await place.send("POST", "/v1/responses", key, {"model": MODEL} | fields)
             assert answer.status == 400
             assert SECRET.encode() not in answer.body
+    batch = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    for file_id in (place.owner.ids["file"][0], f"file-{'0' * 32}"):
+        answer = await place.send("POST", "/v1/batches", key, {"input_file_id": file_id, **batch})
+        assert (answer.status, answer.error["param"]) == (400, "input_file_id")
     for name in place.owner.ids["adapter name"]:
         for path, body in (
             ("/v1/chat/completions", chat_body()),

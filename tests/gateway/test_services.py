@@ -87,6 +87,8 @@ ALWAYS = {
     "last uses of keys",
     "line to other workers",
     "registry of engines",
+    "batches",
+    "webhooks",
     "deleted adapters",
     "quota for outages",
     "upkeep",

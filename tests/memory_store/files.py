@@ -18,8 +18,8 @@ class MemoryFiles(Files):
         self._pieces: dict[tuple[UUID, str], list[bytes]] = {}
         self._complete: dict[tuple[UUID, str], StoredFile] = {}
 
-    async def begin(self, tenant_id: UUID, file_id: str) -> bool:
-        if sum(owner == tenant_id for owner, _ in self._pieces) >= MAX_FILES:
+    async def begin(self, tenant_id: UUID, file_id: str, *, max_files: int = MAX_FILES) -> bool:
+        if sum(owner == tenant_id for owner, _ in self._pieces) >= max_files:
             return False
         self._pieces[tenant_id, file_id] = []
         return True

@@ -56,6 +56,7 @@ from tenants.types import (
     UsageSum,
 )
 from tests.memory_store.audit import MemoryAudit
+from tests.memory_store.batch_queue import NoBatches
 from tests.memory_store.conversations import MemoryConversations
 from tests.memory_store.files import MemoryFiles
 from tests.memory_store.lists import contains, page_of, place_of, summed
@@ -91,6 +92,7 @@ class MemoryStore(Store):
         self.conversations = MemoryConversations(now, self._tenants)
         self.webhooks = MemoryWebhooks(now, self._tenants)
         self.files = MemoryFiles(now)
+        self.batch_queue = NoBatches()
         self._audit = MemoryAudit(now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 
-from tenants import files as tenants_files
 from tenants.errors import ObjectNotFound
 from tenants.files import Files
 from tenants.store import Store
@@ -77,9 +76,7 @@ async def test_lists_are_in_order_and_in_pages(store: Store, files: Files) -> No
     assert await names(purpose="x\n") == ""
 
 
-async def test_all_files_of_a_tenant_have_a_limit_together(
-    store: Store, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_all_files_of_a_tenant_have_a_limit_together(store: Store, files: Files) -> None:
     """Also of those that are uploaded at once, and of incomplete ones."""
     tenant_id, other = [(await store.create_tenant(name)).id for name in ("acme", "globex")]
     names = [str(number) for number in range(8)]
@@ -94,10 +91,8 @@ async def test_all_files_of_a_tenant_have_a_limit_together(
     for name in names:
         await files.abandon(tenant_id, name)
     assert await files.used(tenant_id) == 0
-    monkeypatch.setattr(tenants_files, "MAX_FILES", 1)
-    monkeypatch.setattr("tests.memory_store.files.MAX_FILES", 1)
-    assert await files.begin(tenant_id, "8")
-    assert not await files.begin(tenant_id, "9")
+    assert await files.begin(tenant_id, "8", max_files=1)
+    assert not await files.begin(tenant_id, "9", max_files=1)
 
 
 async def test_another_tenants_are_never_found(store: Store, files: Files) -> None:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from tenants import queries
+from tenants.batch_queue import NewBatch, NewLine
 from tenants.connections import Connections
 from tenants.conversations import Room, StoredItem
 from tenants.errors import ObjectNotFound, TenantsError
@@ -70,6 +71,12 @@ async def furnish(store: Store, name: str) -> Principal:
     await store.files.begin(who.tenant.id, file_id)
     await store.files.append(who.tenant.id, file_id, name.encode(), max_bytes=10**6)
     await store.files.complete(who.tenant.id, file_id, name, "batch", None)
+    new = NewBatch(f"batch_{name}", who.key.public_id, "/v1/x", file_id, "24h", day, b"{}", day)
+    assert await store.batch_queue.create(who.tenant.id, new)
+    batch = await store.batch_queue.step(day)
+    assert batch is not None
+    await store.batch_queue.put_lines(batch, [NewLine(1, name, 0, len(name), None)])
+    await store.batch_queue.begin(batch, 1, 0, b"[]")
     await store.shared.claim(
         who.tenant.id, bytes(32), body_hash=b"b", answer_id=f"answer_{name}", retention=day
     )

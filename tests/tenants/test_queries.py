@@ -6,7 +6,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-import tenants.conversations
 import tenants.directory
 import tenants.postgres_upkeep
 import tenants.shared
@@ -71,8 +70,10 @@ def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
     source = Path(tenants.shared.__file__).read_text()
     used |= set(re.findall(r'self\._fetch\(\s*[\w.]+,\s*"(\w+)"', source))
     used |= set(re.findall(r'_SQL\["(\w+)"\]', source))
-    source = Path(tenants.conversations.__file__).read_text()
-    used |= set(re.findall(r'self\._fetch\(\s*[\w.]+,\s*"(\w+)"', source))
+    for name in ("conversations", "files", "batch_queue"):
+        source = _STORE.with_name(f"{name}.py").read_text()
+        used |= set(re.findall(r'self\._(?:fetch|of)\(\s*[\w.]+,\s*"(\w+)"', source))
+        used |= set(re.findall(r'_SQL\["(\w+)"\]', source))
     source = Path(tenants.postgres_upkeep.__file__).read_text()
     used |= set(re.findall(r'self\._(?:one|all|when_free)\(\s*"(\w+)"', source))
     source = Path(tenants.webhooks.__file__).read_text()

@@ -14,7 +14,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    IF v_row.state = 'queued' THEN
+    -- A line of a batch runs again, and only then is billed.
+    IF v_row.state = 'queued'
+        OR EXISTS (SELECT FROM batch_line WHERE request_id = v_row.request_id) THEN
         PERFORM quota_release(v_row.request_id, v_row.tenant_id, p_now);
     ELSE
         PERFORM quota_settle(ARRAY[v_row.request_id], ARRAY[v_row.tenant_id],

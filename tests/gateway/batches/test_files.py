@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from engine.text.tokenizer import Tokenizer
 from gateway.batches import files as uploads
 from gateway.batches.form import Form
-from gateway.errors import ApiError
+from gateway.errors import ClientMistake
 from tenants.files import CHUNK_BYTES
 from tenants.store import Store
 from tests.gateway.engine_double import EngineDouble
@@ -69,24 +70,24 @@ async def test_a_file_as_openais_client_handles_it(client: AsyncOpenAI) -> None:
     assert (await client.files.delete(made.id)).deleted
     for gone in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
-            await gone(made.id)  # type: ignore[operator]
+            await gone(made.id)
 
 
 @pytest.mark.asyncio
 async def test_what_is_refused_leaves_nothing(here: Gateway, client: AsyncOpenAI) -> None:
-    async def refused(status: int, param: str | None, content: bytes = b"x", **fields: str) -> str:
+    async def refused(status: int, param: str | None, content: bytes, **fields: str) -> str:
         answer = await exchange(here, upload(here, content, **fields))
         assert (answer.status, answer.error["param"]) == (status, param), answer.body
         code: str = answer.error["code"]
         return code
 
-    await refused(400, "purpose", purpose="")
-    await refused(400, "purpose", purpose="fine-tune")
-    await refused(400, "metadata", metadata="x")
+    await refused(400, "purpose", b"x", purpose="")
+    await refused(400, "purpose", b"x", purpose="fine-tune")
+    await refused(400, "metadata", b"x", metadata="x")
     await refused(400, "file", b"")
-    await refused(400, "expires_after", **{"expires_after[anchor]": "created_at"})
+    await refused(400, "expires_after", b"x", **{"expires_after[anchor]": "created_at"})
     seconds = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "60"}
-    await refused(400, "expires_after.seconds", **seconds)
+    await refused(400, "expires_after.seconds", b"x", **seconds)
     assert await refused(413, None, b"x" * (MAX_FILE + 1)) == "request_too_large"
     assert await refused(413, None, b"x" * (MAX_FILE + 10**6)) == "request_too_large"
     kept = await client.files.create(file=b"x" * MAX_FILE, purpose="batch")
@@ -150,10 +151,13 @@ def test_a_form_is_read_however_it_is_cut(content: list[bytes], cuts: list[int])
     assert asyncio.run(form_of(body, places)) == (data, {"purpose": "batch"}, "c.jsonl")
 
 
-@given(st.lists(st.sampled_from([b"--x", b"--", b"\r\n", b"content-disposition: ", b'form-data; name="', b'file"', b'; filename="', b":", b"a"]), max_size=20))  # fmt: skip
+FRAGMENTS = (
+    *(b"--x", b"--", b"\r\n", b"content-disposition: ", b'form-data; name="', b'file"'),
+    *(b'; filename="', b":", b"a"),
+)
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=20))
 def test_no_form_is_our_fault(parts: list[bytes]) -> None:
-    body = b"--x\r\n" + b"".join(parts)
-    try:
-        asyncio.run(form_of(body, []))
-    except ApiError as error:
-        assert error.status == 400
+    with contextlib.suppress(ClientMistake):
+        asyncio.run(form_of(b"--x\r\n" + b"".join(parts), []))
