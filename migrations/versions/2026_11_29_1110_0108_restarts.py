@@ -6,8 +6,8 @@ from alembic import op
 
 from migrations import source
 
-revision = "0106"
-down_revision = "0105"
+revision = "0108"
+down_revision = "0107"
 branch_labels = None
 depends_on = None
 
