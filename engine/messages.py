@@ -14,7 +14,7 @@ import msgspec
 from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of these records, for engines and gateways of different hosts. They work together if
 theirs differ by at most 1: fields are added with defaults, and go one version after their last
 use."""
