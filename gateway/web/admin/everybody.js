@@ -2,6 +2,7 @@
 
 import { level, usageChart } from "./chart.js";
 import { card, count, element, redraw, rough, table } from "./elements.js";
+import { fleetCard } from "./fleet.js";
 import { auditCard, streamsCard } from "./live.js";
 
 const DAYS = 30;
@@ -13,19 +14,25 @@ export class EverybodyView {
   #load = card("Running now");
   #usage = card(`Tokens of the last ${DAYS} days`);
   #totals = card(`Tenants of the last ${DAYS} days`);
+  #fleet;
   #streams;
   #audit;
 
   constructor(api) {
     this.#api = api;
+    this.#fleet = fleetCard(api);
     this.#streams = streamsCard(api);
     this.#audit = auditCard(api);
-    for (const wide of [this.#streams.node, this.#audit.node]) wide.classList.add("wide");
+    for (const wide of [this.#fleet.node, this.#streams.node, this.#audit.node]) wide.classList.add("wide");
   }
 
   get nodes() {
     const title = element("div", { class: "view-title" }, element("h2", {}, "Everybody"));
-    return [title, this.#engine, this.#load, this.#usage, this.#totals, this.#streams.node, this.#audit.node];
+    return [
+      title,
+      ...[this.#engine, this.#load, this.#usage, this.#totals],
+      ...[this.#fleet.node, this.#streams.node, this.#audit.node],
+    ];
   }
 
   async load() {
@@ -55,7 +62,7 @@ export class EverybodyView {
 
   /** What changes by the second. */
   async tick() {
-    const [engine] = await Promise.all([this.#api.get("/engine"), this.#streams.load()]);
+    const [engine] = await Promise.all([this.#api.get("/engine"), this.#fleet.load(), this.#streams.load()]);
     const { stats } = engine;
     const used = stats.num_total_blocks - stats.num_free_blocks;
     show(

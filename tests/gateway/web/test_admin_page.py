@@ -16,10 +16,11 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.text.tokenizer import Tokenizer
+from gateway.version import version
 from tenants.limits import Limits
 from tests.conftest import PATIENCE_MS
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.serving import Gateway, chat_body, double_client, make_config, served
+from tests.gateway.serving import Gateway, chat_body, double_client, make_config, served, until
 from tests.tenants.samples import make_event
 
 if TYPE_CHECKING:
@@ -310,6 +311,19 @@ def test_running_requests_are_seen_and_ended(admin: Page, site: Site) -> None:
         expect(row).to_have_count(0)
         assert "ended_by_administrator" in "".join(lines)
     expect(section(admin, "Engine")).to_contain_text("Ready")
+
+
+def test_an_engine_is_drained_and_used_again(admin: Page, site: Site) -> None:
+    row = section(admin, "Fleet").locator("tr[data-engine]")
+    expect(row).to_have_attribute("data-state", "ready", timeout=PATIENCE_MS)
+    expect(row).to_contain_text(version())
+    row.get_by_role("button", name="Drain").click()
+    admin.get_by_role("button", name="Drain it").click()
+    expect(row).to_contain_text("drained")
+    row.get_by_role("button", name="Undrain").click()
+    expect(row).to_contain_text("ready")
+    fleet = site.gateway.engine
+    site.do(until(lambda: fleet.state_of(fleet.engines[0]) == "ready"))
 
 
 @pytest.mark.nightly
