@@ -909,9 +909,9 @@ WHERE id = $1
 RETURNING id;
 
 -- name: restart_engine
--- Have its host start an engine anew, if it is still in this epoch and a gateway's own.
+-- Have whoever runs an engine start it anew, if it is still in this epoch.
 UPDATE engine_replica SET restart_epoch = epoch
-WHERE id = $1 AND epoch = $2 AND address IS NULL
+WHERE id = $1 AND epoch = $2
 RETURNING id;
 
 -- name: forget_engine

@@ -319,8 +319,8 @@ class SharedState:
         return bool(await self._connections.fetch(_SQL["drain_engine"], row))
 
     async def restart_engine(self, engine_id: str, epoch: int) -> bool:
-        """Have the gateway whose own it is start an engine anew; False if there is none in this
-        epoch."""
+        """Have the gateway whose own it is start an engine anew, or the controller that has placed
+        it; False if there is none in this epoch."""
         return bool(await self._connections.fetch(_SQL["restart_engine"], (engine_id, epoch)))
 
     async def forget_engine(self, engine_id: str, epoch: int) -> None:

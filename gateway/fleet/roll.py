@@ -2,8 +2,9 @@
 
     drain ──► its requests have moved ──► started anew ──► ready ──► undrain ──► the next
 
-A gateway's own engine is started anew by its gateway. One of ``sluice engine`` is replaced by
-whatever restarts that program, under the same name or another.
+A gateway's own engine is started anew by its gateway, and one that Ray has placed by its
+controller. One of ``sluice engine`` by itself is replaced by whatever restarts that program, under
+the same name or another.
 """
 
 from __future__ import annotations
@@ -64,11 +65,13 @@ class Roll:
         await self._shared.drain_engine(engine.id, is_drained=True)
         await asyncio.sleep(SETTLE_S)
         await self._until(lambda now: _is_idle(now, engine), f"{engine.id} still has requests")
-        if engine.address is None:
-            self._say(f"{name}: start anew")
-            await self._shared.restart_engine(engine.id, engine.epoch)
-        else:
-            self._say(f"{name}: wait until its host restarts `sluice engine`")
+        await self._shared.restart_engine(engine.id, engine.epoch)
+        who = (
+            ""
+            if engine.address is None
+            else ", which is for whatever keeps `sluice engine` running"
+        )
+        self._say(f"{name}: start anew{who}")
         num_ready = len(others) + 1
         await self._until(
             lambda now: _is_replaced(now, engine, num_ready), f"{engine.id} is not back"

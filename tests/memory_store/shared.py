@@ -143,7 +143,7 @@ class MemoryShared(SharedState):
         engine, expires_at = self._engines.get(engine_id, (None, None))
         if engine is None or expires_at is None:
             return False
-        if engine.epoch != epoch or engine.address is not None:
+        if engine.epoch != epoch:
             return False
         self._engines[engine_id] = msgspec.structs.replace(engine, is_to_restart=True), expires_at
         return True

@@ -61,6 +61,9 @@ class Cluster(Protocol):
     def retire(self, name: str, *, is_retiring: bool) -> None:
         """Have ``Placed.is_retiring`` say so."""
 
+    def restart(self, name: str) -> None:
+        """Have an engine leave the fleet, and start it anew."""
+
     def remove(self, name: str) -> None:
         """End an engine and its supervisor. Nothing of them is left."""
 
@@ -103,6 +106,8 @@ class Controller:
         self._shared, self._cluster, self._name = shared, cluster, name
         self._courses = [_Course(model) for model in models]
         self._retiring_since: dict[str, float] = {}
+        self._restarted: dict[str, int] = {}
+        """The epoch in which each engine was told to start anew."""
         self._removals: dict[str, asyncio.Task[None]] = {}
         self._outage = OutageLog(logger)
 
@@ -191,9 +196,19 @@ class Controller:
             logger.info("placing %s", name)
             spec = Spec(name, model.name, model.command, model.resources)
             await asyncio.to_thread(self._cluster.place, spec)
+        for one in live:
+            await self._restart(one.name, rows.get(one.name))
         live.sort(key=lambda one: _importance(rows.get(one.name)))
         for one in (*live[: max(0, len(live) - wanted)], *retiring):
             await self._retire(one, rows.get(one.name), now)
+
+    async def _restart(self, name: str, row: EngineRecord | None) -> None:
+        """Do what ``sluice fleet roll`` asks for, once."""
+        if row is None or not row.is_to_restart or self._restarted.get(name) == row.epoch:
+            return
+        logger.info("starting %s anew", name)
+        self._restarted[name] = row.epoch
+        await asyncio.to_thread(self._cluster.restart, name)
 
     async def _take_back(self, one: Placed) -> None:
         logger.info("%s stays", one.name)
@@ -228,6 +243,7 @@ class Controller:
         finally:
             del self._removals[name]
             self._retiring_since.pop(name, None)
+            self._restarted.pop(name, None)
 
 
 def _importance(row: EngineRecord | None) -> tuple[bool, int, str]:

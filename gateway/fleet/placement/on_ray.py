@@ -190,8 +190,15 @@ class RayCluster:
             self._nodes[spec.name] = node_id
 
     def retire(self, name: str, *, is_retiring: bool) -> None:
+        self._tell(name, "retire", is_retiring)
+
+    def restart(self, name: str) -> None:
+        self._tell(name, "restart")
+
+    def _tell(self, name: str, method: str, *arguments: Any) -> None:
         try:
-            ray.get(ray.get_actor(name).retire.remote(is_retiring), timeout=ANSWER_S)
+            told = getattr(ray.get_actor(name), method).remote(*arguments)
+            ray.get(told, timeout=ANSWER_S)
         except (ValueError, RayError) as error:
             raise OSError(f"{name} does not answer: {error}") from error
 

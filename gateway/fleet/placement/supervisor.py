@@ -85,6 +85,11 @@ class Supervisor:
         finds it here."""
         self._is_retiring = is_retiring
 
+    def restart(self) -> None:
+        """Have the engine leave the fleet, and start it anew, with the software that is installed
+        then."""
+        self._signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """Have the engine leave the fleet, and wait until it has ended. Idempotent."""
         self._ending.set()

@@ -32,6 +32,7 @@ class Nodes:
         self.names: dict[str, bool] = {}
         """Whether each retires."""
         self.removed: list[str] = []
+        self.restarted: list[str] = []
         self.is_away = False
         self.load: dict[str, Any] = {}
 
@@ -50,6 +51,9 @@ class Nodes:
 
     def retire(self, name: str, *, is_retiring: bool) -> None:
         self.names[name] = is_retiring
+
+    def restart(self, name: str) -> None:
+        self.restarted.append(name)
 
     def remove(self, name: str) -> None:
         del self.names[name]
@@ -225,6 +229,16 @@ async def test_replicas_without_room_wait_and_are_given_up_first(store: MemorySt
     controller = Controller([MODEL], store.shared, nodes, "one")
     await steps(controller, nodes, 4, 100)
     assert list(nodes.names) == [serving]
+
+
+async def test_a_roll_starts_engines_anew_once(store: MemoryStore) -> None:
+    nodes = Nodes(store)
+    controller = Controller([MODEL], store.shared, nodes, "one")
+    await steps(controller, nodes, 0, 4)
+    (name,) = nodes.names
+    assert await store.shared.restart_engine(name, 10)
+    await steps(controller, nodes, 4, 12)
+    assert nodes.restarted == [name]
 
 
 async def test_models_that_the_settings_lack_go(store: MemoryStore) -> None:

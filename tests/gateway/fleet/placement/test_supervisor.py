@@ -78,6 +78,12 @@ def test_the_engine_is_started_again_and_leaves_in_the_end(
     assert report.num_starts == 2
     assert report.last_words == "it ended with code -9: an engine says why"
     assert not report.is_retiring
+    place.unlink()
+    running.restart()
+    until(place.exists)
+    assert running.report().num_starts == 3
+    assert place.with_suffix(".left").exists()
+    place.with_suffix(".left").unlink()
     running.retire(True)
     assert running.report().is_retiring
     running.stop()
