@@ -8,6 +8,7 @@ import pytest
 
 from engine import core
 from engine.adapters import Adapters
+from engine.config import Policy
 from engine.errors import InvalidRequest
 from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef, Grant, Stats
 from engine.sampling_params import StructuredOutputs
@@ -253,6 +254,22 @@ def test_stats_per_tenant() -> None:
     # The lift brought b to a's counter when it joined; neither of the two waiting was charged more.
     assert harness.core.stats().fairness_gap == pytest.approx(6 + 2 * 2)
     harness.run()
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"), [("fcfs", "a2 a1 a3 b"), ("fair_share", "b a1 a2 a3")]
+)
+def test_a_request_that_moved_here_goes_on_before_its_tenants_new_ones(
+    policy: Policy, order: str
+) -> None:
+    harness = Harness(policy=policy, max_num_seqs=1)
+    for name in ("a1", "a2", "a3", "b"):
+        harness.add(name, 6, max_tokens=4, ignore_eos=True, fair_key=name[0])
+    harness.step(3)
+    harness.move("a1")
+    harness.run()
+    assert list(harness.finished) == order.split()
+    assert len(harness.tokens["a1"]) == 4
 
 
 def test_queue_time_is_measured_on_the_clock() -> None:
