@@ -247,7 +247,9 @@ class Database:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._server = EmbeddedPostgres(folder, settings=FAST)
+        # What it has acknowledged must be there when it was killed, as with anybody's server.
+        settings = {**FAST, "synchronous_commit": "on"}
+        self._server = EmbeddedPostgres(folder, settings=settings)
         self.dsn = self._server.start()
         run_aside(migrations.upgrade(self.dsn))
 
