@@ -30,6 +30,7 @@ PAGES: dict[str, dict[str, str]] = {
         "From one machine to many": "docs/scaling.md",
         "Capacity": "docs/capacity.md",
         "Metrics and alerts": "docs/metrics.md",
+        "Signing in": "docs/sign-in.md",
         "Webhooks": "docs/webhooks.md",
         "Tenants, limits, ledger": "tenants/README.md",
         "Performance": "PERFORMANCE.md",

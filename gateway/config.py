@@ -27,6 +27,7 @@ from engine.config import EngineConfig, Policy
 from engine.errors import ConfigError as EngineConfigError
 from engine.field_hints import explain, hint
 from gateway.errors import ConfigError
+from gateway.oidc_config import OidcConfig
 from tenants.limits import MAX_PRICE, Price
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -392,6 +393,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: ModelsConfig = ModelsConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
+    oidc: OidcConfig = OidcConfig()
     others: tuple[Config, ...] = ()
     """The same for each further model of ``[[models]]``, with other values of ``engine``,
     ``models`` and ``fleet.replicas``."""
@@ -459,6 +461,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tenants": TenantsConfig,
     "tracing": TracingConfig,
     "fleet": FleetConfig,
+    "oidc": OidcConfig,
 }
 
 
@@ -670,6 +673,9 @@ def _resolve_one(config: Config, folder: Path) -> Config:
         server=server,
         engine=msgspec.structs.replace(
             engine, model=_model(engine.model, folder), speculative_config=speculative
+        ),
+        oidc=msgspec.structs.replace(
+            config.oidc, client_secret_file=_path(config.oidc.client_secret_file, folder)
         ),
         models=msgspec.structs.replace(
             config.models,

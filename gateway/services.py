@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.websockets import WebSocket
 
@@ -34,6 +35,7 @@ from gateway.generation.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics.engine import EngineCollector
 from gateway.metrics.metrics import Metrics
+from gateway.oidc.sign_in import SignIn
 from gateway.peers.peers import Peers
 from gateway.peers.routed_ids import new_worker_id
 from gateway.peers.wire import derive_keys
@@ -73,6 +75,8 @@ class Services:
     metrics: Metrics
     quota: Quota
     authenticator: Authenticator
+    sign_in: SignIn | None
+    """The authenticator, where people sign in by OpenID Connect."""
     revocations: Revocations
     generations: Generations
     admission: Admission
@@ -196,6 +200,7 @@ def create_services(
         metrics=metrics,
         quota=base.quota,
         authenticator=base.authenticator,
+        sign_in=base.authenticator if isinstance(base.authenticator, SignIn) else None,
         revocations=revocations,
         generations=generations,
         admission=admission,
@@ -278,14 +283,21 @@ def _create_base(
             ),
         ),
         last_used=last_used,
-        authenticator=Authenticator(
-            store,
-            secrets.key_pepper,
-            max_stale_s=config.tenants.key_grace_s,
-            max_entries=config.tenants.max_cached_keys,
-            last_used=last_used,
-        ),
+        authenticator=_authenticator(config, store, secrets.key_pepper, last_used),
     )
+
+
+def _authenticator(
+    config: Config, store: Store, pepper: bytes, last_used: LastUsed
+) -> Authenticator:
+    options: dict[str, Any] = {
+        "max_stale_s": config.tenants.key_grace_s,
+        "max_entries": config.tenants.max_cached_keys,
+        "last_used": last_used,
+    }
+    if config.oidc.issuer is None:
+        return Authenticator(store, pepper, **options)
+    return SignIn(config.oidc, store, pepper, **options)
 
 
 def _create_background(

@@ -161,3 +161,4 @@ class AuthenticationFailed(TenantsError):
 
     def __init__(self, reason: str, public_id: str = "") -> None:
         super().__init__(_REASONS[reason].format(public_id))
+        self.reason = reason

@@ -60,6 +60,12 @@ def mint(pepper: bytes) -> MintedKey:
     return MintedKey(text=text, public_id=public_id, key_hash=hash_key(text, pepper))
 
 
+def public_id_of(identity: bytes, pepper: bytes) -> str:
+    """The public id of somebody who has no key's text: always the same, and nobody else's."""
+    digits = int.from_bytes(hmac.digest(check_pepper(pepper), identity, "sha256"))
+    return "".join(_BASE62[digits // 62**place % 62] for place in range(PUBLIC_ID_LENGTH))
+
+
 def parse(text: str) -> ParsedKey:
     """Check the form and the checksum of a key. Raises ``AuthenticationFailed``."""
     match = _KEY.fullmatch(text)

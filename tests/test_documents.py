@@ -28,6 +28,7 @@ DOCUMENTS = [
         "docs/models.md",
         "docs/performance-gateway.md",
         "docs/scaling.md",
+        "docs/sign-in.md",
         "docs/stability.md",
         "docs/webhooks.md",
         "engine/README.md",

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import context
 from gateway.concurrency.fair_starts import FairStarts
-from gateway.errors import InvalidApiKey, InvalidRequestError
+from gateway.errors import InvalidApiKey, InvalidRequestError, PermissionDenied
+from gateway.oidc.sign_in import SignIn
 from gateway.schemas.operation import SOCKET, Operation
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.types import Scope as KeyScope
+
+CSRF_HEADER = "x-sluice-csrf"
 
 
 def key_in(headers: Headers) -> str | None:
@@ -37,6 +41,27 @@ def key_in(headers: Headers) -> str | None:
             param="x-api-key",
         )
     return next(iter(keys), None)
+
+
+def credential_in(headers: Headers, method: str, sign_in: SignIn | None) -> str | None:
+    """The key in the headers, or else the session of a page.
+
+    A browser adds a session's cookie to whatever any page asks for. So what may change something
+    must come from our own pages: with their ``Origin`` and, but for WebSockets, a header that no
+    other page can set. Raises ``PermissionDenied``, and as ``key_in``.
+    """
+    key = key_in(headers)
+    if key is not None or sign_in is None:
+        return key
+    session = cookie_parser(headers.get("cookie", "")).get(sign_in.cookie)
+    if session and method not in ("GET", "HEAD"):
+        if headers.get("origin", "").lower() != sign_in.config.origin:
+            raise PermissionDenied(
+                "A sign-in on the pages is good for requests of these pages only; send an API key."
+            )
+        if method != SOCKET and CSRF_HEADER not in headers:
+            raise PermissionDenied(f"Requests of the pages have the header {CSRF_HEADER}.")
+    return session or None
 
 
 class Operations:
@@ -76,8 +101,10 @@ class Auth:
         authenticator: Authenticator,
         operations: Operations,
         starts: FairStarts,
+        sign_in: SignIn | None = None,
     ) -> None:
         self._app = app
+        self._sign_in = sign_in
         self._authenticator = authenticator
         self._starts = starts
         self._operations = operations
@@ -115,7 +142,7 @@ class Auth:
         return "chat" if not others else others[0].scope
 
     async def _authorize(self, scope: Scope, needed: KeyScope) -> None:
-        token = key_in(Headers(scope=scope))
+        token = credential_in(Headers(scope=scope), scope["method"], self._sign_in)
         if token is None:
             raise InvalidApiKey(
                 "You didn't provide an API key. Send it in the Authorization header: "

@@ -29,6 +29,7 @@ from gateway.routes import (
     models,
     pages,
     responses,
+    sign_in,
     sockets,
     streams,
     tickets,
@@ -84,6 +85,7 @@ from gateway.schemas.responses import (
     ResponseFields,
     ResponseRequest,
 )
+from gateway.schemas.sign_in import SignInState
 from gateway.schemas.tickets import WsTicket
 from gateway.schemas.tokenize import (
     DetokenizeAnswer,
@@ -387,6 +389,16 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", f"{_WEBHOOK}/deliveries", "What a webhook was sent in the last week",
         admin_webhooks.deliveries, "admin", answer=ListObject, query=_PAGE[1:]),
+    Operation(
+        "GET", "/auth/sign-in", "Sign in at the provider", sign_in.begin, None,
+        query=(_one_of("page", "Where to go then.", *sign_in.PAGES),), status=303),
+    Operation(
+        "GET", "/auth/callback", "Where the provider sends those who have", sign_in.callback, None,
+        query=(_text("code", "Stands for the sign-in."), _text("state", "What we have sent.")),
+        status=303),
+    Operation("POST", "/auth/sign-out", "End a sign-in", sign_in.sign_out, None, status=204),
+    Operation(
+        "GET", "/auth/session", "Who has signed in", sign_in.state, None, answer=SignInState),
     Operation("GET", "/openapi.json", "This description of the HTTP API", _openapi, None),
     Operation("GET", "/asyncapi.json", "The messages of the WebSockets", _asyncapi, None),
     Operation("GET", "/livez", "Whether the process is alive", health.livez, None),

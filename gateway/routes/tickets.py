@@ -7,14 +7,14 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.middleware.auth import key_in
+from gateway.middleware.auth import credential_in
 from gateway.routes.http import secret_answer
 from gateway.schemas.tickets import WsTicket
 from gateway.services import Services
 
 
 async def create(services: Services, request: Request) -> Response:
-    api_key = key_in(request.headers)
+    api_key = credential_in(request.headers, request.method, services.sign_in)
     assert api_key is not None, "the route must not be public"
     tickets = services.tickets
     expires_at = int(time.time() + tickets.lifetime_s)

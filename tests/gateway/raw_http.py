@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.gateway.serving import Gateway
@@ -16,6 +16,8 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
+    cookies: list[str] = field(default_factory=list)
+    """Each ``set-cookie``."""
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -51,7 +53,8 @@ class RawClient:
         lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         pairs = [line.partition(": ") for line in lines[1:] if line]
         headers = {name.lower(): value for name, _, value in pairs}
-        return Answer(int(lines[0].split()[1]), headers, b"")
+        cookies = [value for name, _, value in pairs if name.lower() == "set-cookie"]
+        return Answer(int(lines[0].split()[1]), headers, b"", cookies)
 
     async def chunk(self) -> bytes:
         """One chunk of a body; empty at its end. Raises ``IncompleteReadError`` where it breaks."""

@@ -37,7 +37,7 @@ export class ChatSocket {
     });
   }
 
-  /** Connect with this key, dropping any connection made with another. */
+  /** Connect with this key, or by a cookie if it is null, dropping any connection made with another. */
   connect(key) {
     this.#key = key;
     this.#attempt = 0;
@@ -65,9 +65,9 @@ export class ChatSocket {
     this.#socket = socket;
     // A socket that was replaced may still speak; only the current one is heard.
     const current = (handler) => (event) => socket === this.#socket && handler(event);
-    socket.onopen = current(() =>
-      socket.send(JSON.stringify({ type: "auth", api_key: this.#key })),
-    );
+    socket.onopen = current(() => {
+      if (this.#key !== null) socket.send(JSON.stringify({ type: "auth", api_key: this.#key }));
+    });
     socket.onmessage = current(({ data }) => this.#receive(JSON.parse(data)));
     socket.onclose = current(({ code }) => this.#closed(code));
   }

@@ -1,0 +1,15 @@
+"""What the pages ask about signing in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenants.types import Scope
+
+
+class SignInState(msgspec.Struct, frozen=True, kw_only=True):
+    is_offered: bool = False
+    """Whether one can sign in here."""
+    name: str | None = None
+    """Who has; null: nobody."""
+    scopes: tuple[Scope, ...] = ()
