@@ -12,12 +12,14 @@ from types import MappingProxyType
 import msgspec
 
 from engine.messages import IDLE_PRIORITY
+from engine.sampling_params import SamplingParams
 from gateway import context, tracing
-from gateway.admission import field_checks, output_format, tool_use
+from gateway.admission import field_checks, output_format, pooled, tool_use
 from gateway.admission.admitted import Admitted
 from gateway.admission.cold_start import ColdStart
 from gateway.admission.model import Model
 from gateway.admission.output_format import OutputFormat
+from gateway.admission.pooled import PooledRequest
 from gateway.admission.request import GenerationRequest, in_the_clients_words
 from gateway.admission.sampling import stop_strings
 from gateway.admission.served_models import ServedModel, ServedModels
@@ -27,6 +29,7 @@ from gateway.concurrency.lanes import Lanes
 from gateway.errors import Draining, InvalidRequestError, Overloaded
 from gateway.parsers.answer import AnswerParser
 from gateway.prompts import texts
+from gateway.prompts.pooled import encode
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import PromptThreads
 from gateway.schemas.chat import ChatFields
@@ -122,6 +125,51 @@ class Admission:
                 kwargs=model.prompts.kwargs(fields),
             )
 
+    async def admit_pooled(self, request: PooledRequest) -> Admitted:
+        """As ``admit``, for vectors and scores; ``generation.pooled.begin`` takes the result."""
+        principal = request.principal
+        with tracing.stage("admission"):
+            require_scope(principal.key, "chat")
+            self.check_open(principal)
+            served = self.models.find(principal, request.model)
+            model, user = served.base, field_checks.user_of(request.user)
+            inputs = request.inputs(pooled.pooling_of(model))
+            await self._wait_for_engine(model)
+            info = model.engine.info
+            await model.engine.check_queue(principal.tenant.id.hex)
+            encoded = await encode(
+                inputs,
+                model.tokenizer,
+                self.prompt_threads,
+                vocab_size=info.vocab_size,
+                tenant=principal.tenant.id,
+                max_model_len=info.max_model_len,
+            )
+            # Nothing is generated, so the last token of the prompt is reserved as the answer's.
+            num_tokens = sum(len(one.token_ids) for one in encoded)
+            with tracing.stage("limits"):
+                hold = await self._reserve(
+                    request, served, prompt_tokens=num_tokens - 1, max_tokens=1
+                )
+        return Admitted(
+            id=request.id,
+            principal=principal,
+            model=served.name,
+            base=model,
+            prompts=[one.token_ids for one in encoded],
+            second_texts=[one.second_text for one in encoded],
+            params=SamplingParams(),
+            stop=(),
+            num_choices=1,
+            make_parser=None,
+            skip_special_tokens=True,
+            cache_salt="",
+            hold=hold,
+            price=model.price,
+            priority=principal.priority,
+            end_user=user,
+        )
+
     async def _admit_held(self, request: GenerationRequest) -> Admitted:
         """Tools that are strict only by default become loose if they are refused as strict."""
         if not isinstance(request.fields, ChatFields) or not request.fields.tools:
@@ -143,12 +191,11 @@ class Admission:
         self.check_open(principal)
         served = self.models.find(principal, request.model)
         model = served.base
+        pooled.check_generates(model)
         end_user = field_checks.end_user(fields)
         field_checks.check_best_of(fields)
         use = await self._tools(request, model)
-        if (cold_start := self._cold_starts.get(model.name)) is not None:
-            await cold_start.wait()
-            self._check_not_draining()
+        await self._wait_for_engine(model)
         max_model_len = model.engine.info.max_model_len
         field_checks.check_chat(fields, max_model_len)
         await model.engine.check_queue(principal.tenant.id.hex)
@@ -215,9 +262,14 @@ class Admission:
         if self.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
 
+    async def _wait_for_engine(self, model: Model) -> None:
+        if (cold_start := self._cold_starts.get(model.name)) is not None:
+            await cold_start.wait()
+            self._check_not_draining()
+
     async def _reserve(
         self,
-        request: GenerationRequest,
+        request: GenerationRequest | PooledRequest,
         served: ServedModel,
         *,
         prompt_tokens: int,

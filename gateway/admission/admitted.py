@@ -28,6 +28,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """The model of that name, or the one that the adapter changes."""
     prompts: list[list[int]]
     """Token ids. Chats have one prompt, text completions may have several."""
+    second_texts: list[int | None] = []
+    """As in ``PoolingParams``, for each of ``prompts``, if vectors or scores are asked for."""
     echoes: list[Echo] = []
     """What to repeat before each answer, for text completions; one for each choice."""
     params: SamplingParams

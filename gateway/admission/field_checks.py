@@ -49,6 +49,11 @@ def end_user(fields: ChatFields | CompletionRequest) -> str | None:
     name, param = getattr(fields, "safety_identifier", None), "safety_identifier"
     if name is None:
         name, param = fields.user, "user"
+    return user_of(name, param=param)
+
+
+def user_of(name: str | None, *, param: str = "user") -> str | None:
+    """The client's name for its own user, checked."""
     if name is None:
         return None
     try:

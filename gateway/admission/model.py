@@ -10,6 +10,7 @@ from pathlib import Path
 from engine import sampling_defaults
 from engine.client.fleet import Fleet
 from engine.errors import EngineDead, NoChatTemplate
+from engine.pooling import PoolingModel
 from engine.text.chat_template import ChatTemplate, MissingChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.admission.priorities import Priorities
@@ -43,6 +44,8 @@ class Model:
     sampling: Sampling
     priorities: Priorities
     public_prefixes: PublicPrefixes
+    pooling: PoolingModel | None = None
+    """What it makes of a text; None if it generates."""
 
     @classmethod
     def load(
@@ -60,7 +63,8 @@ class Model:
         """
         settings = config.models
         tokenizer = Tokenizer.load(config.engine.model_dir)
-        template = _chat_template(config)
+        pooling = config.engine.pooling
+        template = MissingChatTemplate() if pooling is not None else _chat_template(config)
         reasoning = formats.reasoning_format(settings.reasoning_parser, template)
         return cls(
             config=config,
@@ -83,6 +87,7 @@ class Model:
             public_prefixes=PublicPrefixes(
                 settings.public_prefixes, template=template, tokenizer=tokenizer
             ),
+            pooling=pooling,
         )
 
     @property

@@ -80,7 +80,7 @@ class Generation:
         self._prompts = [
             (choice.stream, len(prompt))
             for choice, prompt in zip(
-                choices[:: admitted.num_choices], admitted.prompts, strict=True
+                choices[:: admitted.num_choices], admitted.prompts, strict=bool(choices)
             )
         ]
         """The first stream of each prompt, and the prompt's length."""
@@ -146,7 +146,7 @@ class Generation:
                     if not delta.is_empty:
                         yield delta
         except ApiError as exc:
-            self._failed_as = self._failed_as or _failed_as(exc)
+            self._failed_as = self._failed_as or failed_as(exc)
             raise
         except Exception as exc:
             self._failed_as = "error"
@@ -176,7 +176,7 @@ class Generation:
     def fail(self, error: ApiError) -> None:
         """Stop because the server cannot continue: ``deltas`` raises ``error`` soon."""
         self._failure = self._failure or error
-        self._failed_as = self._failed_as or _failed_as(error)
+        self._failed_as = self._failed_as or failed_as(error)
         self._abort()
 
     async def _compliance(self, choice: Choice) -> Compliance | None:
@@ -378,7 +378,8 @@ def _milliseconds(seconds: float) -> float:
     return round(seconds * 1000, 1)
 
 
-def _failed_as(error: ApiError) -> UsageStatus:
+def failed_as(error: ApiError) -> UsageStatus:
+    """How the ledger calls the end of a request with this error."""
     return "disconnected" if isinstance(error, Gone) else "error"
 
 
@@ -425,9 +426,13 @@ class Generations:
                 choices.append(choice)
             undo.pop_all()
         generation = Generation(self, admitted, choices, grants)
+        self.add(generation)
+        return generation
+
+    def add(self, generation: Generation) -> None:
+        """Count and list a request that begins now."""
         generation.count_in(self._ledger)
         self._live.add(generation)
-        return generation
 
     def settle(self, generation: Generation, status: UsageStatus) -> asyncio.Task[None]:
         """For ``Generation.close`` only. Settles in a task of its own, which a cancelled caller

@@ -32,31 +32,33 @@ async def read(
     ``ContextLengthExceeded`` for a text that is certainly longer than ``max_model_len`` tokens.
     """
     prompt = request.prompt
-    spellings = _spellings(prompt)
-    if len(spellings) > MAX_PROMPTS:
+    found = spellings(prompt, param="prompt")
+    if len(found) > MAX_PROMPTS:
         raise InvalidRequestError(f"At most {MAX_PROMPTS} prompts.", param="prompt")
 
-    for spelling in spellings:
+    for spelling in found:
         if isinstance(spelling, str):
             check_length(spelling, tokenizer, max_model_len, param="prompt")
 
     def encode() -> Prompt:
-        is_list = len(spellings) > 1 or prompt is spellings
+        is_list = len(found) > 1 or prompt is found
         token_ids = [
             _encode(spelling, tokenizer, param=f"prompt[{index}]" if is_list else "prompt")
-            for index, spelling in enumerate(spellings)
+            for index, spelling in enumerate(found)
         ]
-        pairs = zip(spellings, token_ids, strict=True)
+        pairs = zip(found, token_ids, strict=True)
         echoes = [_echo(request, spelling, ids, tokenizer) for spelling, ids in pairs]
         return Prompt(token_ids, is_chat=False, echoes=echoes)
 
-    size = sum(map(len, spellings))
+    size = sum(map(len, found))
     if size < LONG_PROMPT_CHARS:
         return encode()
     return await threads.run(encode, tenant=tenant, size=size)
 
 
-def _spellings(prompt: Spelling) -> Sequence[str | list[int]]:
+def spellings(prompt: Spelling, *, param: str) -> Sequence[str | list[int]]:
+    """The texts and token ids in any of the four notations; ``prompt`` itself if it is a list of
+    them. Raises ``InvalidRequestError``."""
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(item) for item in prompt}
@@ -66,7 +68,7 @@ def _spellings(prompt: Spelling) -> Sequence[str | list[int]]:
         return prompt  # type: ignore[return-value]
     raise InvalidRequestError(
         "Must be a text, a list of texts, token ids or a list of lists of token ids.",
-        param="prompt",
+        param=param,
     )
 
 

@@ -23,6 +23,7 @@ from gateway.routes import (
     chat,
     completions,
     conversations,
+    embeddings,
     files,
     health,
     messages,
@@ -66,6 +67,14 @@ from gateway.schemas.conversations import (
     CreateConversation,
     DeletedConversation,
     UpdateConversation,
+)
+from gateway.schemas.embeddings import (
+    EmbeddingAnswer,
+    EmbeddingRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreAnswer,
+    ScoreRequest,
 )
 from gateway.schemas.files import DeletedFile, FileList, FileObject
 from gateway.schemas.messages import (
@@ -191,6 +200,18 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", "/v1/completions", "Continue a text", completions.create,
         body=CompletionRequest, answer=bodies.CompletionAnswer, events=bodies.CompletionAnswer,
         reserves=True, idempotent=True),
+    Operation(
+        "POST", "/v1/embeddings", "The vectors of texts", embeddings.embed,
+        body=EmbeddingRequest, answer=EmbeddingAnswer, reserves=True),
+    Operation(
+        "POST", "/v1/rerank", "The documents that answer a query best, as in Jina's API",
+        embeddings.rerank, body=RerankRequest, answer=RerankAnswer, reserves=True),
+    Operation(
+        "POST", "/v2/rerank", "The same, for Cohere's clients", embeddings.rerank,
+        body=RerankRequest, answer=RerankAnswer, reserves=True),
+    Operation(
+        "POST", "/v1/score", "How well texts go together", embeddings.score,
+        body=ScoreRequest, answer=ScoreAnswer, reserves=True),
     Operation(
         "POST", "/v1/responses", "Create a response", responses.create, "responses",
         body=ResponseRequest, answer=response_answers.ResponseAnswer,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from engine.client.transport import OnExit, OnMessage
 from engine.config import EngineConfig
@@ -35,6 +36,7 @@ from engine.messages import (
     UnloadAdapter,
     UnparkRequest,
 )
+from engine.pooling import Vector
 from engine.text.tokenizer import Tokenizer
 
 
@@ -194,6 +196,9 @@ class Life:
         if play.error is not None and not play.text:
             self._end(request.request_id, [], play)
             return
+        if request.pooling is not None:
+            self._end_pooled(request)
+            return
         tokens = tokenizer.encode(play.text, add_special_tokens=False)
         limit = request.params.max_tokens
         assert limit is not None
@@ -253,6 +258,13 @@ class Life:
         )
         self._on_message(StepOutputs([output]))
 
+    def _end_pooled(self, request: GenerateRequest) -> None:
+        self.plays.pop(request.request_id, None)
+        assert request.pooling is not None
+        pooled = vector_of(request.prompt_token_ids, request.pooling.second_text)
+        output = RequestOutput(request.request_id, [], "stop", pooled=pooled.tobytes())
+        self._on_message(StepOutputs([output]))
+
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             task = self.plays.pop(request_id, None)
@@ -261,6 +273,12 @@ class Life:
                 self._double.aborted[request_id] = self._loop.time()
                 output = RequestOutput(request_id, [], finish_reason="abort")
                 self._on_message(StepOutputs([output]))
+
+
+def vector_of(token_ids: list[int], second_text: int | None = None) -> Vector:
+    """What the double makes of a prompt."""
+    numbers = (len(token_ids), sum(token_ids) % 97, token_ids[0], second_text or 0)
+    return np.array(numbers, np.float32) / np.float32(128)
 
 
 def _logprobs(token_ids: list[int], number: int | None) -> list[TokenLogprobs] | None:

@@ -1,0 +1,119 @@
+"""Turns the texts of requests for vectors and scores into token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from engine.pooling import PoolingModel
+from engine.text.tokenizer import Tokenizer
+from gateway.errors import ContextLengthExceeded, InvalidRequestError
+from gateway.prompts import texts
+from gateway.prompts.threads import PromptThreads, check_length
+from gateway.schemas.embeddings import EmbeddingInput
+
+MAX_INPUTS = 2048
+"""As many as in OpenAI's API."""
+
+
+class Input(NamedTuple):
+    """What one vector or score is made of: a text, token ids, or two texts."""
+
+    content: str | list[int] | tuple[str, str]
+    param: str
+    """Where it stands in the request."""
+
+
+class Encoded(NamedTuple):
+    token_ids: list[int]
+    second_text: int | None
+    """As in ``PoolingParams``."""
+
+
+def of_embeddings(asked: EmbeddingInput, pooling: PoolingModel) -> list[Input]:
+    """Raises ``InvalidRequestError``."""
+    spellings = texts.spellings(asked, param="input")
+    is_list = spellings is asked
+    prompt = pooling.default_prompt
+    return [
+        Input(prompt + one if isinstance(one, str) else one, f"input[{i}]" if is_list else "input")
+        for i, one in enumerate(spellings)
+    ]
+
+
+def of_pairs(ones: Sequence[Input], others: Sequence[Input], pooling: PoolingModel) -> list[Input]:
+    """What is computed to compare each of ``others`` with the one of ``ones`` at its place, or with
+    the only one. A cross-encoder reads pairs. For vectors, the texts of ``ones`` come first, then
+    those of ``others``."""
+    if pooling.task == "score":
+        pairs = zip([*ones] * len(others) if len(ones) == 1 else ones, others, strict=True)
+        return [Input((_text(one), _text(other)), other.param) for one, other in pairs]
+    default = pooling.default_prompt
+    query, document = (pooling.prompts.get(name, default) for name in ("query", "document"))
+    return [
+        *(Input(query + _text(one), one.param) for one in ones),
+        *(Input(document + _text(other), other.param) for other in others),
+    ]
+
+
+def _text(one: Input) -> str:
+    assert isinstance(one.content, str)
+    return one.content
+
+
+async def encode(
+    inputs: Sequence[Input],
+    tokenizer: Tokenizer,
+    threads: PromptThreads,
+    *,
+    vocab_size: int,
+    tenant: UUID,
+    max_model_len: int,
+) -> list[Encoded]:
+    """Raises ``InvalidRequestError`` or ``ContextLengthExceeded`` with the input's place."""
+    if not inputs:
+        raise InvalidRequestError("Must not be empty.", param="input")
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidRequestError(
+            f"At most {MAX_INPUTS} in one request.", param=inputs[-1].param.partition("[")[0]
+        )
+    for one in inputs:
+        for text in one.content if isinstance(one.content, tuple) else (one.content,):
+            if isinstance(text, str):
+                check_length(text, tokenizer, max_model_len, param=one.param)
+            else:
+                texts.check_ids(text, vocab_size, param=one.param)
+
+    def work() -> list[Encoded]:
+        plain = [one.content for one in inputs if isinstance(one.content, str)]
+        pairs = [one.content for one in inputs if isinstance(one.content, tuple)]
+        of_text = iter(tokenizer.encode_batch(plain) if plain else ())
+        of_pair = iter(tokenizer.encode_pairs(pairs) if pairs else ())
+        found = []
+        for one in inputs:
+            if isinstance(one.content, str):
+                encoded = Encoded(next(of_text), None)
+            elif isinstance(one.content, tuple):
+                encoded = Encoded(*next(of_pair))
+            else:
+                encoded = Encoded(one.content, None)
+            _check(encoded.token_ids, one.param, max_model_len)
+            found.append(encoded)
+        return found
+
+    size = sum(len(one.content) if isinstance(one.content, str) else 64 for one in inputs)
+    if size < texts.LONG_PROMPT_CHARS:
+        return work()
+    return await threads.run(work, tenant=tenant, size=size)
+
+
+def _check(token_ids: list[int], param: str, max_model_len: int) -> None:
+    if not token_ids:
+        raise InvalidRequestError("Must hold at least one token.", param=param)
+    if len(token_ids) > max_model_len:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
+            f"resulted in {len(token_ids)} tokens. Please reduce the length of the {param}.",
+            param=param,
+        )
