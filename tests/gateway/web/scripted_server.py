@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import Mount, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -183,6 +183,7 @@ class ScriptedServer:
         app = Starlette(
             routes=[
                 WebSocketRoute("/v1/chat", self._chat),
+                Route("/auth/session", lambda _: JSONResponse({"is_offered": False})),
                 Mount("/", StaticFiles(directory=WEB, html=True)),
             ]
         )
