@@ -3,7 +3,7 @@
 CPU seconds are compared, since they hardly depend on what else the machine does: those of the tests
 of each folder, with all programs that they start. A fixed bit of work, done again and again between
 the tests, says how fast the machine was meanwhile. A folder that costs a third more than its budget
-fails the run, and so does a sum that is a tenth over; where other programs were busy, and so slowed
+fails the run, and so does a sum 15 % over; where other programs were busy, and so slowed
 down everything, it is only told.
 
 The budget is that of the first run in a fresh clone, which compiles modules and emulated kernels:
@@ -27,10 +27,11 @@ import pytest
 
 TABLE = Path(__file__).with_name("budget.toml")
 TOLERANCE = 1.3
-TOLERANCE_OF_ALL = 1.1
+TOLERANCE_OF_ALL = 1.15
 """What makes one folder dearer by chance makes another cheaper."""
-SLACK_S = 3.0
-"""So much more is no reason to fail, however small a folder's budget is."""
+SLACK_S = 10.0
+"""So much more is no reason to fail, however small a folder's budget is: some tests send for a time
+what the machine can, and a first start reads from disk."""
 QUIET = 0.15
 """The share of the machine that others may take while it still counts as quiet."""
 PYTEST, POSTGRES = "pytest itself", "the shared PostgreSQL"
@@ -87,11 +88,15 @@ def tree_cpu_s(pid: int, *, without: int | None = None) -> float:
 
 
 def work_s() -> float:
-    """CPU seconds that a fixed bit of work takes here and now."""
-    began = time.process_time()
-    words = {str(number): number * number % 977 for number in range(15_000)}
-    sorted(words, key=words.__getitem__)
-    return time.process_time() - began
+    """CPU seconds that a fixed bit of work takes here and now: the best of three, as the first
+    finds caches full of other things."""
+    taken = []
+    for _ in range(3):
+        began = time.process_time()
+        words = {str(number): number * number % 977 for number in range(15_000)}
+        sorted(words, key=words.__getitem__)
+        taken.append(time.process_time() - began)
+    return min(taken)
 
 
 class Meter:
