@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.cache.table import BlockTable
 from engine.logprobs import Logprobs
+from engine.messages import IDLE_PRIORITY
 
 if TYPE_CHECKING:
     from engine.messages import FinishReason, GenerateRequest, Grant, Progress
@@ -81,6 +82,8 @@ class Request:
     fair_key: str = field(init=False)
     weight: float = field(init=False)
     priority: int = field(init=False)
+    is_idle: bool = field(init=False)
+    """Whether it runs only when nobody else wants the engine."""
     stop_token_ids: frozenset[int] = field(init=False)
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
@@ -127,6 +130,7 @@ class Request:
         self.fair_key = message.fair_key
         self.weight = message.weight
         self.priority = message.priority
+        self.is_idle = message.priority >= IDLE_PRIORITY
         self.adapter = "" if message.adapter is None else message.adapter.name
         if params.ignore_eos:
             self.eos_token_ids = frozenset()

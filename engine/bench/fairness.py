@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.bench.h200 import H200
 from engine.config import EngineConfig, Policy
 from engine.core import EngineCore
-from engine.messages import GenerateRequest
+from engine.messages import IDLE_PRIORITY, GenerateRequest
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _NUM_BLOCKS = 256
 _MAX_MODEL_LEN = 2048
 _MAX_TOKENS = 1500
 _PROBE = "probe"
+_LINE_TOKENS = 200, 100
 _POLICIES: tuple[Policy, ...] = ("fcfs", "fair_share")
 
 
@@ -46,6 +47,8 @@ class Flood(NamedTuple):
     """Of a stream that the probe has beside its short requests, one after the other."""
     every_s: float = 0.4
     """From one short request to the next: no more than the probe's share."""
+    num_lines: int = 0
+    """Lines of batches that wait besides: of four tenants, for 100 tokens after 200."""
 
     @property
     def single(self) -> Flood:
@@ -64,6 +67,10 @@ FLOODS = (
     Flood("50 tenants, 3 streams each", num_tenants=50, every_s=2.0),
 )
 
+LIVE = Flood("8 streams, without batches", num_streams=8, num_tenants=4, max_tokens=300)
+"""What a batch must hardly be felt beside: the time to the first token, by 5 %."""
+BESIDE_BATCHES = LIVE._replace(name="8 streams, 10,000 lines wait", num_lines=10_000)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -74,6 +81,8 @@ class Report:
     """Of those that got a token, ascending."""
     tokens_per_s: float
     """Generated for all tenants."""
+    line_tokens_per_s: float = 0.0
+    """Of these, for lines of batches."""
 
     def ttft_s(self, share: float) -> float:
         return self.ttfts_s[int(share * (len(self.ttfts_s) - 1))] if self.ttfts_s else float("inf")
@@ -104,6 +113,9 @@ class Engine:
         self.num_tokens = 0
         for index in range(flood.num_streams):
             self._send_flood(index % flood.num_tenants)
+        self.num_line_tokens = 0
+        """Of ``num_tokens``, those of lines."""
+        self._lines = {self._send_line(number) for number in range(flood.num_lines)}
         self._own = ""
         """The id of the probe's own stream."""
         self._send_own()
@@ -119,6 +131,11 @@ class Engine:
             "" if flood.num_choices == 1 else f"{tenant} {start}",
         )
         self._floods[name] = tenant
+
+    def _send_line(self, number: int) -> str:
+        num_prompt_tokens, max_tokens = _LINE_TOKENS
+        prompt = [(number * 41 + i * i) % 997 for i in range(num_prompt_tokens)]
+        return self._send(f"batch {number % 4}", prompt, max_tokens, IDLE_PRIORITY, "")
 
     def _send_own(self) -> None:
         if self._flood.own_tokens:
@@ -155,6 +172,8 @@ class Engine:
             assert output.error is None, output.error
             self.num_tokens += len(output.new_token_ids)
             name = output.request_id
+            if name in self._lines:
+                self.num_line_tokens += len(output.new_token_ids)
             if name in self.asked_s and output.new_token_ids:
                 self.first_s.setdefault(name, self.runner.now)
             if output.finish_reason is not None and name in self._floods:
@@ -172,7 +191,8 @@ def run(policy: Policy, flood: Flood, *, seconds: int = 25) -> Report:
             engine.ask(times.popleft())
         engine.step()
     ttfts = sorted(first - engine.asked_s[name] for name, first in engine.first_s.items())
-    return Report(len(engine.asked_s), ttfts, engine.num_tokens / engine.runner.now)
+    now = engine.runner.now
+    return Report(len(engine.asked_s), ttfts, engine.num_tokens / now, engine.num_line_tokens / now)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -184,10 +204,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     print(f"Requests for 40 tokens beside a flood, for {options.seconds} modelled seconds each")
     print(f"{'flood':<31}  {'policy':<10}   served  p50 ms  p99 ms  of one stream  all tokens/s")
-    for flood, policy in product(FLOODS, _POLICIES):
+    for flood, policy in (*product(FLOODS, _POLICIES), (BESIDE_BATCHES, "fair_share")):
         report = run(policy, flood, seconds=options.seconds)
         times = "  ".join(f"{1000 * report.ttft_s(share):6.0f}" for share in (0.5, 0.99))
-        calm_ms = 1000 * run(policy, flood.single, seconds=options.seconds).ttft_s(0.99)
+        calm = LIVE if flood is BESIDE_BATCHES else flood.single
+        calm_ms = 1000 * run(policy, calm, seconds=options.seconds).ttft_s(0.99)
         print(
             f"{flood.name:<31}  {policy:<10}  {len(report.ttfts_s):3} of {report.num_asked:<3}"
             f"  {times}  {calm_ms:13.0f}  {report.tokens_per_s:12.0f}"

@@ -43,6 +43,16 @@ class PreemptionCosts:
                 return slope
         return self._t / self._n
 
+    def num_tokens_within(self, share: float, num_tokens: int) -> float:
+        """How many more tokens make a step of ``num_tokens`` longer by this share at most; 0 before
+        the first step."""
+        s_per_token = self.s_per_token
+        if not s_per_token:
+            return 0.0
+        mean_s, mean_tokens = self._t / self._count, self._n / self._count
+        step_s = max(mean_s + s_per_token * (num_tokens - mean_tokens), s_per_token * num_tokens)
+        return share * step_s / s_per_token
+
     def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
         """Whether copying ``num_blocks`` out and back in is quicker than computing
         ``num_tokens``."""

@@ -254,8 +254,9 @@ class FairSharePolicy:
         self._num_groups = num_groups
         self._prefix_match = prefix_match
         self._classes: dict[int, PriorityClass] = {}
-        self._live: dict[str, tuple[int, float]] = {}
-        """How many requests wait or run, and the weight, of each tenant that has any."""
+        self._live: dict[bool, dict[str, tuple[int, float]]] = {False: {}, True: {}}
+        """How many requests wait or run, and the weight, of each tenant that has any: in the idle
+        class, and in the others."""
         self._by_age = RequestHeap()
         self._by_class = RequestHeap()
         """All waiting requests. The first belongs to the most important class."""
@@ -287,15 +288,16 @@ class FairSharePolicy:
         self._by_class.remove(request)
 
     def _count_live(self, request: Request, change: int) -> None:
-        count, _ = self._live.get(request.fair_key, (0, 0.0))
+        live = self._live[request.is_idle]
+        count, _ = live.get(request.fair_key, (0, 0.0))
         if count + change:
-            self._live[request.fair_key] = (count + change, request.weight)
+            live[request.fair_key] = (count + change, request.weight)
         else:
-            del self._live[request.fair_key]
+            del live[request.fair_key]
 
     @property
     def is_contended(self) -> bool:
-        return len(self._live) > 1
+        return sum(map(len, self._live.values())) > 1
 
     def head(self) -> Request | None:
         top = self._top_class()
@@ -329,7 +331,7 @@ class FairSharePolicy:
         is_mixed = any(request.priority > first.priority for request in running)
         if not is_mixed and not self.is_contended:
             return iter(())
-        holdings = self._holdings(running)
+        holdings = self._holdings(running, is_idle=first.is_idle)
         digests = {request.adapter_digest for request in running}
         claims = []
         accounts = [*top.waiting.first(_MAX_CLAIMANTS), *top.waiting.in_turn(_MAX_CLAIMANTS)]
@@ -365,7 +367,7 @@ class FairSharePolicy:
         those in a class that have not got further than they were when they gave way, the oldest is
         the last to do so again."""
         requests = list(running)
-        holdings = self._holdings(requests).all()
+        holdings = self._holdings(requests, is_idle=False).all()
         oldest: dict[int, Request] = {}
         for request in requests:
             first = oldest.get(request.priority, request)
@@ -392,14 +394,15 @@ class FairSharePolicy:
         num_left = request.max_total_tokens - request.num_tokens
         return (self._input_cost * num_new + self._output_cost * num_left) / request.weight
 
-    def _holdings(self, running: list[Request]) -> Holdings:
+    def _holdings(self, running: list[Request], *, is_idle: bool) -> Holdings:
+        """is_idle: whose share it is about."""
         return Holdings(
             running,
             lambda request: self._account(request).counter,
             num_rows=self._num_rows,
             num_blocks=self._num_blocks,
             quantum=self._quantum,
-            share=1 / (sum(weight for _, weight in self._live.values()) or 1.0),
+            share=1 / (sum(weight for _, weight in self._live[is_idle].values()) or 1.0),
         )
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:

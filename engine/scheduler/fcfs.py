@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.messages import IDLE_PRIORITY
+from engine.scheduler.claim import Claim
 from engine.scheduler.heap import RequestHeap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from engine.request import Request
-    from engine.scheduler.claim import Claim
 
 
 class FcfsPolicy:
-    """By arrival alone. A preempted request goes back to its place, before all that came later."""
+    """By arrival alone, but for the idle class, which comes last and gives way. A preempted request
+    goes back to its place, before all that came later."""
 
     def __init__(self) -> None:
         self._waiting = RequestHeap()
 
     def _key(self, request: Request) -> float:
         """Those of the least go first; among equals, those that came first."""
-        return request.arrival
+        return request.arrival + (IDLE_PRIORITY if request.is_idle else 0)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,7 +54,9 @@ class FcfsPolicy:
         return list(running)
 
     def claims(self, running: Iterable[Request]) -> Iterator[Claim]:
-        return iter(())
+        head, idle = self.head(), [request for request in running if request.is_idle]
+        if head is not None and not head.is_idle and idle:
+            yield Claim(head, reversed(idle), at_once=False)
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
         """Nothing to do: service does not change the order."""

@@ -55,19 +55,21 @@ class Holdings:
         self._num_blocks = num_blocks
         self._quantum = quantum
         self._share = share
-        self._held: dict[str, tuple[int, int]] = {}
-        """Blocks and rows of each tenant. A block that several requests share counts for each."""
+        self._held: dict[tuple[bool, str], tuple[int, int]] = {}
+        """Blocks and rows of each tenant, in the idle class and in the others. A block that several
+        requests share counts for each."""
         self._tenants: dict[tuple[int, str], Request] = {}
         """One of the requests of each tenant in each class."""
         for request in running:
-            fair_key = request.fair_key
-            num_held, count = self._held.get(fair_key, (0, 0))
-            self._held[fair_key] = (num_held + request.block_table.num_held, count + 1)
+            fair_key, holder = request.fair_key, (request.is_idle, request.fair_key)
+            num_held, count = self._held.get(holder, (0, 0))
+            self._held[holder] = (num_held + request.block_table.num_held, count + 1)
             self._tenants[request.priority, fair_key] = request
 
     def of(self, request: Request, *, more_blocks: int = 0, more_rows: int = 0) -> float:
         """The holding of the request's tenant, if it had so much more."""
-        num_blocks, num_rows = self._held.get(request.fair_key, (0, 0))
+        holder = (request.is_idle, request.fair_key)
+        num_blocks, num_rows = self._held.get(holder, (0, 0))
         by_blocks = min(1.0, (num_blocks + more_blocks) / self._num_blocks)
         return max(by_blocks, (num_rows + more_rows) / self._num_rows) / request.weight
 
@@ -132,9 +134,10 @@ class Holdings:
             victim = requests.pop()
             if self._gives_way(victim, request, margin, self._share):
                 yield victim
-                num_blocks, num_rows = self._held[victim.fair_key]
+                holder = (victim.is_idle, victim.fair_key)
+                num_blocks, num_rows = self._held[holder]
                 num_blocks -= victim.block_table.num_held
-                self._held[victim.fair_key] = (num_blocks, num_rows - 1)
+                self._held[holder] = (num_blocks, num_rows - 1)
             else:
                 requests.clear()  # Its others give way no more than this one.
             if not requests:

@@ -29,6 +29,7 @@ from engine.request import Request, RequestState
 from engine.scheduler.capacity import Capacity
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.drafts import Lookahead, fitting_drafts, judge_drafts
+from engine.scheduler.idle import IdleShare
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 from engine.scheduler.step import Step
@@ -79,6 +80,7 @@ class Scheduler:
         self.running: dict[str, Request] = {}
         """In the order of admission."""
         self._step_budget = StepBudget(config)
+        self._idle = IdleShare(self._costs)
         self._chunk_limit = config.chunk_tokens
         # Every running request gets at least one token in every step.
         self._max_num_running = min(config.num_seqs, config.step_tokens)
@@ -97,7 +99,7 @@ class Scheduler:
 
     def register(self, request: Request, *, is_moved: bool = False) -> None:
         """Count a request as queued, before ``add``. Raises ``QueueFull`` unless ``is_moved``."""
-        if not request.was_admitted:
+        if not request.was_admitted and not request.is_idle:
             self.queue.enter(request.fair_key, request.num_prompt_tokens, is_moved=is_moved)
         self.tenants.of(request.fair_key)  # From now on its totals are reported.
         self.waiting.note_grant(request)
@@ -117,7 +119,7 @@ class Scheduler:
             self.policy.leave(request)
         elif request.state in QUEUED:
             self._leave_queue(request)
-        if not request.was_admitted:
+        if not request.was_admitted and not request.is_idle:
             self.queue.leave(request.fair_key, request.num_prompt_tokens)
         self.waiting.forget(request)
         request.finish(reason)
@@ -197,9 +199,9 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to compute."""
         step = Step(StepPlan(step_id=self.stats.num_steps), planned_s=self._clock())
-        num_before = self.stats.scheduled_tokens
         order = list(self.running.values())
-        budget = self._step_budget.num_tokens(order, self.queue.num_tokens)
+        counted = self._idle.begin_step(order, self.queue.num_reqs)
+        budget = self._step_budget.num_tokens(counted, self.queue.num_tokens)
         self._is_short |= self.waiting.free_claimants()
         if len(self.policy) and (self._is_short or not self._free_rows):
             budget = self._admit_claimants(step, order, budget)
@@ -210,7 +212,7 @@ class Scheduler:
         self._is_short |= len(self.policy) > 0
         if not step.plan.chunks and not step.swapped:
             return None
-        step.num_tokens = self.stats.scheduled_tokens - num_before
+        step.num_tokens = step.plan.num_tokens
         step.plan.released_rows, self._released_rows = self._released_rows, []
         self.stats.num_steps += 1
         self.in_flight.append(step)
@@ -234,7 +236,7 @@ class Scheduler:
                 hit = self.cache.lookup(request.block_table, request.token_ids)
                 if self.waiting.wait_for_prefix(request, hit):
                     break
-                fit = self._claim_room(step, claim, limit)
+                fit = self._claim_room(step, claim, self._idle.limit(request, limit))
                 if fit is None:
                     continue
                 self.waiting.admit(request)
@@ -299,15 +301,18 @@ class Scheduler:
         elif self._is_short and self.policy.is_contended:
             order = self.policy.by_service(order)
         self._is_short = False
+        order, num_active = self._idle.divide(order)
         index, block_size, num_lookahead = 0, self.cache.block_size, self._lookahead.num_tokens
-        while index < len(order):
+        while index < min(num_active, len(order)):
             request = order[index]
             index += 1
             num_planned = len(request.token_ids) + request.num_pending
             if num_planned >= request.token_limit or request.num_drafts_in_flight:
                 continue  # Its last permitted token, or drafts of it, are in flight.
             # However long a prefill is, it leaves one token of the budget for each request behind.
-            limit = min(self._chunk_limit, budget - (len(order) - index))
+            limit = min(self._chunk_limit, budget - (min(num_active, len(order)) - index))
+            if (limit := self._idle.limit(request, limit)) <= 0:
+                continue
             num_tokens = num_planned - request.num_computed_tokens
             if num_tokens > 1:
                 limit = request.chunk_limit(request.num_computed_tokens, limit)
@@ -390,7 +395,7 @@ class Scheduler:
                 if self.waiting.has_too_many_prefix_waits:
                     return
                 continue
-            fit = self._capacity.fit(request, hit, budget)
+            fit = self._capacity.fit(request, hit, self._idle.limit(request, budget))
             if not fit.fits:
                 return
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
@@ -433,7 +438,8 @@ class Scheduler:
         """Charge and count a request that leaves the queue for the first time."""
         request.was_admitted = True
         request.num_cached_tokens = num_cached
-        self.queue.leave(request.fair_key, request.num_prompt_tokens)
+        if not request.is_idle:
+            self.queue.leave(request.fair_key, request.num_prompt_tokens)
         self.policy.charge_prompt(request, 0, num_cached)
         waited_s = request.queue_s = self._clock() - request.arrival_s
         totals = self.tenants.of(request.fair_key)
@@ -459,6 +465,7 @@ class Scheduler:
             Chunk(request.row, request.request_id, start, num_tokens, samples, constrained, drafts)
         )
         step.requests.append(request)
+        self._idle.spend(request, num_tokens, len(drafts))
         request.num_computed_tokens = end
         request.num_pending += samples
         request.num_drafts_in_flight = len(drafts)

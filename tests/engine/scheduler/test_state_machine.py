@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from engine.cache.table import NO_BLOCK
-from engine.messages import AdapterRef
+from engine.messages import IDLE_PRIORITY, AdapterRef
 from engine.request import Request, RequestState
 from engine.spec.costs import StepCosts
 from tests.engine.scheduler.harness import Harness
@@ -142,7 +142,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_public_tokens=st.sampled_from([0, 0, 1, 4]),
         fair_key=st.sampled_from(["a", "b", "c"]),
         weight=st.sampled_from([1.0, 3.0]),
-        priority=st.sampled_from([0, 0, 1, -1]),
+        priority=st.sampled_from([0, 0, 1, -1, IDLE_PRIORITY]),
         max_tokens=st.sampled_from([9, None, 4, 1]),
         min_tokens=st.sampled_from([0, 1]),
         ignore_eos=st.booleans(),
