@@ -279,8 +279,8 @@ def test_the_first_admin_key_is_made_once_and_changes_are_shown(
     assert rows(fresh.ok("usage", "ops", "--by", "", "--per", "day"))[0][1:3] == ["1", "100"]
     assert "'week' is none of" in fresh.complaint("usage", "--per", "week")
     (single,) = rows(fresh.ok("usage", "ops", "--rows"))
-    assert single[2:7] == ["ops", used[1], "demo", "stop", ""]
-    assert single[7:] == ["100", "64", "20", "0"]
+    assert single[2:8] == ["ops", used[1], "demo", "", "stop", ""]
+    assert single[8:] == ["100", "64", "20", "0"]
     header, line = fresh.ok("usage", "--format", "csv").splitlines()
     assert dict(zip(header.split(","), line.split(","), strict=True))["id"] == single[1]
     assert f'"id":"{single[1]}"' in fresh.ok("usage", "--format", "jsonl")
