@@ -1,7 +1,7 @@
 """Engines of the bundled model are killed under streams: every answer is the one that comes without
 that, and the ledger has each token once.
 
-    python -m pytest -m nightly -s tests/e2e/test_fleet.py    # ten minutes; prints the pauses
+    SLUICE_STORM_S=600 python -m pytest -m nightly -s tests/e2e/test_fleet.py    # prints the pauses
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import statistics
@@ -21,12 +22,17 @@ import httpx
 import psutil
 import pytest
 
-from tests.attack.serving import MODEL, Deployment, Member
+from tests.attack.serving import MODEL, NO_LIMITS, Deployment, Member, own_database
 from tests.gateway.serving import until
 from tests.postgres import fresh_database, postgres_server
 
 __all__ = ["postgres_server"]
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+
+STORM_S = float(os.environ.get("SLUICE_STORM_S", "600"))
+"""How long engines are killed in the long test."""
+AWAY_S = 50.0
+"""How long PostgreSQL is away. Keys work for a minute without it (``tenants.key_grace_s``)."""
 
 STORIES = [
     f"Tell me a story about {animal}." for animal in ("a fox", "two owls", "a bear", "the sea")
@@ -117,11 +123,18 @@ async def num_ready(client: httpx.AsyncClient, url: str) -> int:
 
 
 async def storm(
-    deployment: Deployment, *, num_clients: int, num_tokens: int, num_kills: int, within_s: float
+    deployment: Deployment,
+    *,
+    num_clients: int,
+    num_tokens: int,
+    num_kills: int,
+    within_s: float,
+    num_at_once: int = 1,
 ) -> None:
-    """Clients ask the same questions again and again while engines are killed."""
+    """Clients ask the same questions again and again while engines are killed, ``num_at_once`` of
+    them together. In the end nothing is held."""
     rng = random.Random(1)
-    member, answers = deployment.member("stormy"), Answers()
+    member, answers = deployment.member("stormy", NO_LIMITS, "admin"), Answers()
     asked = questions(num_tokens)
     async with client_of(member) as client:
         expected = [await ask(client, deployment.url, one, answers) for one in asked]
@@ -144,12 +157,14 @@ async def storm(
                 if rng.random() < 0.8:
                     await until(lambda: is_whole(client, deployment), within_s=120)
                 if engines := deployment.engines():
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        rng.choice(engines).kill()
-                        num_killed += 1
+                    for engine in rng.sample(engines, min(num_at_once, len(engines))):
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            engine.kill()
+                            num_killed += 1
             is_over.set()
 
         await asyncio.gather(kill(), *(chat(number) for number in range(num_clients)))
+        await until(lambda: holds_nothing(client, deployment), within_s=60)
     booked = await deployment.settled(member, answers.num_done)
     assert (booked.requests, booked.completion_tokens) == (answers.num_done, answers.num_tokens)
     pauses = sorted(answers.pauses_s)
@@ -158,6 +173,15 @@ async def storm(
         f"of a stream: median {statistics.median(pauses):.2f} s, "
         f"p99 {pauses[int(0.99 * (len(pauses) - 1))]:.2f} s, max {pauses[-1]:.2f} s"
     )
+
+
+async def holds_nothing(client: httpx.AsyncClient, deployment: Deployment) -> bool:
+    """Whether all engines are back, and have neither requests nor blocks in use."""
+    if not await is_whole(client, deployment):
+        return False
+    stats = (await client.get(f"{deployment.url}/admin/v1/engine")).json()["stats"]
+    num_requests = stats["num_running"] + stats["num_waiting"] + stats["num_parked"]
+    return bool(num_requests == 0 and stats["num_free_blocks"] == stats["num_total_blocks"] > 0)
 
 
 async def is_whole(client: httpx.AsyncClient, deployment: Deployment) -> bool:
@@ -180,7 +204,33 @@ async def test_two_engines_are_killed_by_turns(database: str) -> None:
 @pytest.mark.timeout(1500)
 async def test_ten_minutes_of_kills_under_two_hundred_streams(database: str) -> None:
     with Deployment(database, settings=settings(3, max_num_seqs=128)) as deployment:
-        await storm(deployment, num_clients=200, num_tokens=400, num_kills=10, within_s=600)
+        await storm(deployment, num_clients=200, num_tokens=400, num_kills=10, within_s=STORM_S)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+async def test_two_of_three_engines_die_at_once(database: str) -> None:
+    with Deployment(database, settings=settings(3)) as deployment:
+        await storm(
+            deployment, num_clients=20, num_tokens=300, num_kills=6, within_s=0, num_at_once=2
+        )
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+async def test_engines_die_while_postgresql_is_away_for_a_minute() -> None:
+    with own_database() as own, Deployment(own.dsn, settings=settings(2)) as deployment:
+
+        async def outage() -> None:
+            await asyncio.sleep(5)
+            await asyncio.to_thread(own.kill)
+            await asyncio.sleep(AWAY_S)
+            await asyncio.to_thread(own.start)
+
+        raining = storm(
+            deployment, num_clients=10, num_tokens=300, num_kills=3, within_s=AWAY_S + 15
+        )
+        await asyncio.gather(outage(), raining)
 
 
 @pytest.mark.nightly
