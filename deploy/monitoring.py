@@ -21,6 +21,7 @@ from prometheus_client.core import Metric
 
 from engine.client.fleet import Fleet
 from engine.client.fleets import Fleets
+from engine.client.router import D2lpm
 from engine.messages import Stats, TenantStats
 from gateway.metrics.engine import EngineCollector
 from gateway.metrics.metrics import Metrics
@@ -374,10 +375,16 @@ def metrics() -> list[Metric]:
         spec_decode_num_accepted_tokens_per_pos=[0],
     )
     found.watch(running=lambda: 0, engines=lambda: {("model", "0"): EngineCollector(stats)})
-    found.watch_moves(Fleets({"model": Fleet([])}), {"key": 0})
+    router = D2lpm()
+    router.num_found[True] = 0
+    fleet = Fleet([], router=router)
+    fleet.num_sent["0"] = 0
+    found.watch_moves(Fleets({"model": fleet}), {"key": 0})
     found.watch_background(lambda: {"work": 0})
     found.watch_changes(ChangeListener("postgresql://localhost/none", lambda change: None))
     found.watch_ledger(Ledger(MemoryStore()))
+    found.watch_batches(lambda: 0, lambda: 0)
+    found.count_batch_line("completed")
     found.count_response("/", 200)
     found.count_refusal("code")
     found.count_usage(_EVENT)

@@ -186,6 +186,16 @@ class Clients:
         return True
 
 
+def secure(socket: zmq.Socket[bytes], curve: Curve) -> None:
+    """Make a socket fit for the network between hosts: encrypted, with bounded messages, and with
+    heartbeats that show the silence of the other side."""
+    socket.curve_publickey = curve.public.encode()
+    socket.curve_secretkey = curve.secret.encode()
+    socket.maxmsgsize = MAX_FRAME_BYTES
+    socket.ipv6 = True
+    socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
+
+
 def admit_only(context: Sockets, curve: Curve) -> ThreadAuthenticator:
     """Have ``listen`` refuse clients with another key; runs until it is stopped."""
     from zmq.auth.thread import ThreadAuthenticator
@@ -209,11 +219,7 @@ def listen(context: Sockets, address: str, curve: Curve | None = None) -> zmq.So
     socket = context.socket(zmq.ROUTER)
     if curve is not None:
         socket.curve_server = True
-        socket.curve_publickey = curve.public.encode()
-        socket.curve_secretkey = curve.secret.encode()
-        socket.maxmsgsize = MAX_FRAME_BYTES
-        socket.ipv6 = True
-        socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
+        secure(socket, curve)
     # A message for a client that is gone or full is an error, not silence.
     socket.router_mandatory = True
     socket.sndhwm = ATTACHED_HIGH_WATER_MARK

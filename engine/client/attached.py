@@ -18,7 +18,7 @@ from engine.client.transport import (
 from engine.config import EngineConfig
 from engine.launch import Curve
 from engine.messages import Attach, EngineMessage, Ready, encode
-from engine.sockets import HEARTBEAT_MS, MAX_FRAME_BYTES, SILENCE_MS
+from engine.sockets import secure
 
 
 class AttachedEngine(EngineSocket):
@@ -49,11 +49,7 @@ class AttachedEngine(EngineSocket):
         self._socket.sndhwm = SEND_HIGH_WATER_MARK
         if curve is not None:
             self._socket.curve_serverkey = curve.peer.encode()
-            self._socket.curve_publickey = curve.public.encode()
-            self._socket.curve_secretkey = curve.secret.encode()
-            self._socket.maxmsgsize = MAX_FRAME_BYTES
-            self._socket.ipv6 = True
-            self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
+            secure(self._socket, curve)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
         self._socket.send(encode(Attach(epoch)))

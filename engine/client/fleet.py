@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
@@ -129,6 +129,11 @@ class Fleet:
     def has_served(self) -> bool:
         """Whether an engine was ready before, even if none is at the moment."""
         return self.may_sleep or self._some_ready.is_set()
+
+    @property
+    def router_hits(self) -> Mapping[bool, int]:
+        """Requests whose cached tokens the router expected: by whether as many were found."""
+        return self._router.num_found
 
     @property
     def info(self) -> Ready:

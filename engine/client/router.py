@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from zlib import crc32
 
@@ -36,6 +38,9 @@ SLACK = 16
 
 class Router:
     """Ranks engines. The siblings below say how; only one that remembers needs to hear more."""
+
+    num_found: Mapping[bool, int] = MappingProxyType({})
+    """Requests of which something was expected in the cache: by whether as much was found."""
 
     def ranked(
         self, request: GenerateRequest, engines: Sequence[EngineClient]
@@ -125,6 +130,7 @@ class D2lpm(Router):
         self._expected: dict[str, _Lookup] = {}
         """By request id, of those that have not begun: the oldest first."""
         self._num_ranked = 0
+        self.num_found: Counter[bool] = Counter()
 
     def ranked(
         self, request: GenerateRequest, engines: Sequence[EngineClient]
@@ -159,7 +165,9 @@ class D2lpm(Router):
         looked_up = self._expected.pop(request.request_id, None)
         if looked_up is not None:
             expected = looked_up.cached.get(engine.name, 0) - SLACK
-            self.index.learn(engine.name, was_right=num_cached >= expected)
+            was_right = num_cached >= expected
+            self.num_found[was_right] += 1
+            self.index.learn(engine.name, was_right=was_right)
 
     def forget(self, engine: EngineClient) -> None:
         self.index.forget(engine.name)

@@ -269,11 +269,26 @@ def _moves_metrics(fleets: Fleets, refused: Mapping[str, int]) -> Iterable[Metri
         "Requests that failed with their engine: no other came in time, or it was their doing.",
         labels=["model"],
     )
+    sent = CounterMetricFamily(
+        "sluice_requests_routed",
+        "Requests by the engine that took them, those that moved there included.",
+        labels=["model", "engine"],
+    )
+    found = CounterMetricFamily(
+        "sluice_router_hits",
+        "Requests that found all that the router expected of their prompt in the engine's cache, or"
+        " less; with fleet.router = d2lpm.",
+        labels=["model", "found"],
+    )
     for model, fleet in fleets.items():
+        for engine, number in fleet.num_sent.items():
+            sent.add_metric([model, engine], number)
+        for is_hit, number in fleet.router_hits.items():
+            found.add_metric([model, "all" if is_hit else "less"], number)
         waiting.add_metric([model], len(fleet.moves))
         moved.add_metric([model], fleet.moves.num_moved)
         lost.add_metric([model], fleet.moves.num_failed)
-    yield from (waiting, moved, lost)
+    yield from (waiting, moved, lost, sent, found)
     by_cause = CounterMetricFamily(
         "sluice_engines_refused",
         "Engines of the registry that are not used, by the cause; epoch: one that was given up"
