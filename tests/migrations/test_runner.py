@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -19,7 +20,8 @@ from migrations import revisions as known_revisions
 from migrations import runner, source
 from tenants import queries
 from tenants.errors import InvalidValue, MigrationRefused, SchemaMismatch, StoreUnavailable
-from tests.postgres import execute, owned, with_database
+from tenants.store import Store
+from tests.postgres import execute, fresh_database, owned, with_database
 
 FOLDER = Path(migrations.__file__).parent
 FIRST_RELEASE = "0100"
@@ -225,6 +227,35 @@ class TestUpgrade:
             await execute(empty_pg_dsn, asked[0])
             await migrations.upgrade(dsn)
             await migrations.check(dsn)
+
+    async def test_two_owners_on_one_server_who_cannot_read_each_other(
+        self, postgres_server: str, empty_pg_dsn: str
+    ) -> None:
+        """The roles are the server's, so the second owner is told what to ask for. Members of them
+        could see every database's rows, but for a right that the owners take away."""
+        names = [urlsplit(empty_pg_dsn).path[1:]]
+        with contextmanager(fresh_database)(postgres_server, template="template0") as other_dsn:
+            names.append(urlsplit(other_dsn).path[1:])
+            async with (
+                owned(empty_pg_dsn, may_make_roles=False) as one,
+                owned(other_dsn, may_make_roles=False) as two,
+            ):
+                for dsn, name in ((one, names[0]), (two, names[1])):
+                    with pytest.raises(MigrationRefused) as caught:
+                        await migrations.upgrade(dsn)
+                    asked = re.search(r"GRANT .* TO \w+$", str(caught.value))
+                    assert asked is not None
+                    await execute(empty_pg_dsn, asked[0])
+                    await migrations.upgrade(dsn)
+                    await execute(dsn, f"REVOKE CONNECT ON DATABASE {name} FROM PUBLIC")
+                    store = await Store.connect(dsn)
+                    assert [one.name for one in await store.list_tenants()] == []
+                    await store.create_tenant(name)
+                    assert [one.name for one in await store.list_tenants()] == [name]
+                    await store.close()
+                for stranger, name in ((one, names[1]), (two, names[0])):
+                    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="CONNECT"):
+                        await asyncpg.connect(with_database(stranger, name))
 
     async def test_leaves_no_lock_and_no_connection(self, empty_pg_dsn: str) -> None:
         await migrations.upgrade(empty_pg_dsn)
