@@ -26,8 +26,8 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 VERSION = "1.29"
 INFO = 1
-FOREIGN = {"ServiceMonitor", "PrometheusRule"}
-"""Kinds of Prometheus' operator, whose schemas are not Kubernetes'."""
+FOREIGN = {"ServiceMonitor", "PrometheusRule", "RayCluster"}
+"""Kinds of Prometheus' and Ray's operators, whose schemas are not Kubernetes'."""
 
 EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
@@ -60,7 +60,11 @@ BARE: dict[str, Any] = {
     "networkPolicy": {"enabled": False},
 }
 
-values = pytest.mark.parametrize("values", [{}, EVERYTHING, BARE], ids=["default", "all", "bare"])
+RAY: dict[str, Any] = {"ray": {"enabled": True, "workers": {"nodeSelector": {"pool": "gpu"}}}}
+
+values = pytest.mark.parametrize(
+    "values", [{}, EVERYTHING, BARE, RAY], ids=["default", "all", "bare", "ray"]
+)
 
 
 HELM = """
@@ -96,6 +100,9 @@ def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]
     for one in documents:
         if "template" in one.get("spec", {}):
             yield one["metadata"]["name"], one["spec"]["template"]["spec"]
+        if one["kind"] == "RayCluster":
+            for group in (one["spec"]["headGroupSpec"], *one["spec"]["workerGroupSpecs"]):
+                yield group.get("groupName", "head"), group["template"]["spec"]
 
 
 @values
@@ -157,13 +164,34 @@ def test_selectors_select_the_pods(values: dict[str, Any]) -> None:
         if one["kind"] == "StatefulSet"
         for name in [one["metadata"]["name"]]
     }
-    assert labels["one-gateway"] != labels["one-engine"]
+    assert labels["one-gateway"] != labels.get("one-engine")
     for one in documents:
         if one["kind"] == "Service":
             wanted = one["spec"]["selector"].items()
             assert len([found for found in labels.values() if wanted <= found.items()]) == 1
         if one["kind"] == "HorizontalPodAutoscaler":
             assert one["spec"]["scaleTargetRef"]["name"] in labels
+
+
+def test_ray_places_the_engines_in_place_of_the_chart() -> None:
+    documents = rendered(RAY)
+    found = {(one["kind"], one["metadata"]["name"]): one for one in documents}
+    assert ("Job", "one-fleet-up") in found
+    assert not {name for _, name in found if name.startswith("one-engine")}
+    cluster, policy = found["RayCluster", "one-ray"], found["NetworkPolicy", "one-ray"]
+    by_name = dict(pods([cluster]))
+    for name, pod in by_name.items():
+        # KubeRay adds a command; the rest is a pod as Kubernetes takes it.
+        one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod}
+        kubernetes_validate.validate(one, VERSION, strict=True)
+    assert cluster["spec"]["authOptions"] == {"mode": "token"}
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert by_name["engines"]["nodeSelector"] == {"pool": "gpu"}
+    (fleet_up,) = dict(pods(documents))["one-fleet-up"]["containers"]
+    assert fleet_up["args"][:4] == ["fleet", "up", "--ray", "one-ray-head-svc:6379"]
+    selected = policy["spec"]["podSelector"]["matchLabels"].items()
+    for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
+        assert selected <= group["template"]["metadata"]["labels"].items()
 
 
 def test_variables_are_settings_and_ports_are_served() -> None:

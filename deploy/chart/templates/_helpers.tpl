@@ -95,3 +95,29 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{/* A pod of Ray's: (dict "root" $ "name" CONTAINER "resources" RESOURCES "group" VALUES). KubeRay adds the command. */}}
+{{- define "sluice.ray" -}}
+{{- include "sluice.pod" (dict "root" .root "image" .root.Values.image.ray) }}
+{{- include "sluice.placement" .group }}
+terminationGracePeriodSeconds: {{ .root.Values.engine.terminationGracePeriodSeconds }}
+containers:
+  - name: {{ .name }}
+    image: {{ .root.Values.image.ray | quote }}
+    imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+    env:
+      {{- include "sluice.env" .root | nindent 6 }}
+    securityContext: {{- include "sluice.rights" .root | nindent 6 }}
+    resources: {{- toYaml .resources | nindent 6 }}
+    volumeMounts:
+      {{- include "sluice.mounts" .root | nindent 6 }}
+      - { name: data, mountPath: /var/lib/sluice }
+      - { name: cache, mountPath: /var/cache/sluice }
+      - { name: shm, mountPath: /dev/shm }
+volumes:
+  {{- include "sluice.volumes" .root | nindent 2 }}
+  - { name: data, emptyDir: {} }
+  - { name: cache, emptyDir: {} }
+  - name: shm
+    emptyDir: { medium: Memory, sizeLimit: {{ .root.Values.engine.sharedMemory }} }
+{{- end }}
