@@ -134,7 +134,7 @@ class Admission:
             served = self.models.find(principal, request.model)
             model, user = served.base, field_checks.user_of(request.user)
             inputs = request.inputs(pooled.pooling_of(model))
-            await self._wait_for_engine(model)
+            await self._wait_for_engine(model, principal)
             info = model.engine.info
             await model.engine.check_queue(principal.tenant.id.hex)
             encoded = await encode(
@@ -195,7 +195,7 @@ class Admission:
         end_user = field_checks.end_user(fields)
         field_checks.check_best_of(fields)
         use = await self._tools(request, model)
-        await self._wait_for_engine(model)
+        await self._wait_for_engine(model, principal)
         max_model_len = model.engine.info.max_model_len
         field_checks.check_chat(fields, max_model_len)
         await model.engine.check_queue(principal.tenant.id.hex)
@@ -262,9 +262,9 @@ class Admission:
         if self.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
 
-    async def _wait_for_engine(self, model: Model) -> None:
+    async def _wait_for_engine(self, model: Model, principal: Principal) -> None:
         if (cold_start := self._cold_starts.get(model.name)) is not None:
-            await cold_start.wait()
+            await cold_start.wait(principal.tenant.id.hex)
             self._check_not_draining()
 
     async def _reserve(

@@ -30,7 +30,7 @@ from gateway.processes.server import dsn_of
 from gateway.processes.signals import ending_signals_sent_to
 from tenants.errors import StoreUnavailable
 from tenants.outage import OutageLog
-from tenants.shared import SharedState
+from tenants.shared import EngineRecord, SharedState
 from tenants.store import Store
 
 logger = logging.getLogger(__name__)
@@ -83,8 +83,8 @@ class EngineHost:
             epoch=self._epoch,
         )
 
-    def _begin_epoch(self) -> None:
-        self._epoch = max(self._epoch + 1, time.time_ns())
+    def _begin_epoch(self, after: int = 0) -> None:
+        self._epoch = max(self._epoch + 1, after + 1, time.time_ns())
 
     async def run(self, on_ready: Callable[[str], None] = lambda _: None) -> None:
         """Serve until cancelled. Raises ``ConfigError`` if engines of this model with other weights
@@ -133,11 +133,23 @@ class EngineHost:
                 "stop those, give this engine theirs, or another models.served_model_name"
             )
         if verdict == "epoch over":
+            known = await self._find()
+            if known is not None and known.condition != "lost" and known.address != self.address:
+                raise ConfigError(
+                    f"another engine is called {self.id!r}, at {known.address}; give each its own "
+                    "fleet.engine_id"
+                )
             logger.warning("gateways have given this engine up: it comes back with a new epoch")
-            self._begin_epoch()
+            # Its name may have been that of an engine on a host whose clock is ahead.
+            self._begin_epoch(after=0 if known is None else known.epoch)
             with contextlib.suppress(EngineDead):  # A new one begins its own.
                 self.engine.begin_epoch(self._epoch)
             self._changed.set()
+
+    async def _find(self) -> EngineRecord | None:
+        """What the registry has of this name."""
+        records = await self._shared.list_engines()
+        return next((record for record in records if record.id == self.id), None)
 
     async def _leave(self) -> None:
         """Have gateways move what runs here, and stop the engine."""

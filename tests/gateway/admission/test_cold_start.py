@@ -37,7 +37,7 @@ async def test_all_wait_until_an_engine_serves_and_ask_together(
     monkeypatch.setattr(cold_start, "ASK_S", 0.05)
     starter = Starter()
     start = sleeping(starter)
-    waiting = [asyncio.create_task(start.wait()) for _ in range(50)]
+    waiting = [asyncio.create_task(start.wait("t")) for _ in range(50)]
     await asyncio.sleep(0.22)
     assert start.num_waiting == 50
     assert 2 <= starter.num_asked <= 6  # again and again, as the first may have been forgotten
@@ -45,15 +45,15 @@ async def test_all_wait_until_an_engine_serves_and_ask_together(
     await asyncio.gather(*waiting)
     assert start.num_waiting == 0
     num_asked = starter.num_asked
-    await start.wait()
+    await start.wait("t")
     assert starter.num_asked == num_asked
 
 
 async def test_nobody_waits_in_vain() -> None:
     began = time.monotonic()
-    await sleeping(Starter(is_there=False)).wait()
+    await sleeping(Starter(is_there=False)).wait("t")
     asked = Starter()
-    await sleeping(asked, wait_s=0).wait()
+    await sleeping(asked, wait_s=0).wait("t")
     assert asked.num_asked == 1  # so that it is there for the next ones
     assert time.monotonic() - began < 5
 
@@ -61,9 +61,12 @@ async def test_nobody_waits_in_vain() -> None:
 async def test_waiting_ends_in_time_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "ASK_S", 0.02)
     start = sleeping(Starter(), wait_s=0.1, max_waiting=2)
-    waiting = [asyncio.create_task(start.wait()) for _ in range(2)]
+    waiting = [asyncio.create_task(start.wait("t")) for _ in range(2)]
     await asyncio.sleep(0)
-    await asyncio.wait_for(start.wait(), 0.05)  # one too many
+    await asyncio.wait_for(start.wait("t"), 0.05)  # one too many
+    waiting.append(asyncio.create_task(start.wait("another")))  # who has nothing there yet
+    await asyncio.sleep(0)
+    assert start.num_waiting == 3
     async with asyncio.timeout(20):
         await asyncio.gather(*waiting)
     assert start.num_waiting == 0
@@ -72,7 +75,7 @@ async def test_waiting_ends_in_time_and_is_bounded(monkeypatch: pytest.MonkeyPat
 async def test_a_client_that_leaves_and_a_shutdown_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "ASK_S", 0.02)
     start = sleeping(Starter())
-    gone, other = (asyncio.create_task(start.wait()) for _ in range(2))
+    gone, other = (asyncio.create_task(start.wait("t")) for _ in range(2))
     await asyncio.sleep(0.05)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)

@@ -236,6 +236,40 @@ async def test_other_weights_under_the_same_name_are_refused() -> None:
         assert [engine.id for engine in await shared.list_engines()] == [one.id]
 
 
+async def test_a_name_of_an_engine_whose_clock_was_ahead_is_taken_over() -> None:
+    """As of a lost host, whose engine another one starts again under the same name."""
+    shared = MemoryStore().shared
+    named = msgspec.structs.replace(
+        CONFIG, fleet=msgspec.structs.replace(CONFIG.fleet, engine_id="m-1", engine_node="there")
+    )
+    async with hosted(shared, config=named) as one:
+        (record,) = await shared.list_engines()
+        assert (record.id, record.node) == ("m-1", "there")
+        lost = msgspec.structs.replace(record, address="tcp://lost:1", epoch=record.epoch + 10**15)
+        await shared.register_engine(lost, timedelta(0))
+        async with following(shared) as (fleet, _):
+            await until(lambda: names(fleet) == {"m-1"})
+            assert await read(fleet.submit(request("r", 50))) == expected_tokens([7, 8, 9], 50)
+        assert one._epoch > lost.epoch
+
+
+async def test_of_two_engines_with_one_name_the_first_ends() -> None:
+    shared = MemoryStore().shared
+    named = msgspec.structs.replace(
+        CONFIG, fleet=msgspec.structs.replace(CONFIG.fleet, engine_id="m-1")
+    )
+    first = EngineHost(named, shared, KEYS, IDENTITY, process=StandInProcess)
+    running = asyncio.create_task(first.run())
+    await until(lambda: first.engine.ready)
+    async with hosted(shared, config=named) as second:
+        with pytest.raises(
+            ConfigError, match=r"another engine is called 'm-1', at tcp://.*engine_id"
+        ):
+            await asyncio.wait_for(running, 30)
+        (record,) = await shared.list_engines()
+        assert record.address == second.address
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
