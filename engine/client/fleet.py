@@ -98,9 +98,13 @@ class Fleet:
         engine.join()
         return engine
 
-    async def remove(self, engine: EngineClient, reason: str) -> None:
-        """Use an engine no more; its requests go on elsewhere."""
+    async def remove(self, engine: EngineClient, reason: str, *, has_left: bool = False) -> None:
+        """Use an engine no more; its requests go on elsewhere. ``has_left``: in order, so that none
+        of them is suspected of its end."""
+        if has_left:
+            engine.on_lost = lambda streams, _: self._note_lost(engine, streams, None)
         self.engines.remove(engine)
+        self._router.forget(engine)
         self._drained.discard(engine)
         self.num_sent.pop(engine.name, None)
         engine.lose(reason)

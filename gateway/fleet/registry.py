@@ -153,7 +153,7 @@ class Registry:
             elif record.address is not None:
                 await self._follow(record, record.address)
         for engine_id in self._joined.keys() - {record.id for record in records}:
-            await self._remove(engine_id, "it has left")
+            await self._remove(engine_id, "it has left", has_left=True)
 
     async def _follow(self, record: EngineRecord, address: str) -> None:
         known = self._joined.get(record.id)
@@ -224,11 +224,11 @@ class Registry:
     def _count_stale(self) -> None:
         self.num_refused["epoch"] += 1
 
-    async def _remove(self, engine_id: str, reason: str) -> None:
+    async def _remove(self, engine_id: str, reason: str, *, has_left: bool = False) -> None:
         logger.warning("the engine %s is used no more: %s", engine_id, reason)
         self._over_since.pop(engine_id, None)
         joined = self._joined.pop(engine_id)
-        await self._fleets[joined.model].remove(joined.client, reason)
+        await self._fleets[joined.model].remove(joined.client, reason, has_left=has_left)
 
     def _drain(self, model: str, engine: EngineClient, *, is_drained: bool) -> None:
         fleet = self._fleets[model]

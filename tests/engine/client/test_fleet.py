@@ -217,6 +217,22 @@ async def test_a_drained_engine_hands_its_requests_over() -> None:
         assert await read(late) == expected(5, 1500)
 
 
+async def test_nobody_is_suspected_of_engines_that_leave() -> None:
+    """Though they had no token of any of them."""
+    async with fleet_of(3, shutdown_timeout_s=0.1) as fleet:
+        for engine in fleet.engines[:2]:
+            os.kill(engine.info.pid, signal.SIGSTOP)
+        fleet.drain(last := fleet.engines[2])
+        streams = [fleet.submit(request(str(i), 10 * i, 50)) for i in range(4)]
+        await fleet.remove(fleet.engines[0], "it has left", has_left=True)
+        assert fleet.engines[0].num_streams == 4
+        fleet.undrain(last)
+        await fleet.remove(fleet.engines[0], "it has left", has_left=True)
+        assert [stream.num_strikes for stream in streams] == [0] * 4
+        answers = await asyncio.gather(*map(read, streams))
+        assert answers == [expected(10 * i, 50) for i in range(4)]
+
+
 async def test_kills_at_random_under_many_streams() -> None:
     rng = random.Random(7)
     async with fleet_of(3) as fleet:
