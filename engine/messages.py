@@ -79,6 +79,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     """Groups that its blocks in the prefix cache count for, with the number of blocks that each
     group may have while no request uses them. Names are opaque; the latest bound of a group
     holds."""
+    prediction_token_ids: list[int] = []
+    """What the output is expected to be, in whole or in parts: where it is, drafts are taken from
+    it. Never changes the output."""
     progress: Progress | None = None
     """Set for a request that was admitted by another engine: it goes on after these tokens, which
     are computed again like those of a preempted request, and is not refused for a full queue."""

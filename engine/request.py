@@ -87,6 +87,7 @@ class Request:
     stop_token_ids: frozenset[int] = field(init=False)
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    prediction_token_ids: list[int] = field(init=False)
     token_limit: int = field(init=False)
     """Tokens it may have for now: ``max_total_tokens``, or the end of what has been granted."""
     logprobs: Logprobs | None = field(init=False)
@@ -137,6 +138,7 @@ class Request:
         self.stop_token_ids = self.eos_token_ids.union(params.stop_token_ids)
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.prediction_token_ids = message.prediction_token_ids
         if message.progress is not None:
             self._go_on_after(message.progress)
         self.token_limit = self.max_total_tokens

@@ -24,6 +24,7 @@ from gateway.commands import (
     doctor,
     fleet,
     key,
+    mcp,
     models,
     operations,
     project,
@@ -243,6 +244,7 @@ app.add_typer(tenant.app, name="tenant")
 app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
 app.add_typer(adapter.app, name="adapter")
+app.add_typer(mcp.app, name="mcp")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(webhook.app, name="webhook")
 app.command()(operations.usage)

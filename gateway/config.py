@@ -239,9 +239,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.direct_dsn or self.dsn
 
     response_retention_s: Seconds = 30 * 86400.0
-    """How long a stored response is kept after its last use."""
+    """How long a stored response is kept after its last use, and a stored chat."""
     max_response_bytes: Positive = 1024 * 1024 * 1024
-    """Most bytes kept of all stored responses of one tenant; the oldest go first."""
+    """Most bytes kept of a tenant's stored responses, and of its chats; the oldest go first."""
     max_conversation_bytes: Positive = 1024 * 1024 * 1024
     """Most bytes of all conversations of one tenant; what would be more is refused."""
     max_files_bytes: Positive = 10 * 1024 * 1024 * 1024
@@ -384,6 +384,17 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where it runs, as ``sluice fleet list`` shows it; by default the name of its host."""
 
 
+class McpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """MCP servers, whose tools responses may use; needs the extra ``mcp``."""
+
+    timeout_s: Seconds = 30.0
+    """How long a server may take to list its tools, or for one call."""
+    max_calls: Positive = 32
+    """Most calls of one response, which may ask for fewer by ``max_tool_calls``."""
+    max_answer_bytes: Positive = 1024 * 1024
+    """Most bytes that a server may send in one exchange."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file, as the parts of one model read it."""
 
@@ -397,6 +408,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     others: tuple[Config, ...] = ()
     """The same for each further model of ``[[models]]``, with other values of ``engine``,
     ``models`` and ``fleet.replicas``."""
+    mcp: McpConfig = McpConfig()
 
     def __post_init__(self) -> None:
         if self.engine.enable_lora and self.models.adapters_dir is None:

@@ -25,6 +25,7 @@ ApiError                           a request failed: what the client gets
 │   ├── Gone                       410  it was there and is not kept any more
 │   ├── PayloadTooLarge            413  above a size limit
 │   ├── UnsupportedMediaType       415  the body is not JSON
+│   ├── FailedDependency           424  a server that the request names failed
 │   ├── HeadersTooLarge            431  above the limits on headers
 │   └── UnsupportedCoding          501  a Transfer-Encoding that is not decoded here
 ├── RateLimited                    429  above a limit of this client
@@ -249,6 +250,10 @@ class ResponseNotFound(NotFound, type="not_found", code="response_not_found"):
 
 class ConversationNotFound(NotFound, type="not_found", code="conversation_not_found"):
     """No such conversation, or another tenant's."""
+
+
+class FailedDependency(ClientMistake, status=424, code="mcp_server_failed"):
+    """A server that the request names did not do what it should."""
 
 
 class MethodNotAllowed(ClientMistake, status=405, code="method_not_allowed"):

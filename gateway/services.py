@@ -20,6 +20,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.cold_start import MAX_WAITING, ColdStart
 from gateway.admission.model import Model
 from gateway.admission.served_models import ServedModels
+from gateway.answers.kept import KeptChats
 from gateway.batches.files import Uploads
 from gateway.batches.runner import BatchRunner
 from gateway.concurrency.background import Background
@@ -33,6 +34,7 @@ from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.flushes import Flushes
 from gateway.generation.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
+from gateway.mcp.servers import McpServers
 from gateway.metrics.engine import EngineCollector
 from gateway.metrics.metrics import Metrics
 from gateway.oidc.sign_in import SignIn
@@ -85,6 +87,7 @@ class Services:
     streams: Streams
     responses: Responses
     conversations: ConversationItems
+    chats: KeptChats
     models: ServedModels
     adapters: Adapters
     uploads: Uploads
@@ -207,8 +210,17 @@ def create_services(
         lifecycle=lifecycle,
         peers=peers,
         streams=streams,
-        responses=Responses(config, store.shared, conversations, peers, admission, generations),
+        responses=Responses(
+            config,
+            store.shared,
+            conversations,
+            peers,
+            admission,
+            generations,
+            McpServers(config, store),
+        ),
         conversations=conversations,
+        chats=KeptChats(config, store.chats),
         models=models,
         adapters=adapters,
         uploads=Uploads(config, store.files),

@@ -1,4 +1,5 @@
-"""Tenants, projects, keys, adapters and the log of their changes: the store's slow-moving part."""
+"""Tenants, projects, keys, adapters, MCP servers, and the log of their changes: what the store has
+that seldom changes."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import msgspec
 from tenants import queries
 from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
+    InvalidValue,
     ObjectExists,
     ObjectNotFound,
     TenantsError,
@@ -24,6 +26,7 @@ from tenants.names import (
     check_models,
     check_priority,
     check_scopes,
+    check_server_url,
     check_weight,
     normalize_name,
 )
@@ -31,6 +34,7 @@ from tenants.rows import (
     adapter_of,
     audit_entry_of,
     key_of,
+    mcp_server_of,
     project_of,
     record_of,
     tenant_of,
@@ -40,12 +44,15 @@ from tenants.types import (
     ApiKey,
     AuditEntry,
     KeyRecord,
+    McpServer,
     Project,
     Scope,
     Tenant,
 )
 
 MAX_AUDIT_ID = 2**63 - 1
+MAX_MCP_SERVERS = 100
+"""Of one tenant."""
 
 _SQL = queries.load()
 
@@ -296,6 +303,35 @@ class Directory:
             missing=ObjectNotFound("adapter", adapter_id),
         )
         return adapter_of(row)
+
+    async def allow_mcp_server(
+        self, tenant_id: UUID, url: str, *, allow_private: bool = False
+    ) -> McpServer:
+        """Let a tenant's responses use a server. Raises ``InvalidValue``, ``ObjectNotFound``."""
+        url = check_server_url(url)
+        row = await self._one(
+            "allow_mcp_server",
+            *(tenant_id, url, allow_private, MAX_MCP_SERVERS),
+            tenant_id=tenant_id,
+            violations={"mcp_server_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)},
+            missing=InvalidValue("url", f"must be one of at most {MAX_MCP_SERVERS} of a tenant"),
+        )
+        return mcp_server_of(row)
+
+    async def list_mcp_servers(self, tenant_id: UUID) -> Sequence[McpServer]:
+        """A tenant's servers by URL; none for a tenant that does not exist."""
+        rows = await self._all("list_mcp_servers", tenant_id, tenant_id=tenant_id)
+        return [mcp_server_of(row) for row in rows]
+
+    async def delete_mcp_server(self, tenant_id: UUID, server_id: UUID) -> McpServer:
+        """Allow a server no longer, and return it. Raises ``ObjectNotFound``."""
+        row = await self._one(
+            "delete_mcp_server",
+            *(tenant_id, server_id),
+            tenant_id=tenant_id,
+            missing=ObjectNotFound("mcp_server", server_id),
+        )
+        return mcp_server_of(row)
 
     async def list_audit(
         self,

@@ -41,6 +41,7 @@ _NOT_FOUND = {
     "project": "The tenant has no project {!r}.",
     "key": "There is no key {!r}; `sluice key list` shows a tenant's keys.",
     "adapter": "The tenant has no adapter {!r}.",
+    "mcp_server": "The tenant has no MCP server {!r}.",
     "scope": "The tenant has no {} to limit.",
     "webhook": "There is no webhook {!r}; `sluice webhook list` shows them all.",
     "file": "There is no file {!r}.",

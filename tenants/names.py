@@ -10,12 +10,14 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from urllib.parse import urlsplit, urlunsplit
 
 from tenants.errors import InvalidValue
 from tenants.keys import is_public_id
 from tenants.types import SCOPES, USAGE_BUCKETS, USAGE_GROUPS, Scope, UsageBucket, UsageGroup
 
 MAX_NAME_LENGTH = 200
+MAX_URL_LENGTH = 2048
 MAX_PRIORITY = 2**15 - 1
 MAX_KEY_MODELS = 100
 KEY_HASH_BYTES = 32
@@ -41,6 +43,25 @@ def normalize_name(field: str, text: str) -> str:
         if forbidden is not None:
             raise InvalidValue(field, f"must not hold {forbidden} (U+{ord(character):04X})")
     return name
+
+
+def check_server_url(url: str) -> str:
+    """The URL of an MCP server as stores keep and find it. Raises ``InvalidValue``."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidValue("url", f"must be a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or not url.isascii():
+        raise InvalidValue("url", "must be like https://example.com/mcp")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise InvalidValue("url", "must have neither a user, a password nor a fragment")
+    if len(url) > MAX_URL_LENGTH or any(character.isspace() for character in url):
+        raise InvalidValue("url", f"must have at most {MAX_URL_LENGTH} characters and no spaces")
+    host = f"[{host}]" if ":" in host else host
+    is_usual = port in (None, {"http": 80, "https": 443}[parts.scheme])
+    place = host if is_usual else f"{host}:{port}"
+    return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), parts.query, ""))
 
 
 def check_weight(weight: float) -> float:

@@ -151,6 +151,29 @@ DELETE FROM adapter
 WHERE tenant_id = $1 AND id = $2
 RETURNING id, tenant_id, name, parent, path, base_model, rank, digest, created_at;
 
+-- name: allow_mcp_server for tenant
+-- Allowed once more, a server only changes.
+INSERT INTO mcp_server (tenant_id, url, allow_private)
+SELECT $1, $2, $3
+WHERE
+    EXISTS (SELECT 1 FROM mcp_server WHERE tenant_id = $1 AND url = $2)
+    OR (SELECT count(*) FROM mcp_server WHERE tenant_id = $1) < $4::integer
+ON CONFLICT (tenant_id, url) DO UPDATE SET allow_private = excluded.allow_private
+RETURNING id, tenant_id, url, allow_private, created_at;
+
+-- name: list_mcp_servers for tenant
+-- Those that a tenant's responses may use.
+SELECT id, tenant_id, url, allow_private, created_at
+FROM mcp_server
+WHERE tenant_id = $1
+ORDER BY url COLLATE "C";
+
+-- name: delete_mcp_server for tenant
+-- Calls that are under way end by themselves.
+DELETE FROM mcp_server
+WHERE tenant_id = $1 AND id = $2
+RETURNING id, tenant_id, url, allow_private, created_at;
+
 -- name: touch_keys for operator
 -- When keys were used last, many in one statement. Rows are locked in one order by all callers, and
 -- not against settlements, which refer to keys; keys that somebody else changes are passed over.
@@ -448,6 +471,73 @@ WHERE tenant_id = $1 AND id IN (
         SELECT r.id, sum(r.size) OVER (ORDER BY r.created_at DESC, r.id) AS total
         FROM response AS r
         WHERE r.tenant_id = $1
+    ) AS s
+    WHERE s.total > $2::bigint
+)
+RETURNING id;
+
+-- name: put_chat for tenant
+-- A chat completion that its client wants stored.
+INSERT INTO chat_completion (
+    tenant_id, id, model, metadata, body, messages, created_at, expires_at
+)
+VALUES ($1, $2, $3, $4::jsonb, $5, $6, $7, now() + $8::interval)
+ON CONFLICT (tenant_id, id) DO NOTHING;
+
+-- name: find_chat for tenant
+-- A stored chat by its id.
+SELECT id, model, metadata, body, messages, created_at
+FROM chat_completion
+WHERE tenant_id = $1 AND id = $2 AND expires_at > now();
+
+-- name: update_chat for tenant
+-- Replaces its metadata.
+UPDATE chat_completion
+SET metadata = $3::jsonb
+WHERE tenant_id = $1 AND id = $2 AND expires_at > now()
+RETURNING id, model, metadata, body, messages, created_at;
+
+-- name: delete_chat for tenant
+-- The row is returned when it was there.
+DELETE FROM chat_completion
+WHERE tenant_id = $1 AND id = $2
+RETURNING id;
+
+-- name: list_chats for tenant
+-- A page of them: of the model $2 and with the metadata $3, behind the chat $4 if it is given, the
+-- last ones first if $5.
+SELECT c.id, c.model, c.metadata, c.body, c.messages, c.created_at
+FROM chat_completion AS c
+WHERE
+    c.tenant_id = $1 AND c.expires_at > now()
+    AND ($2::text IS NULL OR c.model = $2)
+    AND c.metadata @> $3::jsonb
+    AND (
+        $4::text IS NULL
+        OR (
+            SELECT CASE
+                WHEN $5::boolean THEN (c.created_at, c.id) < (a.created_at, a.id)
+                ELSE (c.created_at, c.id) > (a.created_at, a.id)
+            END
+            FROM chat_completion AS a
+            WHERE a.tenant_id = $1 AND a.id = $4
+        )
+    )
+ORDER BY
+    CASE WHEN $5::boolean THEN c.created_at END DESC,
+    CASE WHEN $5::boolean THEN c.id END DESC,
+    c.created_at, c.id
+LIMIT $6;
+
+-- name: trim_chats for tenant
+-- The oldest ones of a tenant, above so many bytes.
+DELETE FROM chat_completion
+WHERE tenant_id = $1 AND id IN (
+    SELECT s.id
+    FROM (
+        SELECT c.id, sum(c.size) OVER (ORDER BY c.created_at DESC, c.id) AS total
+        FROM chat_completion AS c
+        WHERE c.tenant_id = $1
     ) AS s
     WHERE s.total > $2::bigint
 )
@@ -948,6 +1038,13 @@ WITH responses AS (
         WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
     )
     RETURNING 1
+), chats AS (
+    DELETE FROM chat_completion
+    WHERE (tenant_id, id) IN (
+        SELECT tenant_id, id FROM chat_completion
+        WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
 ), streams AS (
     DELETE FROM ended_stream
     WHERE (tenant_id, id) IN (
@@ -1009,6 +1106,7 @@ SELECT (
     (SELECT count(*) FROM engines) + (SELECT count(*) FROM responses) + (SELECT count(*) FROM streams)
     + (SELECT count(*) FROM claims) + (SELECT count(*) FROM files)
     + (SELECT count(*) FROM lines) + (SELECT count(*) FROM batches) + (SELECT count(*) FROM workers)
+    + (SELECT count(*) FROM chats)
 )::integer AS num_rows;
 
 -- name: create_webhook for operator

@@ -24,6 +24,7 @@ from tenants.types import (
     ApiKey,
     AuditEntry,
     KeyRecord,
+    McpServer,
     Principal,
     Project,
     Tenant,
@@ -51,6 +52,10 @@ def key_of(row: Row) -> ApiKey:
 
 def adapter_of(row: Row) -> Adapter:
     return Adapter(**row)
+
+
+def mcp_server_of(row: Row) -> McpServer:
+    return McpServer(**row)
 
 
 def record_of(row: Row) -> KeyRecord:

@@ -12,6 +12,7 @@ import msgspec
 from tenants import queries
 from tenants.batch_queue import BatchQueue
 from tenants.batches import Batcher, send_each
+from tenants.chats import Chats
 from tenants.connections import Connections
 from tenants.conversations import Conversations
 from tenants.directory import Directory
@@ -92,6 +93,7 @@ class Store(Directory):
         self.shared = SharedState(connections, upkeep)
         """Other state that gateway workers share."""
         self.conversations = Conversations(connections)
+        self.chats = Chats(connections)
         self.webhooks = Webhooks(connections, upkeep)
         self.files = Files(connections)
         self.batch_queue = BatchQueue(connections)

@@ -89,6 +89,17 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class McpServer(msgspec.Struct, frozen=True, kw_only=True):
+    """An MCP server whose tools a tenant's responses may use."""
+
+    id: UUID
+    tenant_id: UUID
+    url: str
+    allow_private: bool = False
+    """Whether it may be at an address that is not public, such as in a network of the operator."""
+    created_at: datetime
+
+
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Who sends a request: the result of authentication."""
 

@@ -38,6 +38,10 @@ class TextProposer(ABC):
     def continue_text(self, request: Request, max_tokens: int) -> list[int]:
         """As ``Proposer.propose``, for one request."""
 
+    @abstractmethod
+    def drop(self, request: Request) -> None:
+        """As ``Proposer.drop``."""
+
     def propose(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         return [self.continue_text(request, max_tokens) for request, max_tokens in asked]
 

@@ -12,6 +12,8 @@ from engine.errors import ConfigError
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"]
 RejectionSampleMethod = Literal["standard", "synthetic"]
+TEXT_METHODS = ("ngram", "suffix")
+"""Methods whose drafts are copied from texts, also from what a client predicts."""
 NETWORK_METHODS: tuple[Method, ...] = ("draft_model", "eagle", "eagle3", "medusa")
 MAX_SPECULATIVE_TOKENS = 32
 

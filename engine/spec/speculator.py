@@ -23,6 +23,7 @@ from engine.spec.controller import MAX_WAIT, PROBE_REQUESTS, Controller
 from engine.spec.costs import Noted
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
+from engine.spec.prediction import PredictedProposer
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -391,5 +392,5 @@ def create_proposer(config: SpeculativeConfig, runner: Runner) -> Proposer:
     if config.method in NETWORK_METHODS:
         return NetworkProposer(runner)
     if config.method == "suffix":
-        return SuffixProposer(config)
-    return NgramProposer(*config.lookup)
+        return PredictedProposer(SuffixProposer(config))
+    return PredictedProposer(NgramProposer(*config.lookup))

@@ -29,10 +29,12 @@ from gateway.concurrency.lanes import Lanes
 from gateway.errors import Draining, InvalidRequestError, Overloaded
 from gateway.parsers.answer import AnswerParser
 from gateway.prompts import texts
+from gateway.prompts.chat import Ending
+from gateway.prompts.messages import text_of
 from gateway.prompts.pooled import encode
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import PromptThreads
-from gateway.schemas.chat import ChatFields
+from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import Secrets
 from grammar.errors import CompilerUnavailable, GrammarError
@@ -45,6 +47,8 @@ from tenants.salts import cache_salt
 from tenants.types import Principal
 from tenants.usage import Ledger
 
+_PREDICTED_CHARS = 16
+"""Characters of a prediction that are read for each token that an answer may have."""
 _TEXT_TOKENS = 16
 """New tokens of a text completion that sets no limit, as in OpenAI's API."""
 
@@ -123,6 +127,7 @@ class Admission:
                 tenant=request.principal.tenant.id,
                 tools=None if use is None else use.for_template(),
                 kwargs=model.prompts.kwargs(fields),
+                ending=Ending.of(fields),
             )
 
     async def admit_pooled(self, request: PooledRequest) -> Admitted:
@@ -215,6 +220,7 @@ class Admission:
         if context.deferred.get() is not None:
             priority = IDLE_PRIORITY
         field_checks.check_cache_salt(fields.cache_salt)
+        prediction = await self._prediction(request, model, max_model_len)
         assert params.max_tokens is not None
         num_choices, num_prompts = request.num_choices, len(prompt.token_ids)
         with tracing.stage("limits"):
@@ -232,6 +238,7 @@ class Admission:
             base=model,
             adapter=served.adapter,
             prompts=prompt.token_ids,
+            prediction=prediction,
             echoes=[echo for echo in prompt.echoes for _ in range(num_choices)],
             params=params,
             stop=stop,
@@ -252,6 +259,23 @@ class Admission:
             end_user=end_user,
             ignored=(*request.ignored, *_ignored(request, tier, model)),
         )
+
+    async def _prediction(
+        self, request: GenerationRequest, model: Model, max_model_len: int
+    ) -> list[int]:
+        """The token ids of what the answer is expected to be. No more than the model's length can
+        be of use. Raises ``ApiError``."""
+        fields = request.fields
+        if not isinstance(fields, ChatCompletionRequest) or fields.prediction is None:
+            return []
+        text = text_of(fields.prediction.content, "prediction.content")
+        if not model.drafts_texts:
+            return []
+        text = text[: max_model_len * _PREDICTED_CHARS]
+        read = partial(model.tokenizer.encode, text, add_special_tokens=False)
+        tenant = request.principal.tenant.id
+        found = await self.prompt_threads.run(read, tenant=tenant, size=len(text))
+        return found[:max_model_len]
 
     def _check_serving(self) -> None:
         self._check_not_draining()
@@ -323,6 +347,7 @@ class Admission:
                 max_model_len=max_model_len,
                 tools=None if use is None else use.for_template(),
                 kwargs=model.prompts.kwargs(fields),
+                ending=Ending.of(fields),
             )
         return await texts.read(
             fields,
@@ -359,8 +384,10 @@ class Admission:
 def _ignored(request: GenerationRequest, tier: str | None, model: Model) -> list[str]:
     """The fields that change nothing, in the client's words."""
     fields, found = request.fields, []
+    if isinstance(fields, ChatCompletionRequest):
+        found = ["prediction"] * (fields.prediction is not None and not model.drafts_texts)
     if isinstance(fields, ChatFields):
-        found = model.prompts.ignored(fields)
+        found += model.prompts.ignored(fields)
         if fields.service_tier not in (None, "auto", tier):
             found.append("service_tier")
         if fields.safety_identifier is not None and fields.user not in (

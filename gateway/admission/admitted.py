@@ -32,6 +32,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """As in ``PoolingParams``, for each of ``prompts``, if vectors or scores are asked for."""
     echoes: list[Echo] = []
     """What to repeat before each answer, for text completions; one for each choice."""
+    prediction: list[int] = []
+    """The token ids that each answer is expected to have."""
     params: SamplingParams
     stop: tuple[str, ...]
     num_choices: int

@@ -15,6 +15,7 @@ from gateway.prompts.turns import chat_messages
 from gateway.schemas import chat
 from gateway.schemas import output_format as formats
 from gateway.schemas.messages import (
+    NO_THREADS,
     ClientTool,
     MessageFormat,
     MessagesRequest,
@@ -61,6 +62,12 @@ def of_messages(
     for name in _UNSUPPORTED:
         if getattr(body, name, None) is not None:
             raise UnsupportedParameter("This server does not have it; leave it out.", param=name)
+    if getattr(body, "thread", None):
+        raise UnsupportedParameter(
+            "This server keeps no threads; send the whole conversation.",
+            param="thread",
+            code=NO_THREADS,
+        )
     return GenerationRequest(
         id=request_id,
         principal=principal,
@@ -105,8 +112,16 @@ def _chat_fields(body: TokenCountRequest, model: Reasons) -> chat.ChatFields:
             "top_k": body.top_k,
             "user": None if user_id is None else _end_user(user_id),
         }
+    messages = chat_messages(body.system, body.messages)
+    is_begun = isinstance(messages[-1], chat.AssistantMessage)
+    if is_begun and isinstance(thinking, ThinkingEnabled) and model.has_reasoning:
+        raise InvalidRequestError(
+            "An answer that is begun (a last message of the assistant) cannot begin with thinking.",
+            param="thinking",
+        )
     return chat.ChatFields(
-        messages=chat_messages(body.system, body.messages),
+        messages=messages,
+        continue_final_message=is_begun or None,
         tools=None if body.tools is None else _tools(body.tools),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=False if is_single else None,

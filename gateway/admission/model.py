@@ -11,6 +11,7 @@ from engine import sampling_defaults
 from engine.client.fleet import Fleet
 from engine.errors import EngineDead, NoChatTemplate
 from engine.pooling import PoolingModel
+from engine.spec.config import TEXT_METHODS
 from engine.text.chat_template import ChatTemplate, MissingChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.admission.priorities import Priorities
@@ -94,6 +95,12 @@ class Model:
     def name(self) -> str:
         """What clients call it, and what metrics and the ledger do."""
         return self.config.model_name
+
+    @property
+    def drafts_texts(self) -> bool:
+        """Whether its engines draft from texts, and so from what a client predicts."""
+        speculative = self.config.engine.speculative_config
+        return speculative is not None and speculative.method in TEXT_METHODS
 
     @property
     def price(self) -> Price:

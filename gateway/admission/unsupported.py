@@ -20,7 +20,7 @@ CHAT: Mapping[str, tuple[object, ...]] = {
 """Fields of Chat Completions that are refused unless null or one of these values, at which they
 change nothing."""
 
-HINTS = ("prediction", "prompt_cache_options", "prompt_cache_retention", "store")
+HINTS = ("prompt_cache_options", "prompt_cache_retention")
 """Fields that change nothing in an answer: they are taken, and listed as ignored."""
 
 COMPLETIONS: Mapping[str, tuple[object, ...]] = {"suffix": ()}

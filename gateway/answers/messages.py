@@ -18,6 +18,7 @@ from gateway.generation.delta import Delta
 from gateway.generation.events import Event, Made, Text
 from gateway.parsers.base import ToolCallDelta, joined_pieces
 from gateway.schemas.common import Compliance, Usage
+from gateway.schemas.messages import NO_THREADS
 
 _encode = msgspec.json.Encoder().encode
 
@@ -284,4 +285,6 @@ def error_body(error: ApiError, request_id: str | None = None) -> bytes:
         "type": "error",
         "error": {"type": kind, "message": error.object().message},
     }
+    if error.code == NO_THREADS:
+        body["error"]["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
     return _encode(body if request_id is None else {**body, "request_id": request_id})

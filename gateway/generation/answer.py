@@ -62,15 +62,21 @@ class Answer:
         if opening := encoder.opening():
             yield opening
         try:
-            async with aclosing(self._deltas(delivery)) as deltas:
-                async for delta in deltas:
-                    if events := encoder.delta(delta):
-                        yield events
+            async with aclosing(self._said(delivery)) as said:
+                async for events in said:
+                    yield events
             last = encoder.closing(await self._usage())
         except ApiError as exc:
             self.failure = exc
             last = encoder.failure(exc)
         yield await self._end(last)
+
+    async def _said(self, delivery: Delivery | None) -> AsyncGenerator[Sequence[Event], None]:
+        """The events between the first ones and the last."""
+        async with aclosing(self._deltas(delivery)) as deltas:
+            async for delta in deltas:
+                if events := self.encoder.delta(delta):
+                    yield events
 
     def _deltas(self, delivery: Delivery | None) -> AsyncGenerator[Delta, None]:
         return _nothing() if self.generation is None else self.generation.deltas(delivery)

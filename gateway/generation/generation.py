@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from uuid import UUID
@@ -101,6 +101,8 @@ class Generation:
         self._settlement: asyncio.Task[None] | None = None
         self._reader: Reader | None = None
         self._meter: Meter | None = None
+        self.on_abort: Callable[[], None] | None = None
+        """Called when the request is cancelled, fails or is closed, also after its last delta."""
 
     @property
     def num_choices(self) -> int:
@@ -365,7 +367,14 @@ class Generation:
         self._failure = None
         return failure
 
+    def raise_failure(self) -> None:
+        """Raise the error that the request was given after its last delta, if any."""
+        if self._failure is not None:
+            raise self._take_failure(self._failure)
+
     def _abort(self) -> None:
+        if self.on_abort is not None:
+            self.on_abort()
         for choice in self._choices:
             choice.stream.close()
 
@@ -490,6 +499,7 @@ class Generations:
             request_id=f"{admitted.id.hex}-{index}",
             prompt_token_ids=admitted.prompts[prompt_index],
             params=admitted.params.branch(copy),
+            prediction_token_ids=admitted.prediction,
             cache_salt=admitted.cache_salt,
             num_public_tokens=model.public_prefixes.num_public_tokens(
                 principal.tenant.name, admitted.prompts[prompt_index]

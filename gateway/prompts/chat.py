@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -14,13 +15,41 @@ from gateway.parsers.reasoning import ReasoningFormat
 from gateway.prompts.messages import REASONING, messages_for_template
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import LONG_CHARS, PromptThreads, check_length
-from gateway.schemas.chat import Message
+from gateway.schemas.chat import ChatFields, Message
 
 T = TypeVar("T")
 
 MAX_TEXT_KWARG = 256
 _SWITCHES = ("enable_thinking", "thinking")
 """The names that templates give to the variable that turns reasoning on and off."""
+
+
+_MARK = "\ue000end of what is continued\ue000"
+"""Put behind the message that an answer goes on with, to find in the rendered text where it
+ends: templates put more behind it, and may strip it."""
+
+
+class Ending(Enum):
+    """How a prompt ends."""
+
+    BEGUN = auto()
+    """With the beginning of an answer."""
+    CLOSED = auto()
+    """With the end of the last message."""
+    CONTINUED = auto()
+    """In the last message, which is the assistant's: the answer goes on with it."""
+
+    @classmethod
+    def of(cls, fields: ChatFields) -> Ending:
+        """Raises ``InvalidRequestError``."""
+        if not fields.continue_final_message:
+            return cls.CLOSED if fields.add_generation_prompt is False else cls.BEGUN
+        if fields.add_generation_prompt:
+            raise InvalidRequestError(
+                "Must not be true together with continue_final_message.",
+                param="add_generation_prompt",
+            )
+        return cls.CONTINUED
 
 
 class TemplateFields(Protocol):
@@ -72,16 +101,16 @@ class ChatPrompts:
         max_model_len: int | None = None,
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        ending: Ending = Ending.BEGUN,
     ) -> Prompt:
         """Render and tokenize a chat.
 
         ``max_model_len``: a text that cannot have so few tokens is refused without tokenizing it.
         Raises ``ApiError`` or ``InvalidRequest``.
         """
-        variables = {"add_generation_prompt": add_generation_prompt, **(kwargs or {})}
-        render = partial(self._render, messages, tools, variables)
-        return await self._read(render, self._tokenized, tenant, max_model_len)
+        render = partial(self._render, messages, tools, kwargs or {}, ending)
+        read = partial(self._tokenized, is_continued=ending is Ending.CONTINUED)
+        return await self._read(render, read, tenant, max_model_len)
 
     async def count(
         self,
@@ -90,10 +119,10 @@ class ChatPrompts:
         tenant: UUID,
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
+        ending: Ending = Ending.BEGUN,
     ) -> int:
         """The number of tokens that ``encode`` would return; of a chat of any length."""
-        variables = {"add_generation_prompt": True, **(kwargs or {})}
-        render = partial(self._render, messages, tools, variables)
+        render = partial(self._render, messages, tools, kwargs or {}, ending)
         count = partial(self._tokenizer.count, add_special_tokens=False)
         return await self._read(render, count, tenant, None)
 
@@ -101,11 +130,16 @@ class ChatPrompts:
         self,
         messages: list[Message],
         tools: list[dict[str, Any]] | None,
-        variables: dict[str, Any],
+        kwargs: dict[str, Any],
+        ending: Ending,
     ) -> str:
         field = REASONING if self._reasoning is None else self._reasoning.field
         shown = messages_for_template(messages, field)
-        return self._template.render(shown, tools=tools, **variables)
+        if ending is Ending.CONTINUED:
+            _mark(shown, messages)
+        begins = ending is Ending.BEGUN
+        text = self._template.render(shown, tools=tools, add_generation_prompt=begins, **kwargs)
+        return _up_to_mark(text) if ending is Ending.CONTINUED else text
 
     async def _read(
         self,
@@ -144,12 +178,14 @@ class ChatPrompts:
             found.append("verbosity")
         return found
 
-    def _tokenized(self, text: str) -> Prompt:
+    def _tokenized(self, text: str, *, is_continued: bool) -> Prompt:
         end, format = text.rstrip(), self._reasoning
+        begins = format is not None and end.endswith(format.begin)
+        ends = format is not None and end.endswith(format.before_answer)
         return Prompt(
             [self._tokenizer.encode(text, add_special_tokens=False)],
-            begins_reasoning=format is not None and end.endswith(format.begin),
-            ends_reasoning=format is not None and end.endswith(format.before_answer),
+            begins_reasoning=begins and not is_continued,
+            ends_reasoning=ends or is_continued,
         )
 
     def _given(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -195,3 +231,25 @@ class ChatPrompts:
         if "verbosity" in self._template.variables:
             return {"verbosity": fields.verbosity}
         return {}
+
+
+def _mark(shown: list[dict[str, Any]], messages: list[Message]) -> None:
+    """Mark the end of the last message. Raises ``InvalidRequestError`` if none can follow it."""
+    last, path = shown[-1], f"messages[{len(messages) - 1}]"
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise InvalidRequestError(
+            "Only a message of the assistant without calls can be continued.", param=path
+        )
+    if not last["content"]:
+        raise InvalidRequestError("There is no text to continue.", param=f"{path}.content")
+    last["content"] += _MARK
+
+
+def _up_to_mark(text: str) -> str:
+    found = text.rfind(_MARK)
+    if found < 0:
+        raise UnsupportedParameter(
+            "This model's chat template does not show the end of the last message.",
+            param="continue_final_message",
+        )
+    return text[:found]

@@ -40,7 +40,7 @@ def messages_for_template(
 
 def _message(message: Message, path: str, reasoning_field: str) -> dict[str, Any]:
     role = message.__struct_config__.tag
-    content = None if message.content is None else _text(message.content, f"{path}.content")
+    content = None if message.content is None else text_of(message.content, f"{path}.content")
     plain: dict[str, Any] = {"role": role, "content": content}
     if isinstance(message, DeveloperMessage):
         plain["role"] = "system"
@@ -61,7 +61,7 @@ def _message(message: Message, path: str, reasoning_field: str) -> dict[str, Any
     return plain
 
 
-def _text(content: Content, path: str) -> str:
+def text_of(content: Content, path: str) -> str:
     """The text of a message. Parts are joined by line breaks, as in vLLM."""
     if isinstance(content, str):
         return content

@@ -51,12 +51,25 @@ def chat_messages(
     for index, turn in enumerate(turns):
         _add(messages, turn, f"messages[{index}]", called)
     if isinstance(messages[-1], AssistantMessage):
-        raise UnsupportedParameter(
-            "The last message must not be the assistant's: this server cannot continue an answer "
-            "that the client began (prefill).",
-            param=f"messages[{len(turns) - 1}].role",
-        )
+        _check_prefill(messages[-1], f"messages[{len(turns) - 1}]")
     return messages
+
+
+def _check_prefill(message: AssistantMessage, path: str) -> None:
+    """Check the beginning of the answer that is to be given."""
+    text = message.content
+    if message.tool_calls:
+        raise InvalidRequestError(
+            "Each tool_use must be followed by a message of the user with its tool_result.",
+            param=path,
+        )
+    if not isinstance(text, str) or not text:
+        raise InvalidRequestError("There is no text to continue.", param=f"{path}.content")
+    if text != text.rstrip():
+        raise InvalidRequestError(
+            "The last message, which is the assistant's, must not end with white space.",
+            param=f"{path}.content",
+        )
 
 
 def _add(messages: list[Message], turn: InputMessage, path: str, called: set[str]) -> None:

@@ -11,7 +11,8 @@ prepared pieces; all other events are rare enough to be encoded.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -21,10 +22,11 @@ from gateway.errors import ApiError
 from gateway.generation.delta import Delta
 from gateway.generation.events import Event, Made, Text
 from gateway.generation.token_logprobs import TokenLogprob
+from gateway.mcp.exchange import RemoteTool
 from gateway.parsers.base import ToolCallDelta
 from gateway.responses.items import output_id
 from gateway.schemas.common import Usage
-from gateway.schemas.responses import ResponseStatus
+from gateway.schemas.responses import McpApprovalRequestItem, ResponseStatus
 
 _encode = msgspec.json.Encoder().encode
 
@@ -60,6 +62,12 @@ class ResponseEvents:
         self._next_number = 0
         self._text: _Text | None = None
         self._call: _Call | None = None
+        self.remote: Mapping[str, RemoteFunction] = {}
+        """The functions that are tools of MCP servers."""
+        self.called: list[RemoteCall] = []
+        """The calls of such tools that the model has made, to be carried out."""
+        self.waits_for_client = False
+        """Whether a call was made that only the client can carry out, or allow."""
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
 
     def set_lane(self, lane: str) -> None:
@@ -102,6 +110,7 @@ class ResponseEvents:
         finish_reason = self.finish_reason
         is_whole = finish_reason in ("stop", "tool_calls", None)
         events = self._close_item("completed" if is_whole else "incomplete")
+        events += self._leave_calls()
         if is_whole and finish_reason is not None and not self._has_answer():
             # Clients expect a message, even an empty one.
             events += [*self._open_text(_Text), *self._close_item("completed")]
@@ -117,9 +126,56 @@ class ResponseEvents:
             self.response["completed_at"] = int(time.time())
         return events
 
+    def end_turn(self) -> list[Event]:
+        """The events at the end of an output that is not the last one of the response."""
+        self.finish_reason = None
+        return self._close_item("completed")
+
+    def listed(self, server_label: str, tools: Sequence[RemoteTool]) -> list[Event]:
+        """The events of a list of tools."""
+        place = len(self.response["output"])
+        item: dict[str, Any] = {
+            "id": output_id("mcp_list_tools", self._token, place),
+            "type": "mcp_list_tools",
+            "server_label": server_label,
+            "tools": [],
+            "error": None,
+        }
+        where = {"item_id": item["id"], "output_index": place}
+        added = self._event("response.output_item.added", output_index=place, item=item)
+        item = item | {"tools": [msgspec.to_builtins(tool) for tool in tools]}
+        self.response["output"].append(item)
+        return [
+            added,
+            self._event("response.mcp_list_tools.in_progress", **where),
+            self._event("response.mcp_list_tools.completed", **where),
+            self._event("response.output_item.done", output_index=place, item=item),
+        ]
+
+    def approved(self, remote: RemoteFunction, request: McpApprovalRequestItem) -> list[Event]:
+        """The events of a call that the client has allowed; it is carried out now."""
+        events = self._open_remote_call(remote, 0, approval_request_id=request.id)
+        assert self._call is not None
+        self._call.arguments.append(request.arguments)
+        return [*events, *self._close_item("completed")]
+
+    def carried_out(
+        self, call: RemoteCall, output: str | None, error: dict[str, Any] | None
+    ) -> list[Event]:
+        """The events of a call's end; ``error`` if it failed."""
+        status = "completed" if error is None else "failed"
+        item = call.item | {"status": status, "output": output, "error": error}
+        self.response["output"][call.place] = item
+        self.called.remove(call)
+        kind = f"response.mcp_call.{status}"
+        return [
+            self._event(kind, item_id=item["id"], output_index=call.place),
+            self._event("response.output_item.done", output_index=call.place, item=item),
+        ]
+
     def failure(self, error: ApiError) -> list[Event]:
         """The events of a failure. The output so far remains in the response."""
-        events = self._close_item("incomplete")
+        events = [*self._close_item("incomplete"), *self._leave_calls()]
         self.response["status"] = "failed"
         self.response["error"] = error_object(error)
         return events
@@ -148,7 +204,8 @@ class ResponseEvents:
         return message.text(text, number)
 
     def _has_answer(self) -> bool:
-        return any(item["type"] != "reasoning" for item in self.response["output"])
+        answers = ("message", "function_call", "mcp_approval_request")
+        return any(item["type"] in answers for item in self.response["output"])
 
     # -- items
 
@@ -180,7 +237,9 @@ class ResponseEvents:
         arguments = piece.function.arguments
         if isinstance(arguments, str) and arguments:
             self._call.arguments.append(arguments)
-            kind = "response.function_call_arguments.delta"
+            if self._call.needs_approval:
+                return events
+            kind = f"response.{self._call.kind}_arguments.delta"
             data = self._data(
                 kind,
                 item_id=self._call.item["id"],
@@ -192,6 +251,8 @@ class ResponseEvents:
 
     def _open_call(self, piece: ToolCallDelta) -> list[Event]:
         events = self._close_item("completed")
+        if (remote := self.remote.get(piece.function.name or "")) is not None:
+            return [*events, *self._open_remote_call(remote, piece.index)]
         place = len(self.response["output"])
         item = {
             "id": output_id("function_call", self._token, place),
@@ -204,6 +265,33 @@ class ResponseEvents:
         self._call = _Call(item, place, piece.index)
         added = self._event("response.output_item.added", output_index=place, item=item)
         return [*events, added]
+
+    def _open_remote_call(
+        self, remote: RemoteFunction, index: int, approval_request_id: str | None = None
+    ) -> list[Event]:
+        place = len(self.response["output"])
+        item: dict[str, Any]
+        known = {"server_label": remote.server_label, "name": remote.name, "arguments": ""}
+        if remote.needs_approval and approval_request_id is None:
+            # Nothing is sent before it is whole, because there are no events for its parts.
+            kind = "mcp_approval_request"
+            item = {"id": output_id(kind, self._token, place), "type": kind, **known}
+            self._call = _Call(item, place, index, remote)
+            return []
+        item = {
+            "id": output_id("mcp_call", self._token, place),
+            "type": "mcp_call",
+            "status": "in_progress",
+            "approval_request_id": approval_request_id,
+            **known,
+            "output": None,
+            "error": None,
+        }
+        self._call = _Call(item, place, index, remote)
+        return [
+            self._event("response.output_item.added", output_index=place, item=item),
+            self._event("response.mcp_call.in_progress", item_id=item["id"], output_index=place),
+        ]
 
     def _close_item(self, status: str) -> list[Event]:
         """End the open item, if any, and add it to the response."""
@@ -232,8 +320,11 @@ class ResponseEvents:
 
     def _close_call(self, call: _Call, status: str) -> list[Event]:
         arguments = "".join(call.arguments)
+        if call.remote is not None:
+            return self._close_remote_call(call, call.remote, arguments, status)
         item = call.item | {"status": status, "arguments": arguments}
         self.response["output"].append(item)
+        self.waits_for_client = True
         done = self._event(
             "response.function_call_arguments.done",
             item_id=item["id"],
@@ -243,6 +334,42 @@ class ResponseEvents:
         )
         return [
             done,
+            self._event("response.output_item.done", output_index=call.place, item=item),
+        ]
+
+    def _leave_calls(self) -> list[Event]:
+        """The events of calls that are not carried out any more."""
+        events: list[Event] = []
+        while self.called:
+            _, item, place = self.called.pop(0)
+            item["status"] = "incomplete"
+            events += [
+                self._event("response.mcp_call.failed", item_id=item["id"], output_index=place),
+                self._event("response.output_item.done", output_index=place, item=item),
+            ]
+        return events
+
+    def _close_remote_call(
+        self, call: _Call, remote: RemoteFunction, arguments: str, status: str
+    ) -> list[Event]:
+        item = call.item | {"arguments": arguments}
+        if call.needs_approval:
+            if status != "completed":  # There is nothing to allow.
+                return []
+            self.response["output"].append(item)
+            self.waits_for_client = True
+            return [
+                self._event("response.output_item.added", output_index=call.place, item=item),
+                self._event("response.output_item.done", output_index=call.place, item=item),
+            ]
+        where = {"item_id": item["id"], "output_index": call.place}
+        self.response["output"].append(item)
+        if status == "completed":
+            self.called.append(RemoteCall(remote, item, call.place))
+            return [self._event("response.mcp_call_arguments.done", **where, arguments=arguments)]
+        item["status"] = status
+        return [
+            self._event("response.mcp_call.failed", **where),
             self._event("response.output_item.done", output_index=call.place, item=item),
         ]
 
@@ -337,12 +464,35 @@ class _Reasoning(_Text):
         }
 
 
+class RemoteFunction(NamedTuple):
+    """A tool of an MCP server that the model may call."""
+
+    server_label: str
+    name: str
+    """As the server calls it."""
+    needs_approval: bool
+
+
+class RemoteCall(NamedTuple):
+    """A call of such a tool that is to be carried out."""
+
+    function: RemoteFunction
+    item: dict[str, Any]
+    place: int
+    """That of its item in the output."""
+
+
 class _Call:
     """A function call that is being generated."""
 
-    def __init__(self, item: dict[str, Any], place: int, index: int) -> None:
+    def __init__(
+        self, item: dict[str, Any], place: int, index: int, remote: RemoteFunction | None = None
+    ) -> None:
         self.item = item
         self.place = place
+        self.remote = remote
+        self.kind = "function_call" if remote is None else "mcp_call"
+        self.needs_approval = item["type"] == "mcp_approval_request"
         self.index = index
         """The call's number among those of the answer."""
         self.arguments: list[str] = []

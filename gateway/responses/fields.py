@@ -6,12 +6,14 @@ No field is accepted and ignored: one that the server cannot act on is refused b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from gateway.admission import tool_use, unsupported
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.responses.items import messages_of, place_of
+from gateway.responses.remote import RemoteTools
 from gateway.schemas import chat
 from gateway.schemas import output_format as output_fields
 from gateway.schemas.chat import ChatFields
@@ -22,9 +24,12 @@ from gateway.schemas.responses import (
     Item,
     JsonObjectFormat,
     JsonSchemaFormat,
+    McpChoice,
+    McpTool,
     ResponseFields,
     TextConfig,
     TextFormat,
+    Tool,
     ToolChoice,
 )
 from gateway.schemas.sampling import SamplingFields
@@ -66,7 +71,10 @@ _NAMES = {
 }
 """The names that fields of a chat have in a response, where they differ."""
 
-_tool_decoder = msgspec.json.Decoder(FunctionTool)
+_tool_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {
+    "function": msgspec.json.Decoder(FunctionTool),
+    "mcp": msgspec.json.Decoder(McpTool),
+}
 
 
 class _Probe(msgspec.Struct):
@@ -106,18 +114,18 @@ def ignored(fields: ResponseFields) -> tuple[str, ...]:
     )
 
 
-def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
+def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[Tool]:
     """Decode tools. Raises ``ApiError`` naming the tool; hosted tools are refused by their type."""
-    tools: list[FunctionTool] = []
+    tools: list[Tool] = []
     tool_use.check_number(given or ())  # before the work for each
     for index, raw in enumerate(given or ()):
         try:
             kind = bodies.decode(_probe, bytes(raw), what="tool").type
-            if kind != "function":
+            if kind not in _tool_decoders:
                 raise UnsupportedParameter(
                     f"Tools of type {quoted(kind)} are not hosted by this server.", param="type"
                 )
-            tools.append(bodies.decode(_tool_decoder, bytes(raw)))
+            tools.append(bodies.decode(_tool_decoders[kind], bytes(raw)))
         except ApiError as exc:
             path = f"tools[{index}]"
             param = path if exc.param is None else f"{path}.{exc.param}"
@@ -126,10 +134,16 @@ def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
 
 
 def chat_fields(
-    fields: ResponseFields, tools: Sequence[FunctionTool], items: Sequence[Item], *, num_own: int
+    fields: ResponseFields,
+    tools: Sequence[Tool],
+    items: Sequence[Item],
+    *,
+    num_own: int,
+    remote: RemoteTools | None = None,
 ) -> ChatFields:
     """The chat that a response asks for. items: those of earlier responses, then the ``num_own``
-    of the request. Raises ``ApiError`` with the names of Responses."""
+    of the request. remote: the tools of MCP servers. Raises ``ApiError`` with the names of
+    Responses."""
 
     def place(index: int) -> str:
         own = index - (len(items) - num_own)
@@ -143,13 +157,15 @@ def chat_fields(
             param=f"{path}.call_id" if path.startswith("input") else path,
         )
     text, effort = fields.text or TextConfig(), fields.reasoning
+    functions = [tool for tool in tools if isinstance(tool, FunctionTool)]
+    functions += [] if remote is None else remote.functions
     return ChatFields(
         messages=messages_of(fields.instructions, items, place),
         max_completion_tokens=fields.max_output_tokens,
         logprobs=has_logprobs(fields) or None,
         top_logprobs=fields.top_logprobs,
-        tools=None if fields.tools is None else [_chat_tool(tool) for tool in tools],
-        tool_choice=_chat_tool_choice(fields.tool_choice),
+        tools=None if fields.tools is None else [_chat_tool(tool) for tool in functions],
+        tool_choice=_chat_tool_choice(fields.tool_choice, remote),
         verbosity=text.verbosity,
         reasoning_effort=None if effort is None else effort.effort,
         response_format=_response_format(text.format),
@@ -203,18 +219,35 @@ def _chat_tool(tool: FunctionTool) -> chat.FunctionTool:
     )
 
 
-def _chat_tool_choice(choice: ToolChoice | None) -> chat.ToolChoice | None:
+def _chat_tool_choice(
+    choice: ToolChoice | None, remote: RemoteTools | None
+) -> chat.ToolChoice | None:
     match choice:
         case FunctionChoice(name=name):
             return chat.NamedFunction(chat.FunctionName(name))
+        case McpChoice():
+            return _allowed("required", [choice], remote)
         case AllowedTools(mode=mode, tools=tools):
-            if mode == "none":
-                return mode
-            named: list[chat.NamedFunction | chat.NamedCustomTool] = [
-                chat.NamedFunction(chat.FunctionName(tool.name)) for tool in tools
-            ]
-            return chat.AllowedToolsChoice(chat.AllowedTools(mode=mode, tools=named))
+            return mode if mode == "none" else _allowed(mode, tools, remote)
     return choice
+
+
+def _allowed(
+    mode: Literal["auto", "required"],
+    tools: Sequence[FunctionChoice | McpChoice],
+    remote: RemoteTools | None,
+) -> chat.AllowedToolsChoice:
+    named: list[chat.NamedFunction | chat.NamedCustomTool] = []
+    for tool in tools:
+        names = [tool.name] if isinstance(tool, FunctionChoice) else []
+        if isinstance(tool, McpChoice):
+            names = [] if remote is None else remote.names(tool.server_label, tool.name)
+            if not names:
+                raise InvalidRequestError(
+                    f"There is no such tool of {quoted(tool.server_label)}.", param="tool_choice"
+                )
+        named += [chat.NamedFunction(chat.FunctionName(name)) for name in names]
+    return chat.AllowedToolsChoice(chat.AllowedTools(mode=mode, tools=named))
 
 
 def client_name(name: str) -> str:

@@ -7,6 +7,7 @@ tells which response has it: ``msg_<token>_0`` is the first output item of ``res
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ from gateway.schemas.responses import (
     InputText,
     Item,
     ItemReference,
+    McpApprovalRequestItem,
+    McpApprovalResponseItem,
+    McpCallItem,
+    McpListToolsItem,
     MessageItem,
     OutputText,
     ReasoningItem,
@@ -39,6 +44,7 @@ from gateway.schemas.responses import (
 )
 from gateway.transport import bodies
 
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 MAX_ITEMS = 4096
 """The most items of one request."""
 
@@ -48,6 +54,10 @@ _PREFIXES = {
     "function_call_output": "fco",
     "reasoning": "rs",
     "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "message": msgspec.json.Decoder(MessageItem),
@@ -55,6 +65,10 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "function_call_output": msgspec.json.Decoder(FunctionCallOutputItem),
     "reasoning": msgspec.json.Decoder(ReasoningItem),
     "compaction": msgspec.json.Decoder(CompactionItem),
+    "mcp_list_tools": msgspec.json.Decoder(McpListToolsItem),
+    "mcp_call": msgspec.json.Decoder(McpCallItem),
+    "mcp_approval_request": msgspec.json.Decoder(McpApprovalRequestItem),
+    "mcp_approval_response": msgspec.json.Decoder(McpApprovalResponseItem),
     "item_reference": msgspec.json.Decoder(ItemReference),
 }
 
@@ -159,6 +173,7 @@ def messages_of(
     if instructions is not None:
         messages.append(SystemMessage(content=instructions))
     reasoning: str | None = None
+    requests = {item.id: item for item in items if isinstance(item, McpApprovalRequestItem)}
     for index, item in enumerate(items):
         match item:
             case ReasoningItem():
@@ -180,6 +195,14 @@ def messages_of(
             case FunctionCallOutputItem():
                 output = _text(item.output, place(index), "output")
                 messages.append(ToolMessage(tool_call_id=item.call_id, content=output))
+            case McpCallItem():
+                _add_remote_call(messages, item, reasoning, _outcome(item))
+                reasoning = None
+            case McpApprovalResponseItem(approve=False):
+                if (request := requests.get(item.approval_request_id)) is not None:
+                    refusal = f"The user did not allow this call. {item.reason or ''}".rstrip()
+                    _add_remote_call(messages, request, reasoning, refusal)
+                    reasoning = None
     return messages
 
 
@@ -204,6 +227,33 @@ def _add_call(messages: list[Message], item: FunctionCallItem, reasoning: str | 
     assert last.tool_calls is not None
     function = FunctionCall(name=item.name, arguments=item.arguments)
     last.tool_calls.append(ToolCall(id=item.call_id, function=function))
+
+
+def _add_remote_call(
+    messages: list[Message],
+    item: McpCallItem | McpApprovalRequestItem,
+    reasoning: str | None,
+    outcome: str,
+) -> None:
+    call_id = item.id or ""
+    _add_call(
+        messages,
+        FunctionCallItem(call_id=call_id, name=function_name(item.name), arguments=item.arguments),
+        reasoning,
+    )
+    messages.append(ToolMessage(tool_call_id=call_id, content=outcome))
+
+
+def _outcome(item: McpCallItem) -> str:
+    if item.error is None:
+        return item.output if item.output is not None else "The call did not end."
+    told = item.error if isinstance(item.error, str) else msgspec.json.encode(item.error).decode()
+    return f"The call failed: {told}"
+
+
+def function_name(name: str) -> str:
+    """What the model calls a tool of an MCP server."""
+    return _NO_NAME.sub("_", name)[:64] or "_"
 
 
 def _text(content: Content, place: str, field: str) -> str:

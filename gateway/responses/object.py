@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from gateway.admission.admitted import Admitted
-from gateway.schemas.responses import ConversationRef, FunctionTool, ResponseFields
+from gateway.schemas.responses import ConversationRef, McpTool, ResponseFields, Tool
 
 
 def response_object(
     fields: ResponseFields,
-    tools: Sequence[FunctionTool],
+    tools: Sequence[Tool],
     admitted: Admitted | None,
     *,
     response_id: str,
@@ -57,13 +57,25 @@ def response_object(
         "tool_choice": "auto"
         if fields.tool_choice is None
         else msgspec.to_builtins(fields.tool_choice),
-        "tools": [msgspec.to_builtins(tool) for tool in tools],
+        "tools": [_tool(tool) for tool in tools],
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": fields.top_p if params is None else params.top_p,
         "truncation": fields.truncation or "disabled",
         "usage": None,
         "user": fields.user,
     }
+
+
+def _tool(tool: Tool) -> Any:
+    """As it came, without what is secret."""
+    if not isinstance(tool, McpTool):
+        return msgspec.to_builtins(tool)
+    shown = msgspec.structs.replace(tool, headers=None, authorization=None)
+    return {
+        name: value
+        for name, value in msgspec.to_builtins(shown).items()
+        if value is not None or name in ("allowed_tools", "headers")
+    } | {"require_approval": msgspec.to_builtins(tool.require_approval or "always")}
 
 
 def conversation_of(fields: ResponseFields) -> str | None:

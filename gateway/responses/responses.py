@@ -17,7 +17,8 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -33,8 +34,10 @@ from gateway.errors import (
     InvalidRequestError,
     ResponseNotFound,
     quoted,
+    to_api_error,
 )
-from gateway.generation.generation import Generations
+from gateway.generation.generation import Generation, Generations
+from gateway.mcp.servers import McpServers
 from gateway.peers.peers import PeerGone, Peers
 from gateway.peers.routed_ids import mint, worker_of
 from gateway.peers.wire import EndResponse, Part, RunningResponse
@@ -49,9 +52,19 @@ from gateway.responses.items import (
     without_oldest,
 )
 from gateway.responses.object import conversation_of, response_object
-from gateway.responses.run import ResponseRun
+from gateway.responses.remote import RemoteTools
+from gateway.responses.remote import find as find_tools
+from gateway.responses.run import Agent, ResponseRun
 from gateway.schemas.chat import ChatFields
-from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
+from gateway.schemas.responses import (
+    FunctionChoice,
+    Item,
+    ItemReference,
+    McpChoice,
+    McpTool,
+    ResponseFields,
+    Tool,
+)
 from gateway.streams.trim_schedule import TrimSchedule
 from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
@@ -73,6 +86,63 @@ class Earlier(msgspec.Struct, frozen=True):
     items: Sequence[Item] = ()
 
 
+class Asked(NamedTuple):
+    """What a response is made from."""
+
+    principal: Principal
+    fields: ResponseFields
+    tools: Sequence[Tool]
+    remote: RemoteTools | None
+    """The tools of MCP servers; None if there are none."""
+    earlier: Sequence[Item]
+    own: Sequence[Item]
+    items: Sequence[Item]
+    """What the model is shown: at first the earlier items and the request's own."""
+    num_said: int = 0
+    """Of the items, those that the response itself has said."""
+
+    @property
+    def awaits_calls(self) -> bool:
+        """Whether the model is to see the results of calls that are made first."""
+        return self.remote is not None and bool(self.remote.approved)
+
+    def chat(self) -> ChatFields:
+        """Raises ``ApiError``."""
+        num_own = len(self.own) + self.num_said
+        return response_fields.chat_fields(
+            self.fields, self.tools, self.items, num_own=num_own, remote=self.remote
+        )
+
+    def request(self, chat: ChatFields, request_id: UUID) -> GenerationRequest:
+        return GenerationRequest(
+            id=request_id,
+            principal=self.principal,
+            model=self.fields.model,
+            fields=chat,
+            scope="responses",
+            client_name=response_fields.client_name,
+            ignored=response_fields.ignored(self.fields),
+        )
+
+    def after(self, output: Sequence[Any], num_spent: int) -> Asked:
+        """The next turn: after these output items, for which so many tokens were generated. The
+        model need not call a tool again, and cannot once no call is left."""
+        said = plain_items([msgspec.Raw(msgspec.json.encode(item)) for item in output])
+        assert self.remote is not None
+        most, choice = self.fields.max_output_tokens, self.fields.tool_choice
+        fields = msgspec.structs.replace(
+            self.fields,
+            max_output_tokens=None if most is None else most - num_spent,
+            tool_choice="none"
+            if self.remote.is_spent
+            else "auto"
+            if choice == "required" or isinstance(choice, FunctionChoice | McpChoice)
+            else choice,
+        )
+        items = [*self.earlier, *self.own, *said]
+        return self._replace(fields=fields, items=items, num_said=len(said))
+
+
 class Responses:
     """The responses of this gateway worker."""
 
@@ -84,7 +154,9 @@ class Responses:
         peers: Peers,
         admission: Admission,
         generations: Generations,
+        mcp: McpServers,
     ) -> None:
+        self._mcp = mcp
         self._shared = shared
         self._conversations = conversations
         self._peers = peers
@@ -118,46 +190,31 @@ class Responses:
         the names that fields have in Responses.
         """
         response_id = mint("resp", self._peers.worker_id)
-        tools, earlier, own = await self._read(fields, principal, response_id, earlier)
-        items = [*earlier.items, *own]
-        chat = response_fields.chat_fields(fields, tools, items, num_own=len(own))
+        asked = await self._read(fields, principal, response_id, earlier)
+        asked.chat()  # raises for what is wrong in it
         admitted = None
-        if generate:
-            asked = _asked(fields, chat, request_id=request_id, principal=principal)
-            admitted = await self._admitted(fields, asked, tools, items, len(own))
+        if generate and not asked.awaits_calls:
+            admitted = await self._admitted(asked, request_id)
         return self._start(
             admitted,
             response_object(
                 fields,
-                tools,
+                asked.tools,
                 admitted,
                 response_id=response_id,
                 model=self._admission.models.default.name if admitted is None else admitted.model,
                 is_background=is_background,
             ),
-            tenant_id=principal.tenant.id,
-            earlier=earlier.items,
-            own=own,
-            is_stored=fields.store is not False,
-            is_obfuscated=_is_obfuscated(fields),
+            asked=asked,
+            may_go_on=generate,
         )
 
     async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
         """The number of input tokens that the response would have. Raises as ``begin`` does."""
-        tools, earlier, own = await self._read(fields, principal, "resp_")
-        items = [*earlier.items, *own]
-        chat = response_fields.chat_fields(fields, tools, items, num_own=len(own))
-        asked = _asked(fields, chat, request_id=new_request_id(), principal=principal)
-        return await self._admission.count(asked)
+        asked = await self._read(fields, principal, "resp_")
+        return await self._admission.count(asked.request(asked.chat(), new_request_id()))
 
-    async def _admitted(
-        self,
-        fields: ResponseFields,
-        asked: GenerationRequest,
-        tools: Sequence[FunctionTool],
-        items: Sequence[Item],
-        num_own: int,
-    ) -> Admitted:
+    async def _admitted(self, asked: Asked, request_id: UUID) -> Admitted:
         """Admit the chat of a response.
 
         With ``truncation`` "auto", items that do not fit are left out, the oldest first. Each try
@@ -166,15 +223,28 @@ class Responses:
         """
         num_dropped = 0
         while True:
-            chat = response_fields.chat_fields(fields, tools, items, num_own=num_own)
             try:
-                return await self._admission.admit(msgspec.structs.replace(asked, fields=chat))
+                return await self._admission.admit(asked.request(asked.chat(), request_id))
             except ContextLengthExceeded:
                 num_dropped = max(1, 2 * num_dropped)
-                shorter = without_oldest(items, num_dropped)
-                if fields.truncation != "auto" or not shorter:
+                shorter = without_oldest(asked.items, num_dropped)
+                if asked.fields.truncation != "auto" or not shorter:
                     raise
-                items = shorter
+                asked = asked._replace(items=shorter)
+
+    async def _begin_turn(
+        self, asked: Asked, output: Sequence[Any], num_spent: int
+    ) -> Generation | None:
+        """Go on from what a response has said, for which so many tokens were generated; None if it
+        may have no more. Raises ``ApiError``."""
+        most = asked.fields.max_output_tokens
+        if most is not None and num_spent >= most:
+            return None
+        try:
+            admitted = await self._admitted(asked.after(output, num_spent), new_request_id())
+            return self._generations.begin(admitted)
+        except Exception as exc:
+            raise to_api_error(exc) from exc
 
     async def _read(
         self,
@@ -182,9 +252,8 @@ class Responses:
         principal: Principal,
         response_id: str,
         earlier: Earlier | None = None,
-    ) -> tuple[list[FunctionTool], Earlier, list[Item]]:
-        """The request's tools, the responses that it continues, and its own items. Raises
-        ``ApiError``."""
+    ) -> Asked:
+        """Raises ``ApiError``."""
         response_fields.check(fields)
         tools = response_fields.decode_tools(fields.tools)
         tenant_id, conversation_id = principal.tenant.id, conversation_of(fields)
@@ -195,30 +264,36 @@ class Responses:
         own = await self._own_items(tenant_id, fields, response_id)
         if not own and not earlier.items:
             raise missing_input()
-        return tools, earlier, own
+        items = [*earlier.items, *own]
+        remote = None
+        if any(isinstance(tool, McpTool) for tool in tools):
+            servers, limit = self._mcp, fields.max_tool_calls
+            remote = await find_tools(servers, tenant_id, tools, items, own, limit)
+        return Asked(principal, fields, tools, remote, earlier.items, own, items)
 
     def _start(
         self,
         admitted: Admitted | None,
         response: dict[str, Any],
         *,
-        tenant_id: UUID,
-        earlier: Sequence[Item],
-        own: Sequence[Item],
-        is_stored: bool,
-        is_obfuscated: bool,
+        asked: Asked,
+        may_go_on: bool,
     ) -> ResponseRun:
         generation = None if admitted is None else self._generations.begin(admitted)
+        agent = None
+        if asked.remote is not None and may_go_on:
+            agent = Agent(asked.remote, partial(self._begin_turn, asked))
         run = ResponseRun(
             response,
             generation,
-            tenant_id=tenant_id,
-            earlier=earlier,
-            own=own,
-            is_stored=is_stored,
-            is_obfuscated=is_obfuscated,
+            tenant_id=asked.principal.tenant.id,
+            earlier=asked.earlier,
+            own=asked.own,
+            is_stored=asked.fields.store is not False,
+            is_obfuscated=_is_obfuscated(asked.fields),
             on_end=self._ended,
             on_abandon=self._abandoned,
+            agent=agent,
         )
         self._running[run.id] = run
         return run
@@ -431,20 +506,6 @@ def _part_of(response: StoredResponse, part: Part) -> bytes:
 
 def _not_found(response_id: str) -> ResponseNotFound:
     return ResponseNotFound(f"There is no response {quoted(response_id)}.")
-
-
-def _asked(
-    fields: ResponseFields, chat: ChatFields, *, request_id: UUID, principal: Principal
-) -> GenerationRequest:
-    return GenerationRequest(
-        id=request_id,
-        principal=principal,
-        model=fields.model,
-        fields=chat,
-        scope="responses",
-        client_name=response_fields.client_name,
-        ignored=response_fields.ignored(fields),
-    )
 
 
 class _Output(msgspec.Struct):

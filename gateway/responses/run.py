@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -21,8 +21,21 @@ from gateway.generation.events import Channel, Event
 from gateway.generation.generation import Generation
 from gateway.responses.events import ResponseEvents
 from gateway.responses.items import bare, plain_items
+from gateway.responses.remote import RemoteTools
+from gateway.schemas.common import NO_USAGE, Usage
 from gateway.schemas.responses import Item
 from tenants.shared import StoredResponse
+
+T = TypeVar("T")
+
+
+class Agent(NamedTuple):
+    """What makes a response of several turns."""
+
+    tools: RemoteTools
+    begin_turn: Callable[[Sequence[Any], int], Awaitable[Generation | None]]
+    """Begins a generation that goes on from these output items, for which so many tokens were
+    generated; None if there may be no more. Raises ``ApiError``."""
 
 
 class ResponseRun(Answer):
@@ -43,11 +56,12 @@ class ResponseRun(Answer):
         is_obfuscated: bool,
         on_end: Callable[[ResponseRun], Awaitable[None]],
         on_abandon: Callable[[ResponseRun], None],
+        agent: Agent | None = None,
     ) -> None:
         """earlier: the items of the responses that it continues. own: its own input items.
         generation: None if nothing is generated, and the response only stores its input.
         on_end: stores the response, before its last event is sent. on_abandon: must call
-        ``give_up`` in a task of its own."""
+        ``give_up`` in a task of its own. agent: makes further turns; None if there is one only."""
         encoder = ResponseEvents(response, is_obfuscated=is_obfuscated)
         super().__init__(generation, encoder)
         self.encoder: ResponseEvents = encoder
@@ -68,6 +82,14 @@ class ResponseRun(Answer):
         self._unread: deque[Sequence[Event]] = deque()
         """What ``end`` took from the source before the reader did."""
         self._is_ending = False
+        self._agent = agent
+        if agent is not None:
+            self.encoder.remote = agent.tools.by_name
+        self._is_cancelled = False
+        self._work: asyncio.Task[Any] | None = None
+        """A call of a tool that runs now."""
+        self._spent = NO_USAGE
+        """By the turns before this one."""
 
     @property
     def id(self) -> str:
@@ -148,6 +170,87 @@ class ResponseRun(Answer):
         except Gone:  # nobody read it any more
             self.encoder.finish_reason = "cancelled"
 
+    async def _said(self, delivery: Delivery | None) -> AsyncGenerator[Sequence[Event], None]:
+        """One turn, or as long as the model calls tools of MCP servers."""
+        agent, encoder = self._agent, self.encoder
+        if agent is None:
+            async with aclosing(super()._said(delivery)) as said:
+                async for events in said:
+                    yield events
+            return
+        for label, tools in agent.tools.listed:
+            yield encoder.listed(label, tools)
+        for function, request in agent.tools.approved:
+            yield encoder.approved(function, request)
+        while True:
+            if self.generation is not None:
+                async with aclosing(super()._said(delivery)) as said:
+                    async for events in said:
+                        yield events
+                if encoder.finish_reason != "tool_calls":
+                    return
+                yield encoder.end_turn()
+                if not encoder.called:
+                    return
+            while encoder.called:
+                call = encoder.called[0]
+                outcome = await self._unless_cancelled(agent.tools.call(call))
+                if outcome is None:
+                    encoder.finish_reason = "cancelled"
+                    return
+                yield encoder.carried_out(call, *outcome)
+            if encoder.waits_for_client:
+                return
+            await self._begin_turn(agent)
+            if self.generation is None:
+                encoder.finish_reason = "length"
+                return
+
+    async def _unless_cancelled(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of work that belongs to the response; None once this is cancelled. Raises
+        ``ApiError`` when its request fails."""
+        generation = self.generation
+        self._work = task = asyncio.create_task(work, name=f"call of {self.id}")
+        if generation is not None:
+            generation.on_abort = self._stop_work
+        if self._is_cancelled:
+            task.cancel()
+        try:
+            await asyncio.wait((task,))
+        finally:
+            self._work = None
+            if generation is not None:
+                generation.on_abort = None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if generation is not None:
+            generation.raise_failure()
+        return None if task.cancelled() else task.result()
+
+    async def _begin_turn(self, agent: Agent) -> None:
+        """Let the model go on from what the tools have answered. Raises ``ApiError``."""
+        if self.generation is not None:
+            self._spent = await self._usage()
+            self.generation.close()
+            await self.generation.settled()  # which gives back what it had reserved
+            self.generation = None
+        output, num_spent = self.encoder.response["output"], self._spent.completion_tokens
+        self.generation = await agent.begin_turn(output, num_spent)
+        if self._is_cancelled and self.generation is not None:
+            self.generation.cancel()
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        super().cancel()
+        self._stop_work()
+
+    def _stop_work(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    async def _usage(self) -> Usage:
+        return self._spent + await super()._usage()
+
     async def _end(self, last: Sequence[Event]) -> Sequence[Event]:
         await self._store()
         ends = [] if self.has_failed or self.is_of_socket else [DONE]
@@ -161,6 +264,13 @@ class ResponseRun(Answer):
         if self.failure is not None:
             raise self.failure
         return self.body()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something was generated, or called."""
+        generation = self.generation
+        is_first = generation is None or generation.num_generated_tokens == 0
+        return not is_first or bool(self.encoder.response["output"])
 
     async def end(self) -> None:
         """``cancel`` it; returns when it is stored and settled, whatever its reader does.

@@ -14,6 +14,7 @@ from gateway.admission.request import GenerationRequest
 from gateway.answers.chat import ChatEncoder
 from gateway.answers.completions import TextEncoder
 from gateway.answers.event_stream import EventStream, FollowingEventStream
+from gateway.answers.kept import Keep, KeptAnswer, KeptEncoder
 from gateway.answers.messages import MessageEncoder
 from gateway.answers.refusals import refusal
 from gateway.context import RequestContext
@@ -66,14 +67,18 @@ async def send(
     *,
     stream: bool,
     resumable: bool,
+    keep: Keep | None = None,
 ) -> Response:
     """The generation as one JSON object, or as server-sent events. It is closed here, by the
-    response, or by ``Streams`` if it is resumable."""
+    response, or by ``Streams`` if it is resumable. ``keep`` stores the whole answer; a stream's
+    encoder must be a ``KeptEncoder`` then."""
     if not stream:
-        return await collect(request, generation, encoder)
+        return await collect(request, generation, encoder, keep)
     await wait_for_refusal(request, generation)
     heartbeat_s = services.config.server.heartbeat_s
     answer = Answer(generation, encoder)
+    if keep is not None and isinstance(encoder, KeptEncoder):
+        answer = KeptAnswer(generation, encoder, keep)
     if not resumable:
         return EventStream(answer, heartbeat_s=heartbeat_s)
     tenant_id = generation.admitted.principal.tenant.id
@@ -108,22 +113,28 @@ async def wait_for_refusal(request: Request, generation: Generation) -> None:
         raise
 
 
-async def collect(request: Request, generation: Generation, encoder: WholeEncoder) -> Response:
+async def collect(
+    request: Request, generation: Generation, encoder: WholeEncoder, keep: Keep | None = None
+) -> Response:
     """The whole answer as one JSON object. Closes the generation."""
     departure = context.of(request.scope).departure
     try:
-        work = _collect(request, generation, encoder)
+        work = _collect(request, generation, encoder, keep)
         return await until_disconnect(request.receive, work, departure)
     finally:  # Not in ``_collect``, which does not run if the client has already left.
         generation.close()
 
 
-async def _collect(request: Request, generation: Generation, encoder: WholeEncoder) -> Response:
+async def _collect(
+    request: Request, generation: Generation, encoder: WholeEncoder, keep: Keep | None
+) -> Response:
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
                 encoder.add(delta)
         answer = encoder.body(await generation.usage())
+        if keep is not None:
+            await keep(answer)
         return Response(answer, media_type="application/json")
     except ApiError as exc:
         return refusal(request.scope, exc, began=generation.num_generated_tokens > 0)

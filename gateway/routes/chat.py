@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
 from gateway.admission.request import of_chat
 from gateway.answers.chat import ChatEncoder
+from gateway.answers.kept import KeptEncoder
 from gateway.routes import answers
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.services import Services
@@ -19,7 +22,7 @@ async def create(services: Services, request: Request, body: ChatCompletionReque
     asked = of_chat(body, request_id=known.request_id, principal=principal)
     generation = await answers.generate(services, request, asked)
     admitted = generation.admitted
-    encoder = ChatEncoder(
+    encoder = (KeptEncoder if body.store else ChatEncoder)(
         completion_id=f"chatcmpl-{admitted.id.hex}",
         created=generation.created,
         model=admitted.model,
@@ -30,5 +33,11 @@ async def create(services: Services, request: Request, body: ChatCompletionReque
         is_obfuscated=answers.is_obfuscated(body.stream_options),
     )
     return await answers.send(
-        services, request, generation, encoder, stream=bool(body.stream), resumable=resumable
+        services,
+        request,
+        generation,
+        encoder,
+        stream=bool(body.stream),
+        resumable=resumable,
+        keep=partial(services.chats.keep, principal.tenant.id, body) if body.store else None,
     )

@@ -26,7 +26,6 @@ ADMIN = "/admin/v1/"
 ELSEWHERE: Mapping[str, str] = {
     "/v1/assistants": "OpenAI's Assistants",
     "/v1/audio": "OpenAI's Audio",
-    "/v1/chat/completions/": "OpenAI's stored chat completions",
     "/v1/chatkit": "OpenAI's ChatKit",
     "/v1/complete": "Anthropic's Text Completions",
     "/v1/containers": "OpenAI's Containers",

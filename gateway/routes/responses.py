@@ -70,9 +70,9 @@ async def create(services: Services, request: Request, body: ResponseRequest) ->
         ),
         known.departure,
     )
-    assert run.generation is not None
-    answers.note_admission(known, run.generation.admitted)
-    await _wait_for_refusal(request, run)
+    if run.generation is not None:
+        answers.note_admission(known, run.generation.admitted)
+        await _wait_for_refusal(request, run)
     if body.background:
         return await _in_background(services, run, stream=bool(body.stream))
     if body.stream and resumable:
@@ -221,11 +221,10 @@ async def _wait_for_refusal(request: Request, run: ResponseRun) -> None:
 
 
 async def _collect(request: Request, run: ResponseRun) -> Response:
-    assert run.generation is not None
     try:
         return _json(await run.result())
     except ApiError as exc:
-        return refusal(request.scope, exc, began=run.generation.num_generated_tokens > 0)
+        return refusal(request.scope, exc, began=run.has_begun)
 
 
 def _page(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> InputItemList:

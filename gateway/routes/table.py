@@ -16,6 +16,7 @@ from gateway.routes import (
     admin_adapters,
     admin_fleet,
     admin_live,
+    admin_mcp,
     admin_tenants,
     admin_usage,
     admin_webhooks,
@@ -32,6 +33,7 @@ from gateway.routes import (
     responses,
     sign_in,
     sockets,
+    stored_chats,
     streams,
     tickets,
     tokenize,
@@ -41,6 +43,7 @@ from gateway.schemas import asyncapi, openapi, response_answers, responses_ws, w
 from gateway.schemas.admin import (
     AdapterDeleted,
     AdapterObject,
+    AllowMcpServer,
     CreateKey,
     CreateTenant,
     CreateWebhook,
@@ -49,6 +52,8 @@ from gateway.schemas.admin import (
     LimitsObject,
     ListObject,
     LoadAdapter,
+    McpServerDeleted,
+    McpServerObject,
     NamedProject,
     ProjectObject,
     RotateKey,
@@ -95,6 +100,7 @@ from gateway.schemas.responses import (
     ResponseRequest,
 )
 from gateway.schemas.sign_in import SignInState
+from gateway.schemas.stored_chats import DeletedChat, StoredList, UpdateChat
 from gateway.schemas.tickets import WsTicket
 from gateway.schemas.tokenize import (
     DetokenizeAnswer,
@@ -168,7 +174,19 @@ _ROWS = (
     _one_of("format", "csv and jsonl export all rows.", "json", "csv", "jsonl"),
 )
 
+_STORED = (
+    _ITEMS[0],
+    _one_of("order", "Order by time.", "asc", "desc"),
+    _text("after", "The id of the last one before the page."),
+)
+_CHATS = (
+    *_STORED,
+    _text("model", "Only this model's."),
+    _text("metadata[key]", "Only those with this value of the key, for any keys."),
+)
+
 _ADMIN = "/admin/v1"
+_CHAT = "/v1/chat/completions/{completion_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _FILE = "/v1/files/{file_id}"
 _TENANT = f"{_ADMIN}/tenants/{{tenant_id}}"
@@ -196,6 +214,19 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", "/v1/chat/completions", "Answer a chat", chat.create,
         body=ChatCompletionRequest, answer=bodies.ChatCompletionAnswer,
         events=bodies.ChatCompletionChunk, reserves=True, idempotent=True),
+    Operation(
+        "GET", "/v1/chat/completions", "The stored chats", stored_chats.list_all,
+        answer=StoredList, query=_CHATS),
+    Operation(
+        "GET", _CHAT, "A stored chat", stored_chats.retrieve, answer=bodies.ChatCompletionAnswer),
+    Operation(
+        "POST", _CHAT, "Replace a stored chat's metadata", stored_chats.update, body=UpdateChat,
+        answer=bodies.ChatCompletionAnswer),
+    Operation(
+        "DELETE", _CHAT, "Delete a stored chat", stored_chats.delete, answer=DeletedChat),
+    Operation(
+        "GET", f"{_CHAT}/messages", "What was asked in a stored chat", stored_chats.messages,
+        answer=StoredList, query=_STORED),
     Operation(
         "POST", "/v1/completions", "Continue a text", completions.create,
         body=CompletionRequest, answer=bodies.CompletionAnswer, events=bodies.CompletionAnswer,
@@ -363,6 +394,15 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "DELETE", f"{_TENANT}/adapters/{{adapter:path}}", "Unload an adapter",
         admin_adapters.unload, "admin", answer=AdapterDeleted),
+    Operation(
+        "POST", f"{_TENANT}/mcp_servers", "Allow an MCP server", admin_mcp.allow, "admin",
+        body=AllowMcpServer, answer=McpServerObject, status=201),
+    Operation(
+        "GET", f"{_TENANT}/mcp_servers", "The MCP servers that a tenant may use",
+        admin_mcp.list_all, "admin", answer=ListObject, query=_PAGE),
+    Operation(
+        "DELETE", f"{_TENANT}/mcp_servers/{{server_id}}", "Allow an MCP server no longer",
+        admin_mcp.deny, "admin", answer=McpServerDeleted),
     Operation(
         "GET", f"{_ADMIN}/usage", "Sums of usage", admin_usage.usage, "usage", answer=ListObject,
         query=(*_SPAN, *_SUMS, *_PAGE)),

@@ -15,6 +15,7 @@ from gateway.admission import tool_use
 from gateway.admission.model import Model
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.prompts import texts
+from gateway.prompts.chat import Ending
 from gateway.prompts.threads import PromptThreads
 from gateway.routes.http import json_answer
 from gateway.schemas.chat import FunctionTool
@@ -97,7 +98,7 @@ async def _token_ids(
         tenant=tenant,
         tools=_tools(body, model),
         kwargs=prompts.kwargs(body),
-        add_generation_prompt=body.add_generation_prompt is not False,
+        ending=Ending.CLOSED if body.add_generation_prompt is False else Ending.BEGUN,
     )
     return found.token_ids[0]
 

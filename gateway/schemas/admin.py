@@ -186,6 +186,29 @@ class DeliveryObject(Shown, frozen=True, kw_only=True):
     object: Literal["webhook.delivery"] = "webhook.delivery"
 
 
+class AllowMcpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str
+    """As responses name it in ``server_url``."""
+    allow_private: bool = False
+    """Whether it may be at an address that is not public."""
+
+
+class McpServerObject(Shown, frozen=True, kw_only=True):
+    id: str
+    tenant_id: str
+    url: str
+    allow_private: bool
+    created_at: int
+    object: Literal["mcp_server"] = "mcp_server"
+
+
+class McpServerDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    url: str
+    deleted: bool = True
+    object: Literal["mcp_server.deleted"] = "mcp_server.deleted"
+
+
 class LimitsObject(msgspec.Struct, frozen=True, kw_only=True):
     scope_kind: str
     scope_id: str

@@ -186,8 +186,17 @@ class ChatFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_field
     service_tier: ServiceTier | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template, out of those that ``models.template_kwargs`` allows."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the beginning of an answer; by default it does, unless
+    ``continue_final_message``."""
+    continue_final_message: bool | None = None
+    """Whether the answer goes on with the last message, which is the assistant's."""
     include_reasoning: bool | None = None
     """Whether the answer shows the model's reasoning; it does by default."""
+
+
+class Prediction(Typed, frozen=True, tag="content"):
+    content: Content
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -213,8 +222,10 @@ class ChatCompletionRequest(ChatFields, frozen=True, kw_only=True, forbid_unknow
     moderation: Any = None
     web_search_options: Any = None
 
+    prediction: Prediction | None = None
+    """What the answer is expected to be, from which tokens are drafted."""
+
     # Hints, which are taken and change nothing (``admission.unsupported.HINTS``).
-    prediction: dict[str, Any] | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     store: bool | None = None

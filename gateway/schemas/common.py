@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -74,6 +76,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+    def __add__(self, other: Usage) -> Usage:
+        """Of several requests together."""
+        return msgspec.convert(_sum(msgspec.to_builtins(self), msgspec.to_builtins(other)), Usage)
+
+
+def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _sum(value, other[name]) if isinstance(value, dict) else value + other[name]
+        for name, value in one.items()
+    }
 
 
 NO_USAGE = Usage(

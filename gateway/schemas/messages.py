@@ -167,6 +167,10 @@ class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     mcp_servers: Any = None
 
 
+NO_THREADS = "thread_unsupported_request"
+"""The code by which Anthropic's clients know that they must go on without a thread."""
+
+
 class MessagesRequest(TokenCountRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/messages``."""
 
@@ -183,6 +187,8 @@ class MessagesRequest(TokenCountRequest, frozen=True, kw_only=True, forbid_unkno
     # Known, and refused by name unless null.
     container: Any = None
     inference_geo: Any = None
+    thread: Any = None
+    """A conversation that the server keeps; a tool runner asks for one, and goes on without."""
 
 
 class MessageTokens(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ _NAME = re.compile(r"\{(\w+)")
 _PATH_PARAMETERS = {
     "model": "A model's name, or alias.",
     "stream_id": "A stream's id, as the header x-sluice-stream-id or the list of them names it.",
+    "completion_id": "A stored chat completion's id.",
     "response_id": "A response's id.",
     "conversation_id": "A conversation's id.",
     "item_id": "An item's id.",
@@ -27,6 +28,7 @@ _PATH_PARAMETERS = {
     "project_id": "A project's id.",
     "key_id": "A key's id, or its public id.",
     "adapter": "An adapter's name, or id.",
+    "server_id": "An MCP server's id.",
     "engine_id": "An engine's id, as `/admin/v1/fleet` has it.",
     "webhook_id": "A webhook's id.",
 }

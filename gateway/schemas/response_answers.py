@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.schemas.common import Compliance
-from gateway.schemas.responses import FunctionTool, ItemStatus, ResponseStatus
+from gateway.schemas.responses import ItemStatus, McpListedTool, ResponseStatus
 
 
 class OutputTextPart(
@@ -49,6 +49,37 @@ class OutputFunctionCall(
     name: str
     arguments: str
     """A JSON document, as text."""
+
+
+class OutputMcpListTools(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_list_tools"
+):
+    id: str
+    server_label: str
+    tools: list[McpListedTool]
+    error: str | None
+
+
+class OutputMcpCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_call"):
+    id: str
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    server_label: str
+    name: str
+    arguments: str
+    """A JSON document, as text."""
+    approval_request_id: str | None
+    output: str | None
+    error: dict[str, Any] | None
+    """With a ``type``: ``mcp_protocol_error``, ``mcp_tool_execution_error`` or ``http_error``."""
+
+
+class OutputMcpApprovalRequest(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_request"
+):
+    id: str
+    server_label: str
+    name: str
+    arguments: str
 
 
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +125,14 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
+    output: list[
+        OutputMessage
+        | OutputReasoning
+        | OutputFunctionCall
+        | OutputMcpListTools
+        | OutputMcpCall
+        | OutputMcpApprovalRequest
+    ]
     parallel_tool_calls: bool
     presence_penalty: float
     previous_response_id: str | None
@@ -106,7 +144,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
-    tools: list[FunctionTool]
+    tools: list[Any]
     top_logprobs: int
     top_p: float | None
     truncation: Literal["auto", "disabled"]

@@ -119,6 +119,62 @@ class CompactionItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str | None = None
 
 
+class McpListedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of an MCP server, as that describes it."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class McpListToolsItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools of an MCP server. Sent back, it saves listing them again."""
+
+    server_label: str
+    tools: list[McpListedTool]
+    type: Literal["mcp_list_tools"] = "mcp_list_tools"
+    id: str | None = None
+    error: str | None = None
+
+
+class McpCallItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an MCP server's tool, and what came of it."""
+
+    server_label: str
+    name: str
+    arguments: str
+    """A JSON document, as text."""
+    type: Literal["mcp_call"] = "mcp_call"
+    id: str | None = None
+    output: str | None = None
+    error: Any = None
+    approval_request_id: str | None = None
+    status: Literal["in_progress", "calling", "completed", "incomplete", "failed"] | None = None
+
+
+class McpApprovalRequestItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that waits until its client allows it."""
+
+    server_label: str
+    name: str
+    arguments: str
+    type: Literal["mcp_approval_request"] = "mcp_approval_request"
+    id: str | None = None
+
+
+class McpApprovalResponseItem(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """The client's answer to ``mcp_approval_request``."""
+
+    approval_request_id: str
+    approve: bool
+    type: Literal["mcp_approval_response"] = "mcp_approval_response"
+    id: str | None = None
+    reason: str | None = None
+
+
 class ItemReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stands for an item of a stored response."""
 
@@ -126,7 +182,17 @@ class ItemReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     type: Literal["item_reference"] | None = "item_reference"
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CompactionItem
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | ReasoningItem
+    | CompactionItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+    | McpApprovalResponseItem
+)
 """What a model is shown and what it says."""
 
 
@@ -139,16 +205,57 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     strict: bool | None = None
 
 
+class McpFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some tools of an MCP server: those of these names, and those that say they only read."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class McpApproval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    always: McpFilter | None = None
+    never: McpFilter | None = None
+
+
+class McpTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tools of an MCP server."""
+
+    server_label: str
+    type: Literal["mcp"] = "mcp"
+    server_url: str | None = None
+    allowed_tools: list[str] | McpFilter | None = None
+    require_approval: Literal["always", "never"] | McpApproval | None = None
+    headers: dict[str, str] | None = None
+    authorization: str | None = None
+    server_description: str | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+    # Known, and refused by name unless they hold a value at which they mean nothing.
+    connector_id: Any = None
+    tunnel_id: Any = None
+    defer_loading: Any = None
+
+
+Tool = FunctionTool | McpTool
+
+
+class McpChoice(Typed, frozen=True, kw_only=True, tag="mcp"):
+    """A tool of an MCP server, or all of them."""
+
+    server_label: str
+    name: str | None = None
+
+
 class FunctionChoice(Typed, frozen=True, tag="function"):
     name: str
 
 
 class AllowedTools(Typed, frozen=True, kw_only=True, tag="allowed_tools"):
     mode: Literal["none", "auto", "required"] = "auto"
-    tools: list[FunctionChoice]
+    tools: list[FunctionChoice | McpChoice]
 
 
-ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | McpChoice | AllowedTools
 
 
 class TextFormat(Typed, frozen=True, tag="text"):
@@ -205,7 +312,7 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    """The most calls of hosted tools. This server has none, so it changes nothing."""
+    """The most calls of tools of MCP servers; further ones are not made."""
     include: list[str] | None = None
     top_logprobs: int | None = None
     reasoning: Reasoning | None = None

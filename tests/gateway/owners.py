@@ -35,6 +35,8 @@ from tests.gateway.serving import (
 SECRET = "the heron lands at midnight"
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 KINDS: dict[str, str | None] = {
+    "completion_id": "chat",
+    "server_id": "MCP server",
     "response_id": "response",
     "conversation_id": "conversation",
     "item_id": "item",
@@ -98,6 +100,8 @@ class Place:
             ),
             "files": await store.files.list(tenant_id, limit=10),
             "batches": await store.batch_queue.list(tenant_id, limit=10, after=None),
+            "chats": await store.chats.list(tenant_id, limit=10),
+            "servers": await store.list_mcp_servers(tenant_id),
             "running": sorted(self.double.running),
         }
 
@@ -126,7 +130,7 @@ async def furnish(place: Place) -> None:
     adapter = (await place.send("POST", path, place.admin_key, body)).json()
     owner.ids["adapter name"] = [adapter["name"], adapter["id"]]
     responses, streams = [], []
-    for text, ends in ((SECRET, True), (SECRET * 9, False)):
+    for text, ends in ((SECRET, True), (SECRET * 90, False)):
         double.script = lambda _, text=text, ends=ends: Play(  # type: ignore[misc]
             text=text, interval_s=0.0 if ends else 0.5
         )
@@ -161,7 +165,12 @@ async def furnish(place: Place) -> None:
         return bool(shown.json()["status"] == "failed")
 
     await until(has_ended)
-    owner.ids |= {"response": responses, "stream": streams}
+    double.script = lambda _: Play(text=SECRET)
+    stored = chat_body(SECRET, store=True)
+    kept = await place.send("POST", "/v1/chat/completions", owner.api_key, stored)
+    owner.ids |= {"response": responses, "stream": streams, "chat": [kept.json()["id"]]}
+    server = await place.gateway.store.allow_mcp_server(owner.tenant.id, "https://a.example/mcp")
+    owner.ids["MCP server"] = [str(server.id)]
 
     async def two_run() -> bool:
         listed = await place.send("GET", "/admin/v1/streams", place.admin_key)

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
 BODIES: dict[str, Any] = {"PATCH": {"name": "taken over"}}
 CONVERSATION = "/v1/conversations/{conversation_id}"
 OF_PATHS: dict[str, Any] = {
+    "/v1/chat/completions/{completion_id}": {"metadata": {"taken": "over"}},
     CONVERSATION: {"metadata": {"taken": "over"}},
     f"{CONVERSATION}/items": {"items": [{"role": "user", "content": "mine"}]},
 }
@@ -75,6 +76,8 @@ async def test_no_admin_path_mixes_tenants(place: Place) -> None:
         body = None if method in ("GET", "DELETE") else BODIES.get(method, {})
         if (method, path) == ("POST", "/admin/v1/tenants/{tenant_id}/adapters"):
             body = {"name": "support", "path": "acme/support"}
+        if path.endswith("/mcp_servers") and method == "POST":
+            body = {"url": "https://example.com/mcp"}
         if path.endswith("/projects") and method == "POST":
             body = {"name": "new"}
         for tenant_id, rest in itertools.product(tenants, others):
@@ -169,6 +172,10 @@ async def test_what_the_owner_asks_for_is_there(place: Place) -> None:
             await place.send("GET", f"/v1/responses/{response_id}", owner.api_key)
         ).status == 200
     conversation, item = f"/v1/conversations/{owner.ids['conversation'][0]}", owner.ids["item"][0]
+    chat = f"/v1/chat/completions/{owner.ids['chat'][0]}"
+    for path in (chat, f"{chat}/messages"):
+        answer = await place.send("GET", path, owner.api_key)
+        assert (answer.status, SECRET.encode() in answer.body) == (200, True)
     for path in (conversation, f"{conversation}/items", f"{conversation}/items/{item}"):
         assert (await place.send("GET", path, owner.api_key)).status == 200
     done, running = owner.ids["stream"]

@@ -12,10 +12,10 @@ from uuid import UUID
 import msgspec
 
 from tenants.audit import actor
-from tenants.types import Adapter, ApiKey, AuditEntry, Project, Tenant
+from tenants.types import Adapter, ApiKey, AuditEntry, McpServer, Project, Tenant
 from tests.memory_store.lists import contains
 
-Audited = Tenant | Project | ApiKey | Adapter
+Audited = Tenant | Project | ApiKey | Adapter | McpServer
 
 
 class MemoryAudit:

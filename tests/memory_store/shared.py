@@ -79,9 +79,16 @@ class _Table(Generic[T]):
 class MemoryShared(SharedState):
     """For the gateways of one process."""
 
-    def __init__(self, now: Callable[[], datetime], tenants: Container[UUID]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], datetime],
+        tenants: Container[UUID],
+        *delete_others: Callable[[], int],
+    ) -> None:
+        """delete_others: delete what has expired elsewhere."""
         self._now = now
         self._tenants = tenants
+        self._delete_others = delete_others
         self._responses = _Table[StoredResponse](now)
         self._streams = _Table[ArchivedStream](now)
         self._claims = _Table[Claim](now)
@@ -271,7 +278,8 @@ class MemoryShared(SharedState):
         for name in gone:
             del self._workers[name]
         tables = (self._responses, self._streams, self._claims)
-        return len(gone) + sum(table.delete_expired() for table in tables)
+        also = sum(delete() for delete in self._delete_others)
+        return len(gone) + also + sum(table.delete_expired() for table in tables)
 
     def _check_tenant(self, tenant_id: UUID) -> None:
         if tenant_id not in self._tenants:

@@ -57,9 +57,11 @@ from tenants.types import (
 )
 from tests.memory_store.audit import MemoryAudit
 from tests.memory_store.batch_queue import NoBatches
+from tests.memory_store.chats import MemoryChats
 from tests.memory_store.conversations import MemoryConversations
 from tests.memory_store.files import MemoryFiles
 from tests.memory_store.lists import contains, page_of, place_of, summed
+from tests.memory_store.mcp_servers import MemoryMcpServers
 from tests.memory_store.quota import MemoryQuota
 from tests.memory_store.shared import MemoryShared
 from tests.memory_store.webhooks import MemoryWebhooks
@@ -74,7 +76,7 @@ class _StoredKey(NamedTuple):
     key_hash: bytes
 
 
-class MemoryStore(Store):
+class MemoryStore(MemoryMcpServers, Store):
     """A store whose contents end with the process."""
 
     _now: Callable[[], datetime]
@@ -88,12 +90,14 @@ class MemoryStore(Store):
         self._adapters: dict[UUID, Adapter] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
-        self.shared = MemoryShared(now, self._tenants)
         self.conversations = MemoryConversations(now, self._tenants)
         self.webhooks = MemoryWebhooks(now, self._tenants)
         self.files = MemoryFiles(now)
         self.batch_queue = NoBatches()
+        self.chats = MemoryChats(now, self._tenants)
+        self.shared = MemoryShared(now, self._tenants, self.chats.delete_expired)
         self._audit = MemoryAudit(now)
+        self._mcp_servers = {}
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         tenant = Tenant(

@@ -26,6 +26,7 @@ from tenants.types import Principal
 from tests.ledger import usage_totals
 from tests.tenants.reserving import ask
 from tests.tenants.samples import make_event, make_key
+from tests.tenants.test_chats import make_chat
 from tests.tenants.test_shared import make_response, make_stream
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
@@ -60,6 +61,7 @@ async def furnish(store: Store, name: str) -> Principal:
         rank=8,
         digest="d",
     )
+    await store.allow_mcp_server(who.tenant.id, f"https://example.com/{name.replace(' ', '-')}")
     day = timedelta(days=1)
     await store.shared.put_response(make_response(who.tenant, f"resp_{name}"), day)
     await store.shared.put_stream(make_stream(who.tenant, f"stream_{name}"), day)
@@ -77,6 +79,7 @@ async def furnish(store: Store, name: str) -> Principal:
     assert batch is not None
     await store.batch_queue.put_lines(batch, [NewLine(1, name, 0, len(name), None)])
     await store.batch_queue.begin(batch, 1, 0, b"[]")
+    await store.chats.put(who.tenant.id, make_chat(1, id=f"chatcmpl_{name}"), day)
     await store.shared.claim(
         who.tenant.id, bytes(32), body_hash=b"b", answer_id=f"answer_{name}", retention=day
     )
@@ -235,7 +238,7 @@ async def test_no_statement_reaches_another_tenant(
         "tenant", "project", "api_key", "limit_policy", "limit_state", "reservation",
         "usage_event", "usage_seen", "usage_delta", "usage_rollup", "usage_daily",
         "usage_daily_tenant", "response", "ended_stream", "idempotency_key", "adapter",
-        "conversation", "conversation_item",
+        "conversation", "conversation_item", "mcp_server", "chat_completion",
     }  # fmt: skip
     ids = {
         UUID(word)
@@ -246,7 +249,7 @@ async def test_no_statement_reaches_another_tenant(
     }
     assert len(ids) > 5
     texts = {str(some) for some in ids} | {two.key.public_id, "two", "resp_two", "stream_two"}
-    texts |= {"conv_two", "msg_two"}
+    texts |= {"conv_two", "msg_two", "chatcmpl_two"}
     connections = await Connections.open(
         pg_dsn,
         min_size=1,

@@ -70,7 +70,7 @@ def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
     source = Path(tenants.shared.__file__).read_text()
     used |= set(re.findall(r'self\._fetch\(\s*[\w.]+,\s*"(\w+)"', source))
     used |= set(re.findall(r'_SQL\["(\w+)"\]', source))
-    for name in ("conversations", "files", "batch_queue"):
+    for name in ("conversations", "chats", "files", "batch_queue"):
         source = _STORE.with_name(f"{name}.py").read_text()
         used |= set(re.findall(r'self\._(?:fetch|of)\(\s*[\w.]+,\s*"(\w+)"', source))
         used |= set(re.findall(r'_SQL\["(\w+)"\]', source))

@@ -1,4 +1,4 @@
-/** One tenant: what it used, its limits, projects, keys, adapters, running requests and changes. */
+/** One tenant: what it used, its limits, projects, keys, adapters, MCP servers, running requests and changes. */
 
 import { adaptersCard } from "./adapters.js";
 import { usageChart } from "./chart.js";
@@ -7,6 +7,7 @@ import { show } from "./everybody.js";
 import { keysCard } from "./keys.js";
 import { limitsCard } from "./limits.js";
 import { auditCard, streamsCard } from "./live.js";
+import { mcpCard } from "./mcp.js";
 
 const DAYS = 30;
 
@@ -33,9 +34,10 @@ export class TenantView {
     const limits = limitsCard(api, tenant.id, projects);
     const keys = keysCard(api, tenant.id, projects);
     const adapters = adaptersCard(api, tenant.id);
+    const servers = mcpCard(api, tenant.id);
     const audit = auditCard(api, tenant.id);
-    for (const wide of [limits, keys, adapters, this.#streams, audit]) wide.node.classList.add("wide");
-    this.#cards = [limits, keys, adapters, this.#streams, audit];
+    for (const wide of [limits, keys, adapters, servers, this.#streams, audit]) wide.node.classList.add("wide");
+    this.#cards = [limits, keys, adapters, servers, this.#streams, audit];
     this.#showTitle();
     this.#showProjects(projects);
   }

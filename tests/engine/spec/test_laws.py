@@ -174,6 +174,7 @@ def generate(
     compiler: GrammarCompiler,
     speculative: dict[str, Any],
     proposer: Proposer | None,
+    prediction: list[int],
 ) -> tuple[dict[str, list[tuple[int, ...]]], EngineCore]:
     """``SEEDS`` outputs of each law."""
     config = EngineConfig(
@@ -206,7 +207,12 @@ def generate(
             request_id = f"{name}/{seed}"
             outputs[request_id] = []
             core.add_request(
-                GenerateRequest(request_id=request_id, prompt_token_ids=PROMPT, params=params)
+                GenerateRequest(
+                    request_id=request_id,
+                    prompt_token_ids=PROMPT,
+                    params=params,
+                    prediction_token_ids=prediction,
+                )
             )
     while core.has_unfinished:
         for output in core.step():
@@ -222,7 +228,7 @@ def generate(
 @pytest.mark.parametrize(
     "method",
     [
-        *("ngram", "draft_model", "medusa", "adversary"),
+        *("ngram", "predicted", "draft_model", "medusa", "adversary"),
         *(pytest.param(name, marks=pytest.mark.nightly) for name in ("suffix", "eagle", "eagle3")),
     ],
 )
@@ -234,7 +240,9 @@ def test_the_law_is_the_exact_one(
     method: str,
 ) -> None:
     adversary = Adversary(oracle) if method == "adversary" else None
-    by_law, core = generate(folder, compiler, configs.get(method, configs["ngram"]), adversary)
+    prediction = [1, 2, 5, 1, 2] if method == "predicted" else []
+    config = configs.get(method, configs["ngram"])
+    by_law, core = generate(folder, compiler, config, adversary, prediction)
     stats = core.stats()
     assert stats.spec_decode_num_draft_tokens > 2 * SEEDS
     assert 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens

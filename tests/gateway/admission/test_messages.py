@@ -102,7 +102,9 @@ def test_results_of_tools(content: dict[str, Any], text: str) -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-        ({"messages": [*HI, {"role": "assistant", "content": "The"}]}, "messages[1].role"),
+        ({"messages": [*HI, {"role": "assistant", "content": "The "}]}, "messages[1].content"),
+        ({"messages": [*HI, {"role": "assistant", "content": []}]}, "messages[1].content"),
+        ({"messages": [*HI, {"role": "assistant", "content": [CALL]}]}, "messages[1]"),
         (
             {"messages": [{"role": "user", "content": [RESULT]}]},
             "messages[0].content[0].tool_use_id",
@@ -126,6 +128,7 @@ def test_results_of_tools(content: dict[str, Any], text: str) -> None:
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{**TOOL, "allowed_callers": ["x"]}]}, "tools[0].allowed_callers"),
         ({"container": "c"}, "container"),
+        ({"thread": {"type": "new"}}, "thread"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

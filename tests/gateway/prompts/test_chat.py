@@ -11,9 +11,9 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.errors import ContextLengthExceeded, InvalidRequestError, UnsupportedParameter
 from gateway.parsers.reasoning import THINK
-from gateway.prompts.chat import ChatPrompts
+from gateway.prompts.chat import ChatPrompts, Ending
 from gateway.prompts.threads import LONG_CHARS, PromptThreads
-from gateway.schemas.chat import ChatCompletionRequest
+from gateway.schemas.chat import ChatCompletionRequest, Message
 from tests.gateway.serving import chat_body
 
 THINKING = (
@@ -49,6 +49,40 @@ async def test_it_knows_whether_the_answer_begins_with_reasoning(model_dir: Path
     assert [await made.count(messages, tenant=TENANT)] == [*map(len, on.token_ids)]
     off = await made.encode(messages, tenant=TENANT, kwargs={"enable_thinking": False})
     assert (off.begins_reasoning, off.ends_reasoning) == (False, True)
+
+
+STRIPPING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>{% endif %}"
+)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("begun", ["The", "The sky ", "</s>", "a\nb", "The The"])
+async def test_a_begun_answer_is_continued(model_dir: Path, begun: str) -> None:
+    """The prompt ends where it ends, whatever the template puts behind it, or strips."""
+    made, tokenizer = prompts(model_dir, STRIPPING), Tokenizer.load(model_dir)
+    messages = msgspec.convert(
+        [{"role": "user", "content": begun}, {"role": "assistant", "content": begun}], list[Message]
+    )
+    (ids,) = (await made.encode(messages, tenant=TENANT, ending=Ending.CONTINUED)).token_ids
+    expected = f"<user>{begun.strip()}</s><assistant>{begun}"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+    assert await made.count(messages, tenant=TENANT, ending=Ending.CONTINUED) == len(ids)
+    for last in (
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": ""},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}],
+        },
+    ):
+        wrong = msgspec.convert([{"role": "user", "content": "x"}, last], list[Message])
+        with pytest.raises(InvalidRequestError, match="continue"):
+            await made.encode(wrong, tenant=TENANT, ending=Ending.CONTINUED)
+    silent = prompts(model_dir, "{{ messages[0].content }}")
+    with pytest.raises(UnsupportedParameter, match="does not show the end"):
+        await silent.encode(messages, tenant=TENANT, ending=Ending.CONTINUED)
 
 
 @pytest.mark.asyncio

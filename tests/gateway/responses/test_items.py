@@ -50,7 +50,8 @@ def test_types_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("item", "param"),
     [
-        ({"type": "mcp_call"}, "input[1].type"),
+        ({"type": "web_search_call"}, "input[1].type"),
+        ({"type": "mcp_call"}, "input[1].server_label"),
         ({"role": "user"}, "input[1].content"),
         ({"role": "user", "content": [{"type": "odd"}]}, "input[1].content[0].type"),
         ({"role": "user", "content": "x", "odd": 1}, "input[1].odd"),

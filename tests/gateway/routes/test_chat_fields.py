@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from engine.spec.config import SpeculativeConfig
+from engine.text.tokenizer import Tokenizer
 from gateway.admission.priorities import FLEX
 from tests.gateway.engine_double import EngineDouble, Play, says
-from tests.gateway.raw_http import chat, events
+from tests.gateway.raw_http import chat, events, exchange, post
 from tests.gateway.serving import Gateway, chat_body, served_double
 from tests.gateway.ws_client import ready
 
@@ -50,6 +52,47 @@ async def choice_of(gateway: Gateway, **fields: Any) -> Any:
     answer = await chat(gateway, chat_body(**fields))
     assert answer.status == 200, answer.body
     return answer.json()["choices"][0]
+
+
+async def test_a_begun_answer_is_continued(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = says(" blue.")
+    asked = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "The sky is"}]
+    choice = await choice_of(gateway, messages=asked, continue_final_message=True)
+    assert choice["message"]["content"] == " blue."
+    assert double.prompt().endswith("<|im_start|>assistant\nThe sky is")
+    body = {"model": "tiny", "max_tokens": 9, "messages": asked}
+    answer = await exchange(
+        gateway,
+        post(gateway, json.dumps(body).encode()).replace(b"/v1/chat/completions", b"/v1/messages"),
+    )
+    assert answer.json()["content"] == [{"type": "text", "text": " blue."}]
+    assert double.prompt(0) == double.prompt(1)
+    await choice_of(gateway, messages=asked, add_generation_prompt=False)
+    assert double.prompt().endswith("The sky is<|im_end|>")
+    both: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": True}
+    refused = await chat(gateway, chat_body(messages=asked, **both))
+    assert refused.error["param"] == "add_generation_prompt"
+
+
+async def test_a_prediction_reaches_an_engine_that_can_use_it(model_dir: Path) -> None:
+    prediction = {"type": "content", "content": [{"type": "text", "text": "abc"}]}
+    for method, ids in (("ngram", list(b"abc")), (None, [])):
+        engine = (
+            {}
+            if method is None
+            else {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=2)}
+        )
+        async with served_double(model_dir, engine=engine) as (gateway, double):
+            answer = await chat(gateway, chat_body(prediction=prediction))
+            tokenizer = Tokenizer.load(model_dir)
+            assert double.requests[0].prediction_token_ids == [
+                token for byte in bytes(ids) for token in tokenizer.encode(chr(byte))
+            ]
+            ignored = answer.headers.get("x-sluice-ignored", "")
+            assert ("prediction" in ignored) is (method is None)
+            wrong = {"type": "content", "content": [{"type": "image_url", "image_url": {}}]}
+            refused = await chat(gateway, chat_body(prediction=wrong))
+            assert refused.error["param"] == "prediction.content[0]"
 
 
 async def test_sampling_fields_reach_the_engine(gateway: Gateway, double: EngineDouble) -> None:

@@ -247,6 +247,27 @@ def test_adapters_are_loaded_and_unloaded(admin: Page, site: Site) -> None:
     assert site.do(store.list_adapters(tenant.id)) == []
 
 
+def test_mcp_servers_are_allowed_and_denied(admin: Page, site: Site) -> None:
+    store, tenant = site.gateway.store, site.gateway.tenant
+    choose(admin, "acme")
+    servers = section(admin, "MCP servers")
+    expect(servers).to_contain_text("None is allowed.")
+    servers.get_by_label("URL").fill("https://u:p@example.com/mcp")
+    servers.get_by_role("button", name="Allow", exact=True).click()
+    expect(servers.get_by_role("status")).to_contain_text("neither a user, a password")
+    servers.get_by_label("URL").fill("https://example.com/mcp")
+    servers.get_by_label("May be at a private address").check()
+    servers.get_by_role("button", name="Allow", exact=True).click()
+    (made,) = site.do(store.list_mcp_servers(tenant.id))
+    assert made.allow_private
+    row = servers.locator(f"tr[data-mcp-server='{made.id}']")
+    expect(row).to_contain_text("https://example.com/mcp")
+    row.get_by_role("button", name="Deny").click()
+    admin.get_by_role("button", name="Deny it").click()
+    expect(row).to_have_count(0)
+    assert site.do(store.list_mcp_servers(tenant.id)) == []
+
+
 def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) -> None:
     store = site.gateway.store
     tenant = site.do(store.create_tenant("initech"))

@@ -1,0 +1,1 @@
+"""Tools of MCP servers, which responses call for tenants that may use them."""
