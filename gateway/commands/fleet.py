@@ -109,8 +109,8 @@ def up(
     ] = CONFIG_FILE,
 ) -> None:
     """Keep engines running on a Ray cluster, as many as models.min_replicas and max_replicas and
-    the load say. Run it again after a change of these settings. Ctrl-C ends only the wait for the
-    first ones."""
+    the load say; a change of these settings is followed. To be run on a node of the cluster. Ctrl-C
+    ends only the wait for the first ones."""
     import migrations
     from gateway import config as configuration
     from gateway.errors import ConfigError

@@ -176,7 +176,6 @@ def test_selectors_select_the_pods(values: dict[str, Any]) -> None:
 def test_ray_places_the_engines_in_place_of_the_chart() -> None:
     documents = rendered(RAY)
     found = {(one["kind"], one["metadata"]["name"]): one for one in documents}
-    assert ("Job", "one-fleet-up") in found
     assert not {name for _, name in found if name.startswith("one-engine")}
     cluster, policy = found["RayCluster", "one-ray"], found["NetworkPolicy", "one-ray"]
     by_name = dict(pods([cluster]))
@@ -187,8 +186,11 @@ def test_ray_places_the_engines_in_place_of_the_chart() -> None:
     assert cluster["spec"]["authOptions"] == {"mode": "token"}
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert by_name["engines"]["nodeSelector"] == {"pool": "gpu"}
-    (fleet_up,) = dict(pods(documents))["one-fleet-up"]["containers"]
-    assert fleet_up["args"][:4] == ["fleet", "up", "--ray", "one-ray-head-svc:6379"]
+    (head,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    after = head["lifecycle"]["postStart"]["exec"]["command"][2]
+    assert "sluice fleet up --ray --config /etc/sluice/sluice.toml" in after
+    (worker,) = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    assert "lifecycle" not in worker
     selected = policy["spec"]["podSelector"]["matchLabels"].items()
     for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
         assert selected <= group["template"]["metadata"]["labels"].items()

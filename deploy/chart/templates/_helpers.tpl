@@ -109,6 +109,10 @@ containers:
       {{- include "sluice.env" .root | nindent 6 }}
     securityContext: {{- include "sluice.rights" .root | nindent 6 }}
     resources: {{- toYaml .resources | nindent 6 }}
+    {{- with .afterStart }}
+    lifecycle:
+      postStart: { exec: { command: [sh, -c, {{ . | quote }}] } }
+    {{- end }}
     volumeMounts:
       {{- include "sluice.mounts" .root | nindent 6 }}
       - { name: data, mountPath: /var/lib/sluice }

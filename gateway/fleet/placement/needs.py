@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway import config as configuration
 from gateway.config import Config
+from gateway.errors import ConfigError
 from gateway.fleet.placement.autoscale import Bounds
 from gateway.fleet.placement.controller import Model
 from gateway.fleet.placement.supervisor import Spec
+
+logger = logging.getLogger(__name__)
 
 
 def models_of(config: Config, config_file: Path, *, has_gpus: bool) -> Sequence[Model]:
@@ -32,6 +39,16 @@ def models_of(config: Config, config_file: Path, *, has_gpus: bool) -> Sequence[
         )
         for one in config.each
     ]
+
+
+async def until_changed(config: Config, config_file: Path, every_s: float = 5.0) -> None:
+    """Wait until the file has other settings, which can be used."""
+    while True:
+        await asyncio.sleep(every_s)
+        with contextlib.suppress(ConfigError):
+            if configuration.load(config_file) != config:
+                logger.info("%s has changed", config_file)
+                return
 
 
 def resources_of(config: Config, *, has_gpus: bool) -> dict[str, float]:

@@ -26,7 +26,7 @@ from gateway import logs
 from gateway.config import Config
 from gateway.errors import ConfigError, SetupError
 from gateway.fleet.placement.controller import Controller, ModelStatus, Placed
-from gateway.fleet.placement.needs import choose_node, model_of, models_of
+from gateway.fleet.placement.needs import choose_node, model_of, models_of, until_changed
 from gateway.fleet.placement.supervisor import STOP_S, Report, Spec, Supervisor
 from tenants.errors import TenantsError
 from tenants.store import Store
@@ -273,6 +273,7 @@ class ControllerActor:
 async def _control(
     config: Config, config_file: Path, on_begin: Callable[[Controller], None]
 ) -> None:
+    """Run a controller until the settings change."""
     if config.tenants.dsn is None:
         raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
     pooled = config.tenants.transaction_pooling
@@ -282,6 +283,13 @@ async def _control(
         models = models_of(config, config_file, has_gpus=has_gpus)
         name = f"ray {ray.get_runtime_context().get_session_name()}"
         on_begin(controller := Controller(models, store.shared, RayCluster(), name))
-        await controller.run()
+        running = asyncio.create_task(controller.run())
+        watching = asyncio.create_task(until_changed(config, config_file))
+        done, _ = await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, watching):
+            task.cancel()
+        await asyncio.gather(running, watching, return_exceptions=True)
+        for task in done:
+            task.result()
     finally:
         await store.close()

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.config import parse
+from gateway.config import load, parse
 from gateway.errors import ConfigError
-from gateway.fleet.placement.needs import choose_node, models_of, resources_of
+from gateway.fleet.placement.needs import choose_node, models_of, resources_of, until_changed
 from gateway.fleet.placement.supervisor import Spec
 
 
@@ -58,6 +59,22 @@ def test_each_of_several_models_has_engines_of_its_own() -> None:
     for name in (None, "a"):
         with pytest.raises(ConfigError, match=r"--model must name one of the models.*: chat, rare"):
             config.one(name)
+
+
+@pytest.mark.asyncio
+async def test_settings_are_read_again_once_they_are_others_that_can_be_used(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "sluice.toml"
+    file.write_text('[engine]\nmodel = "m"\n')
+    waiting = asyncio.create_task(until_changed(load(file, env={}), file, every_s=0.01))
+    for same in ('[engine]\nmodel = "m"  # the same\n', '[engine]\nmodel = "m"\nmodel', ""):
+        file.write_text(same)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    file.write_text('[engine]\nmodel = "m"\n[models]\nmin_replicas = 3\n')
+    async with asyncio.timeout(20):
+        await waiting
 
 
 def test_the_bounds_of_the_settings() -> None:
