@@ -291,7 +291,8 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     first."""
     min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
     """The fewest engines that ``sluice fleet up`` keeps running. 0: none while nobody asks for the
-    model; the first requests wait until one has loaded it (``fleet.cold_start_wait_s``)."""
+    model; the first requests wait until one has loaded it (``fleet.cold_start_wait_s``). So do
+    engines that this server starts, if it has one worker: they begin with the first request."""
     max_replicas: Positive | None = None
     """The most engines that it runs; by default ``min_replicas``, but at least 1."""
     default_max_tokens: Positive | None = None
@@ -437,7 +438,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def may_sleep(self) -> bool:
         """Whether there may be no engine of the model while nobody asks for it."""
-        return self.models.min_replicas == 0 and self.fleet.replicas == 0
+        starts_late = self.fleet.replicas == 0 or self.server.workers == 1
+        return self.models.min_replicas == 0 and starts_late
 
     @property
     def each(self) -> tuple[Config, ...]:

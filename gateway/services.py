@@ -376,6 +376,8 @@ def _create_admission(base: _Base) -> Admission:
 
 def _cold_start(model: Model, base: _Base) -> ColdStart:
     async def ask() -> bool:
+        if model.engine.spawns and model.engine.engines:
+            return model.engine.wake()
         try:
             return await base.store.shared.want_model(model.name)
         except StoreUnavailable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,8 @@ from engine.client.stream import RequestStream
 from engine.client.transport import MakeTransport
 from engine.errors import AdapterLoadError, EngineDead, QueueFull
 from engine.messages import AdapterAnswer, AdapterRef, GenerateRequest, Ready, Stats, TenantStats
+
+logger = logging.getLogger(__name__)
 
 EngineState = Literal["ready", "drained", "away"]
 OnTokens = Callable[[float, Sequence[float]], None]
@@ -39,9 +42,9 @@ class Fleet:
         make: Callable[[str, MakeTransport], EngineClient] | None = None,
     ) -> None:
         """``failover_wait_s``: how long requests wait for an engine when none is ready.
-        ``spawns``: whether the engines start with this object; otherwise others start them, and
-        one is enough to begin with, or none with ``may_sleep``: they come when requests do.
-        ``make``: makes the client of an engine that joins later, from
+        ``spawns``: whether the engines start with this object, or with ``may_sleep`` by ``wake``;
+        otherwise others start them, and one is enough to begin with, or none with ``may_sleep``:
+        they come when requests do. ``make``: makes the client of an engine that joins later, from
         its name and its transport."""
         self.engines = list(engines)
         self.spawns = spawns
@@ -53,6 +56,7 @@ class Fleet:
         self.serving = asyncio.Event()
         """Set while an engine takes requests."""
         self._closed = False
+        self._waking: asyncio.Task[None] | None = None
         self._group: tuple[str, EngineClient] | None = None
         """The last group of requests, and its engine: they share the blocks of their prompt."""
         self._drained: set[EngineClient] = set()
@@ -73,7 +77,21 @@ class Fleet:
                 engine.join()
             if not self.may_sleep:
                 await self._some_ready.wait()
-            return
+        elif not self.may_sleep:
+            await self._start_all()
+
+    def wake(self) -> bool:
+        """Start the engines that ``start`` has not; whether they will serve. One that fails to is
+        tried again by the next call."""
+        if self._closed or not self.spawns:
+            return False
+        if self._waking is None or (self._waking.done() and self._waking.exception() is not None):
+            if self._waking is not None:
+                logger.error("%s", self._waking.exception())
+            self._waking = asyncio.create_task(self._start_all(), name="engine start")
+        return True
+
+    async def _start_all(self) -> None:
         starting = [asyncio.create_task(engine.start()) for engine in self.engines]
         try:
             await asyncio.gather(*starting)
@@ -114,6 +132,9 @@ class Fleet:
         """End live streams with an error output, and stop the engines. Idempotent."""
         self._closed = True
         self.moves.close()
+        if self._waking is not None:
+            self._waking.cancel()
+            await asyncio.wait([self._waking])
         await asyncio.gather(*(engine.close() for engine in self.engines))
 
     def observe(

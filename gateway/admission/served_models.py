@@ -72,10 +72,18 @@ class ServedModels:
             f"The model {quoted(asked)} does not exist; this server has {names}.", param="model"
         )
 
-    def names(self, principal: Principal, *, with_loading: bool = False) -> tuple[str, ...]:
+    def names(
+        self, principal: Principal, *, with_loading: bool = False, generating: bool = False
+    ) -> tuple[str, ...]:
         """The names that a key may ask for, aliases included, this server's own models first.
-        ``with_loading``: also of those that no engine has served yet."""
-        here = [model for model in self.all if with_loading or model.engine.has_served]
+        ``with_loading``: also of those that no engine has served yet. ``generating``: only those
+        that generate text."""
+        here = [
+            model
+            for model in self.all
+            if (with_loading or model.engine.has_served)
+            and not (generating and model.pooling is not None)
+        ]
         served = (
             *(model.name for model in here),
             *(adapter.name for adapter, base in self._adapters(principal) if base in here),

@@ -38,6 +38,7 @@ import migrations
 from engine import hub
 from engine.client.transport import EngineProcess, MakeTransport, ReplayProcess
 from engine.demo import MODEL_DIR
+from engine.demo.embedding import EMBEDDING_MODEL_DIR
 from engine.errors import NoChatTemplate
 from engine.garbage import return_large_blocks, tune_collector
 from engine.text.chat_template import ChatTemplate
@@ -46,7 +47,7 @@ from gateway import logs
 from gateway.admin import provisioning
 from gateway.commands.data_dir import DataDir, Keys, Running
 from gateway.commands.load_progress import LoadLines
-from gateway.config import Config
+from gateway.config import Config, ModelsConfig, ServedEngineConfig
 from gateway.errors import AddressInUse, ConfigError, SetupError
 from gateway.processes import server
 from gateway.processes.signals import ending_signals_sent_to
@@ -57,7 +58,7 @@ from tenants.outage import OutageLog
 from tenants.store import Store
 
 TENANT = "demo"
-MODEL = "demo"
+MODEL, EMBEDDING_MODEL = "demo", "demo-embedding"
 PROBE_TIMEOUT_S = 30.0
 DATABASE_CHECK_S = 1.0
 QUESTION = "Hello! What can you do?"
@@ -91,10 +92,22 @@ def configure(path: Path | None, data_dir: Path, *, env: Mapping[str, str] = os.
             raise ConfigError(
                 f"{key} is for `sluice serve`: a demo has one worker, and a database of its own"
             )
-    if config.engine.model != str(MODEL_DIR) or config.models.served_model_name is not None:
+    is_named = config.models.served_model_name is not None
+    if config.engine.model != str(MODEL_DIR) or is_named or config.others:
         return config
     models = msgspec.structs.replace(config.models, served_model_name=MODEL)
-    return msgspec.structs.replace(config, models=models)
+    config = msgspec.structs.replace(config, models=models)
+    return msgspec.structs.replace(config, others=(_embedder_beside(config),))
+
+
+def _embedder_beside(config: Config) -> Config:
+    """The settings of the bundled embedding model, whose engine begins with the first request."""
+    return msgspec.structs.replace(
+        config,
+        engine=ServedEngineConfig(model=str(EMBEDDING_MODEL_DIR), device="cpu", num_threads=1),
+        models=ModelsConfig(served_model_name=EMBEDDING_MODEL, min_replicas=0),
+        fleet=msgspec.structs.replace(config.fleet, replicas=1),
+    )
 
 
 class Question:
@@ -119,6 +132,8 @@ class Demo:
     ) -> None:
         """config: from ``configure``. replay_tokens_per_s: answer with a fixed text at that rate,
         without the model."""
+        if replay_tokens_per_s is not None:
+            config = msgspec.structs.replace(config, others=())
         self._config = config
         self._question = Question(config.model_name, is_chat=True)
         self._folder = DataDir(data_dir)

@@ -134,14 +134,14 @@ def _fleet(
 
 def _shares_of_the_cores(config: Config) -> list[EngineConfig]:
     """The settings of each model's engines. On a CPU, engines whose threads are more than the cores
-    would wait for each other."""
-    on_cpu = [one for one in config.each if not _gpus(one)]
+    would wait for each other. Those that say how many they have are left out."""
+    on_cpu = [one for one in config.each if not _gpus(one) and one.engine.num_threads is None]
     num_processes = sum(one.fleet.replicas * one.engine.tensor_parallel_size for one in on_cpu)
     num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, num_processes))
     is_alone = sum(one.fleet.replicas for one in on_cpu) < 2
     return [
         one.engine
-        if is_alone or one.engine.num_threads is not None or one not in on_cpu
+        if is_alone or one not in on_cpu
         else msgspec.structs.replace(one.engine, num_threads=num_threads)
         for one in config.each
     ]

@@ -83,7 +83,7 @@ class ChatSession(SocketSession):
         await self._send(
             None,
             ws.Ready(
-                models=list(self._models.names(principal)),
+                models=list(self._models.names(principal, generating=True)),
                 max_model_len=self._models.default.max_model_len,
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,

@@ -16,6 +16,8 @@ import pytest
 from openai import BadRequestError
 from openai.types import CreateEmbeddingResponse
 
+from engine.client.client import EngineClient
+from engine.client.fleet import Fleet
 from engine.client.fleets import Fleets
 from engine.pooling import cosine, unit
 from engine.text.tokenizer import Tokenizer
@@ -202,6 +204,19 @@ class TestScores:
             body = {"model": MODEL, "input": "a"}
             refused = (await post(gateway, "/v1/embeddings", body)).json()["error"]
             assert (refused["param"], "/v1/rerank" in refused["message"]) == ("model", True)
+
+
+async def test_an_engine_that_nobody_needs_starts_with_the_first_request(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "m")
+    entry = {"served_model_name": MODEL, "engine": {"model": str(folder)}, "min_replicas": 0}
+    config = configuration.parse({"server": {"port": 0}, "models": [entry]})
+    double = EngineDouble(Tokenizer.load(folder), script=says(""))
+    engine = EngineClient(config.engine, transport=double)
+    async with served(config, Fleet([engine], may_sleep=True)) as gateway:
+        assert not double.lives
+        found = await asyncio.gather(*(create(gateway, input="the cat") for _ in range(2)))
+        assert len(double.lives) == 1
+        assert found[0].data == found[1].data
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
