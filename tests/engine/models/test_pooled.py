@@ -17,8 +17,11 @@ import transformers
 from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
 
+from engine.core import EngineCore
 from engine.errors import ConfigError, InvalidRequest, ModelLoadError
-from engine.llm import LLM, TokensPrompt
+from engine.llm import LLM, SamplingParams, TokensPrompt
+from engine.messages import GenerateRequest
+from engine.pooling import PoolingParams
 from tests.engine import toys
 
 COMMON: dict[str, Any] = {
@@ -268,3 +271,37 @@ def test_a_model_that_generates_pools_if_asked_to(tmp_path: Path) -> None:
         LLM(tmp_path).embed("x")
     (found,) = LLM(tmp_path, runner="pooling").embed("the cat")
     assert np.linalg.norm(found.outputs.embedding) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_flood_of_one_tenant_does_not_keep_another_waiting(bert: Path, overlap: bool) -> None:
+    llm = LLM(bert, policy="fair_share", max_num_batched_tokens=160, async_scheduling=overlap)
+    core = llm._core
+    assert isinstance(core, EngineCore)
+
+    def add(name: str, tenant: str, num_tokens: int) -> None:
+        message = GenerateRequest(
+            request_id=name,
+            prompt_token_ids=[3] * num_tokens,
+            params=SamplingParams(),
+            fair_key=tenant,
+            pooling=PoolingParams(),
+        )
+        core.add_request(message)
+
+    for number in range(40):
+        add(f"flood-{number}", "loud", 60)
+    ended = [output.request_id for _ in range(4) for output in core.step()]
+    for number in range(4):
+        add(f"calm-{number}", "calm", 40)
+    core.abort(["flood-30", "flood-31"])
+    while core.has_unfinished:
+        ended += [output.request_id for output in core.step()]
+        core.check_integrity()
+    assert sorted(ended) == sorted(
+        [f"flood-{n}" for n in range(40)] + [f"calm-{n}" for n in range(4)]
+    )
+    last = max(ended.index(f"calm-{number}") for number in range(4))
+    assert last < 24, "a tenant that floods is served before one that has had nothing"
+    totals = {tenant.fair_key: tenant.computed_tokens for tenant in core.stats().tenants}
+    assert totals == {"loud": 38 * 60, "calm": 160, "others": 0}
