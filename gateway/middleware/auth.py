@@ -142,7 +142,7 @@ class Auth:
         return "chat" if not others else others[0].scope
 
     async def _authorize(self, scope: Scope, needed: KeyScope) -> None:
-        token = credential_in(Headers(scope=scope), scope["method"], self._sign_in)
+        token = credential_in(Headers(scope=scope), scope.get("method", SOCKET), self._sign_in)
         if token is None:
             raise InvalidApiKey(
                 "You didn't provide an API key. Send it in the Authorization header: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -68,6 +69,7 @@ async def furnish(gateway: Gateway) -> tuple[Tenant, list[List]]:
             digest="d",
         )
         await store.reserve(ask(key, model=f"model {word}"))
+        await store.webhooks.create(other.id, f"https://{word.lower()}.example/{number}", ())
         engine = EngineRecord(
             id=f"{word}-{number}",
             model="m",
@@ -91,6 +93,7 @@ async def furnish(gateway: Gateway) -> tuple[Tenant, list[List]]:
         List(f"{one}/limits", "key"),
         List("/streams", "even"),
         List("/fleet", "even"),
+        List("/webhooks", "even"),
         List("/usage?group_by=tenant,key&bucket_width=all", "even"),
         List("/usage?group_by=tenant,project,key,model&bucket_width=1h", "even"),
         List("/audit_log", "adapter.create"),
@@ -144,7 +147,11 @@ async def test_every_route_that_lists_takes_the_same_parameters(gateway: Gateway
     known = {path.partition("?")[0].replace(str(tenant.id), "{tenant_id}") for path, _ in lists}
     for operation in OPERATIONS:
         path = operation.path.removeprefix("/admin/v1")
-        if operation.method != "GET" or path == operation.path or "{key_id}" in path or path == "/":
+        if (
+            operation.method != "GET"
+            or path in (operation.path, "/")
+            or re.search("{(key|webhook)_id}", path)
+        ):
             continue
         answer = await admin.ok("GET", path.replace("{tenant_id}", str(tenant.id)))
         assert (answer["object"] == "list") == (path in known), path
