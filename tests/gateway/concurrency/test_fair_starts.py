@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.concurrency.fair_starts import MOST, FairStarts
+from gateway.concurrency.fair_starts import LARGE_BYTES, MOST, FairStarts
 
 pytestmark = pytest.mark.asyncio
 
@@ -49,5 +49,31 @@ async def test_who_leaves_takes_no_turn() -> None:
     await asyncio.sleep(0)
     assert tasks[9].done()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert len(starts) == 0
+
+
+async def test_a_large_body_has_a_turn_alone() -> None:
+    starts, tenant, turns = FairStarts(), uuid4(), list[list[str]]()
+
+    async def request(name: str) -> None:
+        await starts.next(tenant, LARGE_BYTES if name.startswith("large") else LARGE_BYTES - 1)
+        turns[-1].append(name)
+
+    async def take_turns() -> None:
+        while any(not task.done() for task in tasks):
+            turns.append([])
+            await asyncio.sleep(0)
+
+    names = ["small 1", "large 1", "large 2", "small 2", "small 3", "large 3"]
+    tasks = [asyncio.create_task(request(name)) for name in names]
+    await take_turns()
+    assert [turn for turn in turns if turn] == [
+        ["small 1"],
+        ["large 1"],
+        ["large 2"],
+        ["small 2", "small 3"],
+        ["large 3"],
+    ]
     await asyncio.sleep(0)
     assert len(starts) == 0
