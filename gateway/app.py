@@ -23,6 +23,7 @@ from gateway.middleware.auth import Auth, Operations
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.errors import Errors
 from gateway.middleware.idempotency import Idempotency
+from gateway.middleware.memory_share import MemoryShare
 from gateway.middleware.rate_limit import RateLimit
 from gateway.middleware.request_id import RequestId
 from gateway.middleware.traces import Traces
@@ -94,6 +95,7 @@ def _middleware(
             attempts=services.quota.attempts,
             shared=services.store.shared,
         ),
+        Middleware(MemoryShare),
         Middleware(
             BodyLimit,
             max_bytes=config.max_body_bytes,

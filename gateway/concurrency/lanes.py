@@ -11,6 +11,21 @@ from uuid import UUID
 T = TypeVar("T")
 
 
+class Turn:
+    """A place in a tenant's lane, until ``leave``."""
+
+    __slots__ = ("_leave",)
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave: Callable[[], None] | None = leave
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._leave is not None:
+            leave, self._leave = self._leave, None
+            leave()
+
+
 class Lanes:
     """One lane for each tenant: however much work a tenant has, it delays another tenant's by as
     many pieces of work as its lane is wide."""
@@ -24,13 +39,17 @@ class Lanes:
         """The number of tenants that have a turn or wait for one."""
         return len(self._locks)
 
+    async def turn(self, tenant: UUID) -> Turn:
+        """Wait until there is room in the tenant's lane, first come, first served, and take it."""
+        await self._enter(tenant)
+        return Turn(lambda: self._leave(tenant))
+
     async def run(
         self,
         tenant: UUID,
         start: Callable[[], concurrent.futures.Future[T] | asyncio.Future[T]],
     ) -> T:
-        """Wait until there is room in the tenant's lane, first come, first served. Then ``start``
-        the work, and return or raise what it does.
+        """Wait for a ``turn``. Then ``start`` the work, and return or raise what it does.
 
         The turn lasts until the work is done, even if the caller is cancelled: otherwise a tenant
         could have much work under way by cancelling each piece. A caller that is cancelled before
