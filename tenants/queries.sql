@@ -423,21 +423,22 @@ FROM response
 WHERE tenant_id = $1 AND id = $2 AND expires_at > now();
 
 -- name: lineage for tenant
--- A response and those it continues; what is in use is kept on, which is written once a day.
+-- A response and those it continues, until there are $3 or more than $5 bytes; what is in use is
+-- kept on, which is written once a day.
 WITH RECURSIVE line AS (
     SELECT
         r.id, r.tenant_id, r.status, r.body, r.input, r.previous_response_id, r.created_at,
-        1 AS depth
+        1 AS depth, (octet_length(r.body) + octet_length(r.input))::bigint AS total
     FROM response AS r
     WHERE r.tenant_id = $1 AND r.id = $2 AND r.expires_at > now()
     UNION ALL
     SELECT
         p.id, p.tenant_id, p.status, p.body, p.input, p.previous_response_id, p.created_at,
-        line.depth + 1
+        line.depth + 1, line.total + octet_length(p.body) + octet_length(p.input)
     FROM line
     JOIN response AS p
         ON p.tenant_id = $1 AND p.id = line.previous_response_id AND p.expires_at > now()
-    WHERE line.depth < $3
+    WHERE line.depth < $3 AND line.total <= $5::bigint
 ), used AS (
     SELECT r.id
     FROM response AS r

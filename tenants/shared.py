@@ -180,15 +180,23 @@ class SharedState:
         return _response(rows[0]) if rows else None
 
     async def lineage(
-        self, tenant_id: UUID, response_id: str, *, max_length: int, retention: timedelta
+        self,
+        tenant_id: UUID,
+        response_id: str,
+        *,
+        max_length: int,
+        max_bytes: int,
+        retention: timedelta,
     ) -> Sequence[StoredResponse]:
         """A response and those that it continues, the oldest first; empty if it is unknown.
 
         If an earlier response is gone, or there are more than ``max_length``, the first one
-        returned has a ``previous_response_id``. All of them are kept for ``retention`` from now on,
-        give or take a day.
+        returned has a ``previous_response_id``; so it has if they have more than ``max_bytes``,
+        and then those returned do, too. All of them are kept for ``retention`` from now on, give or
+        take a day.
         """
-        rows = await self._fetch(tenant_id, "lineage", _plain(response_id), max_length, retention)
+        values = (_plain(response_id), max_length, retention, max_bytes)
+        rows = await self._fetch(tenant_id, "lineage", *values)
         return [_response(row) for row in rows]
 
     async def delete_response(self, tenant_id: UUID, response_id: str) -> bool:

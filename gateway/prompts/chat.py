@@ -10,7 +10,7 @@ from uuid import UUID
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.errors import ContextLengthExceeded, InvalidRequestError, UnsupportedParameter
 from gateway.parsers.reasoning import ReasoningFormat
 from gateway.prompts.messages import REASONING, messages_for_template
 from gateway.prompts.prompt import Prompt
@@ -20,6 +20,9 @@ from gateway.schemas.chat import ChatFields, Message
 T = TypeVar("T")
 
 MAX_TEXT_KWARG = 256
+MAX_COUNTED_CHARS = 5_000_000
+"""More than a body holds by default. A conversation may be longer, and for each of its characters
+the tokenizer takes up to 400 bytes while it counts."""
 _SWITCHES = ("enable_thinking", "thinking")
 """The names that templates give to the variable that turns reasoning on and off."""
 
@@ -121,9 +124,19 @@ class ChatPrompts:
         kwargs: dict[str, Any] | None = None,
         ending: Ending = Ending.BEGUN,
     ) -> int:
-        """The number of tokens that ``encode`` would return; of a chat of any length."""
+        """The number of tokens that ``encode`` would return, also of a chat that is too long for
+        the model. Raises ``ContextLengthExceeded`` beyond ``MAX_COUNTED_CHARS``."""
         render = partial(self._render, messages, tools, kwargs or {}, ending)
-        count = partial(self._tokenizer.count, add_special_tokens=False)
+
+        def count(text: str) -> int:
+            if len(text) > MAX_COUNTED_CHARS:
+                raise ContextLengthExceeded(
+                    f"The messages have {len(text)} characters; at most {MAX_COUNTED_CHARS} are "
+                    "counted.",
+                    param="messages",
+                )
+            return self._tokenizer.count(text, add_special_tokens=False)
+
         return await self._read(render, count, tenant, None)
 
     def _render(

@@ -17,7 +17,17 @@ from tenants.conversations import Conversation, Conversations, Room, StoredItem
 MAX_ADDED = 20
 """Items of one request, as at OpenAI."""
 MAX_BYTES = 16 * 1024 * 1024
-"""Of one conversation, all of which a response reads."""
+"""Of one conversation, or a line of responses: a response reads all that it continues."""
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """What a new response continues."""
+
+    response_id: str | None = None
+    """The last of the responses, unless it is a conversation."""
+    items: Sequence[Item] = ()
+    num_bytes: int = 0
+    """Of the items as they were read from the store."""
 
 
 class ConversationItems:
@@ -49,11 +59,12 @@ class ConversationItems:
             raise not_found(conversation_id)
         return found
 
-    async def all_items(self, tenant_id: UUID, conversation_id: str) -> list[Item]:
+    async def all_items(self, tenant_id: UUID, conversation_id: str) -> Earlier:
         """All of its items. Raises as ``find`` does."""
         await self.find(tenant_id, conversation_id)
         bodies = await self.store.items(tenant_id, conversation_id, limit=MAX_ITEMS)
-        return plain_items([msgspec.Raw(body) for body in bodies])
+        items = plain_items([msgspec.Raw(body) for body in bodies])
+        return Earlier(None, items, sum(map(len, bodies)))
 
     async def add(self, tenant_id: UUID, conversation_id: str, items: Sequence[Any]) -> None:
         """Add items, which have ids. Raises as ``find`` does, and ``InvalidRequestError`` where

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ import msgspec
 from gateway.admission.admission import Admission
 from gateway.admission.admitted import Admitted
 from gateway.admission.request import GenerationRequest
+from gateway.concurrency.lanes import Lanes
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.config import Config
 from gateway.errors import (
@@ -43,8 +45,9 @@ from gateway.peers.routed_ids import mint, worker_of
 from gateway.peers.wire import EndResponse, Part, RunningResponse
 from gateway.responses import fields as response_fields
 from gateway.responses.compaction import missing_input
-from gateway.responses.conversations import ConversationItems
+from gateway.responses.conversations import MAX_BYTES, ConversationItems, Earlier
 from gateway.responses.items import (
+    MAX_ITEMS,
     decode_input,
     name_items,
     plain_items,
@@ -77,13 +80,9 @@ logger = logging.getLogger(__name__)
 _UNENDED = ("queued", "in_progress")
 MAX_LINEAGE = 1000
 """The most responses in a chain, from the first to the one that is continued."""
-
-
-class Earlier(msgspec.Struct, frozen=True):
-    """The responses that a new one continues."""
-
-    response_id: str | None = None
-    items: Sequence[Item] = ()
+MOST_AT_ONCE = 8
+"""Requests of one tenant that hold much of what they continue, in each worker."""
+MUCH_BYTES = 256 * 1024
 
 
 class Asked(NamedTuple):
@@ -165,6 +164,8 @@ class Responses:
         self._retention = timedelta(seconds=config.tenants.response_retention_s)
         self._max_bytes = config.tenants.max_response_bytes
         self._trims = TrimSchedule()
+        self._lanes = Lanes(MOST_AT_ONCE)
+        """Of requests that continue something, from reading that to their admission."""
         self._running: dict[str, ResponseRun] = {}
         self._tasks = OwnedTasks()
         self._unstored = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)
@@ -190,11 +191,11 @@ class Responses:
         the names that fields have in Responses.
         """
         response_id = mint("resp", self._peers.worker_id)
-        asked = await self._read(fields, principal, response_id, earlier)
-        asked.chat()  # raises for what is wrong in it
         admitted = None
-        if generate and not asked.awaits_calls:
-            admitted = await self._admitted(asked, request_id)
+        async with self._read(fields, principal, response_id, earlier) as asked:
+            asked.chat()  # raises for what is wrong in it
+            if generate and not asked.awaits_calls:
+                admitted = await self._admitted(asked, request_id)
         return self._start(
             admitted,
             response_object(
@@ -211,8 +212,8 @@ class Responses:
 
     async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
         """The number of input tokens that the response would have. Raises as ``begin`` does."""
-        asked = await self._read(fields, principal, "resp_")
-        return await self._admission.count(asked.request(asked.chat(), new_request_id()))
+        async with self._read(fields, principal, "resp_") as asked:
+            return await self._admission.count(asked.request(asked.chat(), new_request_id()))
 
     async def _admitted(self, asked: Asked, request_id: UUID) -> Admitted:
         """Admit the chat of a response.
@@ -246,30 +247,38 @@ class Responses:
         except Exception as exc:
             raise to_api_error(exc) from exc
 
+    @asynccontextmanager
     async def _read(
         self,
         fields: ResponseFields,
         principal: Principal,
         response_id: str,
         earlier: Earlier | None = None,
-    ) -> Asked:
-        """Raises ``ApiError``."""
+    ) -> AsyncIterator[Asked]:
+        """Raises ``ApiError``. A short request may continue megabytes: few of a tenant do so at a
+        time, until the block ends."""
         response_fields.check(fields)
         tools = response_fields.decode_tools(fields.tools)
-        tenant_id, conversation_id = principal.tenant.id, conversation_of(fields)
-        if conversation_id is not None:
-            earlier = Earlier(None, await self._conversations.all_items(tenant_id, conversation_id))
-        elif earlier is None:
-            earlier = await self._earlier(tenant_id, fields.previous_response_id)
-        own = await self._own_items(tenant_id, fields, response_id)
-        if not own and not earlier.items:
-            raise missing_input()
-        items = [*earlier.items, *own]
-        remote = None
-        if any(isinstance(tool, McpTool) for tool in tools):
-            servers, limit = self._mcp, fields.max_tool_calls
-            remote = await find_tools(servers, tenant_id, tools, items, own, limit)
-        return Asked(principal, fields, tools, remote, earlier.items, own, items)
+        tenant_id = principal.tenant.id
+        if earlier is None and (conversation_of(fields) or fields.previous_response_id) is None:
+            earlier = Earlier()
+        turn = None if earlier is not None else await self._lanes.turn(tenant_id)
+        try:
+            earlier = earlier or await self._earlier(tenant_id, fields)
+            if turn is not None and earlier.num_bytes < MUCH_BYTES:
+                turn.leave()
+            own = await self._own_items(tenant_id, fields, response_id)
+            if not own and not earlier.items:
+                raise missing_input()
+            items = [*earlier.items, *own]
+            remote = None
+            if any(isinstance(tool, McpTool) for tool in tools):
+                servers, limit = self._mcp, fields.max_tool_calls
+                remote = await find_tools(servers, tenant_id, tools, items, own, limit)
+            yield Asked(principal, fields, tools, remote, earlier.items, own, items)
+        finally:
+            if turn is not None:
+                turn.leave()
 
     def _start(
         self,
@@ -298,17 +307,23 @@ class Responses:
         self._running[run.id] = run
         return run
 
-    async def _earlier(self, tenant_id: UUID, response_id: str | None) -> Earlier:
-        if response_id is None:
-            return Earlier()
+    async def _earlier(self, tenant_id: UUID, fields: ResponseFields) -> Earlier:
+        conversation_id, response_id = conversation_of(fields), fields.previous_response_id
+        if conversation_id is not None:
+            return await self._conversations.all_items(tenant_id, conversation_id)
+        assert response_id is not None
         line = await self._shared.lineage(
-            tenant_id, response_id, max_length=MAX_LINEAGE, retention=self._retention
+            tenant_id,
+            response_id,
+            max_length=MAX_LINEAGE,
+            max_bytes=MAX_BYTES,
+            retention=self._retention,
         )
+        num_bytes = sum(len(response.body) + len(response.input) for response in line)
+        if num_bytes > MAX_BYTES:
+            raise _too_much(f"{MAX_BYTES} bytes")
         if len(line) == MAX_LINEAGE and line[0].previous_response_id is not None:
-            raise InvalidRequestError(
-                f"A conversation has at most {MAX_LINEAGE} responses, and this one has as many.",
-                param="previous_response_id",
-            )
+            raise _too_much(f"{MAX_LINEAGE} responses")
         if not line or line[0].previous_response_id is not None:
             raise previous_not_found(line[0].previous_response_id or "" if line else response_id)
         if line[-1].status in _UNENDED:
@@ -317,7 +332,10 @@ class Responses:
                 param="previous_response_id",
                 code="previous_response_in_progress",
             )
-        return Earlier(response_id, [item for response in line for item in items_of(response)])
+        raw = [item for response in line for item in _raw_items(response)]
+        if len(raw) > MAX_ITEMS:
+            raise _too_much(f"{MAX_ITEMS} items")
+        return Earlier(response_id, plain_items(raw), num_bytes)
 
     async def _own_items(
         self, tenant_id: UUID, fields: ResponseFields, response_id: str
@@ -518,12 +536,23 @@ _output_decoder = msgspec.json.Decoder(_Output)
 
 def items_of(response: StoredResponse) -> list[Item]:
     """The input items of a stored response, followed by its output items."""
-    raw = [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
-    return plain_items(raw)
+    return plain_items(_raw_items(response))
+
+
+def _raw_items(response: StoredResponse) -> list[msgspec.Raw]:
+    return [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
 
 
 def _is_obfuscated(fields: ResponseFields) -> bool:
     return fields.stream_options is not None and bool(fields.stream_options.include_obfuscation)
+
+
+def _too_much(most: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"What a response continues has at most {most}, and this is more: begin anew, with a "
+        "summary of it (/v1/responses/compact makes one).",
+        param="previous_response_id",
+    )
 
 
 def previous_not_found(response_id: str) -> InvalidRequestError:

@@ -28,7 +28,8 @@ from gateway.errors import (
     quoted,
     to_api_error,
 )
-from gateway.responses.responses import Earlier, Responses
+from gateway.responses.conversations import Earlier
+from gateway.responses.responses import Responses
 from gateway.responses.run import ResponseRun
 from gateway.schemas.responses_ws import (
     Cancel,
@@ -128,7 +129,7 @@ class ResponsesSession(SocketSession):
             await body_shape.check(data)
             message = bodies.decode(_decoder, data, what="message")
             if isinstance(message, Create):
-                self._enqueue(message, await self._authenticate())
+                self._enqueue(message, await self._authenticate(len(data)))
             else:
                 self._cancel(message)
         except ApiError as exc:

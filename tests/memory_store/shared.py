@@ -187,16 +187,24 @@ class MemoryShared(SharedState):
         return self._responses.find(tenant_id, response_id)
 
     async def lineage(
-        self, tenant_id: UUID, response_id: str, *, max_length: int, retention: timedelta
+        self,
+        tenant_id: UUID,
+        response_id: str,
+        *,
+        max_length: int,
+        max_bytes: int,
+        retention: timedelta,
     ) -> Sequence[StoredResponse]:
         found: list[StoredResponse] = []
         wanted: str | None = response_id
-        while wanted is not None and len(found) < max_length:
+        size = 0
+        while wanted is not None and len(found) < max_length and size <= max_bytes:
             response = self._responses.find(tenant_id, wanted)
             if response is None:
                 break
             self._responses.keep(tenant_id, wanted, retention)
             found.append(response)
+            size += len(response.body) + len(response.input)
             wanted = response.previous_response_id
         return found[::-1]
 

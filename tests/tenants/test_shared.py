@@ -26,6 +26,7 @@ pytestmark = pytest.mark.asyncio
 
 DAY = timedelta(days=1)
 NOTHING = timedelta(0)
+MIB = 2**20
 
 
 @pytest.fixture
@@ -76,7 +77,9 @@ async def test_nothing_is_shared_with_another_tenant(store: Store, shared: Share
     await shared.put_stream(make_stream(mine), DAY)
     await shared.claim(mine.id, b"k", body_hash=b"b", answer_id="a", retention=DAY)
     assert await shared.find_response(other.id, "resp_1") is None
-    assert await shared.lineage(other.id, "resp_1", max_length=5, retention=DAY) == []
+    assert (
+        await shared.lineage(other.id, "resp_1", max_length=5, max_bytes=MIB, retention=DAY) == []
+    )
     assert not await shared.delete_response(other.id, "resp_1")
     assert await shared.find_stream(other.id, "stream_1") is None
     assert not await shared.delete_stream(other.id, "stream_1")
@@ -111,22 +114,30 @@ async def test_a_lineage_is_followed_to_its_beginning(store: Store, shared: Shar
         response = make_response(tenant, f"resp_{number}", previous_response_id=previous)
         await shared.put_response(response, DAY)
 
-    async def names(max_length: int) -> list[str]:
-        line = await shared.lineage(tenant.id, "resp_4", max_length=max_length, retention=DAY)
+    async def names(max_length: int, max_bytes: int = MIB) -> list[str]:
+        line = await shared.lineage(
+            tenant.id, "resp_4", max_length=max_length, max_bytes=max_bytes, retention=DAY
+        )
         return [response.id for response in line]
 
     assert await names(10) == [f"resp_{number}" for number in range(5)]
     assert await names(2) == ["resp_3", "resp_4"]
+    each = len(response.body) + len(response.input)
+    assert await names(10, 5 * each) == [f"resp_{number}" for number in range(5)]
+    assert await names(10, 2 * each) == ["resp_2", "resp_3", "resp_4"]  # one above the bound
+    assert await names(10, 0) == ["resp_4"]
     await shared.delete_response(tenant.id, "resp_1")
     assert await names(10) == ["resp_2", "resp_3", "resp_4"]
-    assert await shared.lineage(tenant.id, "resp_1", max_length=9, retention=DAY) == []
+    assert (
+        await shared.lineage(tenant.id, "resp_1", max_length=9, max_bytes=MIB, retention=DAY) == []
+    )
 
 
 async def test_what_is_in_use_is_kept(store: Store, shared: SharedState) -> None:
     tenant = await make_tenant(store)
     await shared.put_response(make_response(tenant), timedelta(seconds=0.3))
     for _ in range(2):
-        line = await shared.lineage(tenant.id, "resp_1", max_length=9, retention=DAY)
+        line = await shared.lineage(tenant.id, "resp_1", max_length=9, max_bytes=MIB, retention=DAY)
         assert len(line) == 1
     await shared.delete_expired()
     assert await shared.find_response(tenant.id, "resp_1") is not None
@@ -139,7 +150,9 @@ async def test_everything_has_an_end(store: Store, shared: SharedState) -> None:
     await shared.claim(tenant.id, b"k", body_hash=b"b", answer_id="a", retention=NOTHING)
     await shared.register_worker("w", "here", -DAY)
     assert await shared.find_response(tenant.id, "resp_1") is None
-    assert await shared.lineage(tenant.id, "resp_1", max_length=9, retention=DAY) == []
+    assert (
+        await shared.lineage(tenant.id, "resp_1", max_length=9, max_bytes=MIB, retention=DAY) == []
+    )
     assert await shared.find_stream(tenant.id, "stream_1") is None
     assert await shared.find_claim(tenant.id, b"k") is None
     found = await shared.find_worker("w")

@@ -11,7 +11,7 @@ import pytest
 
 from gateway import config as configuration
 from gateway import lifecycle
-from gateway.responses.responses import MAX_LINEAGE
+from gateway.responses.responses import MAX_LINEAGE, MOST_AT_ONCE
 from tenants.errors import StoreUnavailable
 from tests.gateway.engine_double import EngineDouble, Life, Play
 from tests.gateway.raw_http import RawClient, post
@@ -131,6 +131,56 @@ async def test_a_line_has_an_end(gateway: Gateway, monkeypatch: pytest.MonkeyPat
             await client.responses.create(model=MODEL, input="x", previous_response_id=previous)
         assert caught.value.param == "previous_response_id"
         assert "has at most" in caught.value.message
+
+
+@pytest.mark.parametrize("bound", ["MAX_BYTES", "MAX_ITEMS"])
+async def test_a_line_holds_only_so_much(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """A request of a few bytes would otherwise read gigabytes into memory."""
+    monkeypatch.setattr(f"gateway.responses.responses.{bound}", 3)
+    async with gateway.openai() as client:
+        response = await client.responses.create(model=MODEL, input="hi")
+        if bound == "MAX_ITEMS":
+            response = await client.responses.create(
+                model=MODEL, input="hi", previous_response_id=response.id
+            )
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model=MODEL, input="x", previous_response_id=response.id)
+        assert caught.value.param == "previous_response_id"
+        assert f"has at most 3 {bound[4:].lower()}" in caught.value.message
+    assert len(gateway.app.state.services.responses._lanes) == 0
+
+
+async def test_few_of_a_tenant_hold_what_they_continue_until_they_are_admitted(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responses = gateway.app.state.services.responses
+    monkeypatch.setattr("gateway.responses.responses.MUCH_BYTES", 0)
+    begun, go_on = list[str](), asyncio.Event()
+    admit = responses._admission.admit
+
+    async def admit_later(asked: Any) -> Any:
+        begun.append(asked.id)
+        await go_on.wait()
+        return await admit(asked)
+
+    async with gateway.openai() as client:
+        before = await client.responses.create(model=MODEL, input="hi")
+        monkeypatch.setattr(responses._admission, "admit", admit_later)
+        asking = [
+            asyncio.create_task(
+                client.responses.create(model=MODEL, input="x", previous_response_id=before.id)
+            )
+            for _ in range(MOST_AT_ONCE + 3)
+        ]
+        fresh = asyncio.create_task(client.responses.create(model=MODEL, input="x"))
+        await until(lambda: len(begun) == MOST_AT_ONCE + 1)
+        await asyncio.sleep(0.05)
+        assert len(begun) == MOST_AT_ONCE + 1
+        go_on.set()
+        await asyncio.gather(*asking, fresh)
+    assert len(responses._lanes) == 0
 
 
 async def test_an_engine_that_hangs_does_not_hold_up_a_shutdown(
