@@ -19,7 +19,7 @@ from typing import Protocol
 from uuid import UUID
 
 from gateway.concurrency.owned_tasks import OwnedTasks
-from gateway.errors import ApiError, StreamNotFound, to_api_error
+from gateway.errors import ApiError, RateLimited, StreamNotFound, to_api_error
 from gateway.generation.events import Channel, Event, Frame, TextForm, TextSink, as_message, as_sse
 from gateway.peers.peers import PeerGone, Peers
 from gateway.peers.routed_ids import mint, worker_of
@@ -34,6 +34,10 @@ from tenants.shared import StreamKind
 from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
+
+MAX_READERS = 16
+"""Readers of one running stream at once. Each of its tokens is sent to all of them, and only one of
+them is paid for."""
 
 _FRAMES: Mapping[StreamKind, Frame] = {"sse": as_sse, "ws": as_message, "answer": as_message}
 
@@ -222,7 +226,8 @@ class Streams:
     ) -> StreamReader:
         """Read a stream from position ``after`` on, whichever worker has it.
 
-        Raises as ``StreamLog.check`` does, and ``TenantsError``.
+        Raises as ``StreamLog.check`` does, ``RateLimited`` if it runs and has as many readers as it
+        may have, and ``TenantsError``.
         """
         try:
             if (worker_id := self._worker_elsewhere(stream_id)) is None:
@@ -247,6 +252,13 @@ class Streams:
         if kind == "answer" and running is not None and running.is_given_up:
             # It will break off, and a client that repeats its request must get a whole answer.
             raise stream_not_found()
+        if running is not None and running.num_readers >= MAX_READERS:
+            raise RateLimited(
+                f"{MAX_READERS} clients read this stream already; close one of them, or read it "
+                "when it has ended.",
+                code="too_many_readers",
+                retry_after_s=1,
+            )
         return LocalReader(self, stream_id, after)
 
     async def stop(self, stream_id: str, tenant_id: UUID) -> None:

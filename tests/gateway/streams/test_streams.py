@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.errors import ApiError, StreamNotFound
+from gateway.errors import ApiError, RateLimited, StreamNotFound
 from gateway.generation.events import Channel, Event
 from gateway.peers.peers import Peers
 from gateway.streams.archive import StreamArchive
 from gateway.streams.log import StreamLog, StreamReader
-from gateway.streams.streams import LocalReader, Streams, Work
+from gateway.streams.streams import MAX_READERS, LocalReader, Streams, Work
 from tests.gateway.loop_clock import LoopClock
 from tests.gateway.peering import make_peers
 from tests.gateway.serving import until
@@ -169,6 +169,27 @@ async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
     assert not work.closed
     third.close()
     await until(lambda: work.closed)
+    await streams.close()
+
+
+async def test_a_running_stream_has_few_readers_and_an_ended_one_any_number() -> None:
+    end = asyncio.Event()
+    streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
+    first = await open_stream(streams, ScriptedWork(b"1", until=end))
+
+    async def follow() -> LocalReader:
+        reader = await streams.follow(first.stream_id, TENANT, kind="ws", after=0)
+        assert isinstance(reader, LocalReader)
+        return reader
+
+    readers = [first, *[await follow() for _ in range(MAX_READERS - 1)]]
+    with pytest.raises(RateLimited, match="close one"):
+        await follow()
+    readers.pop().close()
+    readers.append(await follow())
+    end.set()
+    assert await asyncio.gather(*map(read, readers)) == [[b"1"]] * MAX_READERS
+    assert [await read(await follow()) for _ in range(3)] == [[b"1"]] * 3
     await streams.close()
 
 
