@@ -90,7 +90,8 @@ async def _nothing(message: Message) -> None:
 
 
 async def _never() -> Message:
-    return await asyncio.get_running_loop().create_future()
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 @pytest.mark.parametrize(
