@@ -11,7 +11,6 @@ from uuid import UUID
 from starlette.types import Scope, Send
 
 from gateway import rate_limits
-from gateway.concurrency.lanes import Turn
 from gateway.schemas.operation import Operation
 from gateway.transport import extensions
 from gateway.transport.extensions import Departure, Writer
@@ -91,8 +90,8 @@ class RequestContext:
     """Headers for the answer, successful or not, such as the rate limits as of admission."""
     attempt: Attempt | None = None
     """Set by ``middleware.rate_limit`` while the request may be refused."""
-    turn: Turn | None = None
-    """Set by ``middleware.memory_share`` while the request holds its share."""
+    on_admitted: Callable[[], None] | None = None
+    """Set by ``middleware.memory_share``, which lets another request in then."""
 
     def found(self, operation: Operation) -> None:
         """The operation that the request asks for."""
@@ -101,8 +100,8 @@ class RequestContext:
 
     def admitted(self, answer: QuotaAnswer) -> None:
         """The store counts the request from now on. ``answer``: what it said."""
-        if self.turn is not None:
-            self.turn.leave()
+        if self.on_admitted is not None:
+            self.on_admitted()
         if self.attempt is not None:
             self.attempt.end()
             answer = with_less(answer, self.attempt.window)

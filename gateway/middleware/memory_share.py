@@ -41,7 +41,7 @@ class MemoryShare:
             turn = await waiting
         else:
             turn = await until_disconnect(receive, waiting, known.departure)
-        known.turn = turn
+        known.on_admitted = turn.leave
         try:
             await self._app(scope, receive, _watched(send, turn))
         finally:
