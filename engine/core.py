@@ -105,9 +105,9 @@ class EngineCore:
         counts as a part of the next step."""
         self._arrivals = count()
         self._moved_arrivals = count(-(1 << 62))
-        """Of requests that generated elsewhere, whose clients read their streams: before all that
-        came here, as preempted ones are before those that came later. With fair shares it orders
-        the requests of one tenant, so it is no way past others."""
+        """Of requests that were admitted elsewhere: before all that came here, as preempted ones
+        are before those that came later. With fair shares it orders the requests of one tenant, so
+        it is no way past others."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -150,14 +150,14 @@ class EngineCore:
     def _begin(self, message: GenerateRequest, adapter_digest: str) -> None:
         """Queue a request whose adapter, if any, is loaded. adapter_digest: of its content."""
         max_tokens = message.params.max_tokens
-        has_generated = message.progress is not None and len(message.progress.token_ids) > 0
+        is_moved = message.progress is not None
         limit, pooling = self._checks.max_total_tokens, self._runner.pooling
         if pooling is not None:
             max_tokens = 1  # It ends where another request would get its first token.
         request = Request(
             message,
             adapter_digest=adapter_digest,
-            arrival=next(self._moved_arrivals if has_generated else self._arrivals),
+            arrival=next(self._moved_arrivals if is_moved else self._arrivals),
             arrival_s=self._clock(),
             max_total_tokens=(
                 limit if max_tokens is None else len(message.prompt_token_ids) + max_tokens
@@ -168,7 +168,7 @@ class EngineCore:
         )
         request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
         try:
-            self.scheduler.register(request, is_moved=message.progress is not None)
+            self.scheduler.register(request, is_moved=is_moved)
         except QueueFull as error:
             self._release_adapter(request)
             self._refuse(message, error, "queue_full")

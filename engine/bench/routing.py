@@ -323,7 +323,11 @@ def cost_us(policy: RouterName, *, num_engines: int, num_entries: int, seconds: 
     took: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        one = request(next(numbers))
+        number = next(numbers)
+        if number % 1000 == 0:  # Each second, if so many come.
+            for view in views:
+                view.backlog.report(Stats(), view.backlog.mark())
+        one = request(number)
         began = time.perf_counter()
         route(one)
         took.append(time.perf_counter() - began)

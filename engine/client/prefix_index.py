@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from engine.messages import GenerateRequest
 
-BOUNDARIES = (
-    *(64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
-    *(2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192),
-)
+BOUNDARIES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """The prefixes that are told apart, in tokens. What lies behind the last one counts for nothing."""
 DENSE_TOKENS = 512
 """So many tokens are looked at; behind them one of four: prompts that differ once go on to."""
