@@ -138,11 +138,11 @@ def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
 
 def test_what_is_public_is_everybodys() -> None:
     router, engines = D2lpm(), fleet(0, 0, 0)
-    send(router, request(1, length=600, num_public_tokens=320), engines, to=1)
+    send(router, request(1, length=600, num_public_tokens=256), engines, to=1)
     report(*engines)
-    other = request(1, "globex", 400, num_public_tokens=320)
+    other = request(1, "globex", 400, num_public_tokens=256)
     assert first_of(router, other, engines).name == "1"
-    assert router.index.find(router._last.prefixes) == {"1": 320}
+    assert router.index.find(router._last.prefixes) == {"1": 256}
 
 
 def test_load_outweighs_a_short_prefix() -> None:
@@ -182,7 +182,7 @@ def test_what_engines_find_shows_how_much_of_their_cache_is_ours() -> None:
     router, engines = D2lpm(), fleet(0, 0)
     for first in range(20):
         send(router, request(first, length=512), engines, to=1)
-    assert len(router.index) == 20 * 8
+    assert len(router.index) == 20 * 5
     for _ in range(6):
         again = request(0, length=512)
         send(router, again, engines, to=1)
