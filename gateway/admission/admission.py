@@ -171,7 +171,7 @@ class Admission:
             cache_salt="",
             hold=hold,
             price=model.price,
-            priority=principal.priority,
+            priority=_priority(principal),
             end_user=user,
         )
 
@@ -216,9 +216,7 @@ class Admission:
         )
         tier = model.priorities.tier(getattr(fields, "service_tier", None))
         stop = stop_strings(fields.stop)
-        priority = principal.priority + model.priorities.shift(tier, fields.priority)
-        if context.deferred.get() is not None:
-            priority = IDLE_PRIORITY
+        shift = model.priorities.shift(tier, fields.priority)
         field_checks.check_cache_salt(fields.cache_salt)
         prediction = await self._prediction(request, model, max_model_len)
         assert params.max_tokens is not None
@@ -248,7 +246,7 @@ class Admission:
             cache_salt=cache_salt(self._salt_root, principal.tenant.id, fields.cache_salt or ""),
             hold=hold,
             price=model.price,
-            priority=priority,
+            priority=_priority(principal, shift),
             service_tier=tier,
             unenforced=_unenforced(output, findings),
             loose_calls=(
@@ -475,6 +473,11 @@ def _max_tokens(
         return min(wanted, room)
     field_checks.check_fits(wanted, longest, max_model_len, param=name)
     return wanted
+
+
+def _priority(principal: Principal, shift: int = 0) -> int:
+    """Lines of batches are behind all others."""
+    return principal.priority + shift if context.deferred.get() is None else IDLE_PRIORITY
 
 
 def _unenforced(output: OutputFormat | None, findings: tuple[Finding, ...]) -> Unenforced | None:

@@ -89,6 +89,8 @@ class Generation:
         self._notes = context.notes.get()
         self.deferred = context.deferred.get()
         """Who settles the usage, if not the ledger."""
+        if self.deferred is not None:
+            self.deferred.begin()
         self.times = Times(time.monotonic())
         self._first_output: RequestOutput | None = None
         """Choice 0's, if ``first_output`` has read it and ``deltas`` has not."""
@@ -273,10 +275,8 @@ class Generation:
     def count_in(self, ledger: Ledger) -> None:
         """Count tokens in ``ledger``'s file from now on, so that they are charged even if this
         process is killed."""
-        if self.deferred is not None:
-            self.deferred.begin()
-            running = None
-        else:
+        running = None
+        if self.deferred is None:
             event = self._event("error", self.admitted.num_prompt_tokens, 0, 0)
             running = ledger.begin(event, self.admitted.price)
         self._meter = Meter(running, self._grants, self._count_cached)

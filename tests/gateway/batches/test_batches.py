@@ -19,7 +19,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway.batches import runner
 from tenants.limits import Limits
 from tenants.store import Store
-from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.engine_double import EngineDouble, Play, says
 from tests.gateway.raw_http import exchange, post
 from tests.gateway.serving import (
     MODEL,
@@ -30,11 +30,12 @@ from tests.gateway.serving import (
     served,
     until,
 )
+from tests.gateway.test_embeddings import write_embedder
 from tests.postgres import execute
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
 
-CHAT = "/v1/chat/completions"
+CHAT, VECTORS = "/v1/chat/completions", "/v1/embeddings"
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +155,26 @@ async def test_other_endpoints(client: AsyncOpenAI, double: EngineDouble) -> Non
         batch = await ended(client, batch_id)
         row = (await read(client, batch.output_file_id))["a"]
         assert "fine" in msgspec.json.encode(row["response"]["body"]).decode()
+
+
+async def test_vectors(tmp_path: Path, pg_dsn: str) -> None:
+    folder = write_embedder(tmp_path / "embedder")
+    config = make_config(folder)
+    double = EngineDouble(Tokenizer.load(folder), script=says(""), max_model_len=64)
+    store = await Store.connect(pg_dsn)
+    async with served(config, double_client(config, double), store=store) as here:
+        here.api_key = await here.key("chat", "admin")
+        async with here.openai() as client:
+            texts = [line(str(n), url=VECTORS, input=["hello", "fox"]) for n in range(5)]
+            batch = await ended(client, await begin(client, *texts, endpoint=VECTORS))
+            answers = await read(client, batch.output_file_id)
+        rows = await ledger(here)
+    assert {len(row["response"]["body"]["data"]) for row in answers.values()} == {2}
+    assert {row["id"] for row in rows} == {
+        row["response"]["request_id"] for row in answers.values()
+    }
+    assert {row["endpoint"] for row in rows} == {VECTORS}
+    assert {request.priority for request in double.requests} == {IDLE_PRIORITY}
 
 
 async def test_lines_that_are_none_get_their_numbers(client: AsyncOpenAI) -> None:
