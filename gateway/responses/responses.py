@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -166,6 +167,8 @@ class Responses:
         self._trims = TrimSchedule()
         self._lanes = Lanes(MOST_AT_ONCE)
         """Of requests that continue something, from reading that to their admission."""
+        self.remembered = Counter[UUID]()
+        """The bytes that the WebSockets of each tenant remember, to be continued."""
         self._running: dict[str, ResponseRun] = {}
         self._tasks = OwnedTasks()
         self._unstored = OutageLog(logger, level=logging.ERROR, calm_s=CALM_S)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from contextlib import aclosing
+from uuid import UUID
 
 import msgspec
 from starlette.websockets import WebSocket
@@ -50,7 +51,12 @@ MAX_LANES = 32
 MAX_REMEMBERED = 16
 """The most responses that can be continued on their connection without being stored."""
 MAX_REMEMBERED_BYTES = 4 * 1024 * 1024
-_Waiting = deque[tuple[Create, Principal]]
+MAX_TENANT_BYTES = 256 * 1024 * 1024
+"""Of all that the connections of one tenant remember, in each worker."""
+ITEM_BYTES = 640
+"""What an item takes as an object, beside its text."""
+_Waiting = deque[tuple[Create, Principal, int]]
+"""Each with the bytes of its message."""
 _LANE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _decoder: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
 
@@ -83,7 +89,13 @@ class ResponsesSession(SocketSession):
         self._names: set[str] = set()
         self._num_in_flight = 0
         self._running: dict[str, ResponseRun] = {}
-        self._remembered = _Remembered()
+        self._remembered = Remembered(responses.remembered)
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            self._remembered.clear()
 
     # -- reading
 
@@ -129,7 +141,7 @@ class ResponsesSession(SocketSession):
             await body_shape.check(data)
             message = bodies.decode(_decoder, data, what="message")
             if isinstance(message, Create):
-                self._enqueue(message, await self._authenticate(len(data)))
+                self._enqueue(message, await self._authenticate(len(data)), len(data))
             else:
                 self._cancel(message)
         except ApiError as exc:
@@ -147,7 +159,7 @@ class ResponsesSession(SocketSession):
 
     # -- lanes
 
-    def _enqueue(self, message: Create, principal: Principal) -> None:
+    def _enqueue(self, message: Create, principal: Principal, num_bytes: int) -> None:
         """Run a response, after those before it in its lane. Raises ``ApiError``."""
         self._check(message)
         lane = message.stream_id
@@ -155,9 +167,9 @@ class ResponsesSession(SocketSession):
             self._names.add(lane)
         self._num_in_flight += 1
         if lane in self._lanes:
-            self._lanes[lane].append((message, principal))
+            self._lanes[lane].append((message, principal, num_bytes))
             return
-        waiting = self._lanes[lane] = deque([(message, principal)])
+        waiting = self._lanes[lane] = deque([(message, principal, num_bytes)])
         self._begin_task(self._work_off(lane, waiting), name=f"lane {lane}")
 
     def _check(self, message: Create) -> None:
@@ -192,7 +204,7 @@ class ResponsesSession(SocketSession):
             self._num_in_flight -= 1
         del self._lanes[lane]
 
-    async def _run(self, message: Create, principal: Principal) -> None:
+    async def _run(self, message: Create, principal: Principal, num_bytes: int) -> None:
         lane = message.stream_id
         try:
             run = await self._start(message, principal)
@@ -216,7 +228,7 @@ class ResponsesSession(SocketSession):
         if run.has_failed:
             self._remembered.forget(message.previous_response_id)
         else:
-            self._remembered.add(run)
+            self._remembered.add(run, num_bytes)
 
     async def _start(self, message: Create, principal: Principal) -> ResponseRun:
         previous = message.previous_response_id
@@ -249,12 +261,15 @@ class ResponsesSession(SocketSession):
         await self._outbox.put(None, self._error_frame(error, lane))
 
 
-class _Remembered:
+class Remembered:
     """The last responses of a connection, which others can continue."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_tenants: Counter[UUID]) -> None:
+        """``of_tenants``: the bytes that all connections of each tenant remember."""
         self._known: OrderedDict[str, tuple[Earlier, int]] = OrderedDict()
         self._size = 0
+        self._tenant: UUID | None = None
+        self._of_tenants = of_tenants
 
     def __contains__(self, response_id: str) -> bool:
         return response_id in self._known
@@ -267,18 +282,34 @@ class _Remembered:
         """Forget a response whose continuation has failed: Open Responses wants a client to begin
         anew from what it knows, unless the response is stored."""
         if response_id is not None and (found := self._known.pop(response_id, None)) is not None:
-            self._size -= found[1]
+            self._grow(-found[1])
 
-    def add(self, run: ResponseRun) -> None:
-        """Remember a response. Its size is that of its own items, because responses that continue
-        each other share the items that they have in common."""
-        record = run.record()
-        size = len(record.body) + len(record.input)
+    def add(self, run: ResponseRun, num_bytes: int) -> None:
+        """Remember a response, whose message had ``num_bytes``. Its size is that of its own items,
+        because responses that continue each other share the items that they have in common."""
+        size = num_bytes + len(run.body()) + ITEM_BYTES * len(run.said())
+        self._tenant = run.tenant_id
         self._known[run.id] = (Earlier(run.id, run.context()), size)
-        self._size += size
-        while len(self._known) > MAX_REMEMBERED or self._size > MAX_REMEMBERED_BYTES:
-            _, (_, gone) = self._known.popitem(last=False)
-            self._size -= gone
+        self._grow(size)
+        while len(self._known) > MAX_REMEMBERED or self._is_too_much():
+            self.forget(next(iter(self._known)))
+
+    def clear(self) -> None:
+        while self._known:
+            self.forget(next(iter(self._known)))
+
+    def _is_too_much(self) -> bool:
+        if not self._known or self._tenant is None:
+            return False
+        of_tenant = self._of_tenants[self._tenant]
+        return self._size > MAX_REMEMBERED_BYTES or of_tenant > MAX_TENANT_BYTES
+
+    def _grow(self, num_bytes: int) -> None:
+        self._size += num_bytes
+        assert self._tenant is not None
+        self._of_tenants[self._tenant] += num_bytes
+        if not self._of_tenants[self._tenant]:
+            del self._of_tenants[self._tenant]
 
 
 class _Envelope(msgspec.Struct):

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.sockets import responses_session
 from gateway.sockets.responses_session import MAX_LANES, MAX_REMEMBERED
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import get
@@ -343,3 +344,31 @@ async def test_the_server_goes_down_after_the_last_response(
         with pytest.raises(ConnectionClosed):
             await client.receive()
         assert client.socket.close_code == 1012
+
+
+async def test_what_the_connections_of_a_tenant_remember_is_bounded(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered = gateway.app.state.services.responses.remembered
+    monkeypatch.setattr(responses_session, "MAX_TENANT_BYTES", 40_000)
+
+    async def remember(client: Client) -> str:
+        await client.create("x" * 10_000, generate=False, store=False)
+        return str((await client.response())[-1]["response"]["id"])
+
+    async def is_known(client: Client, name: str) -> bool:
+        await client.create("now", previous_response_id=name, generate=False, store=False)
+        while (event := await client.receive())["type"] not in ("error", "response.completed"):
+            pass
+        return bool(event["type"] == "response.completed")
+
+    async with connected(gateway) as one:
+        names = [await remember(one) for _ in range(2)]
+        (num_bytes,) = remembered.values()
+        assert 20_000 < num_bytes < 30_000
+        async with connected(gateway) as other:
+            others = [await remember(other) for _ in range(2)]
+            assert not await is_known(other, others[0])  # It made room for the second.
+            assert await is_known(one, names[0])
+        await until(lambda: sum(remembered.values()) < 40_000)
+    await until(lambda: not remembered)
