@@ -41,7 +41,7 @@ CHAT, VECTORS = "/v1/chat/completions", "/v1/embeddings"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "POLL_S", 0.05)
-    monkeypatch.setattr(runner, "LEASE", timedelta(seconds=1))
+    monkeypatch.setattr(runner, "LEASE", timedelta(seconds=6))
 
 
 @pytest.fixture
