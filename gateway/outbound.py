@@ -25,7 +25,7 @@ _IpNetwork = IPv4Network | IPv6Network
 _NAT64 = IPv6Network("64:ff9b::/96")
 _UNICAST = IPv6Network("2000::/3")
 """What is given to hosts of the Internet, of all that Python calls global."""
-_OF_BODY = (b"content-encoding", b"content-length", b"transfer-encoding")
+_OF_BODY = (b"content-length", b"transfer-encoding")
 EVERYWHERE = ("0.0.0.0/0", "::/0")
 """For addresses that the operator names."""
 
@@ -84,15 +84,18 @@ async def fetch(
 ) -> httpx2.Response:
     """The whole answer to a request, within ``timeout_s`` however slowly it comes.
 
-    Raises ``httpx2.HTTPError``, ``AnswerTooLarge`` among them, and ``TimeoutError``.
+    Raises ``httpx2.HTTPError``, ``AnswerTooLarge`` among them, and ``TimeoutError``. An answer that
+    is compressed, though that was not asked for, is refused: a few of its bytes could be many.
     """
+    sent = {**(headers or {}), "accept-encoding": "identity"}
     async with (
         asyncio.timeout(timeout_s),
-        client.stream(method, url, content=content, headers=headers) as response,
+        client.stream(method, url, content=content, headers=sent) as response,
     ):
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise httpx2.DecodingError("The answer is compressed.")
         body = bytearray()
-        # What is decoded is counted: a small body can expand to a large one.
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > max_bytes:
                 raise AnswerTooLarge(f"The answer has more than {max_bytes} bytes.")

@@ -174,16 +174,36 @@ async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.Monke
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("coding", ["identity", "gzip"])
-async def test_a_large_answer_is_not_read_whole(coding: str) -> None:
+async def test_a_large_answer_is_not_read_whole() -> None:
     body = bytes(3_000_000)
-    sent = gzip.compress(body) if coding == "gzip" else body
-    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: {coding}\r\ncontent-length: {len(sent)}\r\n\r\n"
-    async with server(answering(head.encode() + sent)) as port, outbound.client(LOOPBACK) as client:
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with server(answering(head.encode() + body)) as port, outbound.client(LOOPBACK) as client:
         url = f"http://127.0.0.1:{port}/"
         with pytest.raises(outbound.AnswerTooLarge):
             await outbound.fetch(client, "GET", url, max_bytes=1_000_000)
         assert (await outbound.fetch(client, "GET", url, max_bytes=3_000_000)).content == body
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_would_expand_is_refused() -> None:
+    seen: list[bytes] = []
+    bomb = gzip.compress(bytes(30_000_000))
+    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(bomb)}\r\n\r\n"
+    answer = answering(head.encode() + bomb, seen)
+    async with server(answer) as port, outbound.client(LOOPBACK) as client:
+        with pytest.raises(httpx2.DecodingError):
+            await outbound.fetch(client, "GET", f"http://127.0.0.1:{port}/")
+    assert b"accept-encoding: identity" in seen[0].lower()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "answer", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 50_000, b"\0" * 99]
+)
+async def test_what_is_no_http_is_an_error_of_http(answer: bytes) -> None:
+    async with server(answering(answer)) as port, outbound.client(LOOPBACK) as client:
+        with pytest.raises(httpx2.HTTPError):
+            await outbound.fetch(client, "GET", f"http://127.0.0.1:{port}/")
 
 
 @pytest.mark.asyncio
