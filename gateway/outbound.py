@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 import httpcore2
@@ -48,6 +50,7 @@ def client(
     """
     return httpx2.AsyncClient(
         transport=_Transport([ip_network(one) for one in allowed_networks], max_connections),
+        headers={"accept-encoding": "identity"},
         timeout=timeout_s,
         follow_redirects=False,
         trust_env=False,
@@ -84,16 +87,12 @@ async def fetch(
 ) -> httpx2.Response:
     """The whole answer to a request, within ``timeout_s`` however slowly it comes.
 
-    Raises ``httpx2.HTTPError``, ``AnswerTooLarge`` among them, and ``TimeoutError``. An answer that
-    is compressed, though that was not asked for, is refused: a few of its bytes could be many.
+    Raises ``httpx2.HTTPError``, ``AnswerTooLarge`` among them, and ``TimeoutError``.
     """
-    sent = {**(headers or {}), "accept-encoding": "identity"}
     async with (
         asyncio.timeout(timeout_s),
-        client.stream(method, url, content=content, headers=sent) as response,
+        client.stream(method, url, content=content, headers=headers) as response,
     ):
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise httpx2.DecodingError("The answer is compressed.")
         body = bytearray()
         async for chunk in response.aiter_raw():
             body += chunk
@@ -178,11 +177,21 @@ class _Network(httpcore2.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Made once: it reads hundreds of certificates."""
+    return httpx2.create_ssl_context(trust_env=False)
+
+
 class _Transport(httpx2.AsyncHTTPTransport):
-    """httpx2's own, whose pool connects by ``_Network``: httpx2 has no parameter for that."""
+    """httpx2's own, whose pool connects by ``_Network``: httpx2 has no parameter for that.
+
+    An answer that is compressed, though that was not asked for, is refused: a few of its bytes
+    could be many.
+    """
 
     def __init__(self, allowed: Sequence[_IpNetwork], max_connections: int) -> None:
-        context = httpx2.create_ssl_context(trust_env=False)
+        context = _ssl_context()
         super().__init__(verify=context, trust_env=False)
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=context,
@@ -190,3 +199,10 @@ class _Transport(httpx2.AsyncHTTPTransport):
             keepalive_expiry=5.0,
             network_backend=_Network(allowed),
         )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            await response.aclose()
+            raise httpx2.DecodingError("The answer is compressed.", request=request)
+        return response

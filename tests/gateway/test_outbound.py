@@ -228,7 +228,7 @@ async def test_tls_asks_for_the_name_and_not_for_the_address(
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem, key)
-    monkeypatch.setattr(httpx2, "create_ssl_context", lambda **_: trusting(pem))
+    monkeypatch.setattr(outbound, "_ssl_context", lambda: trusting(pem))
     names(monkeypatch, {"other.example": ["127.0.0.1"], "127.0.0.1": ["127.0.0.1"]})
     async with server(answering(OK), ssl=context) as port, outbound.client(LOOPBACK) as client:
         assert (await outbound.fetch(client, "GET", f"https://127.0.0.1:{port}/")).content == b"ok"
