@@ -260,7 +260,7 @@ async def test_where_nothing_is_generated_the_key_means_nothing(gateway: Gateway
         assert answer.status == 200
         assert "idempotent-replayed" not in answer.headers
         head = {"authorization": f"Bearer {gateway.api_key}", "idempotency_key": "k"}
-        answer = await get(gateway, "/v1/chat/completions", **head)
+        answer = await get(gateway, "/v1/completions", **head)
         assert answer.status == 405
         assert "idempotent-replayed" not in answer.headers
     assert (await ask(gateway)).status == 200, "nobody has claimed it"
