@@ -49,7 +49,8 @@ LEASE = timedelta(seconds=30)
 POLL_S = 1.0
 """Between two looks for work that another worker's client has brought."""
 MAX_LOST = 5
-"""A line whose workers have died so often fails: it may be what kills them."""
+"""A line whose workers have died so often fails, and a batch that they validated: it may be what
+kills them."""
 _MAX_RESULTS = 64
 _STOP_S = 2.0
 _ANY = 2**31 - 1
@@ -289,7 +290,9 @@ class BatchRunner:
             return
         keeping = asyncio.create_task(self._keep_leased(batch), name=f"lease of {batch.id}")
         try:
-            if batch.status == "validating":
+            if batch.status == "validating" and batch.attempts > MAX_LOST:
+                await self._validation.give_up(batch)
+            elif batch.status == "validating":
                 await self._validation.run(batch)
                 self._woken.set()
             else:

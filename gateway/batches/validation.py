@@ -54,6 +54,10 @@ class Validation:
         else:
             await self._queue.begin(batch, num_lines, num_failed, msgspec.json.encode(errors))
 
+    async def give_up(self, batch: Batch) -> None:
+        """Fail a batch that was begun too often."""
+        await self._fail(batch, "server_error", "The servers that read the input file all ended.")
+
     async def _fail(self, batch: Batch, code: str, message: str) -> None:
         error = {"code": code, "message": message, "param": "input_file_id", "line": None}
         await self._queue.fail(batch, msgspec.json.encode([error]))

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from engine.messages import IDLE_PRIORITY
 from engine.text.tokenizer import Tokenizer
 from gateway.batches import runner
+from gateway.batches.validation import Validation
 from tenants.limits import Limits
 from tenants.store import Store
 from tests.gateway.engine_double import EngineDouble, Play, says
@@ -206,6 +207,17 @@ async def test_lines_that_are_none_get_their_numbers(client: AsyncOpenAI) -> Non
     assert (failed.status, len(failed.errors.data)) == ("failed", 2)
     empty = await ended(client, await begin(client, b"\n\n "))
     assert (empty.status, empty.errors.data[0].code) == ("failed", "empty_file")
+
+
+async def test_a_file_that_kills_its_readers_fails(
+    client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, pg_dsn: str
+) -> None:
+    async def dies(*_: Any) -> None:
+        await execute(pg_dsn, "UPDATE batch SET free_at = now()")
+
+    monkeypatch.setattr(Validation, "run", dies)
+    batch = await ended(client, await begin(client, line("a")))
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "server_error")
 
 
 async def test_what_cannot_be_a_batch_is_refused(client: AsyncOpenAI) -> None:
