@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
 _UNENDED = ("queued", "in_progress")
 MAX_LINEAGE = 1000
 """The most responses in a chain, from the first to the one that is continued."""
-MOST_AT_ONCE = 8
+MOST_AT_ONCE = 2
 """Requests of one tenant that hold much of what they continue, in each worker."""
 MUCH_BYTES = 256 * 1024
 
