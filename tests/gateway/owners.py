@@ -191,6 +191,7 @@ async def place(model_dir: Path, tmp_path: Path, pg_dsn: str) -> AsyncIterator[P
         engine={"enable_lora": True},
         models={"adapters_dir": str(tmp_path / "adapters")},
         shutdown_timeout_s=0.2,  # what runs would go on for minutes
+        resume_grace_s=600.0,  # however long the tests take
     )
     config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=pg_dsn))
     double = EngineDouble(Tokenizer.load(model_dir))
