@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ import psutil
 import pytest
 
 from tenants.shared import EngineRecord
-from tests.attack.serving import ROOT, Deployment
-from tests.e2e.server_process import is_engine
+from tests.attack.serving import MODEL, ROOT, Deployment
+from tests.e2e.server_process import command_of, is_engine
 from tests.e2e.test_fleet import Answers, ask, client_of, questions
 from tests.postgres import fresh_database, postgres_server
 
@@ -52,6 +53,7 @@ class Nodes:
             "HOME": str(home),
             "PYTHONPATH": str(ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
             "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray-", dir="/tmp"),
         }
         with (home / "nodes.log").open("wb") as log:
@@ -92,10 +94,17 @@ class Nodes:
 
     def engines(self) -> list[psutil.Process]:
         """The processes of engines on its nodes."""
+        return self._processes(is_engine)
+
+    def actors(self, kind: str) -> list[psutil.Process]:
+        """The processes of actors of a class."""
+        return self._processes(lambda process: command_of(process)[:1] == [f"ray::{kind}"])
+
+    def _processes(self, is_it: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if is_engine(process) and process.environ().get("HOME") == self.env["HOME"]:
+                if is_it(process) and process.environ().get("HOME") == self.env["HOME"]:
                     found.append(process)
         return found
 
@@ -123,18 +132,19 @@ async def engines(deployment: Deployment) -> list[EngineRecord]:
 
 
 async def wait_for(deployment: Deployment, is_it: Callable[[list[EngineRecord]], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not is_it(found := await engines(deployment)):
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.5)
 
 
-def settings(models: dict[str, Any], **fleet: Any) -> dict[str, dict[str, Any]]:
-    quick = {"scale_up_after_s": 3.0, "scale_down_after_s": 15.0, "failover_wait_s": 90.0}
+def settings(models: dict[str, Any], **engine: Any) -> dict[str, dict[str, Any]]:
+    quick = {"scale_up_after_s": 3.0, "scale_down_after_s": 20.0}
+    patient = {"failover_wait_s": 180.0, "cold_start_wait_s": 180.0}
     return {
-        "models": models,
-        "fleet": {"replicas": 0, **quick, **fleet},
-        "engine": {"long_prefill_token_threshold": 8, "device": "cpu"},
+        "models": {"served_model_name": MODEL, **models},
+        "fleet": {"replicas": 0, **quick, **patient},
+        "engine": {"long_prefill_token_threshold": 8, "device": "cpu", **engine},
     }
 
 
@@ -185,3 +195,57 @@ async def test_a_node_is_lost_under_streams(database: str, nodes: Nodes) -> None
             booked = await deployment.settled(member, answers.num_done)
             assert booked.completion_tokens == answers.num_tokens
             assert len(nodes.engines()) == 2
+
+
+async def test_load_comes_and_goes_while_what_places_dies(database: str, nodes: Nodes) -> None:
+    """The model sleeps, is woken, gets a second engine, has both replaced, loses one and what Ray
+    runs for it, and sleeps again."""
+    deployment = Deployment(
+        database,
+        num_workers=1,
+        settings=settings({"min_replicas": 0, "max_replicas": 2}, max_num_seqs=2),
+    )
+    async with up(deployment, nodes):
+        with deployment:  # which is ready although there is no engine
+            member, answers = deployment.member("sparse"), Answers()
+            asked = questions(400)[:3]
+            async with client_of(member) as client:
+                listed = (await client.get(f"{deployment.url}/v1/models")).json()["data"]
+                assert [model["id"] for model in listed] == [MODEL]
+                assert not await engines(deployment)
+                expected = [await ask(client, deployment.url, one, answers) for one in asked]
+                assert len(await engines(deployment)) == 1
+
+                is_over = asyncio.Event()
+
+                async def chat(number: int) -> None:
+                    while not is_over.is_set():
+                        got = await ask(client, deployment.url, asked[number % 3], answers)
+                        assert got == expected[number % 3]
+
+                chats = [asyncio.create_task(chat(number)) for number in range(6)]
+                await wait_for(deployment, lambda found: len(found) == 2)
+                before = {one.id: one.epoch for one in await engines(deployment)}
+                config = ("--config", str(deployment.config_file))
+                await asyncio.to_thread(nodes.sluice, "fleet", "roll", *config)
+                assert are_back(before, await engines(deployment), num_new=2)
+                for victims in ("ControllerActor", "SupervisorActor"):
+                    before = {one.id: one.epoch for one in await engines(deployment)}
+                    nodes.actors(victims)[0].kill()
+                    await asyncio.sleep(2)
+                    nodes.engines()[0].kill()
+                    await wait_for(deployment, partial(are_back, before, num_new=1))
+                    # A request without a token that loses two engines to a kill would fail.
+                    await asyncio.sleep(10)
+                is_over.set()
+                await asyncio.gather(*chats)
+            booked = await deployment.settled(member, answers.num_done)
+            assert booked.completion_tokens == answers.num_tokens
+            await wait_for(deployment, lambda found: not found)
+            assert not psutil.wait_procs(nodes.engines(), timeout=30)[1]
+
+
+def are_back(before: dict[str, int], found: list[EngineRecord], *, num_new: int) -> bool:
+    """Whether the same engines serve, so many at least with a new epoch."""
+    is_new = [engine.epoch > before.get(engine.id, 0) for engine in found]
+    return {engine.id for engine in found} == before.keys() and sum(is_new) >= num_new
