@@ -72,7 +72,10 @@ def write_random(folder: Path, shape: dict[str, Any]) -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Standing]:
-    from sentence_transformers import SentenceTransformer
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise SystemExit("no sentence-transformers: pip install 'sluice[bench]'") from None
 
     llm = LLM(folder, num_threads=options.threads)
     torch.set_num_threads(options.threads)
