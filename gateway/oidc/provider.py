@@ -25,8 +25,8 @@ from joserfc.errors import ExpiredTokenError, JoseError
 from joserfc.jwk import KeySet
 
 from gateway import outbound
+from gateway.config.oidc import OidcConfig
 from gateway.errors import ConfigError, InvalidApiKey, Unavailable
-from gateway.oidc_config import OidcConfig
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.config.oidc import OidcConfig
 from gateway.errors import InvalidApiKey, PermissionDenied
 from gateway.oidc.provider import Provider
-from gateway.oidc_config import OidcConfig
 from tenants import keys
 from tenants.authenticator import Authenticator
 from tenants.errors import AuthenticationFailed, InvalidValue, ObjectExists, ObjectNotFound

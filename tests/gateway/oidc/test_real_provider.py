@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.text.tokenizer import Tokenizer
-from gateway.oidc_config import OidcConfig
+from gateway.config.oidc import OidcConfig
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import Gateway, double_client, make_config, served
 

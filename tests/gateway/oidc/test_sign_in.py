@@ -23,7 +23,7 @@ from websockets.exceptions import InvalidStatus
 
 from engine.text.tokenizer import Tokenizer
 from gateway.config import Config
-from gateway.oidc_config import OidcConfig
+from gateway.config.oidc import OidcConfig
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.oidc.provider import CLIENT, SECRET, Provider, provider
 from tests.gateway.raw_http import Answer, exchange, post
