@@ -48,7 +48,13 @@ def identify(config: EngineConfig) -> Identity:
         if (folder / name).exists():
             _add(text, name, (folder / name).read_bytes())
     whole = hashlib.sha256(text.digest())
-    settings = {name: getattr(config, name) for name in _SETTINGS}
+    # A setting that only the next version knows changes nothing while it has its default.
+    usual = EngineConfig(model=config.model)
+    settings = {
+        name: value
+        for name in _SETTINGS
+        if (value := getattr(config, name)) != getattr(usual, name)
+    }
     _add(whole, "settings", msgspec.json.encode(settings, order="sorted"))
     for file in sorted(folder.glob("*")):
         if file.name in ("config.json", "quantize_config.json", "hf_quant_config.json"):
