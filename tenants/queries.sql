@@ -1165,16 +1165,21 @@ ORDER BY created_at DESC, event_id DESC
 LIMIT $4;
 
 -- name: claim_webhooks for operator
--- Webhooks with deliveries that are due: they are the caller's until the lease ends.
-UPDATE webhook SET leased_until = now() + $2
-WHERE id IN (
+-- Webhooks with deliveries that are due: they are the caller's until the lease ends. A subquery in
+-- the condition might be run again for each row, and so find more than the limit.
+WITH due AS MATERIALIZED (
     SELECT id FROM webhook
     WHERE leased_until <= now() AND disabled_at IS NULL AND id IN (
         SELECT webhook_id FROM webhook_delivery WHERE state = 'pending' AND due_at <= now()
     )
     ORDER BY leased_until LIMIT $1 FOR UPDATE SKIP LOCKED
 )
-RETURNING id, tenant_id, url, events, secret_version, old_secret_until, created_at, disabled_at;
+UPDATE webhook AS w SET leased_until = now() + $2
+FROM due
+WHERE w.id = due.id
+RETURNING
+    w.id, w.tenant_id, w.url, w.events, w.secret_version, w.old_secret_until, w.created_at,
+    w.disabled_at;
 
 -- name: due_deliveries for operator
 -- What is due of a webhook, the oldest first.
