@@ -24,7 +24,11 @@ from gateway.schemas import openapi
 ROOT = Path(__file__).parents[1]
 PAGES: dict[str, dict[str, str]] = {
     "Get started": {"Sluice": "README.md"},
-    "Clients": {"The API": "gateway/README.md", "Structured output": "grammar/README.md"},
+    "Clients": {
+        "The API": "gateway/README.md",
+        "Structured output": "grammar/README.md",
+        "Clients that were tried": "docs/clients.md",
+    },
     "Operate": {
         "Deploying": "deploy/README.md",
         "From one machine to many": "docs/scaling.md",

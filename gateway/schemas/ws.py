@@ -19,9 +19,9 @@ Client to server
     ``{"type": "auth", "api_key": "sk-slc-..."}``
         Answered by ``ready``, or by ``error`` and close 4401.
     ``{"type": "chat", "id": "t1", "messages": [{"role": "user", "content": "Hi"}], ...}``
-        Starts a turn. Fields as in Chat Completions: all but ``stream``, ``stream_options`` and
-        ``n``. ``model`` may be left out: then it is the one served. The server keeps no history:
-        send all earlier messages with each turn.
+        Starts a turn. Fields as in Chat Completions: all but ``stream``, ``stream_options``,
+        ``n``, ``store`` and ``prediction``. ``model`` may be left out: then it is the one served.
+        The server keeps no history: send all earlier messages with each turn.
         With ``"resumable": true`` the turn outlives its socket: ``started`` names its stream, and
         only ``cancel``, ``DELETE /v1/streams/{id}`` or ``resume_grace_s`` without a reader stop it.
     ``{"type": "resume", "id": "t1", "stream_id": "stream_...", "last_seq": 7}``

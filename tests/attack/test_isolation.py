@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
 
 PUBLIC = {
     *("/livez", "/readyz", "/openapi.json", "/asyncapi.json"),
+    *("/auth/sign-in", "/auth/callback", "/auth/sign-out", "/auth/session"),
     *(operation.path for operation in pages.operations()),
 }
 SCOPES: tuple[Scope, ...] = get_args(Scope)

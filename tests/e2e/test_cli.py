@@ -246,15 +246,15 @@ def test_limits_are_set_shown_and_taken_away(migrated: Folder) -> None:
 
 
 def test_mcp_servers_are_allowed_and_denied(migrated: Folder) -> None:
-    assert migrated.sluice("tenant", "create", "acme").returncode == 0
+    assert migrated.sluice("tenant", "create", "toolsmith").returncode == 0
     url = "https://example.com/mcp"
-    allowed = migrated.sluice("mcp", "allow", "acme", f"{url}/", "--private")
-    assert (allowed.returncode, allowed.stdout) == (0, f"Responses of acme may use {url}.\n")
-    assert url in migrated.sluice("mcp", "list", "acme").stdout
-    assert migrated.sluice("mcp", "deny", "acme", url).returncode == 0
-    again = migrated.sluice("mcp", "deny", "acme", url)
+    allowed = migrated.sluice("mcp", "allow", "toolsmith", f"{url}/", "--private")
+    assert (allowed.returncode, allowed.stdout) == (0, f"Responses of toolsmith may use {url}.\n")
+    assert url in migrated.sluice("mcp", "list", "toolsmith").stdout
+    assert migrated.sluice("mcp", "deny", "toolsmith", url).returncode == 0
+    again = migrated.sluice("mcp", "deny", "toolsmith", url)
     assert (again.returncode, "sluice mcp list" in again.stderr) == (1, True)
-    assert migrated.sluice("mcp", "allow", "acme", "nonsense").returncode == 1
+    assert migrated.sluice("mcp", "allow", "toolsmith", "nonsense").returncode == 1
 
 
 def test_the_first_admin_key_is_made_once_and_changes_are_shown(

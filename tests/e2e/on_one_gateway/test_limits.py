@@ -41,7 +41,7 @@ async def test_nothing_is_generated_that_is_not_reserved(gateway: Gateway, dsn: 
     """
     budget, most = 1500, 0
     await limit(gateway, monthly_tokens=budget)
-    engine = gateway.app.state.services.engine
+    (engine,) = gateway.app.state.services.engine.engines
     before = (await engine.fetch_stats()).generation_tokens
     aside = await asyncpg.connect(dsn)
     state = "SELECT month_tokens FROM limit_state WHERE scope_id = $1"

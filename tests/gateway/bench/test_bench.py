@@ -279,7 +279,8 @@ def test_the_floor_is_measured_before_and_after(tmp_path: Path) -> None:
         assert level["requests"] >= 4
         assert level["errors"] == 0
         # It keeps the pace: no word leaves before it is due, however busy the machine is.
-        assert level["latency_p50_ms"] >= 1000 * (TOKENS - 1) / 50
+        # Its client's clock runs apart from its own by parts of a millisecond.
+        assert level["latency_p50_ms"] > 1000 * (TOKENS - 1) / 50 - 1
         assert level["cpu_us_per_chunk"] is not None
     assert ours["levels"][0]["requests"] == 4 + 2
 

@@ -117,7 +117,7 @@ async def test_routes_that_are_not_there(gateway: Gateway) -> None:
     answer = await get(gateway, "/v1/nothing", authorization=key)
     assert answer.status == 404
     assert answer.error["code"] == "not_found"
-    answer = await get(gateway, "/v1/chat/completions", authorization=key)
+    answer = await get(gateway, "/v1/completions", authorization=key)
     assert answer.status == 405
     assert answer.error["code"] == "method_not_allowed"
     assert answer.headers["allow"] == "POST"

@@ -68,6 +68,9 @@ async def furnish(gateway: Gateway) -> tuple[Tenant, list[List]]:
             rank=1,
             digest="d",
         )
+        await store.allow_mcp_server(
+            tenant.id, f"https://{word}.example/{number}", allow_private=False
+        )
         await store.reserve(ask(key, model=f"model {word}"))
         await store.webhooks.create(other.id, f"https://{word.lower()}.example/{number}", ())
         engine = EngineRecord(
@@ -90,6 +93,7 @@ async def furnish(gateway: Gateway) -> tuple[Tenant, list[List]]:
         List(f"{one}/projects", "even"),
         List(f"{one}/keys", "even"),
         List(f"{one}/adapters", "even"),
+        List(f"{one}/mcp_servers", "even"),
         List(f"{one}/limits", "key"),
         List("/streams", "even"),
         List("/fleet", "even"),

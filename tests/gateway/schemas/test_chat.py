@@ -26,7 +26,8 @@ def test_each_field_is_acted_on_or_refused() -> None:
         "messages", "model", "max_completion_tokens", "max_tokens", "logprobs", "top_logprobs",
         "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "verbosity", "metadata",
         "safety_identifier", "prompt_cache_key", "service_tier", "chat_template_kwargs",
-        "include_reasoning", "stream", "stream_options", "n", "resumable",
+        "include_reasoning", "stream", "stream_options", "n", "resumable", "store", "prediction",
+        "add_generation_prompt", "continue_final_message",
     }  # fmt: skip
     assert acted_on | set(unsupported.CHAT) | set(unsupported.HINTS) == OURS
     assert not acted_on & {*unsupported.CHAT, *unsupported.HINTS}

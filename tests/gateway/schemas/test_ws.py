@@ -49,9 +49,10 @@ def test_a_chat_has_the_documented_fields() -> None:
     http, chat = set(ChatCompletionRequest.__struct_fields__), set(ws.Chat.__struct_fields__)
     assert set(ChatFields.__struct_fields__) < http & chat
     refused = {*unsupported.CHAT, *unsupported.HINTS}
-    assert http - chat == {"stream", "stream_options", "n"} | refused
+    only_http = {"stream", "stream_options", "n", "store", "prediction"}
+    assert http - chat == only_http | refused
     assert chat - http == {"id"}
-    for name in ("stream", "stream_options", "n", "model", "reasoning_content", "logprobs"):
+    for name in (*only_http, "model", "reasoning_content", "logprobs"):
         assert f"``{name}``" in ws.__doc__
 
 
