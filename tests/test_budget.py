@@ -13,6 +13,7 @@ import pytest
 
 from tests.budget import (
     POSTGRES,
+    PYTEST,
     TABLE,
     Costs,
     as_toml,
@@ -77,12 +78,14 @@ def test_what_is_recorded_is_what_is_compared() -> None:
 
 def test_folders_that_were_not_run_keep_their_budget() -> None:
     table: dict[str, Any] = TABLE_OF_TWO | {
-        "seconds": {"tests/a/test_gone.py": 9, "tests/b/test_kept.py": 9}
+        "cpu_s": {"tests/a": 10.0, "tests/b": 100.0, PYTEST: 20.0},
+        "seconds": {"tests/a/test_gone.py": 9, "tests/b/test_kept.py": 9},
     }
     measured = costs(0.2, a=30)  # on a machine that is half as fast
+    measured.cpu_s[PYTEST] = 3
     measured.seconds["tests/a/test_new.py"] = 5
     found = renewed(table, measured)
-    assert found.cpu_s == {"tests/a": 30, "tests/b": 200}
+    assert found.cpu_s == {"tests/a": 30, "tests/b": 200, PYTEST: 40}
     assert found.seconds == {"tests/b/test_kept.py": 9, "tests/a/test_new.py": 5}
 
 
