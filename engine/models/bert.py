@@ -9,7 +9,6 @@ from engine.layers.encoder import ACTIVATIONS, LayerNorm, Prompts
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.models.encoder import Encoder, EncoderFile
-from engine.models.pooled import PoolingHead
 from engine.pooling import PoolingModel
 
 
@@ -92,6 +91,7 @@ class BertEncoder(Encoder):
     def __init__(
         self, file: BertFile, pooling: PoolingModel, *, dtype: torch.dtype, device: torch.device
     ) -> None:
+        super().__init__(file, pooling, dtype=dtype, device=device)
         self._first_position = file.first_position
         size = file.hidden_size
         self.words = Embedding(file.vocab_size, size, dtype=dtype, device=device)
@@ -111,15 +111,6 @@ class BertEncoder(Encoder):
         else:
             unneeded += ["dense.", "classifier."]
         self.unneeded = tuple(unneeded)
-        self.pooling = pooling
-        self.finish = PoolingHead(pooling, size, dtype=dtype, device=device)
-
-    @classmethod
-    def create(
-        cls, file: EncoderFile, pooling: PoolingModel, *, dtype: torch.dtype, device: torch.device
-    ) -> Encoder:
-        assert isinstance(file, BertFile)
-        return cls(file, pooling, dtype=dtype, device=device)
 
     def hidden_states(self, prompts: Prompts) -> torch.Tensor:
         x = self.words(prompts.token_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 import torch
@@ -85,15 +85,13 @@ class Encoder(Module, ABC):
     """What stands in checkpoints, and in our names; in their order."""
     unneeded: Sequence[str]
     """Beginnings of names of tensors that are for other tasks."""
-    pooling: PoolingModel
-    finish: PoolingHead
 
-    @classmethod
-    @abstractmethod
-    def create(
-        cls, file: EncoderFile, pooling: PoolingModel, *, dtype: torch.dtype, device: torch.device
-    ) -> Encoder:
-        """The encoder with weights that are not loaded yet."""
+    def __init__(
+        self, file: Any, pooling: PoolingModel, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Makes what all encoders have, without its weights. ``file``: of ``file_class``."""
+        self.pooling = pooling
+        self.finish = PoolingHead(pooling, file.hidden_size, dtype=dtype, device=device)
 
     def place_of(self, name: str) -> str | None:
         """As ``Model.place_of``."""

@@ -13,7 +13,6 @@ from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.rope import RopeConfig, cos_sin_table
 from engine.models.encoder import Encoder, EncoderFile
-from engine.models.pooled import PoolingHead
 from engine.pooling import PoolingModel
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
@@ -127,6 +126,7 @@ class ModernBert(Encoder):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        super().__init__(file, pooling, dtype=dtype, device=device)
         size, bias = file.hidden_size, file.norm_bias
         self.words = Embedding(file.vocab_size, size, dtype=dtype, device=device)
         self.embedding_norm = LayerNorm(size, file.norm_eps, bias=bias, dtype=dtype, device=device)
@@ -157,15 +157,6 @@ class ModernBert(Encoder):
         else:
             unneeded += ["dense.", "head_norm.", "classifier."]
         self.unneeded = tuple(unneeded)
-        self.pooling = pooling
-        self.finish = PoolingHead(pooling, size, dtype=dtype, device=device)
-
-    @classmethod
-    def create(
-        cls, file: EncoderFile, pooling: PoolingModel, *, dtype: torch.dtype, device: torch.device
-    ) -> Encoder:
-        assert isinstance(file, ModernBertFile)
-        return cls(file, pooling, dtype=dtype, device=device)
 
     def hidden_states(self, prompts: Prompts) -> torch.Tensor:
         x = self.embedding_norm(self.words(prompts.token_ids))

@@ -38,7 +38,7 @@ def load_encoder(config: EngineConfig, pooling: PoolingModel, report: OnProgress
         report(LoadProgress("Preparing the kernels, compiled at the first start", 0.02))
         if cpu.available():
             cpu.register()
-    model = model_class.create(file, pooling, dtype=dtype, device=device)
+    model = model_class(file, pooling, dtype=dtype, device=device)
     with torch.inference_mode():
         load_weights(
             model, config.model_dir, tied=False, place_of=model.place_of, on_progress=report
