@@ -164,24 +164,10 @@ def create_services(
     )
     conversations = ConversationItems(config, store.conversations)
     registry = Registry(store.shared, engine, config, fleet_keys(secrets.key_pepper))
-    metrics = base.metrics
-    batches = BatchRunner(
-        config,
-        store=store,
-        authenticator=base.authenticator,
-        admission=admission,
-        metrics=metrics,
-    )
+    batches = _create_batches(base, admission)
     work = _create_background(base, peers, adapters, revocations, registry, batches)
-    engine.observe(around_outputs=cork, on_tokens=metrics.observe_inter_token)
-    metrics.watch(
-        running=lambda: len(generations),
-        engines=partial(_collectors, engine),
-    )
-    metrics.watch_moves(engine, registry.num_refused)
-    metrics.watch_background(lambda: work.num_deaths)
-    metrics.watch_ledger(base.ledger)
-    metrics.watch_batches(lambda: batches.num_running, lambda: batches.num_waiting)
+    engine.observe(around_outputs=cork, on_tokens=base.metrics.observe_inter_token)
+    _watch(base, generations, registry, work, batches)
     lifecycle = Lifecycle(
         engine=engine,
         store=store,
@@ -200,7 +186,7 @@ def create_services(
         engine=engine,
         store=store,
         secrets=secrets,
-        metrics=metrics,
+        metrics=base.metrics,
         quota=base.quota,
         authenticator=base.authenticator,
         sign_in=base.authenticator if isinstance(base.authenticator, SignIn) else None,
@@ -210,15 +196,7 @@ def create_services(
         lifecycle=lifecycle,
         peers=peers,
         streams=streams,
-        responses=Responses(
-            config,
-            store.shared,
-            conversations,
-            peers,
-            admission,
-            generations,
-            McpServers(config, store),
-        ),
+        responses=_create_responses(base, conversations, peers, admission, generations),
         conversations=conversations,
         chats=KeptChats(config, store.chats),
         models=models,
@@ -310,6 +288,50 @@ def _authenticator(
     if config.oidc.issuer is None:
         return Authenticator(store, pepper, **options)
     return SignIn(config.oidc, store, pepper, **options)
+
+
+def _create_responses(
+    base: _Base,
+    conversations: ConversationItems,
+    peers: Peers,
+    admission: Admission,
+    generations: Generations,
+) -> Responses:
+    return Responses(
+        base.config,
+        base.store.shared,
+        conversations,
+        peers,
+        admission,
+        generations,
+        McpServers(base.config, base.store),
+    )
+
+
+def _create_batches(base: _Base, admission: Admission) -> BatchRunner:
+    return BatchRunner(
+        base.config,
+        store=base.store,
+        authenticator=base.authenticator,
+        admission=admission,
+        metrics=base.metrics,
+    )
+
+
+def _watch(
+    base: _Base,
+    generations: Generations,
+    registry: Registry,
+    work: Background,
+    batches: BatchRunner,
+) -> None:
+    """Have the metrics show what other parts count."""
+    metrics, engine = base.metrics, base.engine
+    metrics.watch(running=lambda: len(generations), engines=partial(_collectors, engine))
+    metrics.watch_moves(engine, registry.num_refused)
+    metrics.watch_background(lambda: work.num_deaths)
+    metrics.watch_ledger(base.ledger)
+    metrics.watch_batches(lambda: batches.num_running, lambda: batches.num_waiting)
 
 
 def _create_background(
