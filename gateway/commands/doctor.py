@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import resource
 import shutil
@@ -24,6 +25,7 @@ from gateway.commands import database
 
 if TYPE_CHECKING:
     from gateway.config import Config
+    from gateway.config.oidc import OidcConfig
 
 MAX_SKEW_S = 2.0
 """How far the clocks of the database and of this machine may differ: keys expire by ours, windows
@@ -49,12 +51,13 @@ Check = Callable[["Config"], Iterator[Finding]]
 def doctor(
     config: Annotated[Path, typer.Option(help="Settings file.")] = database.CONFIG_FILE,
 ) -> None:
-    """Check what a server needs: settings, secrets, PostgreSQL, model, GPU, port, files.
+    """Check what a server needs: settings, secrets, PostgreSQL, model, GPU, port, sign-in.
 
     Each line is ok, a note, or wrong, with what to do. Ends with 1 if anything is wrong.
     """
     from gateway import config as configuration
 
+    logging.disable(logging.WARNING)  # What a check meets is in its finding.
     settings = configuration.load(config)
     print(f"ok     settings: {config}")
     is_wrong = False
@@ -296,6 +299,47 @@ def check_tracing(settings: Config) -> Iterator[Finding]:
         yield Finding("ok", "tracing", endpoint)
 
 
+def check_sign_in(settings: Config) -> Iterator[Finding]:
+    from gateway.errors import ConfigError
+    from gateway.oidc.provider import ProviderUnusable
+
+    if settings.oidc.issuer is None:
+        return
+    try:
+        yield from asyncio.run(_look_at_provider(settings.oidc))
+    except ConfigError as error:
+        yield Finding("wrong", "sign-in", str(error))
+    except ProviderUnusable as error:
+        yield Finding("wrong", "sign-in", f"{error.reason}; correct oidc.issuer, or mend it there")
+
+
+async def _look_at_provider(config: OidcConfig) -> list[Finding]:
+    """Raises ``ConfigError``, ``ProviderUnusable``."""
+    from gateway.oidc.provider import Provider
+
+    provider = Provider(config)
+    try:
+        metadata = await provider.metadata()
+        keys = await provider.keys()
+    finally:
+        await provider.close()
+    found: list[Finding] = []
+    offered = metadata.id_token_signing_alg_values_supported
+    if offered and not set(offered) & set(config.algorithms):
+        text = f"it signs by {', '.join(offered)} only; name one of these in oidc.algorithms"
+        found.append(Finding("wrong", "sign-in", text))
+    else:
+        found.append(Finding("ok", "sign-in", f"{config.issuer}, {len(keys.keys)} keys"))
+    # The time of an answer is given in whole seconds.
+    if provider.ahead_s is not None and abs(provider.ahead_s) > config.clock_skew_s + 1:
+        text = (
+            f"its clock is {provider.ahead_s:+.0f} s from ours, and oidc.clock_skew_s allows "
+            f"{config.clock_skew_s}; run NTP on both machines"
+        )
+        found.append(Finding("wrong", "sign-in", text))
+    return found
+
+
 CHECKS: tuple[Check, ...] = (
     check_secrets,
     check_journal,
@@ -306,4 +350,5 @@ CHECKS: tuple[Check, ...] = (
     check_tls,
     check_open_files,
     check_tracing,
+    check_sign_in,
 )

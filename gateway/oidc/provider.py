@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import logging
 import math
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, TypeVar
 from urllib.parse import quote_plus, urlencode
 
@@ -48,6 +50,16 @@ class Metadata(msgspec.Struct, frozen=True):
     token_endpoint: str
     jwks_uri: str
     end_session_endpoint: str | None = None
+    id_token_signing_alg_values_supported: tuple[str, ...] = ()
+
+
+class ProviderUnusable(Unavailable):
+    """It does not answer as it should."""
+
+    def __init__(self, reason: str) -> None:
+        """reason: for the operator; clients are not told."""
+        super().__init__("The sign-in provider cannot be used at the moment.")
+        self.reason = reason
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -55,8 +67,8 @@ class _Tokens(msgspec.Struct, frozen=True):
 
 
 class Provider:
-    """Raises ``InvalidApiKey`` for a token that is no good, and ``Unavailable`` where the provider
-    is needed and does not answer as it should."""
+    """Raises ``InvalidApiKey`` for a token that is no good, and ``ProviderUnusable`` where the
+    provider is needed and does not answer as it should."""
 
     def __init__(self, config: OidcConfig) -> None:
         """Raises ``ConfigError`` if the client's secret cannot be read."""
@@ -69,6 +81,9 @@ class Provider:
         self._fetched_at = -math.inf
         self._fetching = asyncio.Lock()
         self._client: httpx2.AsyncClient | None = None
+        self.ahead_s: float | None = None
+        """By how much its clock was ahead of ours when it last answered, to the second; None if it
+        does not say."""
 
     async def metadata(self) -> Metadata:
         if self._metadata is None:
@@ -132,7 +147,7 @@ class Provider:
             raise InvalidApiKey("The token is malformed.") from None
         if header.get("alg") not in self._config.algorithms:
             raise InvalidApiKey("The token is signed in a way that oidc.algorithms does not name.")
-        keys = await self._keys_with(header.get("kid"))
+        keys = await self.keys(header.get("kid"))
         registry = jwt.JWTClaimsRegistry(
             leeway=self._config.clock_skew_s,
             iss={"essential": True, "value": self._issuer},
@@ -149,7 +164,7 @@ class Provider:
             raise InvalidApiKey(f"The token is not valid: {error}.") from None
         return decoded.claims
 
-    async def _keys_with(self, kid: object) -> KeySet:
+    async def keys(self, kid: object = None) -> KeySet:
         """The provider's keys, with that of this id if there is one."""
         age_s = monotonic() - self._fetched_at
         known = self._keys is not None and _has(self._keys, kid)
@@ -183,11 +198,16 @@ class Provider:
         if self._client is None:
             self._client = outbound.client(outbound.EVERYWHERE, max_connections=8)
         try:
-            return await outbound.fetch(
+            answer = await outbound.fetch(
                 self._client, method, url, content=content, headers=headers, timeout_s=TIMEOUT_S
             )
         except (httpx2.HTTPError, TimeoutError) as error:
             raise self._away(f"{url}: {error or type(error).__name__}") from None
+        with contextlib.suppress(ValueError):
+            self.ahead_s = (
+                parsedate_to_datetime(answer.headers.get("date", "")).timestamp() - time()
+            )
+        return answer
 
     def _decoded(self, answer: httpx2.Response, kind: type[T]) -> T:
         if answer.status_code != 200:
@@ -197,9 +217,9 @@ class Provider:
         except msgspec.DecodeError as error:
             raise self._away(f"{answer.url}: {error}") from None
 
-    def _away(self, reason: str) -> Unavailable:
+    def _away(self, reason: str) -> ProviderUnusable:
         logger.warning("the provider %s cannot be used: %s", self._issuer, reason)
-        return Unavailable("The sign-in provider cannot be used at the moment.")
+        return ProviderUnusable(reason)
 
     async def close(self) -> None:
         if self._client is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from gateway import secrets
 from gateway.commands import doctor
 from gateway.config import Config
 from tests import forked
+from tests.gateway.oidc.provider import provider
 from tests.gateway.otlp import collector
 from tests.postgres import empty_pg_dsn
 
@@ -109,6 +111,41 @@ def test_a_collector(tmp_path: Path) -> None:
         assert texts(doctor.check_tracing, config) == {"tracing": f"ok: {taken.endpoint}"}
     (text,) = texts(doctor.check_tracing, config).values()
     assert "start the collector" in text
+
+
+@pytest.mark.asyncio
+async def test_a_provider_of_sign_in(tmp_path: Path) -> None:
+    async with provider() as one:
+
+        async def told(**settings: str) -> str:
+            env = {"ISSUER": one.issuer, "AUDIENCES": '["sluice"]', **settings}
+            env = {f"SLUICE_OIDC_{name}": value for name, value in env.items()}
+            config = configuration.load(write(tmp_path), env=env)
+            found = await asyncio.to_thread(lambda: [*doctor.check_sign_in(config)])
+            return "; ".join(f"{finding.verdict}: {finding.text}" for finding in found)
+
+        assert await told() == f"ok: {one.issuer}, 1 keys"
+        one.ahead_s = 62.0
+        assert (await told()).startswith("ok: "), "within oidc.clock_skew_s, but for a second"
+        one.ahead_s = -300.0
+        assert "; wrong: its clock is -30" in await told()
+        assert "wrong" not in await told(CLOCK_SKEW_S="400")
+        one.ahead_s = None
+        one.signs_by = ["HS256"]
+        assert "wrong: it signs by HS256 only" in await told()
+        one.signs_by = ["HS256", "ES256"]
+        assert (await told()).startswith("ok: ")
+        one.keys = []
+        assert "wrong: its keys cannot be read: " in await told()
+        text = await told(ISSUER=f"{one.issuer}/")
+        assert f"wrong: it calls itself '{one.issuer}', not as oidc.issuer does" in text
+        one.is_away = True
+        assert f"wrong: {one.issuer}/.well-known/openid-configuration: " in await told()
+        missing = {"CLIENT_ID": "a", "PUBLIC_URL": one.issuer, "CLIENT_SECRET_FILE": "/none"}
+        assert (
+            await told(**missing)
+            == "wrong: oidc.client_secret_file: /none: No such file or directory"
+        )
 
 
 def test_a_checkpoint_without_its_weights(tmp_path: Path) -> None:

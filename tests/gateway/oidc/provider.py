@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qs, quote_plus, urlsplit
 
@@ -27,6 +28,10 @@ class Provider:
         self.num_fetched = 0
         """How often its keys were."""
         self.is_away = False
+        self.ahead_s: float | None = None
+        """By how much its clock is ahead, if it tells the time."""
+        self.signs_by: list[str] | None = None
+        """What it says of that."""
 
     def token(self, *, key: Any = None, **claims: Any) -> str:
         """Signed with the first key; a claim of None is left out."""
@@ -52,6 +57,11 @@ class Provider:
                 "authorization_endpoint": f"{self.issuer}/authorize",
                 "token_endpoint": f"{self.issuer}/token",
                 "jwks_uri": f"{self.issuer}/keys",
+                **(
+                    {"id_token_signing_alg_values_supported": self.signs_by}
+                    if self.signs_by
+                    else {}
+                ),
             }
         if path == "/keys":
             self.num_fetched += 1
@@ -79,8 +89,10 @@ class Provider:
                     break
                 status, document = self.answer(first.split()[1], headers, body)
                 data = json.dumps(document).encode()
-                head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n\r\n"
-                writer.write(head.encode() + data)
+                head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n"
+                if self.ahead_s is not None:
+                    head += f"date: {formatdate(time.time() + self.ahead_s, usegmt=True)}\r\n"
+                writer.write(f"{head}\r\n".encode() + data)
                 await writer.drain()
         writer.close()
 
