@@ -1,5 +1,7 @@
 /** Building blocks of the views. Text only ever becomes text: nothing here parses markup. */
 
+import { copyText } from "../js/clipboard.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 const LISTENERS = ["onchange", "onclick", "onsubmit"];
@@ -107,6 +109,27 @@ export function confirmed(title, text, yes) {
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
   });
+}
+
+/**
+ * Show what only this answer has.
+ *
+ * @param {string} what it is called: a key, a secret
+ */
+export function reveal(text, what) {
+  const dialog = document.getElementById("secret-dialog");
+  const field = document.getElementById("secret");
+  const copy = document.getElementById("secret-copy");
+  document.getElementById("secret-title").textContent = `The new ${what}`;
+  field.setAttribute("aria-label", what);
+  field.value = text;
+  copy.textContent = "Copy";
+  copy.onclick = async () => {
+    copy.textContent = (await copyText(text)) ? "Copied" : "Select it and copy it yourself";
+  };
+  dialog.addEventListener("close", () => (field.value = ""), { once: true });
+  dialog.showModal();
+  field.select();
 }
 
 const numbers = new Intl.NumberFormat("en");

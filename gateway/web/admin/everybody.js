@@ -4,6 +4,7 @@ import { level, usageChart } from "./chart.js";
 import { card, count, element, redraw, rough, table } from "./elements.js";
 import { fleetCard } from "./fleet.js";
 import { auditCard, streamsCard } from "./live.js";
+import { webhooksCard } from "./webhooks.js";
 
 const DAYS = 30;
 const MOST_SHOWN = 50; // tenants, those with the most tokens
@@ -16,14 +17,16 @@ export class EverybodyView {
   #totals = card(`Tenants of the last ${DAYS} days`);
   #fleet;
   #streams;
+  #webhooks;
   #audit;
 
   constructor(api) {
     this.#api = api;
     this.#fleet = fleetCard(api);
     this.#streams = streamsCard(api);
+    this.#webhooks = webhooksCard(api);
     this.#audit = auditCard(api);
-    for (const wide of [this.#fleet.node, this.#streams.node, this.#audit.node]) wide.classList.add("wide");
+    for (const wide of [this.#fleet, this.#streams, this.#webhooks, this.#audit]) wide.node.classList.add("wide");
   }
 
   get nodes() {
@@ -31,7 +34,7 @@ export class EverybodyView {
     return [
       title,
       ...[this.#engine, this.#load, this.#usage, this.#totals],
-      ...[this.#fleet.node, this.#streams.node, this.#audit.node],
+      ...[this.#fleet, this.#streams, this.#webhooks, this.#audit].map((one) => one.node),
     ];
   }
 
@@ -41,6 +44,7 @@ export class EverybodyView {
       this.#api.get("/usage", { bucket_width: "1d", group_by: "", start_time }),
       this.#api.get("/usage", { bucket_width: "all", group_by: "tenant", start_time }),
       this.tick(),
+      this.#webhooks.load(),
       this.#audit.load(),
     ]);
     show(this.#usage, usageChart(days.data, DAYS));
@@ -62,7 +66,7 @@ export class EverybodyView {
 
   /** What changes by the second. */
   async tick() {
-    const [engine] = await Promise.all([this.#api.get("/engine"), this.#fleet.load(), this.#streams.load()]);
+    const [engine] = await Promise.all([this.#api.get("/engine"), this.#fleet.load(), this.#streams.load(), this.#webhooks.tick()]);
     const { stats } = engine;
     const used = stats.num_total_blocks - stats.num_free_blocks;
     show(

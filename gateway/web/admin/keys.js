@@ -1,7 +1,6 @@
 /** The keys of a tenant: made, replaced and revoked here; a new one's text is shown once. */
 
-import { copyText } from "../js/clipboard.js";
-import { button, card, confirmed, element, redraw, table, time } from "./elements.js";
+import { button, card, confirmed, element, redraw, reveal, table, time } from "./elements.js";
 
 const SCOPES = ["chat", "responses", "usage", "admin"];
 const GRACE_S = 24 * 3600;
@@ -47,14 +46,14 @@ export function keysCard(api, tenantId, projects) {
     const expires_at = days.value ? Math.floor(Date.now() / 1000) + days.valueAsNumber * 86_400 : null;
     await attempt(async () => {
       const body = { name: name.value, scopes: [scope.value], project_id: project.value, expires_at };
-      reveal(await api.post(`/tenants/${tenantId}/keys`, body));
+      reveal((await api.post(`/tenants/${tenantId}/keys`, body)).key, "key");
     });
   }
 
   async function rotate(key) {
     const yes = await confirmed("Replace this key?", `The old one, ${key.public_id}, goes on working for a day.`, "Replace it");
     if (yes) {
-      await attempt(async () => reveal(await api.post(`${path(key)}/rotate`, { grace_seconds: GRACE_S })));
+      await attempt(async () => reveal((await api.post(`${path(key)}/rotate`, { grace_seconds: GRACE_S })).key, "key"));
     }
   }
 
@@ -115,18 +114,4 @@ function stateOf(key) {
     return { text: `${word}, until ${time(end)}`, isOver: false };
   }
   return { text: "good", isOver: false };
-}
-
-function reveal(key) {
-  const dialog = document.getElementById("secret-dialog");
-  const field = document.getElementById("secret");
-  const copy = document.getElementById("secret-copy");
-  field.value = key.key;
-  copy.textContent = "Copy";
-  copy.onclick = async () => {
-    copy.textContent = (await copyText(key.key)) ? "Copied" : "Select it and copy it yourself";
-  };
-  dialog.addEventListener("close", () => (field.value = ""), { once: true });
-  dialog.showModal();
-  field.select();
 }

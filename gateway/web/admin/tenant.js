@@ -1,4 +1,4 @@
-/** One tenant: what it used, its limits, projects, keys, adapters, MCP servers, running requests and changes. */
+/** One tenant: what it used, its limits, projects, keys, adapters, MCP servers, webhooks, running requests and changes. */
 
 import { adaptersCard } from "./adapters.js";
 import { usageChart } from "./chart.js";
@@ -8,6 +8,7 @@ import { keysCard } from "./keys.js";
 import { limitsCard } from "./limits.js";
 import { auditCard, streamsCard } from "./live.js";
 import { mcpCard } from "./mcp.js";
+import { webhooksCard } from "./webhooks.js";
 
 const DAYS = 30;
 
@@ -21,6 +22,7 @@ export class TenantView {
   #projects = card("Projects");
   #cards;
   #streams;
+  #webhooks;
 
   /**
    * @param {() => void} onChange the list of tenants is not true any more
@@ -35,9 +37,10 @@ export class TenantView {
     const keys = keysCard(api, tenant.id, projects);
     const adapters = adaptersCard(api, tenant.id);
     const servers = mcpCard(api, tenant.id);
+    this.#webhooks = webhooksCard(api, tenant.id);
     const audit = auditCard(api, tenant.id);
-    for (const wide of [limits, keys, adapters, servers, this.#streams, audit]) wide.node.classList.add("wide");
-    this.#cards = [limits, keys, adapters, servers, this.#streams, audit];
+    this.#cards = [limits, keys, adapters, servers, this.#streams, this.#webhooks, audit];
+    for (const wide of this.#cards) wide.node.classList.add("wide");
     this.#showTitle();
     this.#showProjects(projects);
   }
@@ -63,7 +66,7 @@ export class TenantView {
   }
 
   async tick() {
-    const [engine] = await Promise.all([this.#api.get("/engine"), this.#streams.load()]);
+    const [engine] = await Promise.all([this.#api.get("/engine"), this.#streams.load(), this.#webhooks.tick()]);
     return engine;
   }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gateway
+from tenants.webhooks import EVENT_TYPES
 
 WEB = Path(gateway.__file__).parent / "web"
 PAGES = [WEB / "index.html", WEB / "admin/index.html"]
@@ -25,6 +26,12 @@ def test_no_file_refers_to_another_host(path: Path) -> None:
 def test_no_script_can_make_markup_of_text(path: Path) -> None:
     sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc"
     assert re.findall(sinks, path.read_text()) == []
+
+
+def test_the_page_offers_every_event() -> None:
+    script = (WEB / "admin/webhooks.js").read_text()
+    listed = script.partition("EVENTS = [")[2].partition("];")[0]
+    assert tuple(re.findall(r'"([^"]+)"', listed)) == EVENT_TYPES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.parent.name)
