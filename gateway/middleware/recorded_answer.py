@@ -13,18 +13,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope, Send
 
 from gateway import context
+from gateway.answers.refusals import refusal
 from gateway.errors import ApiError, InternalError, StreamNotFound, to_api_error
 from gateway.generation.events import Channel, Event
 from gateway.streams.log import StreamReader
 from gateway.transport.extensions import Departure
 
 _HEAD, _BODY, _END, _BROKEN = b"h", b"b", b"e", b"x"
-_GOOD_ENDS = (b"data: [DONE]\n\n", b"event: response.completed\n", b"event: response.incomplete\n")
+_GOOD_ENDS = (b"data: [DONE]\n\n", b"event: message_stop\n")
 """The last part of an event stream contains one of these, unless the stream failed."""
+_FAILURE = b"event: response.failed\n"
+"""After this, an event stream ends as after success."""
 
 REPLAYED_HEADER = (b"idempotent-replayed", b"true")
 
@@ -64,6 +66,7 @@ class AnswerWork:
         self._status = 0
         self._is_events = False
         self._last = b""
+        self._has_failed = False
 
     def start(self) -> None:
         self._may_start.set()
@@ -110,6 +113,7 @@ class AnswerWork:
             return [_HEAD + msgspec.msgpack.encode(head)]
         body = message.get("body", b"")
         self._last = body or self._last
+        self._has_failed |= self._is_events and _FAILURE in body
         items = [_BODY + body] if body else []
         return items if message.get("more_body") else [*items, _END]
 
@@ -123,8 +127,8 @@ class AnswerWork:
             if (attempt := context.of(self._scope).attempt) is not None:
                 attempt.failed(exc, is_ours=error.status >= 500)
             if not self._status:
-                response = Response(error.body(), error.status, error.headers())
-                await response(self._scope, self._receive, self._messages.put)
+                answer = refusal(self._scope, error)
+                await answer(self._scope, self._receive, self._messages.put)
         await self._messages.put(None)
 
     async def _receive(self) -> Message:
@@ -138,7 +142,7 @@ class AnswerWork:
         if self._status != 200 or not self._is_events:
             return self._status == 200
         said = last.get("body") or self._last
-        return any(end in said for end in _GOOD_ENDS)
+        return not self._has_failed and any(end in said for end in _GOOD_ENDS)
 
 
 async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:

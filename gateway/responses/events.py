@@ -121,6 +121,7 @@ class ResponseEvents:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         elif finish_reason == "cancelled":
             status = "cancelled"
+            self.response["incomplete_details"] = {"reason": "cancelled"}
         self.response["status"] = status
         if status == "completed":
             self.response["completed_at"] = int(time.time())
@@ -183,7 +184,8 @@ class ResponseEvents:
     def last(self) -> Event:
         """The last event, after ``closing`` or ``failure``, with the whole response.
 
-        OpenAI's specification has no event for ``cancelled``, so it is ``response.incomplete``.
+        Neither OpenAI nor Open Responses has an event for ``cancelled``, and clients that wait for
+        the end know no other: so it is ``response.incomplete``; ``incomplete_details`` says why.
         """
         status = self.response["status"]
         name = status if status in ("completed", "failed") else "incomplete"

@@ -71,6 +71,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "mcp_approval_response": msgspec.json.Decoder(McpApprovalResponseItem),
     "item_reference": msgspec.json.Decoder(ItemReference),
 }
+_HAVE_STATUS = (MessageItem, FunctionCallItem, FunctionCallOutputItem)
 
 
 class _Probe(msgspec.Struct):
@@ -128,8 +129,8 @@ def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
 
 
 def name_items(items: Iterable[Item], token: str) -> list[Item]:
-    """The items as they are stored and shown: with ids, and with the content of messages as
-    parts."""
+    """The items as they are stored and shown: with ids, with a status where Open Responses has one,
+    and with the content of messages as parts."""
     return [
         _named(item if not isinstance(item, MessageItem) else _in_parts(item), token, place)
         for place, item in enumerate(items)
@@ -137,9 +138,12 @@ def name_items(items: Iterable[Item], token: str) -> list[Item]:
 
 
 def _named(item: Item, token: str, place: int) -> Item:
-    if item.id is not None:
-        return item
-    return msgspec.structs.replace(item, id=f"{_PREFIXES[item.type]}_{token}_i{place:x}")
+    more: dict[str, str] = {}
+    if item.id is None:
+        more["id"] = f"{_PREFIXES[item.type]}_{token}_i{place:x}"
+    if isinstance(item, _HAVE_STATUS) and item.status is None:
+        more["status"] = "completed"
+    return msgspec.structs.replace(item, **more) if more else item
 
 
 def _in_parts(item: MessageItem) -> MessageItem:

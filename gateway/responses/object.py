@@ -52,18 +52,22 @@ def response_object(
         "safety_identifier": fields.safety_identifier,
         "service_tier": (None if admitted is None else admitted.service_tier) or "default",
         "store": fields.store is not False,
-        "temperature": fields.temperature if params is None else params.temperature,
+        "temperature": _or_one(fields.temperature) if params is None else params.temperature,
         "text": _text(fields),
         "tool_choice": "auto"
         if fields.tool_choice is None
         else msgspec.to_builtins(fields.tool_choice),
         "tools": [_tool(tool) for tool in tools],
         "top_logprobs": fields.top_logprobs or 0,
-        "top_p": fields.top_p if params is None else params.top_p,
+        "top_p": _or_one(fields.top_p) if params is None else params.top_p,
         "truncation": fields.truncation or "disabled",
         "usage": None,
         "user": fields.user,
     }
+
+
+def _or_one(value: float | None) -> float:
+    return 1.0 if value is None else value
 
 
 def _tool(tool: Tool) -> Any:

@@ -253,8 +253,7 @@ class ResponseRun(Answer):
 
     async def _end(self, last: Sequence[Event]) -> Sequence[Event]:
         await self._store()
-        ends = [] if self.has_failed or self.is_of_socket else [DONE]
-        return [*last, self.encoder.last(), *ends]
+        return [*last, self.encoder.last(), *([] if self.is_of_socket else [DONE])]
 
     async def result(self) -> bytes:
         """Run to the end, and return the response object. Raises ``ApiError`` if it has failed."""

@@ -233,16 +233,16 @@ OPERATIONS: tuple[Operation, ...] = (
         reserves=True, idempotent=True),
     Operation(
         "POST", "/v1/embeddings", "The vectors of texts", embeddings.embed,
-        body=EmbeddingRequest, answer=EmbeddingAnswer, reserves=True),
+        body=EmbeddingRequest, answer=EmbeddingAnswer, reserves=True, idempotent=True),
     Operation(
         "POST", "/v1/rerank", "The documents that answer a query best, as in Jina's API",
-        embeddings.rerank, body=RerankRequest, answer=RerankAnswer, reserves=True),
+        embeddings.rerank, body=RerankRequest, answer=RerankAnswer, reserves=True, idempotent=True),
     Operation(
         "POST", "/v2/rerank", "The same, for Cohere's clients", embeddings.rerank,
-        body=RerankRequest, answer=RerankAnswer, reserves=True),
+        body=RerankRequest, answer=RerankAnswer, reserves=True, idempotent=True),
     Operation(
         "POST", "/v1/score", "How well texts go together", embeddings.score,
-        body=ScoreRequest, answer=ScoreAnswer, reserves=True),
+        body=ScoreRequest, answer=ScoreAnswer, reserves=True, idempotent=True),
     Operation(
         "POST", "/v1/responses", "Create a response", responses.create, "responses",
         body=ResponseRequest, answer=response_answers.ResponseAnswer,
@@ -275,7 +275,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=ws.ClientMessage, events=ws.ServerMessage),
     Operation(
         "POST", "/v1/conversations", "Create a conversation", conversations.create, "responses",
-        body=CreateConversation, answer=ConversationObject),
+        body=CreateConversation, answer=ConversationObject, idempotent=True),
     Operation(
         "GET", _CONVERSATION, "A conversation", conversations.retrieve, "responses",
         answer=ConversationObject),
@@ -287,7 +287,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "responses", answer=DeletedConversation),
     Operation(
         "POST", f"{_CONVERSATION}/items", "Add items to a conversation", conversations.add_items,
-        "responses", body=AddItems, answer=InputItemList),
+        "responses", body=AddItems, answer=InputItemList, idempotent=True),
     Operation(
         "GET", f"{_CONVERSATION}/items", "The items of a conversation", conversations.list_items,
         "responses", answer=InputItemList, query=_ITEMS),
@@ -299,7 +299,8 @@ OPERATIONS: tuple[Operation, ...] = (
         conversations.delete_item, "responses", answer=ConversationObject),
     Operation(
         "POST", "/v1/messages", "Answer a chat, in Anthropic's words", messages.create,
-        body=MessagesRequest, answer=MessageAnswer, events=MessageEvent, reserves=True),
+        body=MessagesRequest, answer=MessageAnswer, events=MessageEvent, reserves=True,
+        idempotent=True),
     Operation(
         "POST", "/v1/messages/count_tokens", "Count the tokens of a message's prompt",
         messages.count_tokens, body=TokenCountRequest, answer=MessageTokens),
@@ -312,7 +313,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "DELETE", _FILE, "Delete a file with its bytes", files.delete, answer=DeletedFile),
     Operation(
         "POST", "/v1/batches", "Run the requests of a file", batches.create, body=CreateBatch,
-        answer=BatchObject),
+        answer=BatchObject, idempotent=True),
     Operation(
         "GET", "/v1/batches", "All batches", batches.list_all, answer=BatchList, query=_BATCHES),
     Operation(

@@ -1,7 +1,9 @@
 """Responses over a WebSocket at ``/v1/responses``: what a client may say.
 
 OpenAI's WebSocket mode of the Responses API, with one addition (``response.cancel``). Every message
-is one text frame with one JSON object that has a ``type``.
+is one text frame with one JSON object that has a ``type``. Of these, Open Responses has the
+messages without ``stream_id``: a client that never sends one gets its responses one after the
+other, and no ``stream_id`` in what is sent.
 
 Handshake
     As for ``/v1/chat``: the ``Authorization`` header, ``?ticket=`` of ``POST /v1/ws-tickets``, the
@@ -14,11 +16,13 @@ Client to server
         ``previous_response_id`` may name a stored response, or one of the last ones of this
         connection, which need not be stored. ``"generate": false`` keeps the input only, to be
         continued.
-        ``stream_id`` names a lane (1 to 64 characters of ``A-Z a-z 0-9 _ . : -``): responses of
+        A summary made by ``POST /v1/responses/compact`` begins a new chain: its ``output`` is the
+        ``input``, without ``previous_response_id``.
+        ``stream_id`` names a lane (1 to 256 characters of ``A-Z a-z 0-9 _ . : -``): responses of
         one lane come one after the other, lanes run at the same time. Without it they share one.
     ``{"type": "response.cancel", "response_id": "resp_..."}``
-        Ends a response of this connection, which then ends with ``response.incomplete`` and status
-        ``cancelled``. One that has ended is left as it is: the two messages crossed.
+        Ends a response of this connection, which then ends with ``response.incomplete``, for the
+        reason ``cancelled``. One that has ended is left as it is: the two messages crossed.
 
 Server to client
     The events of a streamed response, each one frame, with ``stream_id`` where the client gave one.
@@ -26,7 +30,8 @@ Server to client
     "stream_id": "a"}``
         A message was refused. ``status`` is what HTTP would have answered; ``headers`` holds the
         ``x-ratelimit-*`` and ``retry-after`` it would have sent, and is left out where there are
-        none. The connection goes on.
+        none. The connection goes on. If the message was to continue a response of its lane that is
+        not stored, this can be continued no longer.
 
 Limits
     ``server.ws_max_turns`` responses running or waiting (``websocket_in_flight_limit_reached``), 32

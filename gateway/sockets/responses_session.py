@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections import Counter, OrderedDict, deque
 from contextlib import aclosing
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -57,7 +58,7 @@ ITEM_BYTES = 640
 """What an item takes as an object, beside its text."""
 _Waiting = deque[tuple[Create, Principal, int]]
 """Each with the bytes of its message."""
-_LANE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_LANE = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
 _decoder: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
 
 
@@ -130,7 +131,7 @@ class ResponsesSession(SocketSession):
     async def _refuse_all(self, error: ApiError) -> None:
         while True:
             text = await self._receive()
-            if (lane := _lane_in(text)) is not None:
+            if (lane := _envelope(text).lane) is not None:
                 await self._send_error_to(lane, error)
             else:
                 await self._handle(text)
@@ -145,7 +146,9 @@ class ResponsesSession(SocketSession):
             else:
                 self._cancel(message)
         except ApiError as exc:
-            await self._send_error_to(_lane_in(text), exc)
+            envelope = _envelope(text)
+            self._remembered.forget(envelope.previous_response_id, envelope.lane)
+            await self._send_error_to(envelope.lane, exc)
 
     def _cancel(self, message: Cancel) -> None:
         run = self._running.get(message.response_id)
@@ -176,7 +179,9 @@ class ResponsesSession(SocketSession):
         lane = message.stream_id
         if lane is not None and _LANE.fullmatch(lane) is None:
             raise InvalidRequestError(
-                "Must be 1 to 64 characters of A-Z, a-z, 0-9 and _ . : -", param="stream_id"
+                "Must be 1 to 256 characters of A-Z, a-z, 0-9 and _ . : -",
+                param="stream_id",
+                code="invalid_stream_id",
             )
         if lane is not None and lane not in self._names and len(self._names) >= MAX_LANES:
             raise RateLimited(
@@ -209,7 +214,7 @@ class ResponsesSession(SocketSession):
         try:
             run = await self._start(message, principal)
         except Exception as exc:  # Whatever it is, the client must learn of it.
-            self._remembered.forget(message.previous_response_id)
+            self._remembered.forget(message.previous_response_id, lane)
             await self._send_error_to(lane, to_api_error(exc))
             return
         run.is_of_socket = True
@@ -226,9 +231,9 @@ class ResponsesSession(SocketSession):
             run.close()
             del self._running[run.id]
         if run.has_failed:
-            self._remembered.forget(message.previous_response_id)
+            self._remembered.forget(message.previous_response_id, lane)
         else:
-            self._remembered.add(run, num_bytes)
+            self._remembered.add(run, num_bytes, lane)
 
     async def _start(self, message: Create, principal: Principal) -> ResponseRun:
         previous = message.previous_response_id
@@ -261,12 +266,18 @@ class ResponsesSession(SocketSession):
         await self._outbox.put(None, self._error_frame(error, lane))
 
 
+class _Known(NamedTuple):
+    earlier: Earlier
+    size: int
+    lane: str | None
+
+
 class Remembered:
     """The last responses of a connection, which others can continue."""
 
     def __init__(self, of_tenants: Counter[UUID]) -> None:
         """``of_tenants``: the bytes that all connections of each tenant remember."""
-        self._known: OrderedDict[str, tuple[Earlier, int]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._size = 0
         self._tenant: UUID | None = None
         self._of_tenants = of_tenants
@@ -276,27 +287,32 @@ class Remembered:
 
     def get(self, response_id: str) -> Earlier | None:
         found = self._known.get(response_id)
-        return None if found is None else found[0]
+        return None if found is None else found.earlier
 
-    def forget(self, response_id: str | None) -> None:
-        """Forget a response whose continuation has failed: Open Responses wants a client to begin
-        anew from what it knows, unless the response is stored."""
-        if response_id is not None and (found := self._known.pop(response_id, None)) is not None:
-            self._grow(-found[1])
+    def forget(self, response_id: str | None, lane: str | None) -> None:
+        """Forget a response whose continuation has failed in its own lane: Open Responses wants a
+        client to begin anew from what it knows, unless the response is stored. As at OpenAI, a
+        continuation that failed in another lane leaves it."""
+        found = None if response_id is None else self._known.get(response_id)
+        if response_id is not None and found is not None and found.lane == lane:
+            self._drop(response_id)
 
-    def add(self, run: ResponseRun, num_bytes: int) -> None:
+    def add(self, run: ResponseRun, num_bytes: int, lane: str | None) -> None:
         """Remember a response, whose message had ``num_bytes``. Its size is that of its own items,
         because responses that continue each other share the items that they have in common."""
         size = num_bytes + len(run.body()) + ITEM_BYTES * len(run.said())
         self._tenant = run.tenant_id
-        self._known[run.id] = (Earlier(run.id, run.context()), size)
+        self._known[run.id] = _Known(Earlier(run.id, run.context()), size, lane)
         self._grow(size)
         while len(self._known) > MAX_REMEMBERED or self._is_too_much():
-            self.forget(next(iter(self._known)))
+            self._drop(next(iter(self._known)))
 
     def clear(self) -> None:
         while self._known:
-            self.forget(next(iter(self._known)))
+            self._drop(next(iter(self._known)))
+
+    def _drop(self, response_id: str) -> None:
+        self._grow(-self._known.pop(response_id).size)
 
     def _is_too_much(self) -> bool:
         if not self._known or self._tenant is None:
@@ -313,14 +329,18 @@ class Remembered:
 
 
 class _Envelope(msgspec.Struct):
-    type: str
     stream_id: str | None = None
+    previous_response_id: str | None = None
+
+    @property
+    def lane(self) -> str | None:
+        lane = self.stream_id
+        return None if lane is None or _LANE.fullmatch(lane) is None else lane
 
 
-def _lane_in(text: str) -> str | None:
-    """The lane of a refused message; None if it has none, or it cannot be known."""
+def _envelope(text: str) -> _Envelope:
+    """What can be known of a message that is refused."""
     try:
-        lane = msgspec.json.decode(text, type=_Envelope).stream_id
+        return msgspec.json.decode(text, type=_Envelope)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    return None if lane is None or _LANE.fullmatch(lane) is None else lane
+        return _Envelope()

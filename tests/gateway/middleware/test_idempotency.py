@@ -44,6 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"model": MODEL, "prompt": "a", "max_tokens": 1000},
     "/v1/responses": {"model": MODEL, "input": "hi"},
+    "/v1/messages": {**CHAT, "max_tokens": 1000},
 }
 Ask = Callable[..., Awaitable[Answer]]
 
@@ -264,6 +265,22 @@ async def test_where_nothing_is_generated_the_key_means_nothing(gateway: Gateway
         assert answer.status == 405
         assert "idempotent-replayed" not in answer.headers
     assert (await ask(gateway)).status == 200, "nobody has claimed it"
+
+
+async def test_what_is_made_is_made_once(gateway: Gateway) -> None:
+    made = [await ask(gateway, {}, path="/v1/conversations") for _ in range(2)]
+    assert made[0].json()["id"] == made[1].json()["id"]
+    items: Any = {"items": [{"role": "user", "content": "hi"}]}
+    path = f"/v1/conversations/{made[0].json()['id']}/items"
+    added = [await ask(gateway, items, key="items", path=path) for _ in range(2)]
+    assert added[0].body == added[1].body
+    found = await get(gateway, path, authorization=f"Bearer {gateway.api_key}")
+    assert len(found.json()["data"]) == 1
+
+
+async def test_refusals_keep_their_form(gateway: Gateway) -> None:
+    answer = await ask(gateway, {"model": MODEL, "messages": []}, path="/v1/messages")
+    assert (answer.status, answer.json()["type"]) == (400, "error")
 
 
 async def test_replays_are_counted_as_their_route(gateway: Gateway) -> None:

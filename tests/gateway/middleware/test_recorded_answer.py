@@ -91,9 +91,9 @@ async def test_the_route_reads_the_body() -> None:
     ("last", "is_good"),
     [
         (b"data: [DONE]\n\n", True),
-        (b"event: response.completed\ndata: {}\n\n", True),
-        (b"event: response.incomplete\ndata: {}\n\n", True),
-        (b"event: response.failed\ndata: {}\n\n", False),
+        (b"event: response.incomplete\ndata: {}\n\ndata: [DONE]\n\n", True),
+        (b"event: message_stop\ndata: {}\n\n", True),
+        (b"event: response.failed\ndata: {}\n\ndata: [DONE]\n\n", False),
         (b'data: {"error":{}}\n\n', False),
     ],
 )

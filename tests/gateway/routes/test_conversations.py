@@ -49,7 +49,8 @@ async def test_items_come_and_go(client: AsyncOpenAI) -> None:
     first: Any = added.data[0]
     found: Any = await client.conversations.items.retrieve(first.id, conversation_id=made.id)
     assert found == first
-    assert "status" not in found.model_dump(exclude_unset=True)
+    assert found.model_dump(exclude_unset=True)["status"] == "completed"
+    assert "namespace" not in found.model_dump(exclude_unset=True)
     left = await client.conversations.items.delete(first.id, conversation_id=made.id)
     assert left.id == made.id
     with pytest.raises(openai.NotFoundError):

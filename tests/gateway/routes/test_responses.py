@@ -60,7 +60,7 @@ async def create(gateway: Gateway, **body: Any) -> Answer:
 
 
 def events_of(body: bytes) -> list[dict[str, Any]]:
-    """Checked: an event's name is its type, numbers have no gaps, and what succeeded is done."""
+    """Checked: an event's name is its type, numbers have no gaps, and what has ended is done."""
     found = []
     told = body.decode().split("\n\n")[:-1]
     is_done = told[-1] == "data: [DONE]"
@@ -69,8 +69,8 @@ def events_of(body: bytes) -> list[dict[str, Any]]:
         parsed = json.loads(data.removeprefix("data: "))
         assert name == f"event: {parsed['type']}"
         found.append(parsed)
-    has_succeeded = found[-1]["type"] in ("response.completed", "response.incomplete")
-    assert is_done is has_succeeded
+    ends = ("response.completed", "response.incomplete", "response.failed")
+    assert is_done is (found[-1]["type"] in ends)
     numbers = [event["sequence_number"] for event in found]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     return found

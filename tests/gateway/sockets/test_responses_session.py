@@ -31,8 +31,8 @@ class Client:
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
 
-    async def create(self, text: str = "hi", **fields: Any) -> None:
-        message = {"type": "response.create", "model": MODEL, "input": text, **fields}
+    async def create(self, given: Any = "hi", **fields: Any) -> None:
+        message = {"type": "response.create", "model": MODEL, "input": given, **fields}
         await self.socket.send(json.dumps(message))
 
     async def receive(self) -> Event:
