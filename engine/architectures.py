@@ -34,6 +34,8 @@ class Family(msgspec.Struct, frozen=True):
 NATIVE = {
     "LlamaForCausalLM": Family("llama", "Llama 2, 3, 3.x"),
     "MistralForCausalLM": Family("mistral", "Mistral"),
+    "Ministral3ForCausalLM": Family("ministral3", "Ministral 3, Mistral Small 3"),
+    "Mistral3ForConditionalGeneration": Family("ministral3", "Ministral 3, Mistral Small 3"),
     "Qwen2ForCausalLM": Family("qwen2", "Qwen 2, 2.5"),
     "Qwen3ForCausalLM": Family("qwen3", "Qwen 3"),
     "GraniteForCausalLM": Family("granite", "Granite 3"),

@@ -44,8 +44,10 @@ def _dense(layer: LlamaDecoderLayer) -> DenseLayer | None:
     # In some families a mixture of experts has another name than ``mlp``.
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     computes_the_same = type(layer).__call__ is LlamaDecoderLayer.__call__
-    if not (computes_the_same and isinstance(attention, SelfAttention)):
+    if not computes_the_same or type(attention) is not SelfAttention:
         return None
+    if attention.growth is not None:
+        return None  # No fused kernel multiplies queries by it.
     if not (isinstance(mlp, GatedMLP) and mlp.activation == "silu"):
         return None
     if attention.o_proj.reduces.size > 1:

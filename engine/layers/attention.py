@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -71,6 +71,22 @@ class StepContext:
         return self.groups[0 if len(self.groups) == 1 else self.group_of[layer]]
 
 
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by ``1 + beta * log(1 + floor(position / every))``, so that attention
+    stays as sharp over many keys as over few."""
+
+    beta: float
+    every: float
+
+    @lru_cache(maxsize=2)  # noqa: B019  (one table for all layers)
+    def factors(self, num_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """[num_positions, 1, 1]"""
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        factors = 1 + self.beta * torch.log1p(torch.floor(positions / self.every))
+        return factors.to(device, dtype)[:, None, None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """One layer's self-attention."""
@@ -89,6 +105,7 @@ class AttentionConfig:
     qk_norm: type[RMSNorm] | None = None
     """The norm applied to each head of queries and keys before the rotation."""
     norm_eps: float = 1e-6
+    growth: QueryGrowth | None = None
     fused_checkpoint: bool = False
     """The checkpoint holds ``qkv_proj`` as one tensor."""
     group: Group = ALONE
@@ -105,6 +122,7 @@ class SelfAttention(Module):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.growth = config.growth
         self.options = AttentionOptions(config.scale, config.window, config.softcap)
         if config.has_sinks:
             sinks = torch.empty(config.num_heads, dtype=torch.float32, device=device)
@@ -162,15 +180,22 @@ class SelfAttention(Module):
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> Output:
         """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Returns [num_wanted,
         hidden]."""
-        qkv = self.qkv_proj(x)
+        return self.o_proj.output(self.attended(self.qkv_proj(x), cos_sin, step))
+
+    def attended(self, qkv: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Everything between the projections: [num_wanted, num_heads * head_dim]. qkv: [num_tokens,
+        (num_heads + 2 * num_kv_heads) * head_dim]."""
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        if self.growth is not None:
+            factors = self.growth.factors(len(cos_sin), q.dtype, q.device)
+            q.mul_(factors.index_select(0, step.positions))
         k_cache, v_cache = step.kv_cache[self.layer]
         slots, attend = step.of(self.layer)
         fused = fused_rotation(attend) if self._may_fuse_rotation(step) else None
         if fused is not None and fused.can_store(cos_sin):
             attended = fused.store_and_attend(q, k, v, cos_sin, k_cache, v_cache, self.options)
-            return self.o_proj.output(step.kept(attended.view(len(q), -1)))
+            return step.kept(attended.view(len(q), -1))
         scales = self.options.kv_scales
         k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
         store = partial(
@@ -184,7 +209,7 @@ class SelfAttention(Module):
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
             store(q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
-        return self.o_proj.output(self.attend(attend, q, step))
+        return self.attend(attend, q, step)
 
     def attend(self, attend: StepAttention, q: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Attend with the rotated queries ``q`` of all tokens; their keys are in the cache already.

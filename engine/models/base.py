@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import KVScales
-from engine.layers.attention import SelfAttention, StepContext
+from engine.layers.attention import QueryGrowth, SelfAttention, StepContext
 from engine.layers.mla import LatentAttention, MLAConfig
 from engine.layers.module import Module
 from engine.layers.moe import RouterConfig
@@ -84,6 +84,7 @@ class ModelConfig:
     """Each head has a learned score that takes part in its softmax and has no value."""
     qk_norm: bool = False
     """Whether each head of queries and keys is normalized before the rotation."""
+    query_growth: QueryGrowth | None = None
     logits_softcap: float | None = None
     windows: tuple[int | None, ...] = ()
     """Sliding window of each layer; empty if no layer has one."""
@@ -189,3 +190,13 @@ class Model(Module, ABC):
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits in the model's dtype: [num_rows, vocab]. hidden: [num_rows, hidden]."""
+
+
+def place_in_text_model(name: str) -> str | None:
+    """``Model.place_of`` of models that checkpoints with pictures wrap, under one of two names."""
+    other_parts = ("vision_tower.", "multi_modal_projector.")
+    if name.removeprefix("model.").startswith(other_parts):
+        return None
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.layers.rope import RopeConfig
 from engine.models import gemma2
-from engine.models.base import ModelConfig
+from engine.models.base import ModelConfig, place_in_text_model
 from engine.models.config import Count, Positive
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
@@ -41,9 +41,4 @@ class ConfigFile(gemma2.ConfigFile, kw_only=True):
 
 class ForCausalLM(gemma2.ForCausalLM):
     def place_of(self, name: str) -> str | None:
-        """Multimodal checkpoints wrap this model, under one of two names."""
-        if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
-            return None
-        if name.startswith("model.language_model."):
-            return "model." + name.removeprefix("model.language_model.")
-        return name.removeprefix("language_model.")
+        return place_in_text_model(name)

@@ -37,6 +37,7 @@ class LlamaDecoderLayer(Module):
     """Attention and feed-forward block, each behind a norm and with a residual connection."""
 
     norm_class: ClassVar[type[RMSNorm]] = RMSNorm
+    attention_class: ClassVar[type[SelfAttention]] = SelfAttention
     fused_checkpoint: ClassVar[bool] = False
 
     def __init__(
@@ -68,10 +69,11 @@ class LlamaDecoderLayer(Module):
             has_sinks=config.attention_sinks,
             qk_norm=self.norm_class if config.qk_norm else None,
             norm_eps=config.rms_norm_eps,
+            growth=config.query_growth,
             fused_checkpoint=self.fused_checkpoint,
             group=config.group,
         )
-        return SelfAttention(layer, attention, dtype=self._dtype, device=self._device)
+        return self.attention_class(layer, attention, dtype=self._dtype, device=self._device)
 
     def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:
         self.mlp: FeedForward = self._dense(config)

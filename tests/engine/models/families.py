@@ -61,6 +61,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.7}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 300.0,
@@ -102,6 +103,25 @@ CASES = [
     Case("llama3", "LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     Case("llama-yarn", "LlamaForCausalLM", {"rope_parameters": YARN, "attention_bias": True}),
     Case("mistral", "MistralForCausalLM", {"sliding_window": 9}),
+    Case("ministral3", "Ministral3ForCausalLM", {"rope_parameters": GROWING}),
+    Case(
+        "mistral-small-that-sees",
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "mistral", "rope_theta": 300.0, "sliding_window": None},
+        around={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "head_dim": 16,
+                "image_size": 28,
+                "patch_size": 14,
+                "model_type": "pixtral",
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
     Case("qwen2", "Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     Case(
         "qwen2-window",
@@ -235,3 +255,14 @@ def write(case: Case, folder: Path, **changes: Any) -> Path:
     )
     assert json.loads((folder / "config.json").read_text())["architectures"] == [case.architecture]
     return folder
+
+
+def reference(case: Case, folder: Path) -> Any:
+    """The checkpoint as transformers computes it, in float32."""
+    import torch
+    import transformers
+
+    model_class = getattr(transformers, case.architecture)
+    return model_class.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()

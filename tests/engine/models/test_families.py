@@ -17,7 +17,7 @@ from engine.llm import LLM, SamplingParams
 from engine.outputs import CompletionOutput
 from engine.runner import TorchRunner, load_runner
 from engine.spec.config import SpeculativeConfig
-from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
+from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, reference, write
 from tests.engine.runner.harness import Generation, Harness
 
 BLOCK_SIZE = 4
@@ -30,13 +30,9 @@ class Subject:
     """A checkpoint, loaded by us and by transformers."""
 
     def __init__(self, case: Case, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
         self.case = case
         self.folder = write(case, folder)
-        self.theirs: Any = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self.theirs = reference(case, self.folder)
         self.runner = load_runner(
             EngineConfig(
                 model=str(self.folder),

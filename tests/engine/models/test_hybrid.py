@@ -26,7 +26,7 @@ from engine.runner.runner import TorchRunner
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from kernels import cpu
-from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
+from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, reference, write
 from tests.engine.models.test_families import TOLERANCE, watch_logits
 from tests.engine.runner.emulated_graphs import emulate
 from tests.pairs import each_value
@@ -69,13 +69,9 @@ class Subject:
     def __init__(
         self, case: Case, folder: Path, prompt_len: int = PROMPT_LEN, **changes: Any
     ) -> None:
-        from transformers import AutoModelForCausalLM
-
         self.case = case
         self.folder = write(case, folder, **changes)
-        self.theirs: Any = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self.theirs = reference(case, self.folder)
         rng = random.Random(1)
         vocab_size = self.theirs.config.get_text_config().vocab_size
         self.prompt = [rng.randrange(3, vocab_size) for _ in range(prompt_len)]
