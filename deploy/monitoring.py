@@ -29,6 +29,7 @@ from gateway.metrics.times import Times
 from tenants.changes import ChangeListener
 from tenants.types import UsageEvent
 from tenants.usage import Ledger
+from tenants.webhooks import Backlog
 from tests.memory_store.store import MemoryStore
 
 ROOT = Path(__file__).parent
@@ -190,6 +191,20 @@ ALERTS_TABLE: Sequence[Alert] = (
         },
     ),
     Alert(
+        name="SluiceWebhooksLate",
+        expr="max(sluice_webhook_oldest_pending_seconds) > 1800",
+        wait="5m",
+        severity="warning",
+        summary="An event has waited for half an hour to be taken by a webhook.",
+        runbook="A receiver is away, refuses, or answers too slowly; others get their events"
+        " meanwhile. The admin page and `sluice webhook deliveries` show what each webhook answered"
+        " last. An address that is not public must be in `server.outbound_networks`. Events are"
+        " given up after three days; then `sluice_webhook_attempts_total` counts them as `failed`."
+        " If the receiver is gone for good, disable or delete its webhook. If all wait, no gateway"
+        " reaches the Internet.",
+        example={"sluice_webhook_oldest_pending_seconds": "3600x60"},
+    ),
+    Alert(
         name="SluiceOpenFiles",
         expr="process_open_fds / process_max_fds > 0.8 and on (instance) sluice_build_info",
         wait="10m",
@@ -346,6 +361,14 @@ PANELS: dict[str, Sequence[Panel]] = {
             },
         ),
         Panel(
+            title="Webhooks",
+            unit="short",
+            exprs={
+                "{{outcome}}": "sum by (outcome) (increase(sluice_webhook_attempts_total[1h]))",
+                "pending": "max(sluice_webhook_events_pending)",
+            },
+        ),
+        Panel(
             title="Work that died",
             unit="short",
             exprs={"{{work}}": "sum by (work) (increase(sluice_background_deaths_total[1h]))"},
@@ -384,6 +407,7 @@ def metrics() -> list[Metric]:
     found.watch_changes(ChangeListener("postgresql://localhost/none", lambda change: None))
     found.watch_ledger(Ledger(MemoryStore()))
     found.watch_batches(lambda: 0, lambda: 0)
+    found.watch_webhooks({"delivered": 0}, Backlog)
     found.count_batch_line("completed")
     found.count_response("/", 200)
     found.count_refusal("code")

@@ -344,6 +344,10 @@ def _create_background(
 ) -> Background:
     """What runs beside the requests, as long as the gateway runs, by the name of its task."""
     metrics, session_dsn = base.metrics, base.config.tenants.session_dsn
+    sender = WebhookSender(
+        base.store.webhooks, base.secrets.key_pepper, base.config.server.outbound_networks
+    )
+    metrics.watch_webhooks(sender.num_attempts, lambda: sender.backlog)
     work: dict[str, Callable[[], Awaitable[None]]] = {
         "quota leases": base.quota.run,
         "quota for outages": base.quota.follow,
@@ -358,11 +362,7 @@ def _create_background(
         ),
         "revocations": revocations.run,
         "registry of engines": registry.run,
-        "webhooks": WebhookSender(
-            base.store.webhooks,
-            base.secrets.key_pepper,
-            base.config.server.outbound_networks,
-        ).run,
+        "webhooks": sender.run,
         "batches": batches.run,
     }
 

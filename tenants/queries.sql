@@ -1202,6 +1202,15 @@ WHERE webhook_id = $1 AND event_id = $2 AND state = 'pending';
 -- Whoever claimed a webhook is done with it, for now or until a moment later.
 UPDATE webhook SET leased_until = now() + $2 WHERE id = $1;
 
+-- name: webhook_backlog for operator
+-- Events that wait to be taken, and how long the oldest has. Those of disabled webhooks wait for
+-- somebody to enable them.
+SELECT count(*) AS num_pending,
+    coalesce(extract(epoch FROM now() - min(d.created_at)), 0)::float8 AS oldest_s
+FROM webhook_delivery AS d
+JOIN webhook AS w ON w.id = d.webhook_id AND w.disabled_at IS NULL
+WHERE d.state = 'pending';
+
 -- name: webhook_upkeep for operator
 -- Alerts that only time causes, and deliveries that are over.
 SELECT webhook_upkeep() AS num_rows;

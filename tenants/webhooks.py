@@ -82,6 +82,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
 
 
+class Backlog(msgspec.Struct, frozen=True):
+    """What waits for its receivers, of webhooks that are not disabled."""
+
+    num_pending: int = 0
+    oldest_s: float = 0.0
+    """How long ago the oldest of these events was written."""
+
+
 class Webhooks:
     """Uses the connections of a ``Store``, which closes them. Every method may raise
     ``StoreUnavailable``."""
@@ -159,6 +167,9 @@ class Webhooks:
     ) -> None:
         """How an attempt ended. ``again_in``: of a pending one, when it is tried again."""
         await self._all("note_delivery", webhook_id, event_id, state, answer, again_in)
+
+    async def backlog(self) -> Backlog:
+        return Backlog(**(await self._all("webhook_backlog"))[0])
 
     async def release(self, webhook_id: UUID, pause: timedelta) -> None:
         """Give a claimed webhook back; nobody gets it before the pause is over."""

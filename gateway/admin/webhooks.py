@@ -16,9 +16,11 @@ import asyncio
 import base64
 import hmac
 import logging
+import math
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import httpx2
@@ -27,13 +29,15 @@ from gateway import outbound
 from gateway.version import version
 from tenants.errors import ObjectNotFound, StoreUnavailable
 from tenants.outage import OutageLog
-from tenants.webhooks import Due, Webhook, Webhooks
+from tenants.webhooks import Backlog, Due, Webhook, Webhooks
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S: Sequence[float] = (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 """The waits after the first attempts; after as many and one more, an event is given up."""
 POLL_S = 2.0
+LOOK_S = 10.0
+"""How often the backlog is counted, for the metrics."""
 LEASE_S = 60.0
 TIMEOUT_S = 15.0
 """For one attempt, however slowly the receiver answers. The lease must outlast a few of them."""
@@ -97,6 +101,11 @@ class WebhookSender:
         self._poll_s = poll_s
         self._again_s = again_s
         self._outage = OutageLog(logger)
+        self._looked_at = -math.inf
+        self.backlog = Backlog()
+        """That of all workers."""
+        self.num_attempts = {"delivered": 0, "again": 0, "failed": 0}
+        """Of this worker, by how they ended: taken, to be tried again, given up."""
 
     async def run(self) -> None:
         """Send until cancelled. What is under way then is sent again by another worker."""
@@ -106,12 +115,20 @@ class WebhookSender:
             asyncio.TaskGroup() as group,
         ):
             while True:
+                await self._look()
                 for webhook in await self._claim(MAX_AT_ONCE - len(serving)):
                     task = group.create_task(self._serve(client, webhook))
                     serving.add(task)
                     task.add_done_callback(serving.discard)
                 # Random, so that workers that start together do not ask together.
                 await asyncio.sleep(self._poll_s * random.uniform(0.5, 1.0))
+
+    async def _look(self) -> None:
+        """While the store is away, what is known stays; ``_claim`` says that it is."""
+        if time.monotonic() - self._looked_at >= LOOK_S:
+            with suppress(StoreUnavailable):
+                self.backlog = await self._webhooks.backlog()
+                self._looked_at = time.monotonic()
 
     async def _claim(self, limit: int) -> Sequence[Webhook]:
         if limit == 0:
@@ -170,6 +187,7 @@ class WebhookSender:
         if not has_come and not is_last:
             wait_s = self._again_s[due.num_attempts] * random.uniform(1.0, 1.2)
             again_in = timedelta(seconds=wait_s)
+        self.num_attempts["delivered" if has_come else "failed" if is_last else "again"] += 1
         await self._webhooks.note(
             webhook.id,
             due.event_id,

@@ -26,6 +26,7 @@ from gateway.version import commit, version
 from tenants.changes import ChangeListener
 from tenants.types import UsageEvent
 from tenants.usage import Ledger
+from tenants.webhooks import Backlog
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -161,6 +162,11 @@ class Metrics:
         self._registry.register(_Collected(_running_lines, running))
         self._engine_registry.register(_Collected(_waiting_lines, waiting))
 
+    def watch_webhooks(self, attempts: Mapping[str, int], backlog: Callable[[], Backlog]) -> None:
+        """Likewise. ``attempts``: by how they ended; all workers report the same ``backlog``."""
+        self._registry.register(_Collected(_webhook_attempts, attempts))
+        self._engine_registry.register(_Collected(_webhook_backlog, backlog))
+
     def count_batch_line(self, outcome: str) -> None:
         """``completed``, ``failed``, or ``lost`` to another worker."""
         self._batch_lines(outcome).inc()
@@ -250,6 +256,31 @@ def _waiting_lines(waiting: Callable[[], int]) -> Iterable[Metric]:
 def _running_metrics(running: Callable[[], int]) -> Iterable[Metric]:
     yield GaugeMetricFamily(
         "sluice_generations_running", "Requests that are not settled yet.", running()
+    )
+
+
+def _webhook_attempts(attempts: Mapping[str, int]) -> Iterable[Metric]:
+    made = CounterMetricFamily(
+        "sluice_webhook_attempts",
+        "Attempts to send an event to a webhook, by how they ended; failed: the event is given up.",
+        labels=["outcome"],
+    )
+    for outcome, count in attempts.items():
+        made.add_metric([outcome], count)
+    yield made
+
+
+def _webhook_backlog(backlog: Callable[[], Backlog]) -> Iterable[Metric]:
+    now = backlog()
+    yield GaugeMetricFamily(
+        "sluice_webhook_events_pending",
+        "Events that wait for the receivers of webhooks, of the whole deployment.",
+        now.num_pending,
+    )
+    yield GaugeMetricFamily(
+        "sluice_webhook_oldest_pending_seconds",
+        "How long the oldest of these has waited.",
+        now.oldest_s,
     )
 
 

@@ -10,7 +10,15 @@ from uuid import UUID, uuid4
 import msgspec
 
 from tenants.errors import InvalidValue, ObjectNotFound
-from tenants.webhooks import MAX_WEBHOOKS, OLD_SECRET, Delivery, Webhook, Webhooks, check_events
+from tenants.webhooks import (
+    MAX_WEBHOOKS,
+    OLD_SECRET,
+    Backlog,
+    Delivery,
+    Webhook,
+    Webhooks,
+    check_events,
+)
 
 
 class MemoryWebhooks(Webhooks):
@@ -85,6 +93,9 @@ class MemoryWebhooks(Webhooks):
 
     async def claim(self, limit: int, lease: timedelta) -> Sequence[Webhook]:
         return []
+
+    async def backlog(self) -> Backlog:
+        return Backlog()
 
     async def upkeep(self) -> int:
         return 0

@@ -18,7 +18,7 @@ from tenants.limits import Price, QuotaRequest
 from tenants.shared import EngineRecord
 from tenants.store import Store
 from tenants.types import Principal
-from tenants.webhooks import MAX_WEBHOOKS, Webhook
+from tenants.webhooks import MAX_WEBHOOKS, Backlog, Webhook
 from tests.postgres import execute
 from tests.tenants.reserving import ask, put, settle
 from tests.tenants.samples import PEPPER, make_key
@@ -26,6 +26,7 @@ from tests.tenants.samples import PEPPER, make_key
 pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
 
 LEASE = timedelta(seconds=60)
+NOTHING_WAITS = Backlog(num_pending=0, oldest_s=0.0)
 URL = "https://receiver.example/hooks"
 
 
@@ -337,6 +338,24 @@ async def test_no_tenant_sees_what_waits_for_anothers(pg_store: Store, pg_dsn: s
             await connection.execute("SELECT sluice_enter($1)", one.id)
             assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 1
     await connection.close()
+
+
+async def test_what_waits_is_counted(pg_store: Store, pg_dsn: str) -> None:
+    kept = pg_store.webhooks
+    assert await kept.backlog() == NOTHING_WAITS
+    one, other = await kept.create(None, URL, ()), await kept.create(None, URL, ())
+    first = await kept.test(one.id)
+    await kept.test(one.id)
+    await kept.test(other.id)
+    await execute(pg_dsn, "UPDATE webhook_delivery SET created_at = created_at - interval '1 hour'")
+    found = await kept.backlog()
+    assert found.num_pending == 3
+    assert 3600 <= found.oldest_s < 3700
+    await kept.note(one.id, first, state="delivered", answer="200", again_in=None)
+    await kept.update(other.id, disabled=True)
+    assert (await kept.backlog()).num_pending == 1
+    await kept.update(one.id, disabled=True)
+    assert await kept.backlog() == NOTHING_WAITS
 
 
 async def test_what_waits_is_bounded(pg_store: Store, pg_dsn: str) -> None:

@@ -21,6 +21,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway.admin import webhooks
 from gateway.admin.webhooks import WebhookSender, headers_of, secret_of
 from gateway.config import TenantsConfig
+from gateway.metrics.metrics import Metrics
 from tenants.store import Store
 from tenants.webhooks import Delivery, Webhook
 from tests.gateway.engine_double import EngineDouble
@@ -106,13 +107,14 @@ async def receiver(answering: Answering = lambda _: "204 No Content") -> AsyncIt
 
 
 @asynccontextmanager
-async def sending(store: Store, **options: Any) -> AsyncIterator[None]:
+async def sending(store: Store, **options: Any) -> AsyncIterator[WebhookSender]:
     """A worker that sends."""
     options = {"poll_s": 0.02, "again_s": (0.0, 0.0, 0.0), **options}
     networks = options.pop("networks", LOOPBACK)
-    task = asyncio.create_task(WebhookSender(store.webhooks, ROOT, networks, **options).run())
+    sender = WebhookSender(store.webhooks, ROOT, networks, **options)
+    task = asyncio.create_task(sender.run())
     try:
-        yield
+        yield sender
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -200,6 +202,45 @@ async def test_an_event_is_given_up_after_its_last_attempt(pg_store: Store) -> N
         (done,) = await ended(pg_store, hook)
     assert (done.state, done.num_attempts, done.last_answer) == ("failed", 4, "404")
     assert len(one.got) == 4
+
+
+async def test_what_is_not_taken_is_counted(
+    pg_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "LOOK_S", 0.0)
+    answers = iter(["500 No", "204 No Content"])
+    metrics = Metrics()
+
+    def figures() -> dict[str, float]:
+        lines = metrics.render().decode().splitlines()
+        return {
+            name: float(value)
+            for name, value in (line.rsplit(" ", 1) for line in lines if "webhook" in line)
+            if not name.startswith("#")
+        }
+
+    async with (
+        receiver(lambda _: next(answers)) as good,
+        receiver(lambda _: "410 Gone") as bad,
+        sending(pg_store, again_s=(0.0, 3600.0)) as sender,
+    ):
+        metrics.watch_webhooks(sender.num_attempts, lambda: sender.backlog)
+        for url in (good.url, bad.url, "http://127.0.0.1:1/"):
+            hook = await pg_store.webhooks.create(None, url, ())
+            await pg_store.webhooks.test(hook.id)
+
+        async def all_tried() -> bool:
+            found = figures()
+            return (
+                found['sluice_webhook_attempts_total{outcome="again"}'] == 3
+                and found["sluice_webhook_events_pending"] == 1
+            )
+
+        await until(all_tried)
+    found = figures()
+    assert found['sluice_webhook_attempts_total{outcome="delivered"}'] == 1
+    assert found['sluice_webhook_attempts_total{outcome="failed"}'] == 1
+    assert 0 < found["sluice_webhook_oldest_pending_seconds"] < 60
 
 
 async def test_waits_grow(pg_store: Store) -> None:
