@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.messages import IDLE_PRIORITY
 from engine.scheduler.claim import Claim
 from engine.scheduler.heap import RequestHeap
 
@@ -12,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from engine.request import Request
+
+_BEHIND_ALL = 1 << 63
+"""Arrivals of requests that were admitted elsewhere are negative and large, too."""
 
 
 class FcfsPolicy:
@@ -23,7 +25,7 @@ class FcfsPolicy:
 
     def _key(self, request: Request) -> float:
         """Those of the least go first; among equals, those that came first."""
-        return request.arrival + (IDLE_PRIORITY if request.is_idle else 0)
+        return request.arrival + (_BEHIND_ALL if request.is_idle else 0)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -55,6 +55,19 @@ def test_lines_take_nobodys_place_in_the_queue() -> None:
     harness.check_outputs(errors={"three"})
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_line_that_comes_from_another_engine_waits_behind_all(policy: str) -> None:
+    harness = Harness(policy=policy, max_num_seqs=1)
+    harness.add("line", 8, max_tokens=20, fair_key="a", priority=IDLE_PRIORITY)
+    harness.step(3)
+    harness.move("line")
+    for name in ("one", "two"):
+        harness.add(name, 8, max_tokens=4, fair_key="b")
+    harness.run()
+    harness.check_outputs()
+    assert list(harness.finished) == ["one", "two", "line"]
+
+
 def share(*, token_s: float, step_s: float) -> IdleShare:
     """Where steps take so long, and each token adds so much."""
     costs = PreemptionCosts(0.0)
