@@ -32,7 +32,8 @@ MAX_DEFAULT_NUM_SEQS = 512
 _MUCH_MEMORY_BYTES = 64 * 2**30
 
 _AT_LEAST_ONE = (
-    *("block_size", "max_loras", "max_lora_rank", "tensor_parallel_size"),
+    *("block_size", "max_loras", "max_lora_rank"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
     "max_num_prefill_tokens",
     *("num_gpu_blocks_override", "num_threads"),
@@ -46,7 +47,8 @@ _AT_LEAST_ZERO = (
 
 
 _GENERATING = (
-    *("tensor_parallel_size", "enable_expert_parallel", "quantize_lm_head"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"),
+    "quantize_lm_head",
     *("speculative_config", "enable_lora"),
 )
 _DECODING = ("quantization", "kv_cache_dtype", "load_format")
@@ -88,6 +90,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: int = 1
     """Divide each layer over this many devices, each with a process of its own, the engine's ranks.
     Sizes of memory count for each device."""
+    pipeline_parallel_size: int = 1
+    """Divide the layers over this many stages, which compute different requests at the same time;
+    each is divided over ``tensor_parallel_size`` devices."""
     enable_expert_parallel: bool = False
     """Give each rank some of the experts as a whole, in place of a part of each. For
     ``tensor_parallel_size`` above 1."""
@@ -265,6 +270,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 0 if model.is_encoder else self.long_prefill_token_threshold
             ),
         )
+
+    @property
+    def num_ranks(self) -> int:
+        """The devices of the engine, each with a process."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def most_in_flight(self) -> int:
+        """The most steps that are launched and not collected: one in each stage, and the next."""
+        return self.pipeline_parallel_size + 1
 
     @property
     def step_tokens(self) -> int:

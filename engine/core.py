@@ -59,6 +59,8 @@ class EngineCore:
         self._adapters = adapters
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling)
+        self._most_left = config.pipeline_parallel_size - 1 + self._overlap
+        """Steps that stay in flight when ``step`` returns."""
         self._clock = clock
         self._cache = create_cache_manager(
             config, runner.num_blocks, runner.num_swap_blocks, runner.layer_groups
@@ -265,7 +267,8 @@ class EngineCore:
         """Plan a step, launch it, collect the results that are due; returns what is new.
 
         Without overlap, the results are those of this step. With overlap, they are those of the
-        step before, collected while this one computes. The order (forward, collect the step before,
+        step before, collected while this one computes; a model in stages computes as many more at
+        the same time. The order (forward, collect the step before,
         grammar masks, sample) lets a grammar see every token before the next one is sampled, and
         computes its masks beside the forward pass. Only drafts have to wait until the step before
         is over, because they continue what it sampled.
@@ -273,7 +276,6 @@ class EngineCore:
         self._queue_loaded()
         self._queue_compiled()
         self._prepare_drafts()
-        num_due = len(self.scheduler.in_flight)
         keeps_features = self._speculator.keeps_features
         self._lookahead.expect_drafts(expected=keeps_features)
         step = self.scheduler.schedule()
@@ -283,13 +285,13 @@ class EngineCore:
             if not step.constrained:
                 step.launched = self._runner.sample(None)
             step.noted = self._speculator.planned(step)
-        if num_due:
-            self._collect()
-        if step is not None:
+        if step is None:
+            self._collect_down_to(len(self.scheduler.in_flight) - 1)
+        else:
+            self._collect_down_to(max(1, self._most_left))
             if step.constrained:
                 self._sample_constrained(step)
-            if not self._overlap:
-                self._collect()
+            self._collect_down_to(self._most_left)
         self._speculator.learn(self._requests)  # while the device works
         outputs, self._outputs = self._outputs, []
         self._was_busy = self.has_unfinished
@@ -330,9 +332,14 @@ class EngineCore:
         if self.scheduler.in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees(running)
         ):
-            self._collect()
+            self._collect_down_to(0)
         # While a step is in flight the last tokens are unknown, so nothing can be drafted.
         self._speculator.propose(() if self.scheduler.in_flight else running)
+
+    def _collect_down_to(self, num_steps: int) -> None:
+        """Leave so many in flight, or fewer."""
+        while len(self.scheduler.in_flight) > max(0, num_steps):
+            self._collect()
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, and process its results."""

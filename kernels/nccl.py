@@ -7,7 +7,7 @@ of graphs, and cannot be aborted from another thread while a call waits.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,23 @@ class Communicator:
         call = self._library.ncclAllGather
         size, dtype = ctypes.c_size_t(x.numel()), _DTYPES[x.dtype]
         self._check(call(of, to, size, dtype, self._communicator, _stream()))
+
+    def send(self, tensors: Sequence[torch.Tensor], to: int) -> None:
+        """tensors: contiguous. The stream waits until the rank ``to`` takes them."""
+        self._pass(self._library.ncclSend, tensors, to)
+
+    def receive(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """Fill them, contiguous, with what ``source`` sends."""
+        self._pass(self._library.ncclRecv, tensors, source)
+
+    def _pass(self, call: Any, tensors: Sequence[torch.Tensor], peer: int) -> None:
+        """As one kernel."""
+        self._check(self._library.ncclGroupStart())
+        for x in tensors:
+            size, dtype = ctypes.c_size_t(x.numel()), _DTYPES[x.dtype]
+            address = ctypes.c_void_p(x.data_ptr())
+            self._check(call(address, size, dtype, peer, self._communicator, _stream()))
+        self._check(self._library.ncclGroupEnd())
 
     def abort(self) -> None:
         """From any thread."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -113,6 +113,17 @@ class LayerGroups:
     @property
     def kinds(self) -> tuple[GroupKind, ...]:
         return kinds_of(self.windows, self.window_step)
+
+    def stored(self, layers: range | None) -> LayerGroups:
+        """The same groups where only some layers are stored; None: all. The places of the others
+        stand for nothing."""
+        if layers is None:
+            return self
+        counts, places = [0] * len(self.windows), []
+        for layer, (group, _) in enumerate(self.places):
+            places.append((group, counts[group] if layer in layers else 0))
+            counts[group] += layer in layers
+        return replace(self, places=tuple(places))
 
     @property
     def num_layers_each(self) -> int:

@@ -45,7 +45,8 @@ class CacheManager:
     """Allocates blocks to requests and shares the blocks of equal prefixes within a region.
 
     ``kinds`` are those of the layer groups; groups that keep all blocks come first.
-    ``chunk_tokens`` is the most tokens of one request in a step; it matters only to windows.
+    ``chunk_tokens`` is the most tokens of one request in a step, ``most_in_flight`` the most steps
+    that are launched and not over; they matter only to windows.
     ``tenant_floor`` and ``tenant_ceiling`` are shares of all blocks, for the cached blocks of one
     owner that nobody holds: fewer than the floor are safe from others, more than the ceiling are
     given up.
@@ -58,6 +59,7 @@ class CacheManager:
         kinds: Sequence[GroupKind] = (FullAttention(),),
         *,
         chunk_tokens: int = 1,
+        most_in_flight: int = 2,
         enable_prefix_caching: bool = True,
         tenant_floor: float = 0.0,
         tenant_ceiling: float = 1.0,
@@ -82,8 +84,9 @@ class CacheManager:
         num_full = sum(window is None for window in self.windows)
         self._full_marks = self._marks[:num_full]
         self._windowed = [*zip(self._kinds, self._marks, strict=True)][num_full:]
-        # At most two steps are in flight.
-        limit = max_request_tokens(self._kinds, num_blocks, block_size, 2 * chunk_tokens)
+        limit = max_request_tokens(
+            self._kinds, num_blocks, block_size, most_in_flight * chunk_tokens
+        )
         self.max_num_tokens = _UNLIMITED if limit is None else limit
         """The slots of the longest request that fits when it is alone."""
 
@@ -459,6 +462,7 @@ def create_cache_manager(
         config.block_size,
         kinds,
         chunk_tokens=config.chunk_tokens,
+        most_in_flight=config.most_in_flight,
         enable_prefix_caching=config.enable_prefix_caching,
         tenant_floor=config.prefix_cache_tenant_floor,
         tenant_ceiling=config.prefix_cache_tenant_ceiling,

@@ -34,7 +34,7 @@ class DenseLayer(NamedTuple):
 
 def dense_layers(model: Model) -> list[DenseLayer] | None:
     """The layers of a packed model; None unless all of them are such."""
-    if not isinstance(model, ForCausalLM):
+    if not isinstance(model, ForCausalLM) or model.stage.count > 1:
         return None
     layers = [found for layer in model.model.layers if (found := _dense(layer)) is not None]
     return layers if len(layers) == len(model.model.layers) else None

@@ -6,9 +6,18 @@ two microseconds per call for the rest, which is a tenth of a step of a small mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from engine.layers.parameter import Weight
+
+
+class Numbered(list[Any]):
+    """Modules whose names count from ``first``: the layers of one stage of several."""
+
+    def __init__(self, first: int, modules: Iterable[Any]) -> None:
+        super().__init__(modules)
+        self.first = first
 
 
 class Module:
@@ -21,7 +30,8 @@ class Module:
             if isinstance(value, Module | Weight):
                 yield name, value
             elif isinstance(value, list):
-                yield from ((f"{name}.{i}", item) for i, item in enumerate(value))
+                first = value.first if isinstance(value, Numbered) else 0
+                yield from ((f"{name}.{i}", item) for i, item in enumerate(value, first))
 
     def named_weights(self, prefix: str = "") -> Iterator[tuple[str, Weight]]:
         """Every weight with its path, such as ``layers.0.mlp.down_proj.weight``."""

@@ -24,7 +24,8 @@ class AdapterShards:
         self._pin = pin
         self._rows: dict[str, Sequence[slice]] = {}
         self._columns: dict[str, Sequence[slice]] = {}
-        for name, ours in find_target_modules(model).items():
+        self._ours = find_target_modules(model)
+        for name, ours in self._ours.items():
             full = self.modules[name]
             if full.out_features != ours.out_features:
                 sizes = full.out_features, ours.out_features
@@ -43,6 +44,7 @@ class AdapterShards:
                 self._kept(pair.up, self._rows.get(name), 0),
             )
             for name, pair in adapter.pairs.items()
+            if name in self._ours
         }
         return replace(adapter, pairs=pairs)
 

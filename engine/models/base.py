@@ -16,6 +16,7 @@ from engine.layers.module import Module
 from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
 from engine.parallel.group import ALONE, Group
+from engine.parallel.stage import WHOLE, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,16 @@ class CacheLayout:
     head_dim: int
     is_latent: bool = False
     """Keys and values are the same tensor."""
+    stored: range | None = None
+    """The layers that this rank stores; None: all."""
 
     @property
     def num_tensors(self) -> int:
         return 1 if self.is_latent else 2
+
+    @property
+    def num_stored(self) -> int:
+        return self.num_layers if self.stored is None else len(self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,10 @@ class ModelConfig:
     group: Group = ALONE
     """The ranks that share the model. The numbers of heads and the widths of feed-forward blocks
     are those of one rank, see ``sharding.of_rank``; everything else is the checkpoint's."""
+    stage: Stage = WHOLE
+    """Which of the layers this rank has."""
+    last_stage_embeds: bool = False
+    """The last stage has the embedding, too: a draft network reads it."""
 
     @property
     def scale(self) -> float:
@@ -107,9 +118,11 @@ class ModelConfig:
 
     @property
     def cache_layout(self) -> CacheLayout:
+        num_layers = self.num_layers
+        stored = None if self.stage.count == 1 else self.stage.layers(num_layers)
         if self.mla is not None:
-            return CacheLayout(self.num_layers, 1, self.mla.cached_dim, is_latent=True)
-        return CacheLayout(self.num_layers, self.num_kv_heads, self.head_dim)
+            return CacheLayout(num_layers, 1, self.mla.cached_dim, is_latent=True, stored=stored)
+        return CacheLayout(num_layers, self.num_kv_heads, self.head_dim, stored=stored)
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
@@ -185,11 +198,14 @@ class Model(Module, ABC):
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """The hidden states after the last layer and the final norm, for the wanted tokens of the
-        step (``StepContext.wanted``): [num_wanted, hidden]. token_ids: [num_tokens] int64."""
+        step (``StepContext.wanted``): [num_wanted, hidden]. token_ids: [num_tokens] int64.
+
+        Of another stage than the last: something with a row for each token."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits in the model's dtype: [num_rows, vocab]. hidden: [num_rows, hidden]."""
+        """The logits in the model's dtype: [num_rows, vocab]; on another stage than the last
+        [num_rows, 0]. hidden: [num_rows, hidden]."""
 
 
 def place_in_text_model(name: str) -> str | None:

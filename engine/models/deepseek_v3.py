@@ -47,7 +47,7 @@ class ConfigFile(deepseek_v2.ConfigFile, kw_only=True):
 
 class ForCausalLM(deepseek_v2.ForCausalLM):
     def place_of(self, name: str) -> str | None:
-        return place_in_decoder(name, len(self.model.layers))
+        return place_in_decoder(name, self.num_layers)
 
 
 def place_in_decoder(name: str, num_layers: int) -> str | None:

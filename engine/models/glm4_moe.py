@@ -57,4 +57,4 @@ class ForCausalLM(llama.ForCausalLM):
     layer_class = MoEDecoderLayer
 
     def place_of(self, name: str) -> str | None:
-        return place_in_decoder(name, len(self.model.layers))
+        return place_in_decoder(name, self.num_layers)

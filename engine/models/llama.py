@@ -17,7 +17,7 @@ from engine.layers.embedding import Embedding, rows_of_rank
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import FeedForward, GatedMLP
-from engine.layers.module import Module
+from engine.layers.module import Module, Numbered
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
@@ -117,7 +117,10 @@ class LlamaDecoderLayer(Module):
 
 
 class LlamaModel(Module):
-    """The embedding, the layers, and the final norm."""
+    """The embedding, the layers, and the final norm, as far as the stage has them."""
+
+    embed_tokens: Embedding
+    norm: RMSNorm
 
     def __init__(
         self,
@@ -128,46 +131,66 @@ class LlamaModel(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.embed_tokens = Embedding(
-            config.vocab_size,
-            config.hidden_size,
-            multiplier=config.embedding_multiplier,
-            group=config.group,
-            dtype=dtype,
-            device=device,
+        stage = self._stage = config.stage
+        here = self._numbers = stage.layers(config.num_layers)
+        last_embeds = config.tie_word_embeddings or config.last_stage_embeds
+        if stage.is_first or (stage.is_last and last_embeds):
+            self.embed_tokens = Embedding(
+                config.vocab_size,
+                config.hidden_size,
+                multiplier=config.embedding_multiplier,
+                group=config.group,
+                dtype=dtype,
+                device=device,
+            )
+        self.layers: list[LlamaDecoderLayer] = Numbered(
+            here.start, (layer_class(config, i, dtype=dtype, device=device) for i in here)
         )
-        self.layers = [
-            layer_class(config, i, dtype=dtype, device=device) for i in range(config.num_layers)
-        ]
-        self.norm = layer_class.norm_class(
-            config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
-        )
+        if stage.is_last:
+            self.norm = layer_class.norm_class(
+                config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
+            )
+        self._nothing = torch.empty(0, config.hidden_size, dtype=dtype, device=device)
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
-        self._tables = [self.cos_sin] * config.num_layers
+        self._tables = [self.cos_sin] * len(here)
         if config.window_rope is not None:
             table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
-            self._tables = [self.cos_sin if window is None else table for window in config.windows]
+            windows = [config.windows[i] for i in here]
+            self._tables = [self.cos_sin if window is None else table for window in windows]
 
     def __call__(
         self, token_ids: torch.Tensor, step: StepContext, layers: Sequence[Layer] | None = None
     ) -> torch.Tensor:
         """As ``Model.hidden_states``. layers: what computes the layers, if not they themselves."""
-        x: Output = self.embed_tokens(token_ids)
+        stage = self._stage
+        x: Output
         residual: torch.Tensor | None = None
-        last, inner = len(self.layers) - 1, replace(step, wanted=None)
-        tables = zip(layers or self.layers, self._tables, strict=True)
-        for index, (layer, cos_sin) in enumerate(tables):
+        if stage.is_first:
+            x = self.embed_tokens(token_ids)
+        else:
+            shape = len(token_ids), self._nothing.shape[1]
+            x, residual = self._nothing.new_empty(shape), self._nothing.new_empty(shape)
+            stage.receive((x, residual))
+        last = self._numbers[-1] if stage.is_last else None
+        inner = replace(step, wanted=None)
+        parts = zip(self._numbers, layers or self.layers, self._tables, strict=True)
+        for index, layer, cos_sin in parts:
             if index in step.aux_hidden_states:
                 target, x = step.aux_hidden_states[index], whole(x)
                 target.copy_(x) if residual is None else torch.add(x, residual, out=target)
             x, residual = layer(x, residual, cos_sin, step if index == last else inner)
-        return self.norm(x, residual)
+        if stage.is_last:
+            return self.norm(x, residual)
+        assert residual is not None, "a stage has a layer"
+        stage.send((whole(x), residual))
+        return residual
 
 
 class ForCausalLM(Model):
     """A decoder with a language model head. Families differ in ``layer_class``."""
 
     layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
+    lm_head: Linear | TiedLinear | PoolingHead
 
     def __init__(
         self,
@@ -178,17 +201,21 @@ class ForCausalLM(Model):
         device: torch.device,
     ) -> None:
         self.model = LlamaModel(config, max_model_len, self.layer_class, dtype=dtype, device=device)
-        self.lm_head: Linear | TiedLinear | PoolingHead = (
-            TiedLinear(self.model.embed_tokens.weight)
-            if config.tie_word_embeddings
-            else Linear(
-                config.hidden_size,
-                {"": rows_of_rank(config.vocab_size, config.group)},
-                bias=False,
-                dtype=dtype,
-                device=device,
+        self.num_layers = config.num_layers
+        """Of all stages."""
+        self.stage = config.stage
+        if self.stage.is_last:
+            self.lm_head = (
+                TiedLinear(self.model.embed_tokens.weight)
+                if config.tie_word_embeddings
+                else Linear(
+                    config.hidden_size,
+                    {"": rows_of_rank(config.vocab_size, config.group)},
+                    bias=False,
+                    dtype=dtype,
+                    device=device,
+                )
             )
-        )
         self._group, self._vocab_size = config.group, config.vocab_size
         self._divisor = config.logits_divisor
         self._softcap = config.logits_softcap
@@ -197,6 +224,8 @@ class ForCausalLM(Model):
         return self.model(token_ids, step)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if not self.stage.is_last:
+            return hidden.new_empty(len(hidden), 0)
         logits = self.lm_head(hidden)
         if self._divisor != 1:
             logits = logits / self._divisor

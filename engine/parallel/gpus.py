@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.parallel.gloo import GlooGroup
+from engine.parallel.gloo import GlooGroup, GlooStage
 from engine.parallel.group import Group
+from engine.parallel.stage import Stage
 from kernels import cuda
 from kernels.nccl import Communicator
 from kernels.peer_memory import MOST_RANKS, PeerSums
@@ -65,3 +67,63 @@ class GpuGroup(Group):
         if self._sums is not None:
             self._sums.abort()
         self._nccl.abort()
+
+
+class GpuStage(Stage):
+    """Sampled tokens have a communicator and a stream of their own: the last stage must not wait
+    for the first to take them before it takes what the first has sent for another step."""
+
+    def __init__(self, hosts: GlooStage, group: Group) -> None:
+        """hosts: the same stage, as its host processes reach each other. group: of its GPUs."""
+        everyone = hosts.everyone
+        super().__init__(hosts.index, hosts.count, group, everyone)
+        self._peers = hosts.peers
+        self._hidden, self._tokens = (
+            Communicator(everyone.rank, everyone.size, everyone.gather_bytes) for _ in range(2)
+        )
+        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._connect()
+
+    def _connect(self) -> None:
+        """Use each way once: what the first use sets up, a capture could not."""
+        x = torch.zeros(2, 1, device="cuda")
+        if not self.is_first:
+            self.receive([x[0], x[1]])
+        if not self.is_last:
+            self.send([x[0], x[1]])
+        if self.is_last:
+            self.send_tokens(torch.zeros(1, dtype=torch.int64, device="cuda"))
+        if self.is_first:
+            self.receive_tokens(1)()
+        torch.cuda.synchronize()
+
+    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._hidden.send(tensors, self._peers.following)
+
+    def receive(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._hidden.receive(tensors, self._peers.before)
+
+    def send_tokens(self, token_ids: torch.Tensor) -> None:
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
+            self._tokens.send([token_ids], self._peers.first)
+        token_ids.record_stream(self._beside)
+
+    def receive_tokens(self, num_tokens: int) -> Callable[[], torch.Tensor]:
+        with torch.cuda.stream(self._beside):
+            token_ids = torch.empty(num_tokens, dtype=torch.int64, device="cuda")
+            self._tokens.receive([token_ids], self._peers.last)
+            came = self._beside.record_event()
+
+        def arrived() -> torch.Tensor:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(came)
+            token_ids.record_stream(stream)
+            return token_ids
+
+        return arrived
+
+    def abort(self) -> None:
+        super().abort()
+        self._hidden.abort()
+        self._tokens.abort()

@@ -15,9 +15,8 @@ ROUNDED = Fp8(online=True)
 def quantize_head(model: Module) -> None:
     """Before the weights are loaded: round the head of a native model by row when they are.
 
-    One that the checkpoint has quantized stays as it is.
+    One that the checkpoint has quantized stays as it is, and only the last stage has one.
     """
-    head = dict(model.children())[HEAD]
-    assert isinstance(head, Linear | TiedLinear), type(head)
-    if head.quantized is None:
+    head = dict(model.children()).get(HEAD)
+    if isinstance(head, Linear | TiedLinear) and head.quantized is None:
         head.quantize(ROUNDED.weight)

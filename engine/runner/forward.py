@@ -19,6 +19,7 @@ from engine.executors.base import Executors
 from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.llama import ForCausalLM
+from engine.parallel.stage import WHOLE, Stage
 from engine.runner.graphs.prompt import PromptGraphs, prompt_sizes
 from engine.runner.graphs.steps import StepGraphs
 from engine.runner.inputs import ChunkFields, SampledTokens, build_inputs
@@ -34,7 +35,7 @@ class Computed:
 
     sampled: SampledTokens
     logits: torch.Tensor | None
-    """[num_sampled, vocab]; None when no chunk samples."""
+    """[num_sampled, vocab]; None when no chunk samples; of no width where another stage does."""
     prompt_logprobs: Reading | None = None
 
 
@@ -49,7 +50,9 @@ class ForwardPass:
         attention: AttentionBackend,
         logprobs: LogprobRows,
         adapters: AdapterSlots | None = None,
+        stage: Stage = WHOLE,
     ) -> None:
+        self.stage = stage
         self.executors = executors
         self.graphs: StepGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
@@ -124,9 +127,10 @@ class ForwardPass:
             wanted=None if needs_all or index is None else self._wanted(fields, index),
         )
         hidden = executor.hidden_states(inputs.token_ids, step)
-        prompt_logprobs = self.logprobs.of_prompts(
-            fields, hidden, self._table.tokens, executor.logits
-        )
+        prompt_logprobs = None
+        if self.stage.is_last:
+            tokens = self._table.tokens
+            prompt_logprobs = self.logprobs.of_prompts(fields, hidden, tokens, executor.logits)
         logits = None
         if len(inputs.sampled.chunks):
             if step.wanted is None and index is not None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import torch
 
-_MAX_IN_FLIGHT = 2
-"""Steps whose tokens may be on their way."""
-
 
 class HostTokens:
     """Places that steps use in turns: to make one takes the host as long as to launch a kernel."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, most_in_flight: int = 2) -> None:
+        """most_in_flight: steps whose tokens may be on their way."""
         self._on_gpu = device.type == "cuda"
-        self._places = [_Place(self._on_gpu) for _ in range(_MAX_IN_FLIGHT)]
+        self._places = [_Place(self._on_gpu) for _ in range(most_in_flight)]
         self._num_used = 0
 
     def take(self, num_tokens: int) -> torch.Tensor:
         """Where so many tokens will be: [num_tokens] int64 on the host, pinned if the device is a
-        GPU. It is used again by the second step after this one, which must be collected by then."""
+        GPU. It is used again by a later step, when this one must be collected."""
         self._num_used += 1
         return self._place.tokens(num_tokens)
 
@@ -32,7 +30,7 @@ class HostTokens:
 
     @property
     def _place(self) -> _Place:
-        return self._places[self._num_used % _MAX_IN_FLIGHT]
+        return self._places[self._num_used % len(self._places)]
 
 
 class _Place:

@@ -59,7 +59,9 @@ def block_bytes(
     group."""
     layout = model.cache_layout
     width = layout.num_tensors * layout.num_kv_heads * layout.head_dim
-    num_layers = layout.num_layers if groups is None else groups.num_layers_each
+    num_layers = layout.num_stored
+    if groups is not None:
+        num_layers = groups.stored(layout.stored).num_layers_each
     return block_size * num_layers * width * dtype.itemsize
 
 
@@ -116,7 +118,7 @@ def fit_max_model_len(
     """
     asked, limit = config.max_model_len, model.max_position_embeddings
     capacity = max_request_tokens(
-        groups.kinds, num_blocks, config.block_size, 2 * config.chunk_tokens
+        groups.kinds, num_blocks, config.block_size, config.most_in_flight * config.chunk_tokens
     )
     if asked is None:
         return limit if capacity is None else min(limit, capacity)
@@ -146,7 +148,7 @@ class PagedCache:
     ) -> None:
         """dtype: of the stored keys and values."""
         layout = model.cache_layout
-        self.groups = groups or single_group(layout.num_layers)
+        self.groups = (groups or single_group(layout.num_layers)).stored(layout.stored)
         shape = (self.groups.num_layers_each, layout.num_tensors, num_blocks, block_size)
         memory = torch.zeros(
             *shape, layout.num_kv_heads, layout.head_dim, dtype=dtype, device=device
@@ -161,4 +163,5 @@ class PagedCache:
         """(k_cache, v_cache) of the layers of one group; the layers of other groups use the
         same."""
         self.layers: KVCache = [self.tensors[number] for _, number in self.groups.places]
-        """(k_cache, v_cache) of each layer of the model."""
+        """(k_cache, v_cache) of each layer of the model; of layers that are not stored, those of
+        another."""

@@ -14,7 +14,6 @@ from engine.adapters import AdapterMemory
 from engine.attention.cpu import MAX_QUERIES
 from engine.cache.groups import GroupKind, kinds_of
 from engine.models.base import ModelFacts
-from engine.parallel.group import ALONE, Group
 from engine.pooling import PoolingModel
 from engine.runner.block_copies import BlockCopies
 from engine.runner.drafts.drafting import Drafting
@@ -28,6 +27,7 @@ from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.step_waits import StepWaits
 from engine.runner.swap import HostBlocks
+from engine.runner.tokens_from_last import TokensFromLast
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
@@ -89,7 +89,6 @@ class TorchRunner:
         sampler: Sampler,
         drafting: Drafting | None = None,
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
-        group: Group = ALONE,
     ) -> None:
         self._forward_pass = forward_pass
         self._blocks = blocks
@@ -101,14 +100,15 @@ class TorchRunner:
         self.adapters = forward_pass.adapters
         self.step_costs: StepCosts | None = None
         self.pooling: PoolingModel | None = None
-        self.group = group
+        self.stage = stage = forward_pass.stage
+        self._from_last = TokensFromLast(stage, table.tokens)
         self.max_model_len = table.tokens.shape[1]
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = facts.eos_token_ids
         self.device = table.tokens.device
         self._launched: _Launched | None = None
         self._waits = StepWaits()
-        self._host_tokens = HostTokens(self.device)
+        self._host_tokens = HostTokens(self.device, most_in_flight=1 + stage.count)
         self._num_in_flight = 0
         self._drafted: UnseenDrafts | None = None
         """Drafts on the device that the next plan will check, but the host has not seen."""
@@ -165,7 +165,7 @@ class TorchRunner:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
-        assert self._num_in_flight < 2, "forward with two steps not collected"
+        assert self._num_in_flight < 1 + self.stage.count, "forward with too many not collected"
         launched_at = time.perf_counter()
         copied_out = self._apply(plan)
         drafted, self._drafted = self._drafted, None
@@ -174,6 +174,7 @@ class TorchRunner:
             # The drafts after the prompt of a request just admitted read features.
             keeps_features = plan.keeps_features or bool(plan.admissions)
             fields = ChunkFields.read(plan.chunks)
+            self._from_last.take_for(fields.rows)
             computed = self._forward_pass.run(fields, keeps_features=keeps_features)
         self._launched = _Launched(plan, computed, drafted, copied_out, launched_at)
 
@@ -205,7 +206,7 @@ class TorchRunner:
             max_model_len=self.max_model_len,
             device=self.device,
             is_padded=graphs is not None,
-            agree=self.group.least,
+            agree=self.stage.least,
         )
 
     @torch.inference_mode()
@@ -215,6 +216,10 @@ class TorchRunner:
         tokens, logits = None, None
         if launched.computed is not None:
             tokens, logits = launched.computed.sampled, launched.computed.logits
+        if not self.stage.is_last:
+            if self.stage.is_first and tokens is not None and logits is not None:
+                self._from_last.expect(launched.plan.step_id, tokens)
+            logits = None
         token_ids = logprobs = None
         host = self._host_tokens.take(0 if logits is None else len(logits))
         if tokens is not None and logits is not None:
@@ -229,6 +234,8 @@ class TorchRunner:
                 tokens.on_device,
                 token_ids,
             )
+            if not self.stage.is_first:
+                self.stage.send_tokens(sampled)
             if kept is not None:
                 logprobs = kept.of(sampled, tokens.chunks)
         self._num_in_flight += 1
@@ -238,6 +245,7 @@ class TorchRunner:
         """Wait for a step, and read what it sampled."""
         self._num_in_flight -= 1
         launched, plan = step.launched, step.launched.plan
+        self._from_last.take_until(plan.step_id)
         if step.arrived is not None:
             self._waits.wait(step.arrived, plan, launched.launched_at)
         if launched.copied_out is not None:

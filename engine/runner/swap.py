@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -135,9 +135,12 @@ class HostBlocks:
         return seconds / (2 * count)
 
 
-def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks | None:
+def load_host_blocks(
+    swap_space: float | None, kv_cache: KVCache, agree: Callable[[float], float] = float
+) -> HostBlocks | None:
     """The host memory that ``EngineConfig.swap_space`` (in GiB) asks for; None if that is 0. By
-    default, on a GPU, as much as the cache, up to ``MAX_DEFAULT_SWAP_SPACE``.
+    default, on a GPU, as much as the cache, up to ``MAX_DEFAULT_SWAP_SPACE``. agree: the number of
+    blocks that all ranks have, of what this one could.
 
     Raises ``ConfigError`` if the memory cannot be pinned, or is too small for a block.
     """
@@ -155,7 +158,7 @@ def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks 
             f"swap_space = {swap_space:g} GiB holds no block of {block_bytes} bytes: "
             "raise it, or set 0 for none"
         )
-    return HostBlocks(kv_cache, num_blocks)
+    return HostBlocks(kv_cache, int(agree(num_blocks)))
 
 
 class _Lane:

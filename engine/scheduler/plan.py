@@ -161,7 +161,7 @@ class Runner(Protocol):
     """Executes plans. One step is ``forward``, then ``sample``, then (any time later) ``collect``.
 
     ``forward`` and ``sample`` only enqueue work on an asynchronous device. At most two steps are in
-    flight, which are launched and not collected.
+    flight, which are launched and not collected; of a model in stages, one more than stages.
     """
 
     @property

@@ -16,6 +16,10 @@ rules make that safe:
   that read them.)
 * A request whose drafts are in flight gets no further chunk: how many of them are accepted, and so
   where it continues, is not known yet.
+
+A model in n stages computes n steps at a time. A token that one of them samples is embedded when
+that step has gone through all stages: so the requests that generate take turns, in n parts, and
+n + 1 steps are in flight.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ class Scheduler:
     ``Capacity`` decides which of them fit in the cache.
 
     ``schedule`` plans a step and assumes that it will run; ``update`` processes the results of
-    steps, in the order in which they were planned. At most two steps are in flight.
+    steps, in the order in which they were planned. ``most_in_flight`` are in flight at most.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Scheduler:
         self._step_budget = StepBudget(config)
         self._idle = IdleShare(self._costs)
         self._chunk_limit = config.chunk_tokens
+        self._num_stages = config.pipeline_parallel_size
         # Every running request gets at least one token in every step.
         self._max_num_running = min(config.num_seqs, config.step_tokens)
         self._max_num_partial_prefills = config.max_num_partial_prefills
@@ -302,6 +307,7 @@ class Scheduler:
             order = self.policy.by_service(order)
         self._is_short = False
         order, num_active = self._idle.divide(order)
+        between, most_sampling = self._turn(order)
         index, block_size, num_lookahead = 0, self.cache.block_size, self._lookahead.num_tokens
         while index < min(num_active, len(order)):
             request = order[index]
@@ -314,6 +320,9 @@ class Scheduler:
             if (limit := self._idle.limit(request, limit)) <= 0:
                 continue
             num_tokens = num_planned - request.num_computed_tokens
+            if request in between or (num_tokens == 1 and most_sampling <= 0):
+                continue
+            most_sampling -= num_tokens == 1
             if num_tokens > 1:
                 limit = request.chunk_limit(request.num_computed_tokens, limit)
             if num_tokens > limit:
@@ -336,6 +345,20 @@ class Scheduler:
             budget -= num_tokens
         # If blocks ran short, newly admitted requests would take what running ones lack.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
+
+    def _turn(self, order: list[Request]) -> tuple[set[Request], int]:
+        """The requests whose next tokens other stages are about to sample, and how many others may
+        generate in this step, so that all stages have as much to do."""
+        if self._num_stages == 1:
+            return set(), len(order)
+        newest = list(self.in_flight)[1 - self._num_stages :]
+        between = {
+            request
+            for step in newest
+            for request, chunk in zip(step.requests, step.plan.chunks, strict=True)
+            if chunk.samples
+        }
+        return between, -(-len(order) // self._num_stages)
 
     def _may_run_short(self, order: list[Request]) -> bool:
         """Whether the next chunks of these requests, with extra slots, could take more blocks than

@@ -332,8 +332,9 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Engines of the model that the gateway runs on this host. On GPUs each has its own
-    (``engine.tensor_parallel_size`` of them); on a CPU they share its cores, unless
-    ``engine.num_threads`` is set. 0: none, those that join (``sluice engine``) do all the work."""
+    (``engine.tensor_parallel_size`` times ``engine.pipeline_parallel_size``); on a CPU they share
+    its cores, unless ``engine.num_threads`` is set. 0: none, those that join (``sluice engine``) do
+    all the work."""
     router: RouterName = "least_loaded"
     """How an engine is chosen for a request: ``least_loaded``; ``random``; ``session_affine``, the
     same one for a tenant's prompts that begin with the same 128 tokens while it is not loaded above

@@ -136,7 +136,7 @@ def _shares_of_the_cores(config: Config) -> list[EngineConfig]:
     """The settings of each model's engines. On a CPU, engines whose threads are more than the cores
     would wait for each other. Those that say how many they have are left out."""
     on_cpu = [one for one in config.each if not _gpus(one) and one.engine.num_threads is None]
-    num_processes = sum(one.fleet.replicas * one.engine.tensor_parallel_size for one in on_cpu)
+    num_processes = sum(one.fleet.replicas * one.engine.num_ranks for one in on_cpu)
     num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, num_processes))
     is_alone = sum(one.fleet.replicas for one in on_cpu) < 2
     return [
@@ -153,11 +153,10 @@ def _environments(config: Config) -> list[Mapping[str, str]]:
     if sum(one.fleet.replicas for one in on_gpus) < 2:
         return [{} for _ in range(num_engines(config))]
     gpus = _gpus(on_gpus[0])
-    num_needed = sum(one.fleet.replicas * one.engine.tensor_parallel_size for one in on_gpus)
+    num_needed = sum(one.fleet.replicas * one.engine.num_ranks for one in on_gpus)
     if len(gpus) < num_needed:
         takers = " and ".join(
-            f"fleet.replicas is {one.fleet.replicas} and each takes "
-            f"{one.engine.tensor_parallel_size}"
+            f"fleet.replicas is {one.fleet.replicas} and each takes {one.engine.num_ranks}"
             for one in on_gpus
         )
         raise ConfigError(
@@ -166,7 +165,7 @@ def _environments(config: Config) -> list[Mapping[str, str]]:
         )
     free = iter(gpus)
     return [
-        {VISIBLE: ",".join(islice(free, one.engine.tensor_parallel_size))} if one in on_gpus else {}
+        {VISIBLE: ",".join(islice(free, one.engine.num_ranks))} if one in on_gpus else {}
         for one in config.each
         for _ in range(one.fleet.replicas)
     ]

@@ -21,7 +21,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.launch import IDLE_THREADS, import_path
-from engine.parallel.group import Group
+from engine.parallel.stage import Stage
 from engine.runner.ranks import records
 from engine.runner.ranks.channel import Ring, Writer
 
@@ -40,7 +40,6 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     rank: int
-    size: int
     ring: int
     """Descriptors: of the steps' memory, of this rank's eventfd, and of the file in which the ranks
     find each other."""
@@ -49,21 +48,21 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankProcesses:
-    """Ranks 1 to ``size`` - 1."""
+    """All ranks but rank 0."""
 
-    def __init__(self, config: EngineConfig, size: int, on_lost: OnLost | None = None) -> None:
+    def __init__(self, config: EngineConfig, on_lost: OnLost | None = None) -> None:
         """on_lost: called with one line, by a thread, when a rank is lost. None: only what uses the
         engine next hears of it."""
         self._on_lost = on_lost
         self.lost: str | None = None
         """Why the engine is lost."""
-        self.group: Group | None = None
+        self.stage: Stage | None = None
         """What to abort then, once there is one."""
         self.is_loaded = False
         self._closing = False
         self.rendezvous = os.memfd_create("sluice-ranks", 0)
         ring = Ring.create()
-        events = [os.eventfd(0, 0) for _ in range(1, size)]
+        events = [os.eventfd(0, 0) for _ in range(1, config.num_ranks)]
         self._descriptors = [self.rendezvous, ring, *events]
         self._writer = Writer(Ring(ring), events)
         self._lock = threading.Lock()
@@ -73,7 +72,6 @@ class RankProcesses:
             orders = Orders(
                 config=config,
                 rank=1 + index,
-                size=size,
                 ring=ring,
                 event=event,
                 rendezvous=self.rendezvous,
@@ -157,8 +155,8 @@ class RankProcesses:
             process.kill()
         if self._on_lost is not None:
             self._on_lost(self.lost)
-        elif self.group is not None:
-            self.group.abort()
+        elif self.stage is not None:
+            self.stage.abort()
 
 
 def _wait(pid: int) -> str:

@@ -42,6 +42,8 @@ class RankedRunner(TorchRunner):
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
     ) -> list[list[int]]:
+        # Other stages have to be told the drafts.
+        wait |= self.stage.count > 1
         with self._processes.checked():
             self._processes.send(Draft(list(asked), num_tokens, wait))
             return super().draft(asked, num_tokens, wait=wait)

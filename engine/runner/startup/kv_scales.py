@@ -34,7 +34,7 @@ def load_kv_scales(target: Target, executor: Executor) -> list[KVScales]:
         if given is not None:
             if layout.is_latent:
                 return given
-            heads = kv_heads_of_rank(whole.num_kv_heads, target.group)
+            heads = kv_heads_of_rank(whole.num_kv_heads, target.stage.group)
             return [KVScales(scales.k[heads], scales.v[heads]) for scales in given]
     if config.calculate_kv_scales:
         return _measure(target, executor)

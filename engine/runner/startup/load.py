@@ -20,7 +20,7 @@ from engine.lora.shards import AdapterShards
 from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model
-from engine.parallel.group import ALONE, Group
+from engine.parallel.stage import WHOLE, Stage
 from engine.pooling import PoolingModel
 from engine.runner.block_copies import BlockCopies
 from engine.runner.forward import ForwardPass
@@ -75,15 +75,14 @@ def load_runner(
     """
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
-    size = config.tensor_parallel_size
-    if size == 1:
-        return _load(config, ALONE, report)
+    if config.num_ranks == 1:
+        return _load(config, WHOLE, report)
     check_ranks(config)
-    processes = RankProcesses(config, size, on_lost)
+    processes = RankProcesses(config, on_lost)
     try:
         with processes.checked():
-            processes.group = group = join(config, 0, size, processes.rendezvous)
-            runner = _load(config, group, report, RankedRunner)
+            processes.stage = stage = join(config, 0, processes.rendezvous)
+            runner = _load(config, stage, report, RankedRunner)
     except BaseException:
         processes.close()
         raise
@@ -100,29 +99,29 @@ def load_pooling_runner(
     report(LoadProgress(f"Reading {config.model}", 0.0))
     if pooling.is_encoder:
         return load_encoder(config, pooling, report)
-    runner = _load(config, ALONE, report, PoolingRunner)
+    runner = _load(config, WHOLE, report, PoolingRunner)
     assert isinstance(runner, PoolingRunner)
     return runner
 
 
-def load_rank(config: EngineConfig, rank: int, size: int, rendezvous: int) -> TorchRunner:
+def load_rank(config: EngineConfig, rank: int, rendezvous: int) -> TorchRunner:
     """As ``load_runner``, for another rank than the first."""
-    return _load(config, join(config, rank, size, rendezvous), lambda _progress: None)
+    return _load(config, join(config, rank, rendezvous), lambda _progress: None)
 
 
 def _load(
     config: EngineConfig,
-    group: Group,
+    stage: Stage,
     report: OnProgress,
     runner_class: type[TorchRunner] = TorchRunner,
 ) -> TorchRunner:
-    target = resolve(config, group)
+    target = resolve(config, stage)
     config, facts, asked_len = target.config, target.facts, target.asked_len
     device, dtype, shape = target.device, target.dtype, target.attention_shape
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    elif group.size > 1 and device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // group.size))
+    elif config.num_ranks > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // config.num_ranks))
     report(LoadProgress("Preparing the kernels, compiled at the first start", 0.02))
     has_kernels = _register_kernels(device)
     attention = select_backend(config.attention_backend, device, shape)
@@ -134,9 +133,11 @@ def _load(
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
         model.set_kv_scales(load_kv_scales(target, executors.eager))
-    network = load_draft_network(
-        config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
-    )
+    network = None
+    if stage.is_last:
+        network = load_draft_network(
+            config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
+        )
     cache, max_model_len = _allocate_cache(
         target, executors.eager, attention, adapters, network, report
     )
@@ -147,7 +148,8 @@ def _load(
     if device.type == "cuda" and has_kernels:
         _measure_gemms(target, model, network, report)
     made = create_drafting(network, executors, config, cache, table, sampler, dtype)
-    host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
+    stored = [*cache.tensors, *made.swapped]
+    host_blocks = load_host_blocks(config.swap_space, stored, stage.least)
     forward_pass = ForwardPass(
         made.executors,
         cache,
@@ -155,6 +157,7 @@ def _load(
         attention,
         LogprobRows(config.num_seqs, facts.vocab_size),
         adapters,
+        stage,
     )
     speculative = config.speculative_config
     num_drafts = 0 if speculative is None else speculative.num_tokens
@@ -166,7 +169,7 @@ def _load(
         )
     blocks = Blocks(cache, BlockCopies([cache.stack, *made.copied]), host_blocks)
     runner = runner_class(
-        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config), group
+        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config)
     )
     runner.pooling = config.pooling
     report(LoadProgress("Warming up", 0.99))
@@ -197,11 +200,12 @@ def _allocate_cache(
         return LATE_BYTES + adapter_bytes + num_peaks * peak
 
     draft_bytes = draft_block_bytes(network, config.block_size, target.dtype, device)
-    layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
-    draft_layers = None if network is None else draft_bytes / layer_bytes
+    layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_stored
+    # Only the last stage has a draft network; all divide the layers alike.
+    draft_layers = -target.stage.least(-draft_bytes / layer_bytes) or None
     groups = choose_groups(config, facts, target.asked_len, device, draft_layers=draft_layers)
     num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
-    num_blocks = int(target.group.least(num_blocks))
+    num_blocks = int(target.stage.least(num_blocks))
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
@@ -213,9 +217,10 @@ def _adapter_slots(target: Target, model: Model) -> AdapterSlots | None:
     if not config.enable_lora:
         return None
     shards = None
-    if target.group.size > 1:
+    group = target.stage.group
+    if config.num_ranks > 1:
         whole = whole_model(config, max_model_len=target.asked_len, dtype=target.dtype)
-        shards = AdapterShards(model, whole, target.group, pin=device.type == "cuda")
+        shards = AdapterShards(model, whole, group, pin=device.type == "cuda")
     speculative = config.speculative_config
     num_drafts = 0 if speculative is None else speculative.num_tokens
     most_checked = max_checked_tokens(config.num_seqs, num_drafts)
@@ -277,7 +282,7 @@ def _measure_gemms(
 def _uses(target: Target, modules: Iterable[Module]) -> Iterator[tuning.Use]:
     """The weights that are multiplied as they are, quantized ones left out."""
     config, vocab_size = target.config, target.facts.vocab_size
-    of_heads = vocab_size, rows_of_rank(vocab_size, target.group)
+    of_heads = vocab_size, rows_of_rank(vocab_size, target.stage.group)
     gated: set[Linear] = set()
     for module in modules:
         match module:

@@ -80,7 +80,7 @@ def load_model(
             return model
 
         model, shards = create(facts, device), None
-        if facts.group.size > 1:
+        if facts.group.size > 1 or facts.stage.count > 1:
             whole = create(read_config(config.model_dir), _NOWHERE)
             shards = find_shards(model, whole, facts.group)
         _fill(model, facts, quantization, config, report, shards)
@@ -131,7 +131,7 @@ def _fill(
     report: OnProgress,
     shards: Shards | None,
 ) -> None:
-    known = targets(model)
+    known = targets(model) if shards is None else shards.whole
     places = model.place_of if config.pooling is None else names_of(model.place_of)
 
     def place_of(name: str) -> str | None:

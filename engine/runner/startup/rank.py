@@ -43,7 +43,7 @@ def run_steps(runner: TorchRunner, reader: Reader) -> None:
                 in_flight.append(runner.sample(sample.mask))
             case records.Collect():
                 in_flight.popleft().collect()
-            case records.Draft(asked, num_tokens, wait):
+            case records.Draft(asked, num_tokens, wait) if runner.stage.is_last:
                 runner.draft(asked, num_tokens, wait=wait)
             case records.KeepAdapter() as kept:
                 assert runner.adapters is not None
@@ -65,7 +65,7 @@ def main() -> None:
     from engine.runner.startup.load import load_rank
 
     try:
-        runner = load_rank(orders.config, orders.rank, orders.size, orders.rendezvous)
+        runner = load_rank(orders.config, orders.rank, orders.rendezvous)
     except EngineError as error:
         logger.error("%s", error)
         raise SystemExit(1) from error

@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from engine.models.base import ModelConfig, ModelFacts
 from engine.models.config import DTYPES
 from engine.models.sharding import of_rank
-from engine.parallel.group import ALONE, Group
+from engine.parallel.stage import WHOLE, Stage
 from engine.runner.graphs.sized import max_checked_tokens
 from engine.runner.memory import device_bytes, requested_max_model_len
 from engine.runner.startup.model import read_facts
@@ -31,8 +31,8 @@ class Target:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     """Of the stored keys and values."""
-    group: Group = ALONE
-    """The ranks that share the model; ``facts`` are those of this one."""
+    stage: Stage = WHOLE
+    """This rank's; ``facts`` are those of the rank."""
 
     @property
     def attention_shape(self) -> AttentionShape:
@@ -53,8 +53,8 @@ class Target:
         )
 
 
-def resolve(config: EngineConfig, group: Group = ALONE) -> Target:
-    """Read the model's config and choose device and dtypes. group: the ranks that share the model.
+def resolve(config: EngineConfig, stage: Stage = WHOLE) -> Target:
+    """Read the model's config and choose device and dtypes. stage: this rank's.
 
     Raises ``ModelLoadError`` or ``ConfigError``.
     """
@@ -63,14 +63,20 @@ def resolve(config: EngineConfig, group: Group = ALONE) -> Target:
     if isinstance(facts, ModelConfig):
         facts = of_rank(
             replace(facts, max_position_embeddings=asked_len),
-            group,
+            stage.group,
             whole_experts=config.enable_expert_parallel,
         )
+        facts = replace(facts, stage=stage, last_stage_embeds=_drafts_embed(config))
     device = choose_device(config)
     config = config.for_device(device.type, device_bytes(device))
     dtype = _dtype(config, facts, device)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
-    return Target(config, facts, asked_len, device, dtype, kv_dtype, group)
+    return Target(config, facts, asked_len, device, dtype, kv_dtype, stage)
+
+
+def _drafts_embed(config: EngineConfig) -> bool:
+    """Whether a draft network may read the model's embedding."""
+    return config.speculative_config is not None and config.speculative_config.method == "eagle"
 
 
 def choose_device(config: EngineConfig) -> torch.device:

@@ -54,7 +54,7 @@ async def until_changed(config: Config, config_file: Path, every_s: float = 5.0)
 def resources_of(config: Config, *, has_gpus: bool) -> dict[str, float]:
     """What an engine takes of its node, in Ray's names."""
     engine = config.engine
-    size = engine.tensor_parallel_size
+    size = engine.num_ranks
     if engine.device == "cpu" or (engine.device == "auto" and not has_gpus):
         taken = {"CPU": float(size * (engine.num_threads or 1))}
     else:

@@ -26,9 +26,17 @@ ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
 ENDS_WITHIN_S = 5.0
 
 
-def config(folder: Path, size: int) -> EngineConfig:
+SIZES = [(2, 1), (1, 2), (2, 2)]
+"""``tensor_parallel_size`` and ``pipeline_parallel_size``."""
+
+
+def config(folder: Path, sizes: tuple[int, int]) -> EngineConfig:
     return EngineConfig(
-        model=str(folder), num_gpu_blocks_override=512, num_threads=1, tensor_parallel_size=size
+        model=str(folder),
+        num_gpu_blocks_override=512,
+        num_threads=1,
+        tensor_parallel_size=sizes[0],
+        pipeline_parallel_size=sizes[1],
     )
 
 
@@ -57,10 +65,12 @@ async def gone(processes: dict[int, psutil.Process]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def lose(tmp_path: Path, rank: int, how: signal.Signals, *, busy: bool) -> None:
-    """Start an engine of two ranks, compare its tokens, lose one, and look for what is left."""
+async def lose(
+    tmp_path: Path, sizes: tuple[int, int], rank: int, how: signal.Signals, *, busy: bool
+) -> None:
+    """Start an engine of several ranks, compare its tokens, lose one, and look for what is left."""
     folder, before = toys.write_llama(tmp_path, max_position_embeddings=4096), children()
-    client = EngineClient(config(folder, 2))
+    client = EngineClient(config(folder, sizes))
     await client.start()
     try:
         found = []
@@ -77,7 +87,7 @@ async def lose(tmp_path: Path, rank: int, how: signal.Signals, *, busy: bool) ->
             chosen += output.new_token_ids
         assert Tokenizer.load(folder).decode(chosen) in ("the cat", "naïve")
         processes = processes_of(client)
-        assert len(processes) == 2
+        assert len(processes) == sizes[0] * sizes[1]
         stream = client.submit(prompted("b", ENDLESS)) if busy else None
         if stream is not None:
             await anext(stream)
@@ -93,32 +103,39 @@ async def lose(tmp_path: Path, rank: int, how: signal.Signals, *, busy: bool) ->
 
 
 @pytest.mark.asyncio
-async def test_a_rank_is_killed_while_it_decodes(tmp_path: Path) -> None:
-    await lose(tmp_path, 1, signal.SIGKILL, busy=True)
+@pytest.mark.parametrize("sizes", SIZES[:2])
+async def test_a_rank_is_killed_while_it_decodes(sizes: tuple[int, int], tmp_path: Path) -> None:
+    await lose(tmp_path, sizes, 1, signal.SIGKILL, busy=True)
 
 
 @pytest.mark.nightly
 @pytest.mark.asyncio
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("rank", [0, 1])
-async def test_any_rank_is_lost(rank: int, how: signal.Signals, busy: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "rank"),
+    [(sizes, rank) for sizes in SIZES for rank in range(sizes[0] * sizes[1])],
+)
+async def test_any_rank_is_lost(
+    sizes: tuple[int, int], rank: int, how: signal.Signals, busy: bool, tmp_path: Path
+) -> None:
     if (rank, how) == (0, signal.SIGSTOP):
         pytest.skip("the client sees to an engine that hangs, with its own patience")
-    await lose(tmp_path, rank, how, busy=busy)
+    await lose(tmp_path, sizes, rank, how, busy=busy)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("after_s", [0.3, 2.0, 4.0])
+@pytest.mark.parametrize("sizes", SIZES[:2])
 def test_a_rank_is_lost_while_it_loads(
-    after_s: float, rank: int, how: signal.Signals, tmp_path: Path
+    sizes: tuple[int, int], after_s: float, rank: int, how: signal.Signals, tmp_path: Path
 ) -> None:
     """Whatever it is doing at that time."""
 
     async def start() -> None:
-        client = EngineClient(config(folder, 2), start_timeout_s=30.0)
+        client = EngineClient(config(folder, sizes), start_timeout_s=30.0)
         starting = asyncio.create_task(client.start())
         try:
             await asyncio.sleep(after_s)

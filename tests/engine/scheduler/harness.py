@@ -145,6 +145,7 @@ class Harness:
             swap_s_per_block=swap_s_per_block,
             windows=windows,
             window_step=window_step,
+            num_stages=self.config.pipeline_parallel_size,
         )
         self.runner.step_costs = step_costs
         self.runner.num_lookahead_tokens = num_lookahead_tokens

@@ -44,6 +44,7 @@ ENGINES = st.fixed_dictionaries(
         "max_num_prefill_tokens": st.sampled_from([None, 1, 3]),
         "watermark": st.sampled_from([0.0, 0.1]),
         "async_scheduling": st.booleans(),
+        "pipeline_parallel_size": st.sampled_from([1, 1, 2, 3]),
         "enable_prefix_caching": st.booleans(),
         "prefix_cache_tenant_floor": st.sampled_from([0.0, 0.2]),
         "prefix_cache_tenant_ceiling": st.sampled_from([1.0, 0.3]),

@@ -128,7 +128,9 @@ class ToyRunner:
         swap_s_per_block: float = 0.0,
         windows: Sequence[int | None] = (None,),
         window_step: int = 1,
+        num_stages: int = 1,
     ) -> None:
+        self._num_stages = num_stages
         self.num_blocks = num_blocks
         self.layer_groups = kinds_of(windows, window_step)
         self._window_step = window_step
@@ -158,7 +160,11 @@ class ToyRunner:
 
     def forward(self, plan: StepPlan) -> None:
         self.calls.append(f"forward {plan.step_id}")
-        assert len(self._in_flight) < 2, "more than two steps in flight"
+        assert len(self._in_flight) <= self._num_stages, "too many steps in flight"
+        for other in list(self._in_flight)[len(self._in_flight) + 1 - self._num_stages :]:
+            sampled = {chunk.row for chunk in other.plan.chunks if chunk.samples}
+            now = {chunk.row for chunk in plan.chunks} & sampled
+            assert not now, f"rows {now} go on before a later stage has sampled"
         assert all(step.token_ids is not None for step in self._in_flight), "a step never sampled"
         assert plan.chunks or plan.swap_outs, "an empty plan"
         assert plan.num_tokens <= self._max_num_batched_tokens
