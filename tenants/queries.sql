@@ -548,8 +548,9 @@ RETURNING id;
 -- A new conversation, unless the tenant's would be larger than $4 in all.
 INSERT INTO conversation (tenant_id, id, metadata, size)
 SELECT $1, $2, $3, 512 + octet_length($3::bytea)
-FROM (SELECT coalesce(sum(size), 0) AS size FROM conversation WHERE tenant_id = $1) AS used
-WHERE used.size + 512 + octet_length($3::bytea) <= $4::bigint
+WHERE
+    coalesce((SELECT size FROM conversation_use WHERE tenant_id = $1), 0)
+    + 512 + octet_length($3::bytea) <= $4::bigint
 RETURNING id, metadata, created_at;
 
 -- name: find_conversation for tenant
@@ -580,7 +581,7 @@ WITH added AS (
 ), sums AS (
     SELECT count(*)::integer AS num, sum(octet_length(body) + 64) AS size FROM added
 ), used AS (
-    SELECT sum(size) AS size FROM conversation WHERE tenant_id = $1
+    SELECT size FROM conversation_use WHERE tenant_id = $1
 ), grown AS (
     UPDATE conversation AS c
     SET

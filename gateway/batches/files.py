@@ -23,7 +23,6 @@ from tenants.files import CHUNK_BYTES, MAX_FILES, Files, StoredFile
 from tenants.request_ids import new_request_id
 
 PURPOSES = ("batch", "user_data")
-BATCH_OUTPUT = "batch_output"
 BATCH_FILES_LAST = timedelta(days=30)
 """If nothing else is asked for, as at OpenAI. Other files stay until they are deleted."""
 LEAST_S, MOST_S = 3600, 30 * 86400

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +17,8 @@ from gateway import context
 from gateway.admission.field_checks import check_metadata
 from gateway.batches.files import BATCH_FILES_LAST, lasting
 from gateway.errors import Conflict, InvalidRequestError, NotFound, quoted
-from gateway.routes.http import json_answer, query_number
+from gateway.routes.http import json_answer
+from gateway.routes.paging import id_listing, id_page
 from gateway.schemas.batches import (
     BatchErrors,
     BatchList,
@@ -29,7 +31,6 @@ from tenants.access import require_scope
 from tenants.batch_queue import MAX_OPEN, Batch, BatchStatus, NewBatch
 from tenants.request_ids import new_request_id
 
-MAX_LIMIT = 100
 MAX_HOURS = 7 * 24
 _WINDOW = re.compile(r"([1-9]\d{0,2})h")
 
@@ -77,19 +78,10 @@ async def create(services: Services, request: Request, body: CreateBatch) -> Res
 
 async def list_all(services: Services, request: Request) -> Response:
     tenant_id = context.principal_of(request.scope).tenant.id
-    limit = query_number(request, "limit", 20, most=MAX_LIMIT)
-    assert limit is not None
-    after = request.query_params.get("after")
-    found = await services.store.batch_queue.list(tenant_id, limit=limit + 1, after=after)
-    shown = [_shown(batch) for batch in found[:limit]]
-    return json_answer(
-        BatchList(
-            data=shown,
-            first_id=shown[0].id if shown else None,
-            last_id=shown[-1].id if shown else None,
-            has_more=len(found) > limit,
-        )
-    )
+    page = id_page(request)
+    queue = services.store.batch_queue
+    found = await queue.list(tenant_id, limit=page.fetched, after=page.after)
+    return id_listing(BatchList, found, page, _shown, attrgetter("id"))
 
 
 async def retrieve(services: Services, request: Request) -> Response:

@@ -5,16 +5,19 @@ Another tenant's conversation is a 404, as is an unknown one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import context
 from gateway.admission.field_checks import check_metadata
-from gateway.errors import InvalidRequestError, NotFound, quoted
+from gateway.errors import NotFound, quoted
 from gateway.responses.conversations import new_items, not_found
 from gateway.responses.items import bare
-from gateway.routes.http import json_answer, query_number
+from gateway.routes.http import json_answer
+from gateway.routes.paging import IdPage, id_listing, id_page, nothing_before
 from gateway.schemas.conversations import (
     AddItems,
     ConversationObject,
@@ -22,11 +25,9 @@ from gateway.schemas.conversations import (
     DeletedConversation,
     UpdateConversation,
 )
-from gateway.schemas.responses import InputItemList, Item
+from gateway.schemas.responses import InputItemList
 from gateway.services import Services
 from tenants.conversations import Conversation
-
-MAX_LIMIT = 100
 
 
 async def create(services: Services, request: Request, body: CreateConversation) -> Response:
@@ -61,25 +62,24 @@ async def add_items(services: Services, request: Request, body: AddItems) -> Res
     await services.conversations.find(tenant_id, name)
     items = new_items(body.items)
     await services.conversations.add(tenant_id, name, items)
-    return json_answer(_page([*map(_raw, items)], has_more=False))
+    added = [msgspec.json.encode(bare(item)) for item in items]
+    return _listing(added, IdPage(None, len(added), is_descending=False))
 
 
 async def list_items(services: Services, request: Request) -> Response:
     tenant_id, name = context.principal_of(request.scope).tenant.id, _id(request)
     await services.conversations.find(tenant_id, name)
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("Must be asc or desc.", param="order")
-    limit = query_number(request, "limit", 20, most=MAX_LIMIT)
-    assert limit is not None
-    after, store = request.query_params.get("after"), services.conversations.store
-    if after is not None and await store.find_item(tenant_id, name, after) is None:
-        raise InvalidRequestError("There is no such item among them.", param="after")
+    page, store = id_page(request), services.conversations.store
+    if page.after is not None and await store.find_item(tenant_id, name, page.after) is None:
+        raise nothing_before()
     found = await store.items(
-        tenant_id, name, limit=limit + 1, after=after, is_descending=order == "desc"
+        tenant_id,
+        name,
+        limit=page.fetched,
+        after=page.after,
+        is_descending=page.is_descending,
     )
-    rows = [msgspec.Raw(body) for body in found[:limit]]
-    return json_answer(_page(rows, has_more=len(found) > limit))
+    return _listing(found, page)
 
 
 async def retrieve_item(services: Services, request: Request) -> Response:
@@ -122,10 +122,6 @@ def _answer(conversation: Conversation) -> Response:
     )
 
 
-def _raw(item: Item) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(bare(item)))
-
-
 class _Named(msgspec.Struct):
     id: str
 
@@ -133,13 +129,8 @@ class _Named(msgspec.Struct):
 _named = msgspec.json.Decoder(_Named)
 
 
-def _page(rows: list[msgspec.Raw], *, has_more: bool) -> InputItemList:
-    return InputItemList(
-        data=rows,
-        first_id=_named.decode(rows[0]).id if rows else None,
-        last_id=_named.decode(rows[-1]).id if rows else None,
-        has_more=has_more,
-    )
+def _listing(bodies: Sequence[bytes], page: IdPage) -> Response:
+    return id_listing(InputItemList, bodies, page, msgspec.Raw, lambda raw: _named.decode(raw).id)
 
 
 def _no_item(item_id: str) -> NotFound:

@@ -6,6 +6,7 @@ Another tenant's file is a 404, as is an unknown one.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from operator import attrgetter
 from uuid import UUID
 
 from starlette.requests import Request
@@ -16,7 +17,8 @@ from gateway.batches.files import find_file, no_file
 from gateway.batches.form import Form
 from gateway.errors import ApiError, Conflict, InvalidRequestError
 from gateway.middleware.body_limit import drain
-from gateway.routes.http import json_answer, query_number
+from gateway.routes.http import json_answer
+from gateway.routes.paging import id_listing, id_page
 from gateway.schemas.files import DeletedFile, FileList, FileObject
 from gateway.services import Services
 from tenants.files import StoredFile
@@ -36,31 +38,19 @@ async def upload(services: Services, request: Request) -> Response:
 
 
 async def list_all(services: Services, request: Request) -> Response:
-    tenant_id, params = context.principal_of(request.scope).tenant.id, request.query_params
-    order = params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("Must be asc or desc.", param="order")
-    limit = query_number(request, "limit", MAX_LIMIT, most=MAX_LIMIT)
-    assert limit is not None
-    after, purpose = params.get("after"), params.get("purpose")
+    tenant_id = context.principal_of(request.scope).tenant.id
+    page = id_page(request, default=MAX_LIMIT, most=MAX_LIMIT)
+    purpose = request.query_params.get("purpose")
     if purpose is not None and "\0" in purpose:
         raise InvalidRequestError("Must not contain NUL.", param="purpose")
     found = await services.store.files.list(
         tenant_id,
-        limit=limit + 1,
+        limit=page.fetched,
         purpose=purpose,
-        after=after,
-        is_descending=order == "desc",
+        after=page.after,
+        is_descending=page.is_descending,
     )
-    shown = [_shown(file) for file in found[:limit]]
-    return json_answer(
-        FileList(
-            data=shown,
-            first_id=shown[0].id if shown else None,
-            last_id=shown[-1].id if shown else None,
-            has_more=len(found) > limit,
-        )
-    )
+    return id_listing(FileList, found, page, _shown, attrgetter("id"))
 
 
 async def retrieve(services: Services, request: Request) -> Response:

@@ -1,7 +1,8 @@
-"""Lists in pages, the same in all routes of ``/admin/v1``.
+"""Lists in pages: ``limit`` rows at most, and ``has_more`` says whether others follow.
 
-``limit`` rows at most; ``has_more`` says whether others follow, and ``next`` is what to send as
-``after`` for them. ``search`` keeps what contains a text, in any case.
+In all routes of ``/admin/v1``, ``next`` is what to send as ``after`` for them, and ``search`` keeps
+what contains a text, in any case. In those of OpenAI's API, ``after`` is the id of the last one
+before the page, and ``order`` is ``asc`` or ``desc``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import InvalidRequestError
-from gateway.routes.http import query_number, secret_answer
+from gateway.routes.http import json_answer, query_number, secret_answer
 from gateway.schemas.admin import ListObject
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
@@ -24,6 +25,7 @@ MAX_SEARCH = 200
 
 K = TypeVar("K")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 class Page(NamedTuple, Generic[K]):
@@ -86,3 +88,63 @@ def listing_of_all(
     found = [row for row in rows if wanted in texts(row).lower()]
     found = [row for row in sorted(found, key=key) if page.after is None or key(row) > page.after]
     return listing(found[: page.fetched], page, key, show)
+
+
+class IdPage(NamedTuple):
+    """What a request asks for of one of OpenAI's lists."""
+
+    after: str | None
+    limit: int
+    is_descending: bool
+
+    @property
+    def fetched(self) -> int:
+        """As ``Page.fetched``."""
+        return self.limit + 1
+
+
+def id_page(request: Request, *, order: str = "desc", default: int = 20, most: int = 100) -> IdPage:
+    """``order`` and ``default`` are what it has by default. Raises ``InvalidRequestError``."""
+    order = request.query_params.get("order", order)
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError("Must be asc or desc.", param="order")
+    limit = query_number(request, "limit", default, most=most)
+    assert limit is not None
+    return IdPage(request.query_params.get("after"), limit, order == "desc")
+
+
+def id_listing(
+    make: Callable[..., msgspec.Struct],
+    rows: Sequence[R],
+    page: IdPage,
+    show: Callable[[R], S],
+    name: Callable[[S], str],
+) -> Response:
+    """A page of ``rows``, of which ``page.fetched`` were fetched. make: the list's class. name: the
+    id of what is shown."""
+    shown = [show(row) for row in rows[: page.limit]]
+    return json_answer(
+        make(
+            data=shown,
+            first_id=name(shown[0]) if shown else None,
+            last_id=name(shown[-1]) if shown else None,
+            has_more=len(rows) > page.limit,
+        )
+    )
+
+
+def of_all(items: Sequence[dict[str, Any]], page: IdPage) -> Sequence[dict[str, Any]]:
+    """The rows of a page, of items that are all in memory, in ascending order. Raises
+    ``InvalidRequestError``."""
+    rows = items[::-1] if page.is_descending else items
+    if page.after is not None:
+        ids = [item["id"] for item in rows]
+        if page.after not in ids:
+            raise nothing_before()
+        rows = rows[ids.index(page.after) + 1 :]
+    return rows[: page.fetched]
+
+
+def nothing_before() -> InvalidRequestError:
+    """``after`` names nothing of the list."""
+    return InvalidRequestError("There is nothing with this id in the list.", param="after")

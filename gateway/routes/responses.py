@@ -6,6 +6,7 @@ Another tenant's response is a 404, as is an unknown one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from gateway.responses.items import bare, output_id
 from gateway.responses.run import ResponseRun
 from gateway.routes import answers
 from gateway.routes.http import json_answer
+from gateway.routes.paging import id_listing, id_page, of_all
 from gateway.schemas.responses import (
     CompactionAnswer,
     DeletedResponse,
@@ -42,9 +44,6 @@ from gateway.schemas.responses import (
 from gateway.services import Services
 from gateway.streams.log import StreamReader
 from gateway.transport.disconnect import until_disconnect
-
-MAX_LIMIT = 100
-"""The most input items of one page."""
 
 _items_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(
     list[dict[str, Any]]
@@ -176,16 +175,9 @@ async def input_items(services: Services, request: Request) -> Response:
     _check_include(request)
     tenant_id = context.principal_of(request.scope).tenant.id
     items = await services.responses.input_items(tenant_id, request.path_params["response_id"])
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("Must be asc or desc.", param="order")
-    limit = _number(request, "limit", default=20)
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidRequestError(f"Must be from 1 to {MAX_LIMIT}.", param="limit")
-    found = _items_decoder.decode(items)
-    if order == "desc":
-        found.reverse()
-    return json_answer(_page(found, request.query_params.get("after"), limit))
+    page = id_page(request)
+    found = of_all(_items_decoder.decode(items), page)
+    return id_listing(InputItemList, found, page, dict, itemgetter("id"))
 
 
 async def _record(services: Services, run: ResponseRun, *, is_detached: bool) -> StreamReader:
@@ -225,22 +217,6 @@ async def _collect(request: Request, run: ResponseRun) -> Response:
         return _json(await run.result())
     except ApiError as exc:
         return refusal(request.scope, exc, began=run.has_begun)
-
-
-def _page(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> InputItemList:
-    start = 0
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise InvalidRequestError("There is no such item among them.", param="after")
-        start = ids.index(after) + 1
-    page = list(items[start : start + limit])
-    return InputItemList(
-        data=page,
-        first_id=page[0]["id"] if page else None,
-        last_id=page[-1]["id"] if page else None,
-        has_more=start + limit < len(items),
-    )
 
 
 def _check_include(request: Request) -> None:

@@ -111,6 +111,10 @@ async def test_there_is_a_bound(store: Store, conversations: Conversations) -> N
     assert await conversations.add(tenant_id, "conv", made("d"), few)
     await conversations.delete(tenant_id, "conv")
     assert await conversations.create(tenant_id, "more", b"{}", max_bytes=600)
+    await conversations.update(tenant_id, "more", b" " * 90)
+    both = 512 + 90 + 512 + 2
+    assert await conversations.create(tenant_id, "last", b"{}", max_bytes=both - 1) is None
+    assert await conversations.create(tenant_id, "last", b"{}", max_bytes=both)
 
 
 async def test_what_comes_at_once_is_in_some_order(

@@ -11,7 +11,6 @@ AS $$
 DECLARE
     v_last integer;
     v_data bytea;
-    v_chunk integer;
 BEGIN
     PERFORM 1 FROM batch
     WHERE tenant_id = p_tenant_id AND id = p_batch_id AND attempts = p_attempts AND ended_at IS NULL
@@ -34,16 +33,9 @@ BEGIN
     IF v_last IS NULL THEN
         RETURN NULL;
     END IF;
-    UPDATE file
-    SET size = size + octet_length(v_data), num_chunks = num_chunks + 1,
-        expires_at = now() + interval '1 hour'
-    WHERE tenant_id = p_tenant_id AND id = p_file_id AND NOT is_complete
-    RETURNING num_chunks - 1 INTO v_chunk;
-    IF NOT FOUND THEN
+    IF NOT file_add_chunk(p_tenant_id, p_file_id, v_data) THEN
         RETURN NULL;
     END IF;
-    INSERT INTO file_chunk (tenant_id, file_id, number, data)
-    VALUES (p_tenant_id, p_file_id, v_chunk, v_data);
     RETURN v_last;
 END
 $$;

@@ -7,7 +7,6 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_number integer;
     v_size bigint;
 BEGIN
     -- One at a time for each tenant, so that the sum is exact; read after the lock is held.
@@ -16,17 +15,6 @@ BEGIN
     IF v_size + octet_length(p_data) > p_max_bytes THEN
         RETURN false;
     END IF;
-    UPDATE file
-    SET
-        size = size + octet_length(p_data), num_chunks = num_chunks + 1,
-        expires_at = now() + interval '1 hour'
-    WHERE tenant_id = p_tenant_id AND id = p_file_id AND NOT is_complete
-    RETURNING num_chunks - 1 INTO v_number;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    INSERT INTO file_chunk (tenant_id, file_id, number, data)
-    VALUES (p_tenant_id, p_file_id, v_number, p_data);
-    RETURN true;
+    RETURN nullif(file_add_chunk(p_tenant_id, p_file_id, p_data), false);
 END
 $$;

@@ -69,7 +69,7 @@ async def test_chats_are_listed_in_pages(place: tuple[Gateway, AsyncOpenAI]) -> 
     assert [one.id async for one in chats.list(metadata={"odd": "1"})] == [made[1].id, made[3].id]
     assert (await chats.list(order="desc", limit=1)).data[0].id == made[4].id
     assert [one async for one in chats.list(model="other")] == []
-    with pytest.raises(openai.BadRequestError, match="no such completion"):
+    with pytest.raises(openai.BadRequestError, match="nothing with this id"):
         await chats.list(after="chatcmpl-x")
     tenant = await gateway.store.create_tenant("other")
     stranger = await Gateway.key(
@@ -99,5 +99,5 @@ async def test_messages_are_listed_in_pages(place: tuple[Gateway, AsyncOpenAI]) 
     assert page[1].content_parts is not None
     last = (await messages.list(made.id, order="desc")).data[0]
     assert last.id == page[1].id
-    with pytest.raises(openai.BadRequestError, match="no such message"):
+    with pytest.raises(openai.BadRequestError, match="nothing with this id"):
         await messages.list(made.id, after="x")
