@@ -89,6 +89,14 @@ class Tokenizer:
             for found in encodings
         ]
 
+    def cut(self, text: str, num_tokens: int) -> str:
+        """The beginning of ``text`` that is its first ``num_tokens`` tokens, or all of it."""
+        (found,) = self._backend.encode_batch([text], add_special_tokens=False)
+        if len(found) <= num_tokens:
+            return text
+        _, end = found.offsets[num_tokens - 1]
+        return text[:end]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         decoder = self.text_decoder(skip_special_tokens=skip_special_tokens)

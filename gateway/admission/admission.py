@@ -138,7 +138,8 @@ class Admission:
             self.check_open(principal)
             served = self.models.find(principal, request.model)
             model, user = served.base, field_checks.user_of(request.user)
-            inputs = request.inputs(pooled.pooling_of(model))
+            pooling = pooled.pooling_of(model)
+            inputs = request.inputs(pooling)
             await self._wait_for_engine(model, principal)
             info = model.engine.info
             await model.engine.check_queue(principal.tenant.id.hex)
@@ -163,6 +164,7 @@ class Admission:
             base=model,
             prompts=[one.token_ids for one in encoded],
             second_texts=[one.second_text for one in encoded],
+            ignored=tuple(request.ignored(pooling)),
             params=SamplingParams(),
             stop=(),
             num_choices=1,

@@ -24,6 +24,8 @@ class PooledRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be computed by a model of this kind. Raises ``InvalidRequestError`` if it cannot
     do what is asked."""
     user: str | None = None
+    ignored: Callable[[PoolingModel], Sequence[str]] = lambda pooling: ()
+    """The fields of the client's request that change nothing where a model of this kind serves."""
 
 
 def pooling_of(model: Model) -> PoolingModel:

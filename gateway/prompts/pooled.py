@@ -23,6 +23,8 @@ class Input(NamedTuple):
     content: str | list[int] | tuple[str, str]
     param: str
     """Where it stands in the request."""
+    max_tokens: int | None = None
+    """Cut the text, or the second one, to so many tokens."""
 
 
 class Encoded(NamedTuple):
@@ -31,11 +33,10 @@ class Encoded(NamedTuple):
     """As in ``PoolingParams``."""
 
 
-def of_embeddings(asked: EmbeddingInput, pooling: PoolingModel) -> list[Input]:
-    """Raises ``InvalidRequestError``."""
+def of_embeddings(asked: EmbeddingInput, prompt: str) -> list[Input]:
+    """``prompt`` goes before each text. Raises ``InvalidRequestError``."""
     spellings = texts.spellings(asked, param="input")
     is_list = spellings is asked
-    prompt = pooling.default_prompt
     return [
         Input(prompt + one if isinstance(one, str) else one, f"input[{i}]" if is_list else "input")
         for i, one in enumerate(spellings)
@@ -48,18 +49,29 @@ def of_pairs(ones: Sequence[Input], others: Sequence[Input], pooling: PoolingMod
     those of ``others``."""
     if pooling.task == "score":
         pairs = zip([*ones] * len(others) if len(ones) == 1 else ones, others, strict=True)
-        return [Input((_text(one), _text(other)), other.param) for one, other in pairs]
+        return [
+            Input((_text(one), _text(other)), other.param, other.max_tokens) for one, other in pairs
+        ]
     default = pooling.default_prompt
     query, document = (pooling.prompts.get(name, default) for name in ("query", "document"))
     return [
         *(Input(query + _text(one), one.param) for one in ones),
-        *(Input(document + _text(other), other.param) for other in others),
+        *(Input(document + _text(other), other.param, other.max_tokens) for other in others),
     ]
 
 
 def _text(one: Input) -> str:
     assert isinstance(one.content, str)
     return one.content
+
+
+def _cut(one: Input, tokenizer: Tokenizer) -> Input:
+    if one.max_tokens is None or isinstance(one.content, list):
+        return one
+    if isinstance(one.content, str):
+        return one._replace(content=tokenizer.cut(one.content, one.max_tokens))
+    first, second = one.content
+    return one._replace(content=(first, tokenizer.cut(second, one.max_tokens)))
 
 
 async def encode(
@@ -86,12 +98,13 @@ async def encode(
                 texts.check_ids(text, vocab_size, param=one.param)
 
     def work() -> list[Encoded]:
-        plain = [one.content for one in inputs if isinstance(one.content, str)]
-        pairs = [one.content for one in inputs if isinstance(one.content, tuple)]
+        whole = [_cut(one, tokenizer) for one in inputs]
+        plain = [one.content for one in whole if isinstance(one.content, str)]
+        pairs = [one.content for one in whole if isinstance(one.content, tuple)]
         of_text = iter(tokenizer.encode_batch(plain) if plain else ())
         of_pair = iter(tokenizer.encode_pairs(pairs) if pairs else ())
         found = []
-        for one in inputs:
+        for one in whole:
             if isinstance(one.content, str):
                 encoded = Encoded(next(of_text), None)
             elif isinstance(one.content, tuple):

@@ -30,6 +30,7 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/complete": "Anthropic's Text Completions",
     "/v1/containers": "OpenAI's Containers",
     "/v1/edits": "OpenAI's Edits",
+    "/v1/embed": "Cohere's Embed",
     "/v1/engines": "OpenAI's Engines",
     "/v1/evals": "OpenAI's Evals",
     "/v1/fine_tuning": "OpenAI's Fine-tuning",
@@ -44,6 +45,8 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/uploads": "OpenAI's Uploads",
     "/v1/vector_stores": "OpenAI's Vector stores",
     "/v1/videos": "OpenAI's Videos",
+    "/v2/chat": "Cohere's Chat",
+    "/v2/embed": "Cohere's Embed",
 }
 """APIs that this server does not have, by what their paths begin with."""
 _LIST = "/openapi.json lists what it has"
@@ -51,10 +54,13 @@ INSTEAD: Mapping[str, str] = {
     "/v1/assistants": "use /v1/responses",
     "/v1/complete": "use /v1/messages",
     "/v1/edits": "use /v1/chat/completions",
+    "/v1/embed": "use /v1/embeddings",
     "/v1/engines": "use /v1/models",
     "/v1/messages/batches": "send the messages one by one to /v1/messages",
     "/v1/realtime": "use the WebSocket /v1/responses",
     "/v1/threads": "use /v1/conversations and /v1/responses",
+    "/v2/chat": "use /v1/chat/completions",
+    "/v2/embed": "use /v1/embeddings",
 }
 """What serves in place of some of them."""
 

@@ -15,7 +15,7 @@ from engine.pooling import PoolingModel, cosine
 from gateway import context
 from gateway.admission.admitted import Admitted
 from gateway.admission.pooled import PooledRequest
-from gateway.errors import InvalidRequestError
+from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.generation import pooled
 from gateway.prompts.pooled import Input, of_embeddings, of_pairs
 from gateway.routes.answers import note_admission
@@ -36,9 +36,16 @@ from gateway.services import Services
 from gateway.transport.disconnect import until_disconnect
 
 Results = list[bytes]
+_PROMPTS = {"retrieval.query": "query", "retrieval.passage": "document"}
+"""The model's prompts, by Jina's names for tasks."""
 
 
 async def embed(services: Services, request: Request, body: EmbeddingRequest) -> Response:
+    if body.late_chunking:
+        raise UnsupportedParameter(
+            "Each text has a vector of its own; leave it out.", param="late_chunking"
+        )
+
     def inputs(pooling: PoolingModel) -> Sequence[Input]:
         if pooling.task != "embed":
             raise InvalidRequestError(
@@ -48,7 +55,12 @@ async def embed(services: Services, request: Request, body: EmbeddingRequest) ->
             pooling.check_dimensions(body.dimensions)
         except InvalidRequest as exc:
             raise InvalidRequestError(str(exc), param="dimensions") from None
-        return of_embeddings(body.input, pooling)
+        prompt = pooling.prompts.get(_PROMPTS.get(body.task or "", ""), pooling.default_prompt)
+        return of_embeddings(body.input, prompt)
+
+    def ignored(pooling: PoolingModel) -> list[str]:
+        has_effect = _PROMPTS.get(body.task or "") in pooling.prompts
+        return [] if body.task is None or has_effect else ["task"]
 
     def answer(pooling: PoolingModel, admitted: Admitted, results: Results) -> EmbeddingAnswer:
         objects = []
@@ -61,18 +73,21 @@ async def embed(services: Services, request: Request, body: EmbeddingRequest) ->
             objects.append(EmbeddingObject(index=index, embedding=found))
         return EmbeddingAnswer(data=objects, model=admitted.model, usage=_usage(admitted))
 
-    return await _answer(services, request, body, inputs, answer)
+    return await _answer(services, request, body, inputs, answer, ignored)
 
 
 async def rerank(services: Services, request: Request, body: RerankRequest) -> Response:
     if body.top_n is not None and body.top_n < 1:
         raise InvalidRequestError(f"Must be at least 1, is {body.top_n}.", param="top_n")
+    limit = body.max_tokens_per_doc
+    if limit is not None and limit < 1:
+        raise InvalidRequestError(f"Must be at least 1, is {limit}.", param="max_tokens_per_doc")
     if not body.documents:
         raise InvalidRequestError("Must not be empty.", param="documents")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
 
     def inputs(pooling: PoolingModel) -> Sequence[Input]:
-        others = [Input(text, f"documents[{i}]") for i, text in enumerate(documents)]
+        others = [Input(text, f"documents[{i}]", limit) for i, text in enumerate(documents)]
         return of_pairs([Input(body.query, "query")], others, pooling)
 
     def answer(pooling: PoolingModel, admitted: Admitted, results: Results) -> RerankAnswer:
@@ -91,7 +106,10 @@ async def rerank(services: Services, request: Request, body: RerankRequest) -> R
             usage=_usage(admitted),
         )
 
-    return await _answer(services, request, body, inputs, answer)
+    def ignored(pooling: PoolingModel) -> list[str]:
+        return [] if body.priority is None else ["priority"]
+
+    return await _answer(services, request, body, inputs, answer, ignored)
 
 
 async def score(services: Services, request: Request, body: ScoreRequest) -> Response:
@@ -131,6 +149,7 @@ async def _answer(
     body: EmbeddingRequest | RerankRequest | ScoreRequest,
     inputs: Callable[[PoolingModel], Sequence[Input]],
     answer: Callable[[PoolingModel, Admitted, Results], msgspec.Struct],
+    ignored: Callable[[PoolingModel], Sequence[str]] = lambda pooling: (),
 ) -> Response:
     """Compute what ``inputs`` says, and turn the results into the body by ``answer``."""
     known, principal = context.of(request.scope), context.principal_of(request.scope)
@@ -140,6 +159,7 @@ async def _answer(
         model=body.model,
         inputs=inputs,
         user=body.user,
+        ignored=ignored,
     )
     admission = services.admission.admit_pooled(asked)
     admitted = await until_disconnect(request.receive, admission, known.departure)

@@ -19,6 +19,11 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """``float``, the default: a list of numbers; ``base64``: float32 numbers, little-endian."""
     dimensions: int | None = None
     """Numbers in a vector, for models that were trained for several sizes."""
+    task: str | None = None
+    """Jina's: ``retrieval.query`` or ``retrieval.passage`` puts the model's prompt for queries or
+    documents before the texts, if it has one. Others change nothing."""
+    late_chunking: bool | None = None
+    """Jina's; true is refused."""
     user: str | None = None
 
 
@@ -55,6 +60,10 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many of the documents to return, the best ones; all by default."""
     return_documents: bool | None = None
     """Whether the results hold the documents' texts."""
+    max_tokens_per_doc: int | None = None
+    """Cohere's: documents are cut to so many tokens."""
+    priority: int | None = None
+    """Cohere's; it changes nothing."""
     user: str | None = None
 
 

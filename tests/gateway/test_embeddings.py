@@ -158,6 +158,22 @@ class TestEmbeddings:
             assert refused.status_code == 429
             assert refused.json()["error"]["code"] == "insufficient_quota"
 
+    async def test_tasks_are_the_models_prompts(self, tmp_path: Path) -> None:
+        folder = write_embedder(tmp_path / "m")
+        stated = {"prompts": {"query": "on "}}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))
+        async with served_by(folder) as (gateway, _, tokenizer):
+            for task, text, ignored in (
+                ("retrieval.query", "on the cat", None),
+                ("retrieval.passage", "the cat", "task"),
+                ("text-matching", "the cat", "task"),
+            ):
+                body = {"model": MODEL, "input": "the cat", "task": task, "late_chunking": False}
+                answer = await post(gateway, "/v1/embeddings", body)
+                expected = vector_of(tokenizer.encode(text)).tolist()
+                assert answer.json()["data"][0]["embedding"] == pytest.approx(expected)
+                assert answer.headers.get("x-sluice-ignored") == ignored
+
 
 class TestScores:
     async def test_of_embeddings(self, tmp_path: Path) -> None:
@@ -181,6 +197,12 @@ class TestScores:
             body |= {"documents": shown, "top_n": 1, "return_documents": True}
             (best,) = (await post(gateway, "/v2/rerank", body)).json()["results"]
             assert best["document"] == {"text": documents[order[0]]}
+            body |= {"documents": ["mat cat cat cat"], "max_tokens_per_doc": 2, "priority": 3}
+            cut = await post(gateway, "/v2/rerank", body)
+            assert cut.headers["x-sluice-ignored"] == "priority"
+            (one,) = cut.json()["results"]
+            expected = cosine(query, vector_of(tokenizer.encode("the mat")))
+            assert one["relevance_score"] == pytest.approx(expected)
             body = {"model": MODEL, "text_1": "the cat", "text_2": documents}
             answer = (await post(gateway, "/v1/score", body)).json()
             assert [one["score"] for one in answer["data"]] == pytest.approx(scores)
@@ -201,6 +223,9 @@ class TestScores:
             scores = {i: float(vector_of(*pair)[0]) for i, pair in enumerate(pairs)}
             assert {one["index"]: one["relevance_score"] for one in answer["results"]} == scores
             assert (await gateway.usage()).prompt_tokens == sum(len(ids) for ids, _ in pairs)
+            await post(gateway, "/v1/rerank", body | {"max_tokens_per_doc": 1})
+            ((cut, _),) = tokenizer.encode_pairs([("the cat", "sat")])
+            assert double.requests[-1].prompt_token_ids == cut
             body = {"model": MODEL, "input": "a"}
             refused = (await post(gateway, "/v1/embeddings", body)).json()["error"]
             assert (refused["param"], "/v1/rerank" in refused["message"]) == ("model", True)
@@ -230,7 +255,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/embeddings", {"input": "a", "input_type": "query"}, "input_type"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
     ("/v1/rerank", {"query": "a", "documents": ["a", "cat " * 99]}, "documents[1]"),
+    ("/v1/embeddings", {"input": "a", "late_chunking": True}, "late_chunking"),
     ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+    (
+        "/v1/rerank",
+        {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0},
+        "max_tokens_per_doc",
+    ),
     ("/v1/score", {"text_1": ["a", "a"], "text_2": ["a", "a", "a"]}, "text_1"),
     ("/v1/score", {"text_1": "a", "text_2": []}, "text_2"),
     ("/v1/embeddings", {"model": "chat", "input": "a"}, "model"),

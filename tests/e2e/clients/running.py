@@ -25,6 +25,7 @@ FEATURES = {
     "tools": "tools",
     "structured": "structured output",
     "embeddings": "embeddings",
+    "rerank": "reranking",
     "batch": "batches",
     "errors": "errors",
 }

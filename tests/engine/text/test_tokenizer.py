@@ -74,6 +74,25 @@ def test_any_split_gives_the_same_text(tokenizer: Tokenizer, data: st.DataObject
     assert "".join(parts) + decoder.finish() == tokenizer.decode(list(chain(*chunks)))
 
 
+@pytest.mark.parametrize("tokenizer", BACKENDS)
+@given(text=st.text(max_size=60), num_tokens=st.integers(1, 20))
+def test_a_text_is_cut_where_it_has_more_tokens(
+    tokenizer: Tokenizer, text: str, num_tokens: int
+) -> None:
+    cut = tokenizer.cut(text, num_tokens)
+    assert text.startswith(cut)
+    has_more = len(tokenizer.encode(text, add_special_tokens=False)) > num_tokens
+    assert cut == text or has_more
+
+
+def test_a_cut_text_has_its_first_tokens() -> None:
+    text = "the cat sat on the mat"
+    whole = BYTE_LEVEL.encode(text, add_special_tokens=False)
+    for num_tokens in range(1, len(whole) + 1):
+        cut = BYTE_LEVEL.cut(text, num_tokens)
+        assert BYTE_LEVEL.encode(cut, add_special_tokens=False) == whole[:num_tokens]
+
+
 def test_a_character_waits_for_its_last_byte() -> None:
     decoder = BYTE_LEVEL.text_decoder()
     ids = [BYTE_LEVEL.vocabulary().index(bytes([byte])) for byte in "é".encode()]

@@ -37,7 +37,7 @@ def run(*packages: str) -> None:
     """Try all features, and say how each went: a traceback, or nothing if it went well."""
     went = {}
     for name, function in _features.items():
-        if name in ("embeddings", "batch") and not serves(name):
+        if name in ("embeddings", "rerank", "batch") and not serves(name):
             continue
         try:
             made = function()
