@@ -42,6 +42,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Its keys towards those clients; None: they are on this host, and nothing is encrypted."""
     epoch: int = 0
     """As in ``Ready``."""
+    follows_kill: bool = False
+    """As in ``Ready``."""
 
 
 def import_path() -> str:

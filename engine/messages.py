@@ -359,6 +359,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     pid: int
     epoch: int = 0
     """Of an engine that clients of other hosts find in the registry."""
+    follows_kill: bool = False
+    """Whether the engine before it of this name was killed from outside, which only its owner could
+    see: no request is to blame for its end."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):

@@ -268,7 +268,9 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
             attached = None if shared is None else listen(context, shared, launch.curve)
             clients = Clients(socket, attached, epoch=launch.epoch)
             opened.callback(clients.close)
-            ready = msgspec.structs.replace(engine.ready, epoch=launch.epoch)
+            ready = msgspec.structs.replace(
+                engine.ready, epoch=launch.epoch, follows_kill=launch.follows_kill
+            )
             _send(socket, ready)
             engine.warm_up()
             serve(engine.core, clients, ready)

@@ -55,7 +55,8 @@ BURST = 32
 """Outputs that are delivered together. Not all of a step, so that the first need not wait for the
 last."""
 STABLE_S = 30.0
-"""After an engine has lived this long, the next restart begins with the shortest backoff."""
+"""After an engine has lived this long, the next restart begins with the shortest backoff, even if
+it has failed."""
 
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
@@ -110,6 +111,11 @@ class EngineClient:
         self._info: Ready | None = None
         self._death = asyncio.Event()
         self._dead_because = "it has not been started"
+        self.was_killed: bool | None = False
+        """Whether the last engine was killed from outside, so that no request is to blame for its
+        end; None if only its owner knows, who says so by the next one's ``Ready``."""
+        self.epoch = 0
+        """Of the engine that runs, or ran last."""
         self._progress_at = 0.0
         self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
         """Each with the ``Backlog.mark`` of when it was sent."""
@@ -237,7 +243,7 @@ class EngineClient:
         """Take the engine for dead: its streams go to ``on_lost``, and nothing more is heard of it
         until it is reached again."""
         if self._info is not None:
-            self._died(EngineDead(reason))
+            self._died(EngineDead(reason), was_killed=None)
 
     def retire(self, epoch: int) -> None:
         """Have the engine started anew, if it is still in this epoch. What runs there is taken for
@@ -430,7 +436,10 @@ class EngineClient:
     async def _launch(self) -> None:
         self._starting = asyncio.get_running_loop().create_future()
         self._death = asyncio.Event()
-        self._transport = self._make_transport(self._config, self._on_message, self._on_exit)
+        told = {"follows_kill": True} if self.was_killed else {}
+        self._transport = self._make_transport(
+            self._config, self._on_message, self._on_exit, **told
+        )
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 info = await self._starting
@@ -444,16 +453,17 @@ class EngineClient:
         self.backlog = Backlog(self._config)
         self._progress_at = time.monotonic()
         self._info = info
+        self.epoch = info.epoch
         self._notify()
 
     def _notify(self) -> None:
         if self.on_change is not None:
             self.on_change()
 
-    def _on_exit(self, reason: str) -> None:
-        self._died(EngineDead(reason))
+    def _on_exit(self, reason: str, *, was_killed: bool | None = None) -> None:
+        self._died(EngineDead(reason), was_killed=was_killed)
 
-    def _died(self, error: EngineError) -> None:
+    def _died(self, error: EngineError, *, was_killed: bool | None = False) -> None:
         """Fail everything that waits for the engine. Only the first cause counts."""
         if self._starting is not None and not self._starting.done():
             self._starting.set_exception(error)
@@ -461,6 +471,7 @@ class EngineClient:
             return
         self._info = None
         self._dead_because = str(error)
+        self.was_killed = was_killed
         for waiter, _ in self._pings:
             if not waiter.done():
                 waiter.set_exception(EngineDead(str(error)))
@@ -492,7 +503,8 @@ class EngineClient:
         while True:
             started_at = time.monotonic()
             await self._watch()
-            if time.monotonic() - started_at > STABLE_S:
+            # What was killed from outside, or was not reached, is not broken.
+            if self.was_killed is not False or time.monotonic() - started_at > STABLE_S:
                 backoff_s = MIN_BACKOFF_S
             logger.error("engine died, restarting: %s", self._dead_because)
             assert self._transport is not None

@@ -103,7 +103,7 @@ class Fleet:
     def _connect(self, engine: EngineClient) -> None:
         engine.on_lost = partial(self._note_lost, engine)
         engine.on_begun = partial(self._note_begun, engine)
-        engine.on_change = self._on_change
+        engine.on_change = partial(self._on_change, engine)
         if self._observers is not None:
             engine.around_outputs, engine.on_tokens = self._observers
 
@@ -259,13 +259,13 @@ class Fleet:
             return error
         return EngineDead("all engines are drained: undrain one")
 
-    def _on_change(self) -> None:
+    def _on_change(self, engine: EngineClient) -> None:
         if self._closed:
             return
         if any(engine.ready for engine in self.engines):
             self._some_ready.set()
         self._note_serving()
-        self.moves.note_ready(is_any=self.serving.is_set())
+        self.moves.note_ready(engine, is_any=self.serving.is_set())
 
     def _note_serving(self) -> None:
         (self.serving.set if self._serving else self.serving.clear)()
@@ -283,7 +283,7 @@ class Fleet:
     def undrain(self, engine: EngineClient) -> None:
         """Send an engine requests again."""
         self._drained.discard(engine)
-        self._on_change()
+        self._on_change(engine)
 
     @property
     def num_streams(self) -> int:

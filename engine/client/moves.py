@@ -4,10 +4,13 @@
                 │
                 └──► fails, when none was ready for ``failover_wait_s``
 
-An engine may have died of one of its requests. Those that got a token of it before have shown that
-they are harmless. Each of the others gets a strike, and is on probation at the next engine: no
-other request with a strike runs there until it has a token. So a request that kills engines gets
-its second strike alone, and fails; the others lose nothing.
+An engine may have died of one of its requests, unless it was killed from outside. Those that got a
+token of it before have shown that they are harmless. Each of the others gets a strike, and is on
+probation at the next engine: no other request with a strike runs there until it has a token. So a
+request that kills engines gets its second strike alone, and fails; the others lose nothing.
+
+How an engine ended its owner knows at once, other processes when the next engine of that name says
+so (``Ready.follows_kill``). Until then they count a strike. A request with two waits for that word.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.client.stream import Death, RequestStream
 from engine.errors import EngineDead, QueueFull
 from engine.messages import Grant, RequestOutput
 
 if TYPE_CHECKING:
     from engine.client.client import EngineClient
-    from engine.client.stream import RequestStream
     from engine.messages import GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -62,6 +65,8 @@ class Moves:
         """By request id, the longest ago first."""
         self._probation: dict[EngineClient, tuple[RequestStream, float]] = {}
         """The request that is tried at each engine, and since when."""
+        self._doubtful: dict[str, Death] = {}
+        """By engine, its last death, if nobody has said how it ended."""
         self._away_since: float | None = None
         """Since when no engine was ready."""
         self._timer: asyncio.TimerHandle | None = None
@@ -78,12 +83,18 @@ class Moves:
         """``OnLost`` of an engine. ``error``: None if the engine lives."""
         self._end_probation(engine)
         now = time.monotonic()
+        death = None if error is None else Death(engine.epoch, engine.was_killed)
+        if death is not None and death.was_killed is None:
+            self._doubtful[engine.name] = death
         for stream in streams:
-            if error is not None and self._is_struck_out(stream):
-                self._fail(stream, f"{error}, like the one before it, over this request")
-                continue
+            if death is not None:
+                if stream.num_generated_tokens > stream.num_generated_before:
+                    stream.deaths.clear()
+                elif not death.was_killed:
+                    stream.deaths.append(death)
             stream.source = self
             self._waiting[stream.request_id] = Lost(stream, now, error)
+        self._strike_out()
         self.place()
         self._expire()
         if self._waiting and error is not None:
@@ -93,6 +104,8 @@ class Moves:
         """Give those that wait to the engines that are ready: those without a strike first."""
         waiting = [lost.stream for lost in self._waiting.values()]
         for stream in sorted(waiting, key=lambda one: one.num_strikes):
+            if stream.num_strikes >= MAX_STRIKES:
+                break
             engines = self._candidates(stream.request)
             if stream.num_strikes:
                 engines = [engine for engine in engines if engine not in self._probation]
@@ -111,8 +124,13 @@ class Moves:
                 break
         self._tick_later()
 
-    def note_ready(self, *, is_any: bool) -> None:
+    def note_ready(self, engine: EngineClient, *, is_any: bool) -> None:
         """An engine came or went; ``is_any``: whether one is ready."""
+        if engine.ready and (death := self._doubtful.pop(engine.name, None)) is not None:
+            # If only the connection had broken, it has not died.
+            is_same = engine.epoch != 0 and engine.epoch == death.epoch
+            death.was_killed = is_same or engine.info.follows_kill
+            self._strike_out()
         if not is_any:
             self._away_since = self._away_since or time.monotonic()
             return
@@ -147,20 +165,21 @@ class Moves:
 
     # -- strikes
 
-    def _is_struck_out(self, stream: RequestStream) -> bool:
-        """Count the death of its engine for a stream."""
-        if stream.num_generated_tokens > stream.num_generated_before:
-            stream.num_strikes = 0
-        else:
-            stream.num_strikes += 1
-        return stream.num_strikes >= MAX_STRIKES
+    def _strike_out(self) -> None:
+        """Fail those that have killed their engines beyond doubt."""
+        for request_id, (stream, _, error) in list(self._waiting.items()):
+            known = [death for death in stream.deaths if death.was_killed is False]
+            if len(known) >= MAX_STRIKES:
+                del self._waiting[request_id]
+                self._fail(stream, f"{error}, like the one before it, over this request")
 
     def _judge(self, engine: EngineClient) -> None:
         """Look how the one on probation does, after a step of its engine."""
         stream, since = self._probation[engine]
         has_come = stream.num_generated_tokens > stream.num_generated_before
         if has_come or stream.is_finished or time.monotonic() - since > PROBATION_S:
-            stream.num_strikes = 0
+            stream.deaths.clear()
+        if not stream.num_strikes:
             self._end_probation(engine)
             self.place()
 
@@ -184,13 +203,15 @@ class Moves:
 
     def _expire(self) -> None:
         """Fail those for which no engine was ready long enough."""
-        if self._away_since is None:
-            return
         latest = time.monotonic() - self._failover_wait_s
         for request_id, (stream, lost_at, error) in list(self._waiting.items()):
-            if max(lost_at, self._away_since) <= latest:
+            is_suspect = stream.num_strikes >= MAX_STRIKES
+            since = lost_at if is_suspect else self._away_since
+            if since is not None and max(lost_at, since) <= latest:
                 del self._waiting[request_id]
                 reason = "no engine serves" if error is None else str(error)
+                if is_suspect:
+                    reason += ", like the one before it, perhaps over this request"
                 if self._failover_wait_s:
                     reason += f"; no other one came in {self._failover_wait_s:g} s"
                 self._fail(stream, reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -32,6 +33,15 @@ class Source(Protocol):
     def abort_nowait(self, request_id: str) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class Death:
+    """The end of an engine, as far as it is known."""
+
+    epoch: int
+    was_killed: bool | None
+    """As of ``EngineClient``."""
+
+
 class RequestStream(AsyncIterator[RequestOutput]):
     """The outputs of one request, for one reader at a time. ``EngineClient.submit`` makes it.
 
@@ -54,6 +64,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "_token_ids",
         "_wakers",
         "abandoned",
+        "deaths",
         "finish_reason",
         "grant_so_far",
         "is_closing",
@@ -62,7 +73,6 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "num_draft_tokens",
         "num_generated_before",
         "num_generated_tokens",
-        "num_strikes",
         "on_change",
         "on_count",
         "queue_s",
@@ -103,8 +113,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         """The latest that was granted after the submission."""
         self.num_generated_before = 0
         """Tokens that came before the engine at which the request is now."""
-        self.num_strikes = 0
-        """How many engines in a row have died with it before it got a token of them."""
+        self.deaths: list[Death] = []
+        """Of engines in a row that died with it before it got a token of them."""
         self._token_ids = array("i")
         """All that came, for another engine to go on from."""
         self._num_moves = 0
@@ -248,6 +258,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 num_accepted_tokens=self.num_accepted_tokens,
             ),
         )
+
+    @property
+    def num_strikes(self) -> int:
+        """Deaths that it may be to blame for."""
+        return sum(not death.was_killed for death in self.deaths)
 
     def move(self, source: Source, request_id: str) -> None:
         """For ``EngineClient``: the outputs come from ``source`` from now on, under this id."""

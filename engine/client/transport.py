@@ -46,8 +46,15 @@ SEND_HIGH_WATER_MARK = 4096
 LAST_WORDS_S = 0.2
 """How long a message sent just before an orderly exit may take to come through."""
 
+VMSTAT = Path("/proc/vmstat")
+
 OnMessage = Callable[[EngineMessage], None]
-OnExit = Callable[[str], None]
+
+
+class OnExit(Protocol):
+    def __call__(self, reason: str, *, was_killed: bool | None = None) -> None:
+        """``was_killed``: whether somebody outside has killed it, so that no request is to blame;
+        None if this side cannot know."""
 
 
 class Transport(Protocol):
@@ -67,7 +74,9 @@ class Transport(Protocol):
         """Ask it to shut down; after ``timeout_s`` kill it. Nothing of it is left afterwards."""
 
 
-MakeTransport = Callable[[EngineConfig, OnMessage, OnExit], Transport]
+MakeTransport = Callable[..., Transport]
+"""Called with the engine's configuration, an ``OnMessage`` and an ``OnExit``; and with
+``follows_kill=True``, as in ``Ready``, if the last one told so."""
 
 
 class EngineSocket:
@@ -117,7 +126,7 @@ class EngineSocket:
     def _on_poison(self, reason: str) -> None:
         """What arrived breaks the protocol: this engine is listened to no more."""
         self._close()
-        self._on_exit(reason)
+        self._on_exit(reason, was_killed=False)
 
     def _close(self) -> None:
         self._closed = True
@@ -140,11 +149,13 @@ class EngineProcess(EngineSocket):
         environment: Mapping[str, str] = MappingProxyType({}),
         curve: Curve | None = None,
         epoch: int = 0,
+        follows_kill: bool = False,
     ) -> None:
         """``shared_address``: where ``AttachedEngine`` of other processes finds it.
-        ``environment``: variables of its own, beside those of this process. ``curve`` and
-        ``epoch``: as in ``Launch``."""
+        ``environment``: variables of its own, beside those of this process. ``curve``, ``epoch``
+        and ``follows_kill``: as in ``Launch``."""
         self._environment = environment
+        self._num_oom_kills = _num_oom_kills()
         epoch = epoch or time.time_ns()
         super().__init__(zmq.PAIR, on_message, on_exit)
         self._exited = asyncio.Event()
@@ -160,6 +171,7 @@ class EngineProcess(EngineSocket):
                     shared_address=shared_address,
                     curve=curve,
                     epoch=epoch,
+                    follows_kill=follows_kill,
                 )
             )
         except OSError as error:  # zmq.ZMQError is one too
@@ -243,7 +255,10 @@ class EngineProcess(EngineSocket):
         self.drain()
         if not self._closed:
             self._close()
-            self._on_exit(_death(code))
+            # The kernel kills for memory, which a request may have taken, by the same signal.
+            is_kill = code == -signal.SIGKILL and self._num_oom_kills is not None
+            was_killed = is_kill and self._num_oom_kills == _num_oom_kills()
+            self._on_exit(_death(code), was_killed=was_killed)
 
     def _close(self) -> None:
         if self._closed:
@@ -295,6 +310,16 @@ def private_socket_path(name: str) -> tuple[Path, Path]:
             return directory, path
         directory.rmdir()
     raise ConfigError(f"no folder for a socket: TMPDIR is too long ({tempfile.gettempdir()})")
+
+
+def _num_oom_kills() -> int | None:
+    """How many processes of this machine the kernel has killed for their memory; None if it does
+    not say."""
+    try:
+        counts = dict(line.split() for line in VMSTAT.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _death(code: int) -> str:

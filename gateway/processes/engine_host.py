@@ -72,7 +72,14 @@ class EngineHost:
         )
         self.engine.on_change = self._changed.set
 
-    def _spawn(self, config: EngineConfig, on_message: OnMessage, on_exit: OnExit) -> EngineProcess:
+    def _spawn(
+        self,
+        config: EngineConfig,
+        on_message: OnMessage,
+        on_exit: OnExit,
+        *,
+        follows_kill: bool = False,
+    ) -> EngineProcess:
         self._begin_epoch()
         return self._process(
             config,
@@ -81,6 +88,7 @@ class EngineHost:
             shared_address=self._bound,
             curve=self._keys.engine,
             epoch=self._epoch,
+            follows_kill=follows_kill,
         )
 
     def _begin_epoch(self, after: int = 0) -> None:

@@ -92,6 +92,8 @@ async def ask(
     async with client.stream("POST", f"{url}/v1/chat/completions", json=question) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
+            if line.startswith(":"):
+                continue  # It shows only that the gateway lives.
             pause, last = max(pause, time.monotonic() - last), time.monotonic()
             if line == "data: [DONE]":
                 is_done = True

@@ -140,10 +140,11 @@ class TestDeath:
     async def test_it_keeps_trying_when_a_restart_fails(self) -> None:
         models = iter(["ok", "missing", "crash", "ok"])
 
-        def transport(config: EngineConfig, message: OnMessage, leave: OnExit) -> StandInProcess:
-            return StandInProcess(
-                msgspec.structs.replace(config, model=next(models)), message, leave
-            )
+        def transport(
+            config: EngineConfig, message: OnMessage, leave: OnExit, **told: bool
+        ) -> StandInProcess:
+            config = msgspec.structs.replace(config, model=next(models))
+            return StandInProcess(config, message, leave, **told)  # type: ignore[arg-type]
 
         client = EngineClient(EngineConfig(model="ok"), transport=transport)
         await client.start()

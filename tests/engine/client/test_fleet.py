@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from engine.client.attached import AttachedEngine
 from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
 from engine.client.stream import RequestStream
+from engine.client.transport import private_socket_path
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
 from engine.messages import GenerateRequest, RequestOutput
@@ -48,6 +52,33 @@ async def fleet_of(
         await fleet.close()
 
 
+@contextlib.asynccontextmanager
+async def attached_fleet_of(num_engines: int) -> AsyncIterator[tuple[Fleet, list[EngineClient]]]:
+    """A fleet as gateway workers have it, and the owners of its engines."""
+    folder, path = private_socket_path("engine")
+    addresses = [f"ipc://{path}{number}" for number in range(num_engines)]
+    owners = [
+        EngineClient(CONFIG, transport=partial(StandInProcess, shared_address=address))
+        for address in addresses
+    ]
+    fleet = Fleet(
+        [
+            EngineClient(CONFIG, transport=partial(AttachedEngine, address=address), name=str(i))
+            for i, address in enumerate(addresses)
+        ],
+        spawns=False,
+    )
+    try:
+        await asyncio.gather(*(owner.start() for owner in owners))
+        await fleet.start()
+        await until_ready(fleet)
+        yield fleet, owners
+    finally:
+        await fleet.close()
+        await asyncio.gather(*(owner.close() for owner in owners))
+        shutil.rmtree(folder)
+
+
 def request(name: str, first: int, num_tokens: int, **fields: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=name,
@@ -74,10 +105,26 @@ def kill(engine: EngineClient) -> None:
     os.kill(engine.info.pid, signal.SIGKILL)
 
 
-async def until_ready(fleet: Fleet) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not all(engine.ready for engine in fleet.engines):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        while not condition():  # noqa: ASYNC110 (processes send no events)
+            await asyncio.sleep(0.001)
+
+
+async def until_ready(fleet: Fleet) -> None:
+    await until(lambda: all(engine.ready for engine in fleet.engines))
+
+
+async def home_of(fleet: Fleet, *, but: EngineClient | None = None) -> EngineClient:
+    """The engine that has requests, once one has."""
+    homes: list[EngineClient] = []
+
+    def found() -> bool:
+        homes[:] = [one for one in fleet.engines if one.num_streams and one is not but]
+        return bool(homes)
+
+    await until(found)
+    return homes[0]
 
 
 async def test_engines_share_the_work() -> None:
@@ -189,6 +236,56 @@ async def test_what_kills_engines_fails_alone() -> None:
         for i, tokens in enumerate(await asyncio.gather(*map(read, late))):
             assert tokens == expected(10 * i, 1200)
         assert fleet.moves.num_failed == 1
+
+
+async def test_nobody_is_to_blame_for_engines_that_are_killed() -> None:
+    """Though the request had no token of any of them."""
+    async with fleet_of(2) as fleet:
+        stream = fleet.submit(request("r", 1, 10, num_granted_tokens=0))
+        kill(first := await home_of(fleet))
+        kill(await home_of(fleet, but=first))
+        await until(lambda: len(fleet.moves) > 0 or fleet.moves.num_moved > 1)
+        stream.grant(10, is_last=True)
+        assert await read(stream) == expected(1, 10)
+        assert fleet.moves.num_failed == 0
+
+
+async def test_a_worker_waits_for_the_word_of_whoever_saw_how_two_engines_ended() -> None:
+    async with attached_fleet_of(2) as (fleet, _):
+        stream = fleet.submit(request("r", 1, 10, num_granted_tokens=0))
+        kill(first := await home_of(fleet))
+        kill(await home_of(fleet, but=first))
+        await until(lambda: stream.num_strikes == 2)
+        await until(lambda: stream.num_strikes == 0)
+        stream.grant(10, is_last=True)
+        assert await read(stream) == expected(1, 10)
+
+
+async def test_what_kills_the_engines_of_a_worker_fails_alone() -> None:
+    async with attached_fleet_of(2) as (fleet, owners):
+        deaths: list[EngineClient] = []
+        for owner in owners:
+            owner.on_change = lambda one=owner: None if one.ready else deaths.append(one)
+        killer = fleet.submit(request("killer", Trap.EXIT, 10))
+        others = [fleet.submit(request(str(i), 10 * i, 100)) for i in range(6)]
+        with pytest.raises(EngineDead, match="like the one before it, over this request"):
+            await read(killer)
+        answers = await asyncio.gather(*map(read, others))
+        assert answers == [expected(10 * i, 100) for i in range(6)]
+        assert fleet.moves.num_failed == 1
+        assert len(deaths) == 2
+
+
+async def test_nobody_is_to_blame_for_connections_that_break() -> None:
+    async with attached_fleet_of(1) as (fleet, _):
+        stream = fleet.submit(request("r", 1, 10, num_granted_tokens=0))
+        for _ in range(2):
+            fleet.engines[0].lose("the connection broke")
+            assert stream.num_strikes == 1
+            await until_ready(fleet)
+            assert stream.num_strikes == 0
+        stream.grant(10, is_last=True)
+        assert await read(stream) == expected(1, 10)
 
 
 async def test_a_drained_engine_hands_its_requests_over() -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -43,14 +44,15 @@ class Owner:
         self.messages: list[EngineMessage] = []
         self.changed = asyncio.Event()
         self.exit: str | None = None
+        self.was_killed: bool | None = None
         self.exited = asyncio.Event()
 
     def on_message(self, message: EngineMessage) -> None:
         self.messages.append(message)
         self.changed.set()
 
-    def on_exit(self, reason: str) -> None:
-        self.exit = reason
+    def on_exit(self, reason: str, *, was_killed: bool | None = None) -> None:
+        self.exit, self.was_killed = reason, was_killed
         self.exited.set()
 
     async def message(self, kind: type) -> EngineMessage:
@@ -191,7 +193,33 @@ async def test_stop_is_idempotent_and_survives_a_dead_engine() -> None:
     async with asyncio.timeout(5):
         await owner.exited.wait()
     assert "exited with code 9" in str(owner.exit)
+    assert owner.was_killed is False
     await engine.stop(5)
+    await engine.stop(0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("before", "after", "is_known"),
+    [
+        ("nr_dirty 7\noom_kill 3", "nr_dirty 9\noom_kill 3", True),
+        ("oom_kill 3", "oom_kill 4", False),
+        ("nr_dirty 7", "nr_dirty 7", False),
+    ],
+)
+async def test_a_kill_is_told_from_one_for_memory(
+    before: str, after: str, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "VMSTAT", tmp_path / "vmstat")
+    transport.VMSTAT.write_text(before)
+    owner = Owner()
+    engine = StandInProcess(CONFIG, owner.on_message, owner.on_exit)
+    await owner.message(Ready)
+    transport.VMSTAT.write_text(after)
+    os.kill(engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        await owner.exited.wait()
+    assert owner.was_killed is is_known
     await engine.stop(0)
 
 
