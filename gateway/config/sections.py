@@ -335,10 +335,10 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     (``engine.tensor_parallel_size`` times ``engine.pipeline_parallel_size``); on a CPU they share
     its cores, unless ``engine.num_threads`` is set. 0: none, those that join (``sluice engine``) do
     all the work."""
-    router: RouterName = "least_loaded"
-    """How an engine is chosen for a request: ``least_loaded``; ``random``; ``session_affine``, the
-    same one for a tenant's prompts that begin with the same 128 tokens while it is not loaded above
-    the average; or ``d2lpm``, where most of the prompt is cached, less what waits there."""
+    router: RouterName = "d2lpm"
+    """How an engine is chosen for a request: ``d2lpm``, where most of the prompt is cached, less
+    what waits there; ``session_affine``, the same one for a tenant's prompts that begin with the
+    same 128 tokens while it is not loaded above the average; ``least_loaded``; or ``random``."""
     failover_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long the requests of an engine that has died wait for one to go on with them, if no other
     is ready; then they fail. 0: not at all."""
