@@ -428,7 +428,7 @@ class Generations:
         assert admitted.params.max_tokens is not None
         grants = Grants.of(admitted.hold, num_choices, admitted.params.max_tokens)
         with ExitStack() as undo:
-            undo.callback(self._release, admitted.hold)
+            undo.callback(self.release, admitted.hold)
             for index in range(num_choices):
                 choice = self._submit(admitted, index, grants)
                 undo.callback(choice.stream.close)
@@ -536,7 +536,8 @@ class Generations:
                 generation.deferred.settle(None)
             await generation.admitted.hold.close()
 
-    def _release(self, hold: Hold) -> None:
+    def release(self, hold: Hold) -> None:
+        """Give back the tokens of a request that does not begin; it stays counted as a request."""
         self._settlements.start(self._quota.release(hold), name=f"release {hold.request_id}")
 
 

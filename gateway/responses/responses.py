@@ -186,19 +186,23 @@ class Responses:
         is_background: bool = False,
         earlier: Earlier | None = None,
         generate: bool = True,
+        is_continued: bool = False,
     ) -> ResponseRun:
         """Check a request completely, and submit it. The caller closes the run.
 
         earlier: the responses that it continues, if they are known; otherwise they are read from
-        the store. generate: False only stores the input, to be continued. Raises ``ApiError`` with
+        the store. generate: False only stores the input, to be continued. is_continued: the run is
+        asked for what it continues, which may be megabytes, and keeps it. Raises ``ApiError`` with
         the names that fields have in Responses.
         """
         response_id = mint("resp", self._peers.worker_id)
         admitted = None
         async with self._read(fields, principal, response_id, earlier) as asked:
             asked.chat()  # raises for what is wrong in it
-            if generate and not asked.awaits_calls:
+            if not (generate and asked.awaits_calls):
                 admitted = await self._admitted(asked, request_id)
+        if admitted is not None and not generate:
+            self._generations.release(admitted.hold)
         return self._start(
             admitted,
             response_object(
@@ -210,7 +214,8 @@ class Responses:
                 is_background=is_background,
             ),
             asked=asked,
-            may_go_on=generate,
+            generate=generate,
+            earlier=asked.earlier if is_continued else (),
         )
 
     async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
@@ -289,17 +294,20 @@ class Responses:
         response: dict[str, Any],
         *,
         asked: Asked,
-        may_go_on: bool,
+        generate: bool,
+        earlier: Sequence[Item],
     ) -> ResponseRun:
-        generation = None if admitted is None else self._generations.begin(admitted)
+        generation = None
+        if admitted is not None and generate:
+            generation = self._generations.begin(admitted)
         agent = None
-        if asked.remote is not None and may_go_on:
+        if asked.remote is not None and generate:
             agent = Agent(asked.remote, partial(self._begin_turn, asked))
         run = ResponseRun(
             response,
             generation,
             tenant_id=asked.principal.tenant.id,
-            earlier=asked.earlier,
+            earlier=earlier,
             own=asked.own,
             is_stored=asked.fields.store is not False,
             is_obfuscated=_is_obfuscated(asked.fields),

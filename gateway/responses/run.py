@@ -58,9 +58,9 @@ class ResponseRun(Answer):
         on_abandon: Callable[[ResponseRun], None],
         agent: Agent | None = None,
     ) -> None:
-        """earlier: the items of the responses that it continues. own: its own input items.
-        generation: None if nothing is generated, and the response only stores its input.
-        on_end: stores the response, before its last event is sent. on_abandon: must call
+        """earlier: the items of the responses that it continues, if it is asked for them. own: its
+        own input items. generation: None if nothing is generated, and the response only stores its
+        input. on_end: stores the response, before its last event is sent. on_abandon: must call
         ``give_up`` in a task of its own. agent: makes further turns; None if there is one only."""
         encoder = ResponseEvents(response, is_obfuscated=is_obfuscated)
         super().__init__(generation, encoder)

@@ -103,6 +103,7 @@ async def compact(services: Services, request: Request, fields: ResponseFields) 
             compaction.asking(fields),
             principal=context.principal_of(request.scope),
             request_id=known.request_id,
+            is_continued=True,
         ),
         known.departure,
     )

@@ -13,7 +13,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway import context
 from gateway.admission import tool_use
 from gateway.admission.model import Model
-from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.errors import InvalidRequestError, PayloadTooLarge, UnsupportedParameter
 from gateway.prompts import texts
 from gateway.prompts.chat import Ending
 from gateway.prompts.threads import PromptThreads
@@ -28,6 +28,9 @@ from gateway.schemas.tokenize import (
 from gateway.services import Services
 from tenants.access import require_scope
 
+MAX_CHARS = 1_000_000
+"""The most of a prompt, for which a tokenizer takes up to 200 MB: no limit on a tenant's tokens
+holds this route back."""
 _ONLY_WITH_MESSAGES = (
     "tools",
     "add_generation_prompt",
@@ -84,6 +87,10 @@ async def _token_ids(
         for name in _ONLY_WITH_MESSAGES:
             if getattr(body, name) is not None:
                 raise InvalidRequestError("Only allowed with messages.", param=name)
+        if len(body.prompt) > MAX_CHARS:
+            raise PayloadTooLarge(
+                f"At most {MAX_CHARS} characters; send it in parts.", param="prompt"
+            )
         has_special = body.add_special_tokens is not False
         encode = partial(model.tokenizer.encode, body.prompt, add_special_tokens=has_special)
         return await threads.run(encode, tenant=tenant, size=len(body.prompt))

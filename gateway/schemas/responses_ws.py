@@ -15,7 +15,7 @@ Client to server
         Fields as in ``POST /v1/responses``, without ``background``; ``stream`` is implied.
         ``previous_response_id`` may name a stored response, or one of the last ones of this
         connection, which need not be stored. ``"generate": false`` keeps the input only, to be
-        continued.
+        continued, and counts as a request where these are limited.
         A summary made by ``POST /v1/responses/compact`` begins a new chain: its ``output`` is the
         ``input``, without ``previous_response_id``.
         ``stream_id`` names a lane (1 to 256 characters of ``A-Z a-z 0-9 _ . : -``): responses of

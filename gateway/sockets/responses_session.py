@@ -243,6 +243,7 @@ class ResponsesSession(SocketSession):
             request_id=new_request_id(),
             earlier=None if previous is None else self._remembered.get(previous),
             generate=message.generate is not False,
+            is_continued=True,
         )
 
     # -- sending

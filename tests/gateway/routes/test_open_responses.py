@@ -80,7 +80,7 @@ def check(value: Any) -> None:
     for name, part in value.items():
         if name == "tool_choice" and isinstance(part, dict) and part["type"] == "allowed_tools":
             assert {"tools", "mode"} <= part.keys()
-        elif name not in ("tool_choice", "parameters", "error"):
+        elif name not in ("tool_choice", "parameters", "error", "structured_outputs"):  # ours
             check(part)
 
 

@@ -10,6 +10,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from engine.text.tokenizer import Tokenizer
+from gateway.routes import tokenize
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import MODEL, Gateway, chat_body, double_client, make_config, served
 
@@ -76,6 +77,12 @@ async def test_what_is_wrong_is_named(
     with pytest.raises(openai.BadRequestError) as caught:
         await post(client, path, **body)
     assert caught.value.param == param
+
+
+async def test_a_prompt_has_a_length(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="send it in parts") as caught:
+        await post(client, "/tokenize", prompt="a" * (tokenize.MAX_CHARS + 1))
+    assert (caught.value.status_code, caught.value.param) == (413, "prompt")
 
 
 async def test_another_model_and_another_scope(gateway: Gateway, client: AsyncOpenAI) -> None:

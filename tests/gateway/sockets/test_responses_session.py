@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.sockets import responses_session
 from gateway.sockets.responses_session import MAX_LANES, MAX_REMEMBERED
+from tenants.limits import Limits
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import get
 from tests.gateway.routes.test_responses import ORDER_OF_TEXT, types_of
@@ -173,6 +174,19 @@ async def test_input_without_an_answer(gateway: Gateway, double: EngineDouble) -
         await client.create("now", previous_response_id=events[-1]["response"]["id"])
         await client.response()
     assert "remember" in double.prompt()
+
+
+async def test_input_without_an_answer_is_a_request(gateway: Gateway) -> None:
+    tenant = gateway.tenant.id
+    await gateway.store.put_limits(tenant, "tenant", tenant, Limits(requests_per_minute=2))
+    gateway.authenticator.forget()
+    async with connected(gateway) as client:
+        for _ in range(2):
+            await client.create("remember", generate=False)
+            assert (await client.response())[-1]["type"] == "response.completed"
+        await client.create("remember", generate=False)
+        assert (await client.refusal())["status"] == 429
+    assert (await gateway.usage(0)).requests == 0
 
 
 async def test_lanes_run_at_once_and_each_in_order(gateway: Gateway, double: EngineDouble) -> None:
@@ -347,10 +361,15 @@ async def test_the_server_goes_down_after_the_last_response(
 
 
 async def test_what_the_connections_of_a_tenant_remember_is_bounded(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remembered = gateway.app.state.services.responses.remembered
     monkeypatch.setattr(responses_session, "MAX_TENANT_BYTES", 40_000)
+    async with served_double(model_dir, max_model_len=40_000) as (gateway, _):
+        await _remember_too_much(gateway)
+
+
+async def _remember_too_much(gateway: Gateway) -> None:
+    remembered = gateway.app.state.services.responses.remembered
 
     async def remember(client: Client) -> str:
         await client.create("x" * 10_000, generate=False, store=False)
