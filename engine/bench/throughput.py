@@ -25,6 +25,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from engine.core import EngineCore
 from engine.errors import ConfigError, EngineError
 from engine.launch import IDLE_THREADS
 from engine.llm import LLM, TokensPrompt
@@ -33,6 +34,8 @@ from engine.spec.config import SpeculativeConfig
 
 CONCURRENCIES = (1, 16, 64)
 REPEATS = 2
+PROFILED_STEPS = 16
+"""In which the time of collectives is measured."""
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +64,7 @@ class Workload(msgspec.Struct, frozen=True):
     output_lens: list[int]
 
 
-class Measurement(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     """One JSON line."""
 
     engine: str
@@ -69,6 +72,10 @@ class Measurement(msgspec.Struct, frozen=True):
     s: float
     out_tok_s: float
     total_tok_s: float
+    out_tok_s_each: float | None = None
+    """Output tokens for each of several ranks."""
+    collectives: float | None = None
+    """Of several ranks: the share of decode steps that rank 0 spends in collectives."""
 
 
 Engine = Callable[[Case, Workload], int]
@@ -124,6 +131,26 @@ def sluice_engine(llm: LLM) -> Engine:
         return sum(len(result.outputs[0].token_ids) for result in llm.generate(prompts, params))
 
     return generate
+
+
+def of_ranks(llm: LLM, case: Case, result: Measurement) -> Measurement:
+    """With what is asked of several ranks. Prompts are cached, so that the steps looked at
+    decode."""
+    from engine.bench.collectives import share_of
+    from engine.runner.runner import TorchRunner
+
+    runner = llm._core._runner if isinstance(llm._core, EngineCore) else None
+    assert isinstance(runner, TorchRunner)
+    engine, rng = sluice_engine(llm), random.Random(0)
+    drawn = draw(case, llm.info.vocab_size, rng).prompts
+    first, rest = (Workload(drawn, [length] * case.n) for length in (1, PROFILED_STEPS))
+    engine(case, first)
+    share = share_of(lambda: engine(case, rest), runner.stage, llm.info.device)
+    return msgspec.structs.replace(
+        result,
+        out_tok_s_each=round(result.out_tok_s / llm.config.num_ranks, 1),
+        collectives=None if share is None else round(share, 3),
+    )
 
 
 def transformers_engines(model_dir: Path, num_threads: int | None) -> Iterator[tuple[str, Engine]]:
@@ -283,6 +310,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--enforce-eager", action="store_true")
     engine.add_argument("--kv-cache-dtype", default="auto")
     engine.add_argument("--tensor-parallel-size", type=int, default=1)
+    engine.add_argument("--pipeline-parallel-size", type=int, default=1)
     engine.add_argument("--enable-expert-parallel", action="store_true")
     return parser.parse_args(arguments)
 
@@ -303,6 +331,7 @@ ENGINE_OPTIONS = (
     "enforce_eager",
     "kv_cache_dtype",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "enable_expert_parallel",
 )
 
@@ -348,15 +377,18 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
         settings = {name: getattr(options, name) for name in ENGINE_OPTIONS}
         if options.model is None and config is not None:
             settings["load_format"] = "dummy"
-        engines, vocab_size = [], 0
+        engines, vocab_size, plain = [], 0, None
         for speculative in (*_speculative(options), None):
             llm = LLM(model, skip_tokenizer_init=True, speculative_config=speculative, **settings)
-            vocab_size = llm.info.vocab_size
+            vocab_size, plain = llm.info.vocab_size, llm
             engines.append((_name(speculative), sluice_engine(llm)))
         if options.cases is None and not options.no_transformers:
             engines += transformers_engines(Path(model), options.num_threads)
         results = []
+        by_name = {case.name: case for case in cases}
         for result in compare(engines, cases, vocab_size, repeats=options.repeats):
+            if plain is not None and plain.config.num_ranks > 1 and result.engine == _name(None):
+                result = of_ranks(plain, by_name[result.case], result)
             results.append(result)
             print(msgspec.json.encode(result).decode(), flush=True)
     console.print(table(results, _name(None) if options.speculative_config else None))
