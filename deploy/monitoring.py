@@ -490,7 +490,17 @@ def _page() -> str:
         labels = sorted({label for sample in one.samples for label in sample.labels} - {"le"})
         name = f"{one.name}_total" if one.type == "counter" else one.name
         lines.append(f"| `{name}` | {one.type} | {', '.join(labels)} | {one.documentation} |")
-    lines += ["", "## Alerts", ""]
+    lines += [
+        "",
+        "Histograms are classic ones, with buckets for what a server of language models does:"
+        " the text format has no place for native ones, and `prometheus_client` makes none."
+        " Prometheus 3 keeps them as native histograms with these buckets if the scrape job says"
+        " `convert_classic_histograms_to_nhcb: true`; with `always_scrape_classic_histograms: true`"
+        " beside it the dashboard and the alerts, which read the classic ones, go on.",
+        "",
+        "## Alerts",
+        "",
+    ]
     for alert in ALERTS_TABLE:
         lines += [
             f"### {alert.name}",
