@@ -89,8 +89,9 @@ def check_journal(settings: Config) -> Iterator[Finding]:
 
 def _folder(what: str, folder: Path, setting: str) -> Finding:
     """Whether a folder can be written, or made."""
-    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    parent = folder
     try:
+        parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:

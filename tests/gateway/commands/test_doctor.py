@@ -179,3 +179,18 @@ def test_settings_that_are_shown_can_be_read_again(tmp_path: Path) -> None:
     assert changed["server"] == {"port": 9}
     assert set(changed["engine"]) == {"model", "device", "speculative_config"}
     assert os.fspath(DEMO) == changed["engine"]["model"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_a_journal_of_another_account(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    config.tenants.journal_folder.mkdir(parents=True)
+    config.tenants.journal_folder.parent.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        (text,) = texts(doctor.check_journal, config).values()
+    finally:
+        os.seteuid(0)
+    assert text.startswith("wrong: ")
+    assert "Permission denied" in text
+    assert "set tenants.journal_dir" in text
