@@ -43,9 +43,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
-Replicas = Annotated[
-    int | None, typer.Option(min=1, help="Engines of the model; by default fleet.replicas, or 1.")
-]
 DataDir = Annotated[Path, typer.Option(help="Folder of the demo: database, secrets and keys.")]
 
 
@@ -87,7 +84,9 @@ def demo(
     config: Annotated[
         Path | None, typer.Option(help="Settings file, as for serve, but without a database.")
     ] = None,
-    replicas: Replicas = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines of the model; by default 1.")
+    ] = None,
     replay: Annotated[
         float | None,
         typer.Option(
@@ -119,7 +118,12 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Gateway processes; by default server.workers.")
     ] = None,
-    replicas: Replicas = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Engines of the model; by default fleet.replicas. 0: others join."
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model's folder or hub id, in place of engine.model.")
     ] = None,

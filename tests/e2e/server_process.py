@@ -28,6 +28,7 @@ class ServerProcess:
         output: Path,
         env: Mapping[str, str] | None = None,
         max_files: int | None = None,
+        cwd: Path | None = None,
     ) -> None:
         """arguments: of Python. env: beside this process's own environment. max_files: the hard
         limit on its open files."""
@@ -44,6 +45,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                cwd=cwd,
                 env={**os.environ, **(env or {})},
             )
 
