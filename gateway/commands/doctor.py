@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ CONNECTIONS = 10
 """That each worker opens: the pool of ``PostgresStore.connect``, upkeep, and the listener."""
 TESTED_POSTGRES = 18
 MIN_FREE_BYTES = 1 << 30
+RENEW_DAYS = 14
 _TIMEOUT_S = 60.0
 
 Verdict = Literal["ok", "note", "wrong"]
@@ -262,7 +264,18 @@ def check_tls(settings: Config) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("wrong", "TLS", str(error))
     else:
-        yield Finding("ok", "TLS", settings.server.tls_certificate)
+        yield _lifetime(Path(settings.server.tls_certificate))
+
+
+def _lifetime(certificate: Path) -> Finding:
+    from cryptography.x509 import load_pem_x509_certificate
+
+    ends = load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    days = (ends - datetime.now(UTC)).days
+    text = f"{certificate} is good until {ends:%Y-%m-%d}"
+    if days < 0:
+        return Finding("wrong", "TLS", f"{text}, which is over; put a new one in its place")
+    return Finding("ok" if days >= RENEW_DAYS else "note", "TLS", text)
 
 
 def check_open_files(settings: Config) -> Iterator[Finding]:

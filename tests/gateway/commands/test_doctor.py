@@ -7,9 +7,15 @@ import os
 import socket
 import subprocess
 import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 import migrations
 from gateway import config as configuration
@@ -92,6 +98,23 @@ def test_secrets_that_others_can_read(tmp_path: Path) -> None:
     path.chmod(0o644)
     (text,) = texts(doctor.check_secrets, settings(tmp_path)).values()
     assert f"chmod 600 {path}" in text
+
+
+@pytest.mark.parametrize(("days", "verdict"), [(100, "ok"), (5, "note"), (-3, "wrong")])
+def test_a_certificate_that_ends(tmp_path: Path, days: int, verdict: str) -> None:
+    pem, key = tmp_path / "tls.pem", tmp_path / "tls.key"
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sluice.example.com")])
+    ends = datetime.now(UTC) + timedelta(days=days)
+    made = x509.CertificateBuilder(
+        name, name, private.public_key(), 1, ends - timedelta(days=200), ends
+    ).sign(private, hashes.SHA256())
+    pem.write_bytes(made.public_bytes(Encoding.PEM))
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    env = {"SLUICE_SERVER_TLS_CERTIFICATE": str(pem), "SLUICE_SERVER_TLS_KEY": str(key)}
+    config = configuration.load(write(tmp_path), env=env)
+    (text,) = texts(doctor.check_tls, config).values()
+    assert text.startswith(f"{verdict}: {pem} is good until {ends:%Y-%m-%d}")
 
 
 def test_a_port_that_is_taken_is_a_note(tmp_path: Path) -> None:

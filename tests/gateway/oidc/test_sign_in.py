@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 import pytest
 import pytest_asyncio
+from joserfc import jwt
 from joserfc.jwk import RSAKey
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -257,6 +258,11 @@ async def test_tokens_in_place_of_keys(site: Site) -> None:
         header = base64.urlsafe_b64encode(b'{"alg":"none","kid":"one"}').decode().rstrip("=")
         return f"{header}.{body}."
 
+    def with_its_own_key() -> str:
+        header = {"alg": "RS256", "kid": "one", "jwk": stranger.as_dict(private=False)}
+        whole = {"iss": site.provider.issuer, "sub": "jane", "exp": now + 300, **claims}
+        return jwt.encode(header, whole, stranger)
+
     def confused() -> str:
         """Signed by HMAC with the public key, which everybody has."""
         whole = {"iss": site.provider.issuer, "sub": "jane", "exp": now + 300, **claims}
@@ -277,6 +283,7 @@ async def test_tokens_in_place_of_keys(site: Site) -> None:
     bad = {
         "unsigned": unsigned(),
         "confused": confused(),
+        "with its own key": with_its_own_key(),
         "of another key": issue(**claims, key=stranger),
         "of another issuer": issue(**claims, iss="https://evil.example"),
         "for another audience": issue(**claims | {"aud": CLIENT}),
