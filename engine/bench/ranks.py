@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 
 from engine.bench.rank_checks import MODELS, PHASES
 from engine.bench.shapes import SHAPES
@@ -128,8 +129,10 @@ _PP = ("--pipeline-parallel-size", "2")
 _EP = (*_TP, "--enable-expert-parallel")
 _FP8 = ("--quantization", "fp8")
 _ALL = ("b1", "b64", "b256")
+_BUILD = Job("build", _module("kernels", "build"))
 _ALL_REDUCE = Job("all-reduce", _module("kernels.bench", "all-reduce"))
 PARTS = (
+    Part("build", 150, lambda _: [_BUILD] if torch.cuda.is_available() else [], lambda *_: []),
     Part("agree", 150, _checks("agree", list(MODELS)), _lines),
     Part("lose", 90, _checks("lose", PHASES), _lines),
     Part("all-reduce", 60, lambda _: [_ALL_REDUCE], _all_reduce),

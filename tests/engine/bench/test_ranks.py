@@ -77,7 +77,7 @@ def test_speeds_are_read(tmp_path: Path) -> None:
 def test_no_such_part(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         ranks.main(["9b"])
-    assert "no such part: 9b; there are agree, lose" in capsys.readouterr().err
+    assert "no such part: 9b; there are build, agree, lose" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

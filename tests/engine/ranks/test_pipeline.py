@@ -23,6 +23,7 @@ from tests.engine.ranks.test_tensor_parallel import (
     DEMO,
     LOGPROBS,
     assert_alike,
+    drafting,
     numbers,
     outputs,
     tokens,
@@ -34,7 +35,6 @@ BY_DAY = ["llama3", "gemma2", "deepseek-v2"]
 FAMILIES = [
     pytest.param(name, marks=[] if name in BY_DAY else pytest.mark.nightly) for name in CASE_OF
 ]
-HEADS = "engine/demo/heads"
 SHORT = {"num_gpu_blocks_override": 24, "forecast_admission": False}
 
 
@@ -90,16 +90,6 @@ def test_quantized_weights(layout: str, tmp_path: Path) -> None:
     folder = write(case, tmp_path)
     checkpoints.quantize_in_place(folder, *LAYOUTS[layout], MATRIX)
     assert_alike(staged(folder, 2), make(folder, 1), list(case.prompts))
-
-
-def drafting(method: str, **options: Any) -> dict[str, Any]:
-    network = {} if method == "ngram" else {"model": f"{HEADS}/{method}"}
-    if method == "draft_model":
-        network = {"model": str(DEMO)}
-    return {
-        "speculative_config": {"method": method, "num_speculative_tokens": 3, **network},
-        **options,
-    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError, ModelLoadError
-from engine.llm import LLM, LoRARequest, SamplingParams
+from engine.llm import LLM, LoRARequest, SamplingParams, StructuredOutputs
 from engine.outputs import GenerationOutput
 from tests.engine.lora.making import read_weights, write_adapter
 from tests.engine.lora.test_families import TARGETS
@@ -32,6 +32,17 @@ BY_NIGHT = [pytest.param(name, marks=pytest.mark.nightly) for name in CASE_OF if
 DENSE = CASES[0]
 CUT = ("gptq desc_act", "compressed-tensors int4 ordered", "fp8 in blocks that do not divide")
 WHOLE = {"intermediate_size": 128, "head_dim": 32}
+
+
+def drafting(method: str, **options: Any) -> dict[str, Any]:
+    """Options of an engine, of the demo model's heads."""
+    network = {} if method in ("ngram", "suffix") else {"model": f"engine/demo/heads/{method}"}
+    if method == "draft_model":
+        network = {"model": str(DEMO)}
+    return {
+        "speculative_config": {"method": method, "num_speculative_tokens": 3, **network},
+        **options,
+    }
 
 
 def outputs(llm: LLM, prompts: list[str], params: SamplingParams) -> list[GenerationOutput]:
@@ -72,9 +83,20 @@ def test_every_family(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("llama2", 4), ("phi3", 2), ("qwen3-moe-mixed", 2), ("deepseek-v3", 2)]
+    ("name", "size", "options"),
+    [
+        ("llama2", 4, {}),
+        ("phi3", 2, {}),
+        ("qwen3-moe-mixed", 2, {}),
+        ("deepseek-v3", 2, {"enable_expert_parallel": True}),
+        pytest.param("deepseek-v3", 2, {}, marks=pytest.mark.nightly),
+        pytest.param(
+            *("qwen3-moe-mixed", 2, {"enable_expert_parallel": True}), marks=pytest.mark.nightly
+        ),
+        pytest.param("llama2", 2, drafting("ngram"), marks=pytest.mark.nightly),
+    ],
 )
-def test_adapters(name: str, size: int, tmp_path: Path) -> None:
+def test_adapters(name: str, size: int, options: dict[str, Any], tmp_path: Path) -> None:
     """In one batch with none, and again after others took their slots."""
     case = CASE_OF[name]
     folder = write(case, tmp_path / "base")
@@ -89,7 +111,8 @@ def test_adapters(name: str, size: int, tmp_path: Path) -> None:
     prompts = [case.prompts[0]] * 4
     found = []
     for ranks in (size, 1):
-        llm = make(folder, ranks, enable_lora=True, max_loras=2, max_cpu_loras=2)
+        own = options if ranks > 1 else {k: v for k, v in options.items() if "expert" not in k}
+        llm = make(folder, ranks, enable_lora=True, max_loras=2, max_cpu_loras=2, **own)
         asked = [None, *requests]
         rounds = [llm.generate(prompts, LOGPROBS, lora_request=asked) for _ in range(2)]
         found.append([one for results in rounds for one in results])
@@ -145,34 +168,26 @@ def test_a_format_that_ranks_would_cut(layout: str, tmp_path: Path) -> None:
         {"kv_cache_dtype": "fp8"},
         {"quantization": "fp8", "quantize_lm_head": True},
         {"num_gpu_blocks_override": 20, "swap_space": 0.001},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-        {
-            "speculative_config": {
-                "method": "eagle3",
-                "model": "engine/demo/heads/eagle3",
-                "num_speculative_tokens": 3,
-            }
-        },
-        {
-            "speculative_config": {
-                "method": "medusa",
-                "model": "engine/demo/heads/medusa",
-                "num_speculative_tokens": 2,
-            },
-            "async_scheduling": True,
-        },
+        drafting("ngram"),
+        drafting("eagle3"),
+        drafting("medusa", async_scheduling=True),
+        pytest.param(drafting("suffix"), marks=pytest.mark.nightly),
+        pytest.param(drafting("draft_model"), marks=pytest.mark.nightly),
+        pytest.param(drafting("eagle", kv_cache_dtype="fp8"), marks=pytest.mark.nightly),
     ],
     ids=str,
 )
 def test_what_else_an_engine_does(options: dict[str, Any]) -> None:
-    """Prefixes are found again, and requests preempted, as on one rank."""
+    """Prefixes are found again, requests preempted, and masks applied, as on one rank."""
     llms = [make(DEMO, size, max_num_seqs=3, max_model_len=72, **options) for size in (2, 1)]
     story = "Tell me a story about a fox. " * 3
-    prompts = [story + end for end in ("Begin.", "Begin.", "And then?", "Stop.")]
+    prompts = [story + end for end in ("Begin.", "Begin.", "And then?", "Stop.", "A mask:")]
     rounds: list[list[list[list[int]]]] = [[], []]
-    params = SamplingParams(temperature=0.7, seed=3, max_tokens=24, ignore_eos=True)
+    params = [SamplingParams(temperature=0.7, seed=3, max_tokens=24, ignore_eos=True)] * 4
+    choice = StructuredOutputs(choice=("a fox runs home", "the end of it"))
+    params.append(SamplingParams(temperature=0.7, seed=3, structured_outputs=choice))
     for found, llm in zip(rounds, llms, strict=True):
-        found += [tokens(outputs(llm, prompts, params)) for _ in range(2)]
+        found += [tokens(llm.generate(prompts, params)) for _ in range(2)]
     stats = [llm.stats() for llm in llms]
     if "quantization" not in options:  # whose rounding depends on what a rank has of a row
         assert rounds[0] == rounds[1]
