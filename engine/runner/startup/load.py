@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -150,8 +151,12 @@ def _load(
     made = create_drafting(network, executors, config, cache, table, sampler, dtype)
     stored = [*cache.tensors, *made.swapped]
     host_blocks = load_host_blocks(config.swap_space, stored, stage.least)
+    steps_by = made.executors
+    if stage.count > 1:
+        # All stages must record the same graphs, and only the last one has a draft network.
+        steps_by = replace(steps_by, resting=None)
     forward_pass = ForwardPass(
-        made.executors,
+        steps_by,
         cache,
         table,
         attention,

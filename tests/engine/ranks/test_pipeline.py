@@ -29,6 +29,7 @@ from tests.engine.ranks.test_tensor_parallel import (
     tokens,
 )
 from tests.engine.ranks.threads import make
+from tests.engine.runner.emulated_graphs import emulate
 
 BY_DAY = ["llama3", "gemma2", "deepseek-v2"]
 """A plain one, windows and a tied embedding, latent attention with layers that differ."""
@@ -147,6 +148,20 @@ def test_stages_have_as_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{chunk.row for chunk in plan.chunks} for plan in plans[3:-3]]
     assert all(one.isdisjoint(other) for one, other in pairwise(rows))
     assert max(map(len, rows)) == 3
+
+
+@pytest.mark.parametrize("method", ["medusa", pytest.param("eagle", marks=pytest.mark.nightly)])
+def test_recorded_steps(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages record the same graphs in the same order, and pass things on within them."""
+    options = drafting(method, async_scheduling=True, max_num_seqs=4, max_model_len=72)
+    ours, theirs = staged(DEMO, 2, **options), make(DEMO, 1, **options)
+    core: Any = ours._core
+    ranks = core._runner.ranks
+    counts = core._runner._each(lambda rank: emulate(ranks[rank], monkeypatch, 3))
+    prompts = [f"The {word} went" for word in ("fox", "cat", "dog")]
+    assert_alike(ours, theirs, prompts)
+    for decoding, checking, _ in counts:
+        assert decoding.num_runs + checking.num_runs > 10
 
 
 @pytest.mark.parametrize(("num_layers", "count"), [(5, 2), (7, 3), (8, 8), (80, 4)])
