@@ -148,7 +148,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await services.streams.close()
     await services.responses.close(ABORT_S)
     await services.lifecycle.close()
-    if services.sign_in is not None:
+    if services.sign_in.provider is not None:
         await services.sign_in.provider.close()
     if app.state.tracing is not None:
         await asyncio.to_thread(app.state.tracing.close)

@@ -77,8 +77,8 @@ class Services:
     metrics: Metrics
     quota: Quota
     authenticator: Authenticator
-    sign_in: SignIn | None
-    """The authenticator, where people sign in by OpenID Connect."""
+    sign_in: SignIn
+    """The authenticator, as the one who signs people in on the pages."""
     revocations: Revocations
     generations: Generations
     admission: Admission
@@ -189,7 +189,7 @@ def create_services(
         metrics=base.metrics,
         quota=base.quota,
         authenticator=base.authenticator,
-        sign_in=base.authenticator if isinstance(base.authenticator, SignIn) else None,
+        sign_in=base.authenticator,
         revocations=revocations,
         generations=generations,
         admission=admission,
@@ -233,7 +233,7 @@ class _Base:
     ledger: Ledger
     quota: Quota
     last_used: LastUsed
-    authenticator: Authenticator
+    authenticator: SignIn
 
 
 def _create_base(
@@ -277,16 +277,12 @@ def _create_base(
     )
 
 
-def _authenticator(
-    config: Config, store: Store, pepper: bytes, last_used: LastUsed
-) -> Authenticator:
+def _authenticator(config: Config, store: Store, pepper: bytes, last_used: LastUsed) -> SignIn:
     options: dict[str, Any] = {
         "max_stale_s": config.tenants.key_grace_s,
         "max_entries": config.tenants.max_cached_keys,
         "last_used": last_used,
     }
-    if config.oidc.issuer is None:
-        return Authenticator(store, pepper, **options)
     return SignIn(config.oidc, store, pepper, **options)
 
 

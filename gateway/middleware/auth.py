@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway import context
 from gateway.concurrency.fair_starts import FairStarts
 from gateway.errors import InvalidApiKey, InvalidRequestError, PermissionDenied
-from gateway.oidc.sign_in import SignIn
+from gateway.oidc.sign_in import ADMIN_PAGE, SignIn
 from gateway.schemas.operation import SOCKET, Operation
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
@@ -43,25 +43,33 @@ def key_in(headers: Headers) -> str | None:
     return next(iter(keys), None)
 
 
-def credential_in(headers: Headers, method: str, sign_in: SignIn | None) -> str | None:
-    """The key in the headers, or else the session of a page.
+def credential_in(scope: Scope, sign_in: SignIn | None) -> str | None:
+    """The key in the headers of a request, or else the session of a page.
 
     A browser adds a session's cookie to whatever any page asks for. So what may change something
-    must come from our own pages: with their ``Origin`` and, but for WebSockets, a header that no
-    other page can set. Raises ``PermissionDenied``, and as ``key_in``.
+    must come from our own pages. Raises as ``check_own_page`` and ``key_in``.
     """
+    headers = Headers(scope=scope)
     key = key_in(headers)
     if key is not None or sign_in is None:
         return key
-    session = cookie_parser(headers.get("cookie", "")).get(sign_in.cookie)
-    if session and method not in ("GET", "HEAD"):
-        if headers.get("origin", "").lower() != sign_in.config.origin:
-            raise PermissionDenied(
-                "A sign-in on the pages is good for requests of these pages only; send an API key."
-            )
-        if method != SOCKET and CSRF_HEADER not in headers:
-            raise PermissionDenied(f"Requests of the pages have the header {CSRF_HEADER}.")
+    page = ADMIN_PAGE if scope["path"].startswith(ADMIN_PAGE) else "/"
+    session = cookie_parser(headers.get("cookie", "")).get(sign_in.cookie(page, scope))
+    if session and scope.get("method") not in ("GET", "HEAD"):
+        check_own_page(scope, sign_in)
     return session or None
+
+
+def check_own_page(scope: Scope, sign_in: SignIn) -> None:
+    """Raise ``PermissionDenied`` unless one of our pages sends this: with its ``Origin`` and, but
+    for WebSockets, a header that no other page can set."""
+    headers = Headers(scope=scope)
+    if not sign_in.is_own_page(headers):
+        raise PermissionDenied(
+            "A sign-in on the pages is good for requests of these pages only; send an API key."
+        )
+    if scope["type"] == "http" and CSRF_HEADER not in headers:
+        raise PermissionDenied(f"Requests of the pages have the header {CSRF_HEADER}.")
 
 
 class Operations:
@@ -142,7 +150,7 @@ class Auth:
         return "chat" if not others else others[0].scope
 
     async def _authorize(self, scope: Scope, needed: KeyScope) -> None:
-        token = credential_in(Headers(scope=scope), scope.get("method", SOCKET), self._sign_in)
+        token = credential_in(scope, self._sign_in)
         if token is None:
             raise InvalidApiKey(
                 "You didn't provide an API key. Send it in the Authorization header: "

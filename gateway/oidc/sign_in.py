@@ -1,11 +1,13 @@
-"""From a person who has signed in, or a token of the provider, to a principal.
+"""From somebody who has signed in on a page, or a token of the provider, to a principal.
 
-A person is an API key that nobody has the text of: it is made at the first sign-in, belongs to the
-tenant and project that the claims name, and has limits, usage and an audit trail as any other.
-Revoking it ends all that the person has open. What the person may do follows from the claims of the
-token at hand, not from the key.
+One signs in with an API key, or at the provider if there is one. A person of the provider is an API
+key that nobody has the text of: it is made at the first sign-in, belongs to the tenant and project
+that the claims name, and has limits, usage and an audit trail as any other. Revoking it ends all
+that the person has open. What the person may do follows from the claims of the token at hand, not
+from the key.
 
-    page      cookie with a session: who, with which scopes, until when, and our signature
+    page      cookie with a session: who, with which scopes, until when, and our signature; each
+              page has its own, as people chat and administrate with different keys
     API       the provider's token as the bearer, for one of ``oidc.audiences``
 """
 
@@ -23,6 +25,8 @@ from time import time
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Scope as AsgiScope
 
 from gateway.config.oidc import OidcConfig
 from gateway.errors import InvalidApiKey, PermissionDenied
@@ -38,6 +42,10 @@ SESSION = "session."
 """What a session begins with where a key could stand."""
 SIGN_IN_S = 600.0
 """How long a person may take at the provider."""
+KEY_SESSION_S = 30 * 86_400.0
+"""How long a sign-in with an API key lasts, unless the key ends before."""
+ADMIN_PAGE = "/admin/"
+PAGES = ("/", ADMIN_PAGE)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -89,13 +97,26 @@ class SignIn(Authenticator):
         ``Authenticator``. Raises ``ConfigError`` as ``Provider`` does."""
         super().__init__(store, pepper, **options)
         self.config = config
-        self.provider = Provider(config)
+        self.provider = None if config.issuer is None else Provider(config)
 
-    @property
-    def cookie(self) -> str:
-        """The name of a session's cookie, with the prefix by which browsers keep it to this host
-        and to HTTPS."""
-        return "__Host-sluice" if self.config.is_secure else "sluice"
+    def cookie(self, page: str, scope: AsgiScope) -> str:
+        """The name of the cookie of a page's session, for a request of that page. Over HTTPS it has
+        the prefix by which browsers keep it to this host and to HTTPS."""
+        name = "sluice-admin" if page == ADMIN_PAGE else "sluice"
+        return f"__Host-{name}" if self.is_secure(scope) else name
+
+    def is_secure(self, scope: AsgiScope) -> bool:
+        """Whether the browser came by HTTPS."""
+        if self.config.public_url is not None:
+            return self.config.is_secure
+        return scope["scheme"] in ("https", "wss")
+
+    def is_own_page(self, headers: Headers) -> bool:
+        """Whether a request's ``Origin`` says that one of our pages has sent it."""
+        origin = headers.get("origin", "").lower()
+        return is_same_origin(origin, headers) or (
+            self.config.public_url is not None and origin == self.config.origin
+        )
 
     async def authenticate(self, text: str) -> Principal:
         """As ``Authenticator.authenticate``; raises also ``InvalidApiKey``, ``PermissionDenied``
@@ -105,7 +126,9 @@ class SignIn(Authenticator):
             if session is None:
                 raise InvalidApiKey("The sign-in has ended; sign in again.")
             return self._seen(await self.check(session.public_id), session.scopes)
-        if self.config.audiences and text.count(".") == 2:  # A key has no dot.
+        if (
+            self.provider is not None and self.config.audiences and text.count(".") == 2
+        ):  # A key has no dot.
             claims = await self.provider.verify(text, audiences=self.config.audiences)
             person = self._person(claims)
             return self._seen(await self._found(person), person.scopes)
@@ -126,6 +149,12 @@ class SignIn(Authenticator):
             raise PermissionDenied(f"Your access here is {error.reason}.") from None
         ends = time() + self.config.session_s
         return SESSION + self.seal(Session(person.public_id, person.scopes, person.name, ends))
+
+    async def start_key_session(self, api_key: str) -> str:
+        """The session of somebody who has the key. Raises as ``Authenticator.authenticate``."""
+        key = (await super().authenticate(api_key)).key
+        ends = time() + KEY_SESSION_S
+        return SESSION + self.seal(Session(key.public_id, key.scopes, key.name, ends))
 
     def session(self, text: str | None) -> Session | None:
         """The session that a text is, if it is one that goes on."""
@@ -227,6 +256,12 @@ class SignIn(Authenticator):
                 scopes=person.scopes,
                 project_id=project_id,
             )
+
+
+def is_same_origin(origin: str, headers: Headers) -> bool:
+    """Whether an origin in lower case is that of the host which the request names."""
+    scheme, _, authority = origin.partition("://")
+    return scheme in ("http", "https") and authority == headers.get("host", "").lower()
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:

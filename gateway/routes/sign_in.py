@@ -1,47 +1,52 @@
-"""``/auth``: people sign in on the pages, by the authorization code flow with PKCE."""
+"""``/auth``: people sign in on the pages, with a key or by the authorization code flow of OIDC."""
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from gateway.errors import ApiError, InvalidApiKey, NotFound, PermissionDenied, to_api_error
-from gateway.middleware.auth import credential_in
-from gateway.oidc.sign_in import SIGN_IN_S, Attempt, SignIn
+from gateway.middleware.auth import check_own_page
+from gateway.oidc.provider import Provider
+from gateway.oidc.sign_in import KEY_SESSION_S, PAGES, SIGN_IN_S, Attempt, Session
 from gateway.routes.http import secret_answer
-from gateway.schemas.sign_in import SignInState
+from gateway.schemas.sign_in import KeySignIn, SignInState
 from gateway.services import Services
-from tenants.errors import TenantsError
+from tenants.errors import AuthenticationFailed, TenantsError
 
-PAGES = ("/", "/admin/")
 ATTEMPT = "sluice-sign-in"
 """The cookie of a sign-in that has been begun."""
 
 
 async def begin(services: Services, request: Request) -> Response:
     """To the provider, and then back to the page that was given."""
-    sign_in = _sign_in(services)
-    page = request.query_params.get("page", "/")
-    attempt = Attempt.begin(page if page in PAGES else "/")
-    url = await sign_in.provider.authorization_url(
+    provider = _provider(services)
+    attempt = Attempt.begin(_page(request))
+    url = await provider.authorization_url(
         state=attempt.state, nonce=attempt.nonce, challenge=attempt.challenge
     )
     response = _redirect(url)
-    _set(response, sign_in, ATTEMPT, sign_in.seal(attempt), SIGN_IN_S, path="/auth/")
+    sealed = services.sign_in.seal(attempt)
+    _set(services, request, response, ATTEMPT, sealed, for_s=SIGN_IN_S, path="/auth/")
     return response
 
 
 async def callback(services: Services, request: Request) -> Response:
     """Where the provider sends the browser. Failures are told in words: a person reads them."""
-    sign_in = _sign_in(services)
+    sign_in = services.sign_in
     attempt = sign_in.unseal(request.cookies.get(ATTEMPT, ""), Attempt)
     try:
-        session = await _finish(sign_in, request, attempt)
+        claims = await _finish(services, request, attempt)
+        session = await sign_in.start_session(claims)
         assert attempt is not None
         response = _redirect(attempt.page)
-        _set(response, sign_in, sign_in.cookie, session, sign_in.config.session_s)
+        for page in PAGES:
+            cookie = sign_in.cookie(page, request.scope)
+            _set(services, request, response, cookie, session, for_s=sign_in.config.session_s)
     except (ApiError, TenantsError) as error:
         failure = to_api_error(error)
         response = PlainTextResponse(f"Signing in failed. {failure.message}", failure.status)
@@ -50,45 +55,75 @@ async def callback(services: Services, request: Request) -> Response:
     return response
 
 
-async def _finish(sign_in: SignIn, request: Request, attempt: Attempt | None) -> str:
+async def _finish(
+    services: Services, request: Request, attempt: Attempt | None
+) -> Mapping[str, Any]:
+    provider, config = _provider(services), services.sign_in.config
     query = request.query_params
     if attempt is None or not hmac.compare_digest(
         query.get("state", "").encode(), attempt.state.encode()
     ):
         raise InvalidApiKey("It was begun elsewhere, or too long ago; begin again.")
-    if query.get("iss", sign_in.config.issuer) != sign_in.config.issuer:  # RFC 9207
+    if query.get("iss", config.issuer) != config.issuer:  # RFC 9207
         raise InvalidApiKey("The answer is another provider's.")
     if "code" not in query:
         raise PermissionDenied(f"The provider says {query.get('error', 'nothing')[:64]!r}.")
-    claims = await sign_in.provider.exchange(
-        query["code"], verifier=attempt.verifier, nonce=attempt.nonce
-    )
-    return await sign_in.start_session(claims)
+    return await provider.exchange(query["code"], verifier=attempt.verifier, nonce=attempt.nonce)
+
+
+async def with_key(services: Services, request: Request, body: KeySignIn) -> Response:
+    """Only our pages may do so: another site's could sign its visitors in with a key of its own,
+    and read what they write then."""
+    sign_in = services.sign_in
+    check_own_page(request.scope, sign_in)
+    session = await sign_in.start_key_session(body.api_key)
+    response = _state(services, sign_in.session(session))
+    cookie = sign_in.cookie(_page(request), request.scope)
+    _set(services, request, response, cookie, session, for_s=KEY_SESSION_S)
+    return response
 
 
 async def sign_out(services: Services, request: Request) -> Response:
-    sign_in = _sign_in(services)
-    credential_in(request.headers, request.method, sign_in)  # Only the pages may do so.
+    """On both pages."""
+    sign_in = services.sign_in
+    check_own_page(request.scope, sign_in)
     response = Response(status_code=204)
-    response.delete_cookie(sign_in.cookie, secure=sign_in.config.is_secure, httponly=True)
+    for page in PAGES:
+        cookie = sign_in.cookie(page, request.scope)
+        response.delete_cookie(cookie, secure=sign_in.is_secure(request.scope), httponly=True)
     return response
 
 
 async def state(services: Services, request: Request) -> Response:
     """For the pages, which cannot read the cookie."""
     sign_in = services.sign_in
-    if sign_in is None or sign_in.config.client_id is None:
-        return secret_answer(SignInState())
-    session = sign_in.session(request.cookies.get(sign_in.cookie))
+    session = sign_in.session(request.cookies.get(sign_in.cookie(_page(request), request.scope)))
+    if session is not None:
+        try:
+            await sign_in.check(session.public_id)
+        except AuthenticationFailed:  # The key was revoked, or has expired.
+            session = None
+    return _state(services, session)
+
+
+def _state(services: Services, session: Session | None) -> Response:
+    is_offered = services.sign_in.config.client_id is not None
     if session is None:
-        return secret_answer(SignInState(is_offered=True))
-    return secret_answer(SignInState(is_offered=True, name=session.name, scopes=session.scopes))
+        return secret_answer(SignInState(is_offered=is_offered))
+    state = SignInState(is_offered=is_offered, name=session.name, scopes=session.scopes)
+    return secret_answer(state)
 
 
-def _sign_in(services: Services) -> SignIn:
-    if services.sign_in is None or services.sign_in.config.client_id is None:
-        raise NotFound("Nobody signs in here: the settings have no oidc.client_id.")
-    return services.sign_in
+def _page(request: Request) -> str:
+    page = request.query_params.get("page", "/")
+    return page if page in PAGES else "/"
+
+
+def _provider(services: Services) -> Provider:
+    provider = services.sign_in.provider
+    if provider is None or services.sign_in.config.client_id is None:
+        raise NotFound("There is no provider to sign in at: the settings have no oidc.client_id.")
+    return provider
 
 
 def _redirect(url: str) -> Response:
@@ -96,7 +131,14 @@ def _redirect(url: str) -> Response:
 
 
 def _set(
-    response: Response, sign_in: SignIn, name: str, value: str, for_s: float, *, path: str = "/"
+    services: Services,
+    request: Request,
+    response: Response,
+    name: str,
+    value: str,
+    *,
+    for_s: float,
+    path: str = "/",
 ) -> None:
     """Scripts cannot read it, and other sites' requests do not have it, but for links to ours."""
     response.set_cookie(
@@ -104,7 +146,7 @@ def _set(
         value,
         max_age=int(for_s),
         path=path,
-        secure=sign_in.config.is_secure,
+        secure=services.sign_in.is_secure(request.scope),
         httponly=True,
         samesite="lax",
     )

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 from gateway import context
 from gateway.errors import Draining, InvalidRequestError, PermissionDenied
 from gateway.middleware.auth import credential_in, key_in
-from gateway.schemas.operation import SOCKET
+from gateway.oidc.sign_in import is_same_origin
 from gateway.services import Services
 from gateway.sockets.session import SocketSession
 from gateway.sockets.tickets import Tickets
@@ -36,14 +36,14 @@ async def open_responses(services: Services, socket: WebSocket) -> None:
 
 async def _serve(services: Services, socket: WebSocket, make_session: MakeSession) -> None:
     allowed = services.config.server.allowed_origins
-    if services.sign_in is not None and services.sign_in.config.public_url is not None:
+    if services.sign_in.config.public_url is not None:
         allowed = (*allowed, services.sign_in.config.origin)
     check_origin(socket.headers, allowed)
     if services.lifecycle.draining:
         raise Draining("The server is shutting down.", retry_after_s=1)
     api_key = await credential(socket, services.tickets)
     if api_key is None:
-        api_key = credential_in(socket.headers, SOCKET, services.sign_in)
+        api_key = credential_in(socket.scope, services.sign_in)
     with _counted(services, socket, is_stranger=api_key is None) as welcome:
         if api_key is not None:
             request = context.of(socket.scope)
@@ -135,9 +135,7 @@ def check_origin(headers: Headers, allowed: Sequence[str]) -> None:
     origin = headers.get("origin")
     if origin is None or origin in allowed or "*" in allowed:
         return
-    host = headers.get("host", "")
-    scheme, _, authority = origin.lower().partition("://")
-    if scheme in ("http", "https") and authority == host.lower():
+    if is_same_origin(origin.lower(), headers):
         return
     raise PermissionDenied(
         "This web page may not open a WebSocket here; add its origin to server.allowed_origins.",

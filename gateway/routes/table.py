@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.oidc.sign_in import PAGES
 from gateway.routes import (
     admin_adapters,
     admin_fleet,
@@ -99,7 +100,7 @@ from gateway.schemas.responses import (
     ResponseFields,
     ResponseRequest,
 )
-from gateway.schemas.sign_in import SignInState
+from gateway.schemas.sign_in import KeySignIn, SignInState
 from gateway.schemas.stored_chats import DeletedChat, StoredList, UpdateChat
 from gateway.schemas.tickets import WsTicket
 from gateway.schemas.tokenize import (
@@ -185,6 +186,7 @@ _CHATS = (
     _text("metadata[key]", "Only those with this value of the key, for any keys."),
 )
 
+_SIGN_IN_PAGE = _one_of("page", "The page that is signed in on.", *PAGES)
 _ADMIN = "/admin/v1"
 _CHAT = "/v1/chat/completions/{completion_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -453,14 +455,18 @@ OPERATIONS: tuple[Operation, ...] = (
         admin_webhooks.deliveries, "admin", answer=ListObject, query=_PAGE[1:]),
     Operation(
         "GET", "/auth/sign-in", "Sign in at the provider", sign_in.begin, None,
-        query=(_one_of("page", "Where to go then.", *sign_in.PAGES),), status=303),
+        query=(_SIGN_IN_PAGE,), status=303),
     Operation(
         "GET", "/auth/callback", "Where the provider sends those who have", sign_in.callback, None,
         query=(_text("code", "Stands for the sign-in."), _text("state", "What we have sent.")),
         status=303),
     Operation("POST", "/auth/sign-out", "End a sign-in", sign_in.sign_out, None, status=204),
     Operation(
-        "GET", "/auth/session", "Who has signed in", sign_in.state, None, answer=SignInState),
+        "GET", "/auth/session", "Who has signed in", sign_in.state, None, query=(_SIGN_IN_PAGE,),
+        answer=SignInState),
+    Operation(
+        "POST", "/auth/session", "Sign in on a page with an API key", sign_in.with_key, None,
+        body=KeySignIn, query=(_SIGN_IN_PAGE,), answer=SignInState),
     Operation("GET", "/openapi.json", "This description of the HTTP API", _openapi, None),
     Operation("GET", "/asyncapi.json", "The messages of the WebSockets", _asyncapi, None),
     Operation("GET", "/livez", "Whether the process is alive", health.livez, None),

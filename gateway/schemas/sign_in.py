@@ -7,9 +7,13 @@ import msgspec
 from tenants.types import Scope
 
 
+class KeySignIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    api_key: str
+
+
 class SignInState(msgspec.Struct, frozen=True, kw_only=True):
     is_offered: bool = False
-    """Whether one can sign in here."""
+    """Whether one can sign in at a provider."""
     name: str | None = None
     """Who has; null: nobody."""
     scopes: tuple[Scope, ...] = ()

@@ -11,13 +11,6 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  #key = "";
-
-  /** @param {string | null} key null: a cookie says who asks */
-  use(key) {
-    this.#key = key;
-  }
-
   get = (path, query = {}) => this.#ask("GET", path + search(query));
   post = (path, body = {}, withinMs = ANSWER_WITHIN_MS) => this.#ask("POST", path, body, withinMs);
   put = (path, body) => this.#ask("PUT", path, body);
@@ -25,7 +18,7 @@ export class Api {
   delete = (path) => this.#ask("DELETE", path);
 
   async #ask(method, path, body, withinMs = ANSWER_WITHIN_MS) {
-    const headers = this.#key === null ? { "x-sluice-csrf": "1" } : { authorization: `Bearer ${this.#key}` };
+    const headers = { "x-sluice-csrf": "1" }; // The cookie of the sign-in says who asks.
     if (body !== undefined) headers["content-type"] = "application/json";
     let response;
     try {

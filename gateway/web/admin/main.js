@@ -20,12 +20,11 @@ let isStale = true; // the view is not yet of whom the address names
 let isTicking = false;
 let numChoices = 0;
 
-const key = new ApiKey((text) => {
-  api.use(text);
+const key = new ApiKey(() => {
   isAdmitted = isStale = true; // until the server says otherwise
   say("connecting", "Connecting");
   tick();
-}, "sluice.admin-key");
+});
 
 async function begin() {
   await loadTenants();

@@ -1,6 +1,6 @@
 /**
- * The API key of this tab: from the address's fragment, from the session, or from the reader. Or none,
- * if the reader has signed in: then a cookie that no script can read goes with each request.
+ * Who the reader is: signed in with an API key, from the address's fragment or typed, or at a provider.
+ * Either way the server keeps a cookie in the browser that no script can read, for all tabs.
  */
 
 export class ApiKey {
@@ -8,68 +8,74 @@ export class ApiKey {
   #input = document.getElementById("key-input");
   #error = document.getElementById("key-error");
   #signIn = document.getElementById("sign-in");
+  #page = location.pathname;
+  #otherTabs = new BroadcastChannel(`sluice.sign-in ${location.pathname}`);
   #onKey;
-  #storageKey;
-  #hasSignedIn = false;
+  #name = null; // of who has signed in
 
-  /**
-   * @param {(key: string | null) => void} onKey called whenever there is a key to use; null: a sign-in
-   * @param {string} storageKey what it is called in this tab
-   */
-  constructor(onKey, storageKey = "sluice.key") {
+  /** @param {() => void} onKey called whenever somebody has signed in */
+  constructor(onKey) {
     this.#onKey = onKey;
-    this.#storageKey = storageKey;
-    document.getElementById("key-form").addEventListener("submit", () => {
+    document.getElementById("key-form").addEventListener("submit", (event) => {
+      event.preventDefault(); // The dialog stays until the server has taken the key.
       const key = this.#input.value.trim();
       if (key) this.#use(key);
     });
     document.getElementById("key-cancel").addEventListener("click", () => this.#dialog.close());
     this.#dialog.addEventListener("close", () => (this.#input.value = ""));
     this.#signIn.addEventListener("click", () => this.#changeSignIn());
+    this.#otherTabs.addEventListener("message", ({ data }) => {
+      if (data === "signed out") forget();
+      else this.start();
+    });
     addEventListener("hashchange", () => this.#takeFromAddress());
   }
 
-  /** Use the key that is at hand, or ask for one. */
-  start() {
+  /** Use the key or the sign-in that is at hand, or ask for one. */
+  async start() {
     if (this.#takeFromAddress()) return;
-    const stored = sessionStorage.getItem(this.#storageKey);
-    if (stored) this.#onKey(stored);
-    else this.#askServer();
+    if (await this.check()) {
+      if (this.#dialog.open) this.#dialog.close();
+      this.#onKey();
+    }
   }
 
-  /** Whether the reader has signed in, or could. */
-  async #askServer() {
-    const response = await fetch("/auth/session", { cache: "no-store" }).catch(() => null);
+  /** Whether somebody has signed in, as far as the server can be asked; else a key is asked for. */
+  async check() {
+    const path = `/auth/session?page=${encodeURIComponent(this.#page)}`;
+    const response = await fetch(path, { cache: "no-store" }).catch(() => null);
     const found = response?.ok ? await response.json().catch(() => null) : null;
-    this.#signIn.hidden = !found?.is_offered;
-    if (this.known) return; // One was given meanwhile.
-    this.#hasSignedIn = Boolean(found?.name);
-    if (!this.#hasSignedIn) return this.ask();
-    this.#signIn.textContent = `Sign out ${found.name}`;
-    this.#onKey(null);
+    if (!found) return true; // The server is away; once it is back it says who this is.
+    const hadSignedIn = this.known;
+    this.#isSignedIn(found);
+    if (!this.known) this.ask(hadSignedIn ? "The sign-in has ended." : "");
+    return this.known;
   }
 
-  async #changeSignIn() {
-    if (this.#hasSignedIn) {
-      await fetch("/auth/sign-out", { method: "POST", headers: { "x-sluice-csrf": "1" } });
-      location.reload();
-    } else location.assign(`/auth/sign-in?page=${encodeURIComponent(location.pathname)}`);
+  get known() {
+    return this.#name !== null;
   }
 
   /** @param {string} [error] why the last key was no good */
   ask(error = "") {
     this.#error.textContent = error;
     this.#error.hidden = !error;
-    if (error && this.#hasSignedIn) {
-      this.#hasSignedIn = false; // It has ended.
-      this.#signIn.textContent = "Sign in";
-    }
     if (!this.#dialog.open) this.#dialog.showModal();
     this.#input.focus();
   }
 
-  get known() {
-    return this.#hasSignedIn || sessionStorage.getItem(this.#storageKey) !== null;
+  #isSignedIn({ name, is_offered: isOffered }) {
+    this.#name = name;
+    this.#signIn.textContent = this.known ? `Sign out ${name}` : "Sign in";
+    this.#signIn.hidden = !this.known && !isOffered;
+  }
+
+  async #changeSignIn() {
+    if (this.known) {
+      await fetch("/auth/sign-out", { method: "POST", headers: { "x-sluice-csrf": "1" } });
+      this.#otherTabs.postMessage("signed out");
+      forget();
+    } else location.assign(`/auth/sign-in?page=${encodeURIComponent(this.#page)}`);
   }
 
   /** `#key=…` never reaches a server, and leaves the address bar and the history at once. */
@@ -81,10 +87,28 @@ export class ApiKey {
     return true;
   }
 
-  #use(key) {
-    sessionStorage.setItem(this.#storageKey, key);
-    this.#hasSignedIn = false;
+  async #use(key) {
+    const response = await fetch(`/auth/session?page=${encodeURIComponent(this.#page)}`, {
+      method: "POST",
+      headers: { "content-type": "application/json", "x-sluice-csrf": "1" },
+      body: JSON.stringify({ api_key: key }),
+    }).catch(() => null);
+    const answer = await response?.json().catch(() => null);
+    if (!response?.ok) {
+      this.ask(answer?.error?.message ?? "The server does not answer.");
+      if (!response) this.#input.value = key; // It may be good.
+      return;
+    }
+    this.#isSignedIn(answer);
     if (this.#dialog.open) this.#dialog.close();
-    this.#onKey(key);
+    this.#otherTabs.postMessage("signed in");
+    this.#onKey();
   }
+}
+
+/** The next one at this tab shall not see what the last one wrote. */
+function forget() {
+  dispatchEvent(new Event("signed-out"));
+  sessionStorage.clear();
+  location.reload();
 }

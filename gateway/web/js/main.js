@@ -19,7 +19,7 @@ socketUrl.hash = "";
 
 const conversation = Conversation.load();
 const socket = new ChatSocket(socketUrl.href);
-const apiKey = new ApiKey((key) => socket.connect(key));
+const apiKey = new ApiKey(() => socket.connect());
 const composer = new Composer({ onSend: ask, onStop: () => turn?.stop() });
 const follower = new Follower(byId("scroller"), byId("to-end"));
 const gauge = new Gauge();
@@ -37,6 +37,7 @@ socket.onState = (state, detail) => {
   } else {
     turn?.disconnected();
     if (state === "refused") apiKey.ask(detail);
+    else if (state === "waiting") apiKey.check(); // The handshake may have been refused.
   }
 };
 socket.onMessage = (message) => {
@@ -139,6 +140,7 @@ function contextInUse() {
 
 // The server writes on for `resume_grace_s`: after a reload the answer is read on.
 addEventListener("pagehide", () => conversation.save());
+addEventListener("signed-out", () => conversation.clear());
 byId("transcript").addEventListener("grown", () => follower.grown());
 byId("new-chat").addEventListener("click", newChat);
 byId("change-key").addEventListener("click", () => apiKey.ask());

@@ -1,6 +1,6 @@
 /**
- * The WebSocket to /v1/chat, kept alive: authenticates first, reconnects with growing pauses,
- * notices a dead peer by its missing pong. The protocol is written down in gateway/schemas/ws.py.
+ * The WebSocket to /v1/chat, kept alive: reconnects with growing pauses, notices a dead peer by its
+ * missing pong. The cookie of the sign-in says who connects. The protocol is written down in gateway/schemas/ws.py.
  */
 
 const FIRST_PAUSE_MS = 500;
@@ -17,7 +17,6 @@ const MAY_NOT_CHAT = 4403;
 export class ChatSocket {
   #url;
   #socket = null;
-  #key = null;
   #attempt = 0;
   #retry = null;
   #heartbeat = null;
@@ -37,9 +36,8 @@ export class ChatSocket {
     });
   }
 
-  /** Connect with this key, or by a cookie if it is null, dropping any connection made with another. */
-  connect(key) {
-    this.#key = key;
+  /** Connect as who has signed in, dropping any connection made as somebody else. */
+  connect() {
     this.#attempt = 0;
     this.#drop();
     this.#open();
@@ -65,9 +63,6 @@ export class ChatSocket {
     this.#socket = socket;
     // A socket that was replaced may still speak; only the current one is heard.
     const current = (handler) => (event) => socket === this.#socket && handler(event);
-    socket.onopen = current(() => {
-      if (this.#key !== null) socket.send(JSON.stringify({ type: "auth", api_key: this.#key }));
-    });
     socket.onmessage = current(({ data }) => this.#receive(JSON.parse(data)));
     socket.onclose = current(({ code }) => this.#closed(code));
   }

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -26,6 +27,7 @@ from tests.gateway.web.served import served
 
 WEB = Path(gateway.__file__).parent / "web"
 KEY = "sk-slc-scripted"
+SESSION = "session.scripted"
 MAX_MODEL_LEN = 2048
 
 
@@ -129,6 +131,8 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.script: Callable[[dict[str, Any]], list[Step]] = lambda _: [Say("Hello."), Done()]
         self.received: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        """Those that clients have signed in with, or tried to."""
         self._loop = asyncio.new_event_loop()
         self.gate = Gate(self._loop)
         self.accepting = True
@@ -176,6 +180,7 @@ class ScriptedServer:
         self.models = ["scripted"]
         self.accepting, self.deaf, self.forgetful = True, False, False
         self.received.clear()
+        self.keys.clear()
         self.gate.shut()
 
     @contextlib.contextmanager
@@ -183,18 +188,32 @@ class ScriptedServer:
         app = Starlette(
             routes=[
                 WebSocketRoute("/v1/chat", self._chat),
-                Route("/auth/session", lambda _: JSONResponse({"is_offered": False})),
+                Route("/auth/session", self._session, methods=["GET", "POST"]),
+                Route("/auth/sign-out", _sign_out, methods=["POST"]),
                 Mount("/", StaticFiles(directory=WEB, html=True)),
             ]
         )
         with served(app, self._loop) as self.url:
             yield self
 
+    async def _session(self, request: Request) -> Response:
+        if request.method == "GET":
+            name = "test" if request.cookies.get("sluice") == SESSION else None
+            return JSONResponse({"is_offered": False, "name": name})
+        key = (await request.json())["api_key"]
+        self.keys.append(key)
+        if key != KEY:
+            return JSONResponse({"error": {"message": "This API key is unknown."}}, 401)
+        response = JSONResponse({"is_offered": False, "name": "test"})
+        response.set_cookie("sluice", SESSION, httponly=True)
+        return response
+
     async def _chat(self, socket: WebSocket) -> None:
         if not self.accepting:
             await socket.close()
             return
-        if socket.headers.get("authorization", f"Bearer {KEY}") != f"Bearer {KEY}":
+        given = socket.headers.get("authorization")  # of the client in the terminal
+        if given != f"Bearer {KEY}" and socket.cookies.get("sluice") != SESSION:
             body = {"error": {"message": "This API key is unknown."}}
             await socket.send_denial_response(JSONResponse(body, 401))
             return
@@ -202,8 +221,7 @@ class ScriptedServer:
         self._sockets.add(socket)
         turns: dict[str, Stream] = {}
         try:
-            if not await self._authenticate(socket):
-                return
+            await self._welcome(socket)
             while True:
                 message = json.loads(await socket.receive_text())
                 if message["type"] == "ping":  # by the clock: not of the script
@@ -229,29 +247,17 @@ class ScriptedServer:
                 elif stream.socket is socket:
                     stream.socket = None
 
-    async def _authenticate(self, socket: WebSocket) -> bool:
-        if "authorization" in socket.headers:  # checked before the upgrade
-            message = {"type": "auth", "api_key": KEY}
-        else:
-            message = json.loads(await socket.receive_text())
-        self.received.append(message)
-        if message == {"type": "auth", "api_key": KEY}:
-            await socket.send_json(
-                {
-                    "type": "ready",
-                    "models": self.models,
-                    "max_model_len": MAX_MODEL_LEN,
-                    "max_turns": 16,
-                    "max_message_bytes": 1 << 20,
-                }
-            )
-            return True
-        error = {"message": "This API key is unknown.", "type": "authentication_error"}
+    async def _welcome(self, socket: WebSocket) -> None:
+        self.received.append({"type": "connected"})
         await socket.send_json(
-            {"type": "error", "id": None, "status": 401, "retryable": False, "error": error}
+            {
+                "type": "ready",
+                "models": self.models,
+                "max_model_len": MAX_MODEL_LEN,
+                "max_turns": 16,
+                "max_message_bytes": 1 << 20,
+            }
         )
-        await socket.close(4401)
-        return False
 
     async def _resume(
         self, socket: WebSocket, message: dict[str, Any], turns: dict[str, Stream]
@@ -301,6 +307,12 @@ class ScriptedServer:
                         await send("done", finish_reason=reason, usage=usage)
         except asyncio.CancelledError:
             await send("done", finish_reason="cancelled", usage=Done().usage)
+
+
+def _sign_out(request: Request) -> Response:
+    response = Response(status_code=204)
+    response.delete_cookie("sluice")
+    return response
 
 
 def _cancel(stream: Stream) -> None:

@@ -55,7 +55,7 @@ def test_an_answer_goes_on_after_a_reload(page: Page, server: ScriptedServer) ->
     assert answer(page) == "Half of it, and all"
     assert re.search(r"13 tokens in .*finished", page.inner_text(".meta"), re.DOTALL)
     told = [message["type"] for message in server.received]
-    assert told == ["auth", "chat", "auth", "resume", "auth", "resume"]
+    assert told == ["connected", "chat", "connected", "resume", "connected", "resume"]
     ask(page, "And?")
     expect(page.locator(".turn")).to_have_count(4)
     assert [m["role"] for m in server.turns()[-1]["messages"]] == ["user", "assistant", "user"]
@@ -116,7 +116,7 @@ def test_an_answer_goes_on_after_a_lost_connection(page: Page, server: ScriptedS
     ended(page)
     assert answer(page) == "Half of it, and all."
     assert "finished" in page.inner_text(".meta")
-    assert [m["type"] for m in server.received] == ["auth", "chat", "auth", "resume"]
+    assert [m["type"] for m in server.received] == ["connected", "chat", "connected", "resume"]
     assert server.received[-1]["last_seq"] == 1
 
 
@@ -143,7 +143,13 @@ def test_an_answer_that_the_server_has_forgotten_can_be_tried_again(
     server.say("Whole")
     page.click("text=Try again")
     expect(page.locator(".prose")).to_have_text("Whole")
-    assert [m["type"] for m in server.received] == ["auth", "chat", "auth", "resume", "chat"]
+    assert [m["type"] for m in server.received] == [
+        "connected",
+        "chat",
+        "connected",
+        "resume",
+        "chat",
+    ]
 
 
 def test_a_question_asked_offline_is_sent_when_the_server_is_back(

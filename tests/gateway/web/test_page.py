@@ -13,6 +13,7 @@ from tests.gateway.web.conftest import OpenPage
 from tests.gateway.web.conversation import answer, ask, ended
 from tests.gateway.web.scripted_server import (
     KEY,
+    SESSION,
     Call,
     Done,
     Fail,
@@ -82,7 +83,7 @@ def test_stop_keeps_what_came_and_frees_the_field(page: Page, server: ScriptedSe
     ended(page)
     assert answer(page) == "Half an ans"
     assert "stopped" in page.inner_text(".meta")
-    assert [message["type"] for message in server.received] == ["auth", "chat", "cancel"]
+    assert [message["type"] for message in server.received] == ["connected", "chat", "cancel"]
     expect(page.locator("#send")).to_be_visible()
     # The stop gate had focus and is gone: focus must not fall to the top of the page.
     expect(page.locator("#prompt")).to_be_focused()
@@ -278,14 +279,22 @@ def test_a_length_limit_says_so(page: Page, server: ScriptedServer) -> None:
     assert "cut off at the token limit" in page.inner_text(".meta")
 
 
-def test_the_key_leaves_the_address_bar_and_survives_a_reload(
+def test_the_key_is_asked_for_once_and_no_script_keeps_it(
     page: Page, server: ScriptedServer
 ) -> None:
     assert page.url == server.url + "/"
-    assert page.evaluate("sessionStorage.getItem('sluice.key')") == KEY
     page.reload()
     page.wait_for_selector("#link-state[data-state=open]")
-    assert page.locator("#key-dialog").is_hidden()
+    second = page.context.new_page()
+    second.goto(server.url)
+    second.wait_for_selector("#link-state[data-state=open]")
+    stored = "JSON.stringify([document.cookie, {...sessionStorage}, {...localStorage}])"
+    for one in (page, second):
+        assert one.locator("#key-dialog").is_hidden()
+        assert KEY not in one.evaluate(stored)
+        assert SESSION not in one.evaluate(stored)
+    assert server.keys == [KEY]
+    second.close()
 
 
 def test_without_a_key_the_page_asks_for_one(open_page: OpenPage, server: ScriptedServer) -> None:
@@ -304,12 +313,39 @@ def test_without_a_key_the_page_asks_for_one(open_page: OpenPage, server: Script
 def test_a_refused_key_is_named_and_replaced(open_page: OpenPage, server: ScriptedServer) -> None:
     page = open_page(key="sk-wrong")
     expect(page.locator("#key-error")).to_have_text("This API key is unknown.")
-    expect(page.locator("#link-state")).to_have_text("Key refused")
+    expect(page.locator("#key-dialog")).to_be_visible()
     page.fill("#key-input", KEY)
     page.click("text=Use this key")
     page.wait_for_selector("#link-state[data-state=open]")
     # Refused once, not in a loop.
-    assert [m.get("api_key") for m in server.received] == ["sk-wrong", KEY]
+    assert server.keys == ["sk-wrong", KEY]
+
+
+def test_a_key_that_is_revoked_is_asked_for_again(
+    open_page: OpenPage, server: ScriptedServer
+) -> None:
+    page = open_page()
+    page.context.clear_cookies()
+    server.drop_all()
+    expect(page.locator("#key-error")).to_have_text("The sign-in has ended.")
+    page.fill("#key-input", KEY)
+    page.click("text=Use this key")
+    page.wait_for_selector("#link-state[data-state=open]")
+
+
+def test_signing_out_ends_what_all_tabs_show(open_page: OpenPage, server: ScriptedServer) -> None:
+    page = open_page()
+    ask(page, "My secret")
+    ended(page)
+    second = page.context.new_page()
+    second.goto(server.url)
+    second.wait_for_selector("#link-state[data-state=open]")
+    second.click("#change-key")
+    second.get_by_role("button", name="Sign out test").click()
+    for one in (second, page):
+        expect(one.locator("#key-dialog")).to_be_visible()
+        expect(one.locator(".turn")).to_have_count(0)
+        assert "secret" not in one.evaluate("JSON.stringify({...sessionStorage})")
 
 
 @pytest.mark.nightly
