@@ -233,7 +233,6 @@ class PackedLinear:
         weight = weight.contiguous()
         packed = weight.new_empty(lib.sluice_packed_size(out_features, in_features))
         lib.sluice_pack(packed.data_ptr(), weight.data_ptr(), out_features, in_features)
-        self.num_bytes = packed.nbytes
         self.out_features = out_features
         self._owned = packed, bias
         bias_pointer = None if bias is None else bias.data_ptr()

@@ -1,4 +1,4 @@
-"""All layers of a decoder as one kernel, for short chunks of small models on a CPU.
+"""All layers of a decoder as one kernel, for short chunks on a CPU.
 
 The results are bitwise those of the layers, and the weights are theirs.
 """
@@ -18,11 +18,8 @@ from engine.models.llama import ForCausalLM
 from kernels import cpu
 from kernels.cpu_decoder import Decoder, LayerWeights
 
-MAX_WEIGHT_BYTES = 64 << 20
-"""Every thread reads all weights; up to this size the last-level cache holds them."""
-MAX_TOKENS = 64
-"""With more tokens, products that read the weights once for all rows gain more than it gains to
-synchronize threads less often."""
+MAX_TOKENS = 256
+"""``kRowBlock`` of kernels/csrc/cpu/linear.h: rows that a GEMM takes at once."""
 
 
 class FusedCpu(Executor):
@@ -44,15 +41,8 @@ class FusedCpu(Executor):
         weights = [found for layer in layers if (found := _weights(layer)) is not None]
         if len(weights) < len(layers):
             return None
-        num_bytes = sum(
-            product.num_bytes
-            for layer in weights
-            for product in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        )
         attention, norm, cos_sin = layers[0].attention, model.model.norm, model.model.cos_sin
-        fits = attention.head_dim <= cpu.MAX_HEAD_DIM and num_bytes <= MAX_WEIGHT_BYTES
-        fits &= attention.head_dim == cos_sin.shape[1]
-        if not fits:
+        if attention.head_dim > cpu.MAX_HEAD_DIM or attention.head_dim != cos_sin.shape[1]:
             return None
         decoder = Decoder(
             weights,

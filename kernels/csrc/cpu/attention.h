@@ -245,4 +245,17 @@ Attend attend_for(int64_t head_dim) {
   }
 }
 
+// How the threads share out the attention of a step: with few sequences by KV heads, else a sequence
+// stays with one thread, which then reads whole blocks.
+struct AttentionParts {
+  int64_t parts, num_heads, num_items;
+
+  AttentionParts(const AttentionStep& step, int64_t num_kv_heads, int64_t num_threads)
+      : parts(step.num_sequences < 2 * num_threads ? num_kv_heads : 1),
+        num_heads(num_kv_heads / parts),
+        num_items(step.num_sequences * parts) {}
+  int64_t sequence(int64_t item) const { return item / parts; }
+  int64_t first_head(int64_t item) const { return item % parts * num_heads; }
+};
+
 }  // namespace

@@ -1,9 +1,11 @@
 // All layers of a Llama-like decoder in one go, for steps of short chunks.
 //
-// A thread takes some sequences through all layers, so that threads meet once a step and not after
-// every op. The price is that every thread reads all weights: fit for models that a cache holds.
+// The threads go through the layers together: they share out the rows of a norm, the panels of a
+// product and the heads of attention, and wait for each other after each of these.
 
 #pragma once
+
+#include <omp.h>
 
 #include <algorithm>
 #include <vector>
@@ -31,33 +33,9 @@ struct Decoder {
 
 namespace {
 
-constexpr int64_t kShareRows = 16;
-
-// Sequences [first, last) with their `rows` tokens, which follow one another.
-struct Share {
-  int64_t first, last, first_token, rows;
-};
-
-// Shares as even as whole sequences allow, as few as fit, at least one a thread.
-std::vector<Share> share_out(const AttentionStep& step, int64_t num_threads) {
-  int64_t num_tokens = 0;
-  for (int64_t i = 0; i < step.num_sequences; ++i) num_tokens += step.query_lens[i];
-  const int64_t rounds = (num_tokens + kShareRows * num_threads - 1) / (kShareRows * num_threads);
-  const int64_t target = (num_tokens + rounds * num_threads - 1) / (rounds * num_threads);
-  std::vector<Share> shares;
-  for (int64_t i = 0; i < step.num_sequences; ++i) {
-    const int64_t rows = step.query_lens[i];
-    if (shares.empty() || shares.back().rows + rows > target)
-      shares.push_back({i, i, step.first_token[i], 0});
-    shares.back().last = i + 1;
-    shares.back().rows += rows;
-  }
-  return shares;
-}
-
+// What the layers hand on to each other, of all rows.
 struct DecoderScratch {
   std::vector<float> normed, wide, narrow, delta;
-  std::vector<Vector> attention;
 
   void resize(int64_t rows, const DecoderLayer& layer) {
     const int64_t hidden = layer.qkv.in_features;
@@ -68,64 +46,82 @@ struct DecoderScratch {
   }
 };
 
+// All arguments of a step but its threads.
+struct DecoderStep {
+  float *out, *hidden;  // [rows, hidden]
+  const LayerCache* caches;
+  int64_t block_size, rows;
+  const AttentionStep& attention;
+  const int64_t *positions, *slots;
+  Attend attend;
+};
+
+// out = x . weight. Called by all threads of a parallel region, as everything below.
+void shared_linear(float* out, const float* x, const Linear& linear, int64_t rows) {
+#pragma omp for schedule(static)
+  for (int64_t panel = 0; panel < (linear.out_features + kPanel - 1) / kPanel; ++panel)
+    linear_panel(out, x, linear, rows, panel);
+}
+
+// x: [rows, width]; see rms_norm_row.
+void shared_norm(float* out, const float* x, float* residual, const float* weight, int64_t rows,
+                 int64_t width, float eps) {
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < rows; ++row)
+    rms_norm_row(out + row * width, x + row * width, residual ? residual + row * width : nullptr,
+                 weight, width, eps);
+}
+
 // wide (queries, keys, values) to narrow (what attention gives).
-void attend_share(const Decoder& decoder, const LayerCache& cache, int64_t block_size,
-                  const AttentionStep& step, const int64_t* positions, const int64_t* slots,
-                  const Share& share, Attend attend, DecoderScratch& scratch) {
+void shared_attention(const Decoder& decoder, const LayerCache& cache, const DecoderStep& step,
+                      DecoderScratch& scratch) {
+  static thread_local std::vector<Vector> memory;
   const int64_t dim = decoder.head_dim, q_width = decoder.num_q_heads * dim;
   const int64_t kv_width = decoder.num_kv_heads * dim, stride = q_width + 2 * kv_width;
   const RopeShape rope{decoder.num_q_heads, decoder.num_kv_heads, dim, dim, nullptr, nullptr, 0.0f};
-  for (int64_t row = 0; row < share.rows; ++row) {
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < step.rows; ++row) {
     float* q = scratch.wide.data() + row * stride;
-    const int64_t token = share.first_token + row;
     rope_and_cache_row(q, q + q_width, q + q_width + kv_width, cache,
-                       decoder.cos_sin + positions[token] * dim, slots[token], rope);
+                       decoder.cos_sin + step.positions[row] * dim, step.slots[row], rope);
   }
-  const AttentionShape shape{decoder.num_q_heads, decoder.num_kv_heads, dim, block_size, stride,
+  const AttentionShape shape{decoder.num_q_heads, decoder.num_kv_heads, dim, step.block_size, stride,
                              decoder.scale,       0,                    0.0f};
-  for (int64_t i = share.first; i < share.last; ++i) {
-    const int64_t row = step.first_token[i] - share.first_token;
-    attend(scratch.narrow.data() + row * q_width, scratch.wide.data() + row * stride, cache, step,
-           shape, i, 0, decoder.num_kv_heads, scratch.attention);
+  const AttentionParts parts(step.attention, decoder.num_kv_heads, omp_get_num_threads());
+#pragma omp for schedule(dynamic)
+  for (int64_t item = 0; item < parts.num_items; ++item) {
+    const int64_t sequence = parts.sequence(item), row = step.attention.first_token[sequence];
+    step.attend(scratch.narrow.data() + row * q_width, scratch.wide.data() + row * stride, cache,
+                step.attention, shape, sequence, parts.first_head(item), parts.num_heads, memory);
   }
 }
 
-void decode_share(float* out, float* hidden, const Decoder& decoder, const LayerCache* caches,
-                  int64_t block_size, const AttentionStep& step, const int64_t* positions,
-                  const int64_t* slots, float* const* aux_states, int64_t aux_stride, const Share& share,
-                  Attend attend, DecoderScratch& scratch) {
-  const int64_t rows = share.rows, width = decoder.layers[0].qkv.in_features;
-  scratch.resize(rows, decoder.layers[0]);
+void decode_layers(const Decoder& decoder, const DecoderStep& step, float* const* aux_states,
+                   int64_t aux_stride, DecoderScratch& scratch) {
+  const int64_t rows = step.rows, width = decoder.layers[0].qkv.in_features;
   float *normed = scratch.normed.data(), *wide = scratch.wide.data();
-  float *narrow = scratch.narrow.data(), *delta = scratch.delta.data();
-  float* residual = hidden + share.first_token * width;
-  const auto norm = [&](float* to, float* x, float* sum, const float* weight) {
-    for (int64_t row = 0; row < rows; ++row)
-      rms_norm_row(to + row * width, x + row * width, sum ? sum + row * width : nullptr, weight,
-                   width, decoder.eps);
-  };
+  float *narrow = scratch.narrow.data(), *delta = scratch.delta.data(), *residual = step.hidden;
   for (int64_t i = 0; i < decoder.num_layers; ++i) {
     const DecoderLayer& layer = decoder.layers[i];
-    if (i == 0)
-      norm(normed, residual, nullptr, layer.input_norm);
-    else
-      norm(normed, delta, residual, layer.input_norm);
+    shared_norm(normed, i == 0 ? residual : delta, i == 0 ? nullptr : residual, layer.input_norm,
+                rows, width, decoder.eps);
     if (aux_states && aux_states[i])
+#pragma omp for schedule(static)
       for (int64_t row = 0; row < rows; ++row)
-        std::copy_n(residual + row * width, width,
-                    aux_states[i] + (share.first_token + row) * aux_stride);
-    linear_rows(wide, normed, layer.qkv, rows);
-    attend_share(decoder, caches[i], block_size, step, positions, slots, share, attend, scratch);
-    linear_rows(delta, narrow, layer.output, rows);
-    norm(normed, delta, residual, layer.attention_norm);
-    linear_rows(wide, normed, layer.gate_up, rows);
+        std::copy_n(residual + row * width, width, aux_states[i] + row * aux_stride);
+    shared_linear(wide, normed, layer.qkv, rows);
+    shared_attention(decoder, step.caches[i], step, scratch);
+    shared_linear(delta, narrow, layer.output, rows);
+    shared_norm(normed, delta, residual, layer.attention_norm, rows, width, decoder.eps);
+    shared_linear(wide, normed, layer.gate_up, rows);
     const int64_t inner = layer.down.in_features;
+#pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; ++row)
       silu_mul_row(narrow + row * inner, wide + row * 2 * inner, wide + row * 2 * inner + inner,
                    inner);
-    linear_rows(delta, narrow, layer.down, rows);
+    shared_linear(delta, narrow, layer.down, rows);
   }
-  norm(out + share.first_token * width, delta, residual, decoder.norm);
+  shared_norm(step.out, delta, residual, decoder.norm, rows, width, decoder.eps);
 }
 
 }  // namespace

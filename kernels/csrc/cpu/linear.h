@@ -94,10 +94,4 @@ inline void linear_panel(float* out, const float* x, const Linear& linear, int64
           result[r * stride + n] + (linear.bias == nullptr ? 0.0f : linear.bias[first + n]);
 }
 
-// The whole product on the calling thread; rows up to kRowBlock.
-void linear_rows(float* out, const float* x, const Linear& linear, int64_t rows) {
-  for (int64_t panel = 0; panel * kPanel < linear.out_features; ++panel)
-    linear_panel(out, x, linear, rows, panel);
-}
-
 }  // namespace

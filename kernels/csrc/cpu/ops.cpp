@@ -57,18 +57,15 @@ void sluice_paged_attention(float* out, const float* q, const LayerCache* cache,
   const AttentionShape shape{num_q_heads, num_kv_heads, head_dim, block_size, q_stride,
                              scale,       window,       softcap,  sinks};
   const Attend attend = attend_for(head_dim);
-  // With few sequences their heads are shared out, else a sequence stays with one thread, which
-  // then reads whole blocks.
-  const int64_t parts = step->num_sequences < 2 * num_threads ? num_kv_heads : 1;
-  const int64_t heads = num_kv_heads / parts, num_items = step->num_sequences * parts;
+  const AttentionParts parts(*step, num_kv_heads, num_threads);
 #pragma omp parallel num_threads(num_threads) if (step->num_sequences > 1)
   {
     static thread_local std::vector<Vector> scratch;
 #pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < num_items; ++item) {
-      const int64_t sequence = item / parts, token = step->first_token[sequence];
-      attend(out + token * num_q_heads * head_dim, q + token * q_stride, *cache, *step,
-             shape, sequence, item % parts * heads, heads, scratch);
+    for (int64_t item = 0; item < parts.num_items; ++item) {
+      const int64_t sequence = parts.sequence(item), token = step->first_token[sequence];
+      attend(out + token * num_q_heads * head_dim, q + token * q_stride, *cache, *step, shape,
+             sequence, parts.first_head(item), parts.num_heads, scratch);
     }
   }
 }
@@ -141,16 +138,14 @@ void sluice_decoder(float* out, float* hidden, const Decoder* decoder, const Lay
                     int64_t block_size, const AttentionStep* step, const int64_t* positions,
                     const int64_t* slots, float* const* aux_states, int64_t aux_stride,
                     int64_t num_threads) {
-  const Attend attend = attend_for(decoder->head_dim);
-  const std::vector<Share> shares = share_out(*step, num_threads);
-  const int64_t num_shares = shares.size();
-#pragma omp parallel num_threads(num_threads) if (num_shares > 1)
-  {
-    static thread_local DecoderScratch scratch;
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < num_shares; ++i)
-      decode_share(out, hidden, *decoder, caches, block_size, *step, positions, slots, aux_states,
-                   aux_stride, shares[i], attend, scratch);
-  }
+  static thread_local DecoderScratch own;
+  DecoderScratch& scratch = own;  // of the calling thread, for all
+  int64_t rows = 0;
+  for (int64_t i = 0; i < step->num_sequences; ++i) rows += step->query_lens[i];
+  scratch.resize(rows, decoder->layers[0]);
+  const DecoderStep all{out,   hidden, caches,    block_size, rows,
+                        *step, positions, slots, attend_for(decoder->head_dim)};
+#pragma omp parallel num_threads(num_threads)
+  decode_layers(*decoder, all, aux_states, aux_stride, scratch);
 }
 }
