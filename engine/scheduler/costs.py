@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.scheduler.step import Step
+
 # How much an earlier step counts against the one after it: a memory of some 200 steps.
 _DECAY = 0.995
 # Steps must differ by this many tokens (standard deviation) to tell the price of one from them.
@@ -17,6 +22,8 @@ class PreemptionCosts:
 
     def __init__(self, swap_s_per_block: float) -> None:
         self._swap_s_per_block = swap_s_per_block
+        self._last_s = 0.0
+        """When the last step was over."""
         # Decayed sums over the steps of 1, n, n^2, t, n t.
         self._count = self._n = self._nn = self._t = self._nt = 0.0
 
@@ -27,6 +34,12 @@ class PreemptionCosts:
         self._nn = _DECAY * self._nn + num_tokens * num_tokens
         self._t = _DECAY * self._t + seconds
         self._nt = _DECAY * self._nt + num_tokens * seconds
+
+    def observe_step(self, step: Step, now: float) -> None:
+        """Record how long a step took that is over ``now``, if it did not swap."""
+        if step.num_tokens and not step.plan.swap_outs and not step.plan.swap_ins:
+            self.observe(step.num_tokens, now - max(step.planned_s, self._last_s))
+        self._last_s = now
 
     @property
     def s_per_token(self) -> float | None:

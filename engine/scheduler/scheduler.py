@@ -4,7 +4,7 @@ There is no prefill phase and no decode phase. Every request has tokens that are
 of tokens that are computed; a step lets the second catch up with the first, under one token budget.
 A decode is a request that is one token behind, a prefill one that is many behind.
 
-With one step of overlap, step N+1 is planned before the host has seen what step N sampled. Four
+With one step of overlap, step N+1 is planned before the host has seen what step N sampled. Five
 rules make that safe:
 
 * A request that reaches its length limit with the token in flight gets no further chunk.
@@ -16,10 +16,7 @@ rules make that safe:
   that read them.)
 * A request whose drafts are in flight gets no further chunk: how many of them are accepted, and so
   where it continues, is not known yet.
-
-A model in n stages computes n steps at a time. A token that one of them samples is embedded when
-that step has gone through all stages: so the requests that generate take turns, in n parts, and
-n + 1 steps are in flight.
+* A model in n stages computes n steps at a time, and n + 1 are in flight: see ``turn.py``.
 """
 
 from __future__ import annotations
@@ -40,6 +37,7 @@ from engine.scheduler.step import Step
 from engine.scheduler.step_budget import StepBudget
 from engine.scheduler.tenants import TenantTotals
 from engine.scheduler.totals import SchedulerStats
+from engine.scheduler.turn import Turn
 from engine.scheduler.waiting import QUEUED, WaitingQueue
 
 if TYPE_CHECKING:
@@ -76,7 +74,6 @@ class Scheduler:
         self._clock = clock
         self._costs = PreemptionCosts(swap_s_per_block)
         self._lookahead = lookahead or Lookahead(cache, 0, 0)
-        self._updated_s = 0.0
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
         self.tenants = TenantTotals()
@@ -307,7 +304,9 @@ class Scheduler:
             order = self.policy.by_service(order)
         self._is_short = False
         order, num_active = self._idle.divide(order)
-        between, most_sampling = self._turn(order)
+        turn, num_stages = None, self._num_stages
+        if num_stages > 1:
+            turn = Turn(order, list(self.in_flight)[1 - num_stages :], num_stages)
         index, block_size, num_lookahead = 0, self.cache.block_size, self._lookahead.num_tokens
         while index < min(num_active, len(order)):
             request = order[index]
@@ -320,9 +319,8 @@ class Scheduler:
             if (limit := self._idle.limit(request, limit)) <= 0:
                 continue
             num_tokens = num_planned - request.num_computed_tokens
-            if request in between or (num_tokens == 1 and most_sampling <= 0):
+            if turn is not None and not turn.takes(request, num_tokens):
                 continue
-            most_sampling -= num_tokens == 1
             if num_tokens > 1:
                 limit = request.chunk_limit(request.num_computed_tokens, limit)
             if num_tokens > limit:
@@ -345,20 +343,6 @@ class Scheduler:
             budget -= num_tokens
         # If blocks ran short, newly admitted requests would take what running ones lack.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
-
-    def _turn(self, order: list[Request]) -> tuple[set[Request], int]:
-        """The requests whose next tokens other stages are about to sample, and how many others may
-        generate in this step, so that all stages have as much to do."""
-        if self._num_stages == 1:
-            return set(), len(order)
-        newest = list(self.in_flight)[1 - self._num_stages :]
-        between = {
-            request
-            for step in newest
-            for request, chunk in zip(step.requests, step.plan.chunks, strict=True)
-            if chunk.samples
-        }
-        return between, -(-len(order) // self._num_stages)
 
     def _may_run_short(self, order: list[Request]) -> bool:
         """Whether the next chunks of these requests, with extra slots, could take more blocks than
@@ -522,7 +506,7 @@ class Scheduler:
         """
         step = self.in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
-        self._observe_time(step)
+        self._costs.observe_step(step, self._clock())
         step.keep_logprobs(result)
         new_tokens, block_size = [], self.cache.block_size
         for request, chunk, token_ids in zip(
@@ -565,13 +549,6 @@ class Scheduler:
             self._capacity.release()
         self.waiting.end_prefix_waits(step.computed_keys)
         return new_tokens
-
-    def _observe_time(self, step: Step) -> None:
-        """Learn what computing a token costs, from steps that did not swap."""
-        now = self._clock()
-        if step.num_tokens and not step.plan.swap_outs and not step.plan.swap_ins:
-            self._costs.observe(step.num_tokens, now - max(step.planned_s, self._updated_s))
-        self._updated_s = now
 
     def _append(
         self, request: Request, token_ids: list[int]
@@ -619,5 +596,4 @@ class Scheduler:
             assert request.num_settled_tokens <= request.num_planned_tokens
             assert request.num_pending <= request.num_in_flight <= len(self.in_flight)
         self.waiting.check_integrity(idle=not self.in_flight)
-        for request in self._draining.values():
-            assert request.num_in_flight > 0, "a drained request was not released"
+        assert all(r.num_in_flight for r in self._draining.values()), "drained and not released"

@@ -117,6 +117,9 @@ class RankProcesses:
             process.kill()
         for process in self._processes.values():
             process.wait()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
 
