@@ -100,15 +100,15 @@ class TorchRunner:
         self.adapters = forward_pass.adapters
         self.step_costs: StepCosts | None = None
         self.pooling: PoolingModel | None = None
-        self.stage = stage = forward_pass.stage
-        self._from_last = TokensFromLast(stage, table.tokens)
+        self.stage = forward_pass.stage
+        self._from_last = TokensFromLast(self.stage, table.tokens)
         self.max_model_len = table.tokens.shape[1]
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = facts.eos_token_ids
         self.device = table.tokens.device
         self._launched: _Launched | None = None
         self._waits = StepWaits()
-        self._host_tokens = HostTokens(self.device, most_in_flight=1 + stage.count)
+        self._host_tokens = HostTokens(self.device, most_in_flight=1 + self.stage.count)
         self._num_in_flight = 0
         self._drafted: UnseenDrafts | None = None
         """Drafts on the device that the next plan will check, but the host has not seen."""
