@@ -195,11 +195,12 @@ class Tracing:
     def __init__(self, config: TracingConfig) -> None:
         """Raises ``ConfigError`` if the packages of the extra ``otel`` are not installed."""
         try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+            from gateway.otlp import JsonExporter
         except ModuleNotFoundError as exc:
             raise ConfigError(
                 f"tracing.otlp_endpoint needs {exc.name}; run `pip install 'sluice[otel]'`, or "
@@ -213,8 +214,8 @@ class Tracing:
             resource=resource,
             shutdown_on_exit=False,
         )
-        exporter = OTLPSpanExporter(endpoint=config.otlp_endpoint, timeout=EXPORT_TIMEOUT_S)
-        processor = BatchSpanProcessor(exporter)
+        assert config.otlp_endpoint is not None
+        processor = BatchSpanProcessor(JsonExporter(config.otlp_endpoint, EXPORT_TIMEOUT_S))
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("sluice", version())
         self._sink = _Sink(processor, resource)

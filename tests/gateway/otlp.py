@@ -1,8 +1,9 @@
-"""A collector: it takes spans by OTLP over HTTP, as protobuf, and keeps them."""
+"""A collector: it takes spans by OTLP over HTTP, as JSON, and keeps them."""
 
 from __future__ import annotations
 
-import gzip
+import base64
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from google.protobuf import json_format  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -19,6 +21,10 @@ class Collector:
     endpoint: str = ""
     spans: list[Span] = field(default_factory=list)
     service_names: set[str] = field(default_factory=set)
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of the last request."""
+    refuses: int = 0
+    """How many requests it answers 503."""
 
     def named(self, name: str) -> Span:
         """The one span of this name."""
@@ -31,11 +37,19 @@ class Collector:
         return [one.name for one in sorted(children, key=lambda one: one.start_time_unix_nano)]
 
     def take(self, body: bytes) -> None:
-        request = ExportTraceServiceRequest.FromString(body)
+        """Fails for what OTLP does not know. Ids are in hexadecimal there, unlike other bytes."""
+        document = json.loads(body, object_hook=_with_plain_ids)
+        request = json_format.ParseDict(document, ExportTraceServiceRequest())
         for resource in request.resource_spans:
             self.service_names.add(_attributes(resource.resource)["service.name"])
             for scope in resource.scope_spans:
                 self.spans += scope.spans
+
+
+def _with_plain_ids(value: dict[str, Any]) -> dict[str, Any]:
+    for name in {"traceId", "spanId", "parentSpanId"} & set(value):
+        value[name] = base64.b64encode(bytes.fromhex(value[name])).decode()
+    return value
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -61,8 +75,13 @@ def collector() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            is_packed = self.headers.get("content-encoding") == "gzip"
-            taken.take(gzip.decompress(body) if is_packed else body)
+            assert self.headers["content-type"] == "application/json"
+            taken.headers = dict(self.headers)
+            if taken.refuses:
+                taken.refuses -= 1
+                self.send_error(503)
+                return
+            taken.take(body)
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()

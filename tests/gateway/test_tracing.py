@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from engine.text.tokenizer import Tokenizer
 from gateway.config import TracingConfig
 from gateway.errors import ConfigError
 from gateway.logs import JsonFormatter
-from gateway.tracing import Tracing
+from gateway.tracing import Attributes, Tracing
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.otlp import Collector, attributes, collector
 from tests.gateway.raw_http import RawClient, chat, get, post
@@ -35,6 +36,8 @@ from tests.gateway.ws_client import ready
 
 ABOVE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
 SAMPLED = 1
+TOLD: Attributes = {"text": "é", "yes": True, "number": -(2**62), "share": 0.5, "list": ["a", "b"]}
+"""One of each kind."""
 
 
 @asynccontextmanager
@@ -188,6 +191,28 @@ async def test_a_collector_that_is_away_costs_no_answer(model_dir: Path) -> None
         pass
     async with traced(model_dir, taken) as gateway:
         assert (await chat(gateway, chat_body())).status == 200
+
+
+def test_a_batch_is_sent_again_with_the_operators_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=a%20b,x-one=1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-one=2")
+    with collector() as taken:
+        taken.refuses = 1
+        tracing = Tracing(TracingConfig(otlp_endpoint=taken.endpoint, sample_ratio=1.0))
+        came = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "vendor=1"}
+        trace = tracing.begin("POST", came, TOLD)
+        trace.stage.begin("below").end(error="Oops")
+        trace.stage.end()
+        tracing.close()
+    assert (taken.headers["x-tenant"], taken.headers["x-one"]) == ("a b", "2")
+    root = taken.named("POST")
+    assert attributes(root) == TOLD
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == ("ab" * 16, "cd" * 8)
+    assert (root.trace_state, root.kind) == ("vendor=1", Span.SPAN_KIND_SERVER)
+    below = taken.named("below")
+    assert (below.parent_span_id, below.kind) == (root.span_id, Span.SPAN_KIND_INTERNAL)
+    assert below.status.code == Status.STATUS_CODE_ERROR
+    assert below.start_time_unix_nano <= below.end_time_unix_nano
 
 
 def test_without_an_endpoint_nothing_is_imported() -> None:
