@@ -44,19 +44,23 @@ class Stage:
     changed by several threads at any time, take four times as long.
     """
 
-    __slots__ = ("_attributes", "_begun_at", "_context", "_name", "_parent", "_sink")
+    __slots__ = ("_attributes", "_begun_at", "_context", "_epoch", "_name", "_parent", "_sink")
 
     def __init__(
         self,
         sink: _Sink,
+        epoch: int,
         name: str,
         context: SpanContext,
         parent: SpanContext | None = None,
         begun_at: int = 0,
         attributes: Attributes | None = None,
     ) -> None:
-        """begun_at: in nanoseconds since the epoch."""
+        """epoch: by how many nanoseconds the time of day is ahead of ``time.monotonic``, the same
+        for all spans of a request, so that they follow one another. begun_at: in nanoseconds since
+        the epoch."""
         self._sink = sink
+        self._epoch = epoch
         self._name = name
         self._context = context
         self._parent = parent
@@ -68,9 +72,8 @@ class Stage:
     ) -> Stage:
         """Begin a span below this one. at: in seconds of ``time.monotonic``; None: now."""
         sink = self._sink
-        begun_at = time.time_ns() if at is None else _since_the_epoch_ns(at)
         context = sink.context_below(self._context)
-        return Stage(sink, name, context, self._context, begun_at, attributes)
+        return Stage(sink, self._epoch, name, context, self._context, self._at(at), attributes)
 
     def add(self, name: str, begun_at: float, ended_at: float) -> None:
         """A span below this one that has ended. Times in seconds of ``time.monotonic``."""
@@ -78,17 +81,21 @@ class Stage:
 
     def end(self, *, at: float | None = None, error: str | None = None) -> None:
         """error: the type of what went wrong, if anything did."""
-        ended_at = time.time_ns() if at is None else _since_the_epoch_ns(at)
         if error is not None:
             self._attributes = {**self._attributes, "error.type": error}
         self._sink.add(
             self._name,
             self._context,
             self._parent,
-            times=(self._begun_at, ended_at),
+            times=(self._begun_at, self._at(at)),
             attributes=self._attributes,
             has_failed=error is not None,
         )
+
+    def _at(self, monotonic_s: float | None) -> int:
+        """In nanoseconds since the epoch. None: now."""
+        ns = time.monotonic_ns() if monotonic_s is None else int(monotonic_s * 1e9)
+        return self._epoch + ns
 
     def rename(self, name: str, attributes: Attributes) -> None:
         """For what is known only once the span has begun."""
@@ -102,7 +109,8 @@ class _RequestStage(Stage):
     __slots__ = ("_span",)
 
     def __init__(self, sink: _Sink, span: Span) -> None:
-        super().__init__(sink, "", span.get_span_context())
+        epoch = time.time_ns() - time.monotonic_ns()
+        super().__init__(sink, epoch, "", span.get_span_context())
         self._span = span
 
     def end(self, *, at: float | None = None, error: str | None = None) -> None:
@@ -111,7 +119,7 @@ class _RequestStage(Stage):
 
             self._span.set_attribute("error.type", error)
             self._span.set_status(StatusCode.ERROR)
-        self._span.end(None if at is None else _since_the_epoch_ns(at))
+        self._span.end(self._at(at))
 
     def rename(self, name: str, attributes: Attributes) -> None:
         self._span.update_name(name)
@@ -262,7 +270,3 @@ class RequestTrace:
         assert self._before is not None
         current.reset(self._before[0])
         logs.trace_ids.reset(self._before[1])
-
-
-def _since_the_epoch_ns(monotonic_s: float) -> int:
-    return time.time_ns() - int((time.monotonic() - monotonic_s) * 1e9)
