@@ -35,7 +35,9 @@ _CASES = {
         Case("b1", 1, (128, 128), (256, 256)),
         Case("b64", 64, (512, 512), (256, 256)),
         Case("b256", 256, (512, 512), (256, 256)),
-        Case("1000/1000", 192, (1000, 1000), (1000, 1000)),
+        Case("prompts", 64, (512, 512), (1, 1)),
+        Case("decode", 256, (16, 16), (128, 128)),
+        Case("1000/1000", 320, (1000, 1000), (1000, 1000)),
     )
 }
 
@@ -128,7 +130,10 @@ _TP = ("--tensor-parallel-size", "2")
 _PP = ("--pipeline-parallel-size", "2")
 _EP = (*_TP, "--enable-expert-parallel")
 _FP8 = ("--quantization", "fp8")
+_FP8_CACHE = ("--kv-cache-dtype", "fp8")
 _ALL = ("b1", "b64", "b256")
+_APART = ("prompts", "decode")
+"""Where stages lose time."""
 _BUILD = Job("build", _module("kernels", "build"))
 _ALL_REDUCE = Job("all-reduce", _module("kernels.bench", "all-reduce"))
 PARTS = (
@@ -138,11 +143,11 @@ PARTS = (
     Part("all-reduce", 60, lambda _: [_ALL_REDUCE], _all_reduce),
     Part("8b", 120, _speed("Llama-3-8B", _ALL), _tok_s),
     Part("8b-tp2", 120, _speed("Llama-3-8B", _ALL, *_TP), _tok_s),
-    Part("70b-tp2", 180, _speed("Llama-3-70B", _ALL, *_TP), _tok_s),
-    Part("70b-pp2", 180, _speed("Llama-3-70B", ("b256",), *_PP), _tok_s),
+    Part("70b-tp2", 180, _speed("Llama-3-70B", (*_ALL, *_APART), *_TP), _tok_s),
+    Part("70b-pp2", 180, _speed("Llama-3-70B", ("b256", *_APART), *_PP), _tok_s),
     Part("30b-tp2", 120, _speed("Qwen3-30B-A3B", _ALL, *_TP, *_FP8), _tok_s),
     Part("30b-ep2", 120, _speed("Qwen3-30B-A3B", _ALL, *_EP, *_FP8), _tok_s),
-    Part("70b-fp8", 200, _speed("Llama-3-70B", ("1000/1000",), *_TP, *_FP8), _tok_s),
+    Part("70b-fp8", 260, _speed("Llama-3-70B", ("1000/1000",), *_TP, *_FP8, *_FP8_CACHE), _tok_s),
 )
 
 
