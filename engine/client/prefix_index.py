@@ -8,10 +8,11 @@ does.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.messages import GenerateRequest
@@ -19,17 +20,14 @@ if TYPE_CHECKING:
 BOUNDARIES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """The prefixes that are told apart, in tokens. What lies behind the last one counts for nothing."""
 DENSE_TOKENS = 512
-"""So many tokens are looked at; behind them one of four: prompts that differ once go on to."""
+"""So many tokens are looked at; behind them one of eight: prompts that differ once go on to."""
 MIN_SHARE = 0.02
 MAX_ENTRIES = 100_000
 """Of all engines together: about 20 MB."""
 
 
-class Prefix(NamedTuple):
-    """A prompt up to a boundary."""
-
-    key: int
-    num_tokens: int
+Prefix = tuple[int, int]
+"""A prompt up to a boundary: a hash, and the number of tokens."""
 
 
 def prefixes(request: GenerateRequest) -> list[Prefix]:
@@ -45,8 +43,8 @@ def prefixes(request: GenerateRequest) -> list[Prefix]:
             is_public = False
             adapter = "" if request.adapter is None else request.adapter.name
             key = hash((key, request.cache_salt, adapter))
-        key = hash((key, *tokens[start : end : 1 if start < DENSE_TOKENS else 4]))
-        found.append(Prefix(key, end))
+        key = hash((key, *tokens[start : end : 1 if start < DENSE_TOKENS else 8]))
+        found.append((key, end))
         start = end
     return found
 
@@ -80,16 +78,17 @@ class PrefixIndex:
         if engine not in self._slots:
             self._add_engine(engine)
         bit, sent, masks = 1 << self._slots[engine], self._sent[engine], self._masks
-        start = 0
+        num_new = start = 0
         for key, end in found:
-            if sent.pop(key, None) is None:
+            if key in sent:
+                sent.move_to_end(key)
+            else:
                 masks[key] = masks.get(key, 0) | bit
-                self._num_tokens[engine] += end - start
-            sent[key] = end - start
+                sent[key] = end - start
+                num_new += end - start
             start = end
-        most = capacity * self._shares[engine]
-        while len(sent) > self._max_each or self._num_tokens[engine] > most:
-            self._forget_oldest(engine)
+        self._num_tokens[engine] += num_new
+        self._shrink(engine, self._max_each, capacity * self._shares[engine])
 
     def find(self, found: Sequence[Prefix]) -> dict[str, int]:
         """By engine, how many tokens of a prompt it probably has, if any."""
@@ -109,7 +108,7 @@ class PrefixIndex:
             while ending:
                 bit = ending & -ending
                 ending ^= bit
-                longest[self._engines[bit]] = found[depth].num_tokens
+                longest[self._engines[bit]] = found[depth][1]
         return longest
 
     def learn(self, engine: str, *, was_right: bool) -> None:
@@ -122,8 +121,7 @@ class PrefixIndex:
     def forget(self, engine: str) -> None:
         """An engine has lost its cache, or is gone."""
         if engine in self._slots:
-            while self._sent[engine]:
-                self._forget_oldest(engine)
+            self._shrink(engine, 0, 0)
             del self._engines[1 << self._slots[engine]]
             for known in (self._slots, self._sent, self._num_tokens, self._shares):
                 del known[engine]
@@ -135,16 +133,18 @@ class PrefixIndex:
         self._sent[engine] = OrderedDict()
         self._num_tokens[engine] = 0
         self._shares[engine] = 1.0
-        for name, sent in self._sent.items():
-            while len(sent) > self._max_each:
-                self._forget_oldest(name)
+        for name in self._sent:
+            self._shrink(name, self._max_each, math.inf)
 
-    def _forget_oldest(self, engine: str) -> None:
-        sent = self._sent[engine]
-        key, num_tokens = sent.popitem(last=False)
-        self._num_tokens[engine] -= num_tokens
-        mask = self._masks[key] & ~(1 << self._slots[engine])
-        if mask:
-            self._masks[key] = mask
-        else:
-            del self._masks[key]
+    def _shrink(self, engine: str, most_entries: int, most_tokens: float) -> None:
+        """Forget the oldest prefixes of an engine that are too many."""
+        sent, masks, bit = self._sent[engine], self._masks, 1 << self._slots[engine]
+        num_tokens = self._num_tokens[engine]
+        while len(sent) > most_entries or num_tokens > most_tokens:
+            key, length = sent.popitem(last=False)
+            num_tokens -= length
+            if (mask := masks[key]) == bit:
+                del masks[key]
+            else:
+                masks[key] = mask ^ bit
+        self._num_tokens[engine] = num_tokens

@@ -145,10 +145,10 @@ class D2lpm(Router):
         for number in range(first - len(engines), first):
             if waiting[number] <= most:
                 one = engines[number]
-                worth = -backlogs[number].num_tokens - LOAD_TOKENS * one.load
+                worth = -backlogs[number].num_tokens
                 if cached:
                     worth += cached.get(one.name, 0)
-                if worth > best_worth:
+                if worth > best_worth and (worth := worth - LOAD_TOKENS * one.load) > best_worth:
                     best, best_worth = one, worth
         yield best
         yield from sorted(set(engines) - {best}, key=lambda one: one.load)

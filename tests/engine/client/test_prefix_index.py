@@ -76,4 +76,4 @@ def test_prompts_that_differ_early_have_nothing_in_common() -> None:
         for ids in (one, other)
     ]
     assert [len(each) for each in found] == [1, 1]
-    assert found[0][0].key != found[1][0].key
+    assert found[0][0] != found[1][0]
