@@ -18,6 +18,8 @@ MAX_LINES = 50_000
 MAX_ERRORS = 50
 """Of a batch's lines that its object lists; the error file has all."""
 _LINES_AT_ONCE = 500
+_EMPTY_AT_ONCE = 4096
+"""Lines without anything in them between which the event loop runs."""
 
 
 class Validation:
@@ -34,12 +36,12 @@ class Validation:
         seen: set[bytes] = set()
         lines: list[NewLine] = []
         num_lines = num_failed = 0
-        async for start, text, is_too_long in self._texts(batch):
+        async for number, start, text, is_too_long in self._texts(batch):
             num_lines += 1
             if num_lines > MAX_LINES:
                 await self._fail(batch, "too_many_lines", f"At most {MAX_LINES} lines in a batch.")
                 return
-            line = self._line(batch, num_lines, start, text, is_too_long, seen, errors)
+            line = self._line(batch, number, start, text, is_too_long, seen, errors)
             num_failed += line.result is not None
             lines.append(line)
             if len(lines) == _LINES_AT_ONCE:
@@ -91,18 +93,21 @@ class Validation:
             return NewLine(number, custom_id, start, len(text), result)
         return NewLine(number, custom_id, start, len(text), None)
 
-    async def _texts(self, batch: Batch) -> AsyncIterator[tuple[int, bytes, bool]]:
-        """Where each line that is not empty begins, its text, and whether it is longer than it may
-        be; of such a line there is no more than the beginning."""
-        rest, start, is_too_long = b"", 0, False
+    async def _texts(self, batch: Batch) -> AsyncIterator[tuple[int, int, bytes, bool]]:
+        """The number of each line that is not empty, where it begins, its text, and whether it is
+        longer than it may be; of such a line there is no more than the beginning."""
+        rest, start, is_too_long, number = b"", 0, False, 0
         async for piece in self._files.content(batch.tenant_id, batch.input_file_id):
             *whole, rest = (rest + piece).split(b"\n")
             for text in whole:
+                number += 1
                 if text.strip() or is_too_long:
-                    yield start, text, is_too_long or len(text) > self._max_line_bytes
+                    yield number, start, text, is_too_long or len(text) > self._max_line_bytes
+                elif number % _EMPTY_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 start, is_too_long = start + len(text) + 1, False
             if len(rest) > self._max_line_bytes:
                 start, rest, is_too_long = start + len(rest), b"", True
             await asyncio.sleep(0)
         if rest.strip() or is_too_long:
-            yield start, rest, is_too_long or len(rest) > self._max_line_bytes
+            yield number + 1, start, rest, is_too_long or len(rest) > self._max_line_bytes

@@ -179,9 +179,12 @@ async def test_vectors(tmp_path: Path, pg_dsn: str) -> None:
 
 
 async def test_lines_that_are_none_get_their_numbers(client: AsyncOpenAI) -> None:
+    """As an editor counts them: empty ones count, though they are no requests."""
     bad = [
         b"{",
+        b"",
         line("a"),
+        b" \r",
         line("a"),
         line("other", url="/v1/completions", prompt="x"),
         b'{"custom_id": "x"}',
@@ -196,9 +199,9 @@ async def test_lines_that_are_none_get_their_numbers(client: AsyncOpenAI) -> Non
     assert batch.request_counts.model_dump() == {"total": 10, "completed": 1, "failed": 9}
     codes = {error.line: error.code for error in batch.errors.data}
     assert codes == {
-        1: "invalid_json_line", 3: "duplicate_custom_id", 4: "mismatched_endpoint",
-        5: "invalid_json_line", 6: "invalid_json_line", 7: "invalid_method", 8: "invalid_request",
-        9: "invalid_json_line", 10: "invalid_json_line",
+        1: "invalid_json_line", 5: "duplicate_custom_id", 6: "mismatched_endpoint",
+        7: "invalid_json_line", 8: "invalid_json_line", 9: "invalid_method", 10: "invalid_request",
+        11: "invalid_json_line", 12: "invalid_json_line",
     }  # fmt: skip
     text = (await client.files.content(batch.error_file_id)).text
     rows = [msgspec.json.decode(row) for row in text.splitlines()]
