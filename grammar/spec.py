@@ -107,6 +107,8 @@ class GrammarSpec:
             document = json.loads(self.source, parse_constant=no_constant, parse_float=_double)
             if self.kind == "json_schema" and drafts.OLD_SPELLING.search(self.source) is not None:
                 document = drafts.modern(document)
+            if self.kind == "json_schema" and drafts.ELSEWHERE.search(self.source) is not None:
+                document = drafts.adopt(document)
         except RecursionError:
             raise GrammarTooLarge("$", "nested too deeply") from None
         except ValueError as error:

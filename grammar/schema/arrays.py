@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from grammar.schema.document import Schema
+from grammar.schema.negation import MAX_FIRST, any_of
 from grammar.schema.scope import Scope
 
 KEYWORDS = (
@@ -56,6 +58,25 @@ def _lower_content(scope: Scope) -> None:
         scope.enforce("uniqueItems")
     if "contains" not in schema:
         scope.enforce("minContains", "maxContains")
-        return
-    for keyword in scope.present(("contains", "minContains", "maxContains")):
-        scope.drop(keyword, "a grammar cannot count matching items")
+    elif not scope.dialect.merges or not _lower_contains(scope):
+        for keyword in scope.present(("contains", "minContains", "maxContains")):
+            scope.drop(keyword, "a grammar cannot count matching items; minContains of 1 can be")
+
+
+def _lower_contains(scope: Scope) -> bool:
+    """Whether it could be said by the place of the first item that matches."""
+    schema = scope.schema
+    least = schema.get("minContains", 1)
+    if least > 1 or "maxContains" in schema:
+        return False
+    if least == 1:
+        item = scope.sub(schema["contains"], "contains")
+        others = sorted(scope.types - {"array", "integer"})
+        places = range(min(MAX_FIRST, int(schema.get("maxItems", MAX_FIRST))))
+        options: list[Schema] = [{"type": others}] if others else []
+        for place in places:
+            before = [scope.dialect.anything] * place
+            options.append({"type": "array", "minItems": place + 1, "prefixItems": [*before, item]})
+        scope.also(any_of(options))
+    scope.enforce("contains", "minContains")
+    return True

@@ -62,15 +62,17 @@ LLGUIDANCE = Dialect(
     "llguidance",
     True,
     _nothing,
-    lambda pattern: f"^(?:{pattern.full})$",
+    lambda pattern: [f"^(?:{text})$" for text in pattern.full],
     max_integer=2**53 - 1,  # it rounds to doubles, and crashes on those around -2**63
 )
-XGRAMMAR = Dialect("xgrammar", False, _xgrammar, lambda pattern: pattern.json)
+XGRAMMAR = Dialect(
+    "xgrammar", False, _xgrammar, lambda pattern: None if pattern.json is None else [pattern.json]
+)
 OUTLINES = Dialect(
     "outlines",
     False,
     _outlines,
-    lambda pattern: pattern.json,
+    lambda pattern: None if pattern.json is None else [pattern.json],
     anything={"type": ["array", "boolean", "null", "number", "object", "string"]},
     listed_name=re.compile(r"[^\x00-\x1f.^$*+?()\[\]{}|\\\"]*"),  # it reads them as regexes
 )

@@ -12,21 +12,30 @@ from typing import Any
 from grammar.errors import GrammarTooLarge
 from grammar.schema.document import Document, Schema
 from grammar.schema.forms import TYPES
+from grammar.schema.languages import TooComplex
 from grammar.schema.paths import ROOT
+from grammar.schema.texts import Irregular, language_of
 
-_MAX_STEPS = 2_000
+_MAX_STEPS = 5_000
 _MAX_DEPTH = 8
 _ALL = frozenset(TYPES)  # here "number" means: a number that is not an integer
 _NUMBERS = frozenset(("integer", "number"))
 
 
-def all_disjoint(schemas: Sequence[Schema], document: Document) -> bool:
-    """Whether no value satisfies two of ``schemas``. The effort is bounded."""
+def overlapping(schemas: Sequence[Schema], document: Document) -> dict[int, list[int]]:
+    """The places of those of ``schemas`` that may have a value in common, each with the places of
+    the others. The effort is bounded: raises ``TooComplex``."""
     prover = _Prover(document)
-    return all(
-        prover.disjoint(first, second, _MAX_DEPTH)
-        for first, second in itertools.combinations(schemas, 2)
-    )
+    if prover.are_told_apart(schemas):
+        return {}
+    found: dict[int, list[int]] = {}
+    for one, two in itertools.combinations(range(len(schemas)), 2):
+        if not prover.disjoint(schemas[one], schemas[two], _MAX_DEPTH):
+            found.setdefault(one, []).append(two)
+            found.setdefault(two, []).append(one)
+        if prover.is_exhausted:
+            raise TooComplex(f"{len(schemas)} alternatives take too much to compare")
+    return found
 
 
 class _Facts:
@@ -69,12 +78,42 @@ class _Prover:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._steps = 0
+        self._facts: dict[int, _Facts] = {}
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._steps > _MAX_STEPS
+
+    def are_told_apart(self, schemas: Sequence[Schema]) -> bool:
+        """Whether each lists values of its own, for itself or for a member that all require."""
+        facts = [self._facts_of(schema) for schema in schemas if schema is not False]
+        if _are_all_different([one.values() for one in facts]):
+            return True
+        keys = set.intersection(*(one.required for one in facts)) if facts else set()
+        return any(
+            all(one.types == {"object"} for one in facts)
+            and _are_all_different([self._values_of(one, key) for one in facts])
+            for key in sorted(keys)
+        )
+
+    def _values_of(self, facts: _Facts, key: str) -> list[Any] | None:
+        for sub in facts.property_schemas(key):
+            values = self._facts_of(sub).values()
+            if values is not None:
+                return values
+        return None
+
+    def _facts_of(self, schema: Schema) -> _Facts:
+        found = self._facts.get(id(schema))
+        if found is None:
+            found = self._facts[id(schema)] = _Facts(schema, self._document)
+        return found
 
     def disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
         self._steps += 1
         if depth == 0 or self._steps > _MAX_STEPS:
             return False
-        one, two = _Facts(first, self._document), _Facts(second, self._document)
+        one, two = self._facts_of(first), self._facts_of(second)
         if False in (first, second):
             return True
         return (
@@ -100,12 +139,21 @@ class _Prover:
             case "integer" | "number":
                 return _no_common_number(one, two)
             case "string":
-                return _no_common_count(one, two, "minLength", "maxLength")
+                return _no_common_count(one, two, "minLength", "maxLength") or (
+                    self._no_common_text(one, two)
+                )
             case "array":
                 return _no_common_count(one, two, "minItems", "maxItems")
             case "object":
                 return self._no_common_object(one, two, depth)
         return False
+
+    def _no_common_text(self, one: _Facts, two: _Facts) -> bool:
+        try:
+            first = language_of(one.schema, self._document)
+            return first.is_disjoint(language_of(two.schema, self._document))
+        except (Irregular, TooComplex):
+            return False
 
     def _no_common_object(self, one: _Facts, two: _Facts, depth: int) -> bool:
         return any(
@@ -122,6 +170,23 @@ class _Prover:
             for keyword in ("anyOf", "oneOf")
             if keyword in part
         )
+
+
+def _are_all_different(lists: Sequence[list[Any] | None]) -> bool:
+    """Whether no value is in two of the lists, which are all given; 1 is not ``true``, but 1.0."""
+    seen: set[object] = set()
+    for values in lists:
+        if values is None:
+            return False
+        kinds = {
+            (isinstance(value, bool), value)
+            for value in values
+            if not isinstance(value, list | dict)
+        }
+        if seen & kinds or any(isinstance(value, list | dict) for value in values):
+            return False
+        seen |= kinds
+    return True
 
 
 def _conjuncts(schema: Schema, document: Document) -> Iterator[dict[str, Any]]:

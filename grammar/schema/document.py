@@ -14,7 +14,7 @@ from referencing.jsonschema import DRAFT202012
 from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.schema import format_checks, merging
 from grammar.schema.checker import Checker, Steps, TooManySteps, counted
-from grammar.schema.forms import IN_LIST, IN_MAP, IN_SCHEMA, subschemas
+from grammar.schema.forms import IN_LIST, IN_MAP, IN_SCHEMA, REFERRED, subschemas
 from grammar.schema.paths import ROOT, child
 
 Schema = dict[str, Any] | bool
@@ -184,7 +184,7 @@ def _below(root: Schema) -> Iterator[dict[str, Any]]:
                 stack.append(value)
             elif keyword in IN_LIST:
                 stack += value
-            elif keyword in IN_MAP:
+            elif keyword in IN_MAP or keyword == REFERRED:
                 stack += value.values()
 
 
@@ -225,10 +225,19 @@ class _AsOne:
     def _identify(self, schema: dict[str, Any], base: str, path: str) -> str:
         """What references are relative to in ``schema``, whose identifier is at ``path``."""
         uri = urldefrag(_joined(base, schema["$id"], path)).url
-        if self._identified.setdefault(uri, schema) != schema:
+        if self._identified.setdefault(uri, schema) != schema and self._is_referred(uri):
             shown = uri.removeprefix(_NOWHERE)
             raise InvalidGrammar(path, f"'{shown}' identifies another schema as well")
         return uri
+
+    def _is_referred(self, uri: str) -> bool:
+        """Whether a reference could mean this identifier, by the last part of it."""
+        name = uri.rstrip("/#").rpartition("/")[2]
+        return any(
+            name in schema["$ref"].partition("#")[0] or schema["$ref"].startswith("#")
+            for schema in (self._root, *_below(self._root))
+            if isinstance(schema, dict) and isinstance(schema.get("$ref"), str)
+        )
 
 
 def _joined(base: str, reference: str, path: str) -> str:

@@ -12,7 +12,8 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA
+from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA, REFERRED
+from grammar.schema.paths import ROOT, child
 
 OLD_SPELLING = re.compile(
     r'"items"\s*:\s*\[|"exclusive(?:Min|Max)imum"\s*:\s*(?:true|false)|:\s*null'
@@ -53,6 +54,51 @@ def _modern(schema: Any, root: Any) -> Any:
         if isinstance(found.get(exclusive), bool):
             _respell_bound(found, bound, exclusive)
     return found
+
+
+ELSEWHERE = re.compile(r'"\$ref"\s*:\s*"#/(?!(?:\$defs|definitions)/[^/"]+")')
+"""One of these occurs in the text of every document that ``adopt`` would change."""
+
+
+def adopt(root: Any) -> Any:
+    """The document, which lists the schemas that references lead to in what is no keyword of the
+    standard (``REFERRED``)."""
+    if not isinstance(root, dict):
+        return root
+    found: dict[str, Any] = {}
+    stack: list[Any] = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack += node
+        if not isinstance(node, dict):
+            continue
+        stack += node.values()
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            _adopt(root, reference.split("/")[1:], found)
+    return root | {REFERRED: found} if found else root
+
+
+def _adopt(root: dict[str, Any], steps: list[str], found: dict[str, Any]) -> None:
+    """Add the schema to which the steps of a pointer lead to ``found``, unless it is in a keyword
+    of the standard. Older words in it are replaced in place."""
+    node: Any = root
+    parent: Any = None
+    path = ROOT
+    inside = "schema"
+    key: str | int = ""
+    for step in steps:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if inside == "schema":
+            inside = "schema" if name in IN_SCHEMA else "values" if name in IN_LIST | IN_MAP else ""
+        elif inside == "values":
+            inside = "schema"
+        key = int(name) if isinstance(node, list) and name.isdecimal() else name
+        parent, node = node, _member(node, name)
+        path = child(path, key)
+    if not inside and isinstance(node, dict) and path not in found:
+        parent[key] = found[path] = _modern(node, root)
 
 
 def _has_plain_id(root: Any) -> bool:

@@ -1,19 +1,18 @@
 """Whether strings are of a format, in documents that are checked.
 
 ``jsonschema`` checks a format only where a library for it happens to be installed, and lets all
-else pass. Here the patterns of ``formats`` decide, and what those leave out for generation is
-added: leap seconds and lower case (RFC 3339), quoted names and addresses (RFC 5321), characters
-beyond ASCII (RFC 3987, RFC 6531), templates (RFC 6570).
+else pass. Here the patterns of ``formats`` decide where they are exact, and rules elsewhere.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 
 import jsonschema
 
-from grammar.schema import ecma, formats
+from grammar.schema import ecma, formats, hostnames
 
 _Check = Callable[[str], bool]
 
@@ -25,12 +24,11 @@ def _by_pattern(name: str) -> _Check:
     return check
 
 
-_LONG_FRACTION = re.compile(r"(\.[0-9]{9})[0-9]+")
 _LEAP = re.compile(r"([0-9]{2}):([0-9]{2}):60(.*?)(?:Z|([+-])([0-9]{2}):([0-9]{2}))")
 
 
 def _time(text: str) -> bool:
-    text = _LONG_FRACTION.sub(r"\1", text.upper())
+    text = text.upper()
     leap = _LEAP.fullmatch(text)
     if leap is None:
         return formats.matches("time", text)
@@ -44,45 +42,45 @@ def _date_time(text: str) -> bool:
     return formats.matches("date", text[:10]) and text[10:11] in ("T", "t") and _time(text[11:])
 
 
-_QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\[ -~])*"')
+_MAX_EMAIL, _MAX_NAME = 254, 64  # octets
+_NAME = re.compile(
+    r"[0-9A-Za-z!#$%&'*+/=?^_`{|}~-]+(?:\.[0-9A-Za-z!#$%&'*+/=?^_`{|}~-]+)*"
+    r'|"(?:[ !#-\[\]-~]|\\[ -~])*"'
+)
 
 
 def _email(text: str) -> bool:
+    name, host = _parts(text)
+    return _NAME.fullmatch(name) is not None and _is_host(host, hostnames.is_hostname)
+
+
+def _idn_email(text: str) -> bool:
+    name, host = _parts(text)
+    host = unicodedata.normalize("NFC", host)
+    in_ascii = _BEYOND_ASCII.sub("a", name)
+    return _NAME.fullmatch(in_ascii) is not None and _is_host(host, hostnames.is_idn_hostname)
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """The name and the host; empty if one is too long."""
     name, _, host = text.rpartition("@")
-    if not formats.matches("email", f"{name}@a") and _QUOTED.fullmatch(name) is None:
-        return False
-    if not (host.startswith("[") and host.endswith("]")):
-        return formats.matches("hostname", host)
-    address = host[1:-1]
+    fits = len(text.encode(errors="replace")) <= _MAX_EMAIL and len(name.encode()) <= _MAX_NAME
+    return (name, host) if fits else ("", "")
+
+
+def _is_host(text: str, is_name: _Check) -> bool:
+    if not (text.startswith("[") and text.endswith("]")):
+        return is_name(text)
+    address = text[1:-1]
     if address.startswith("IPv6:"):
         return formats.matches("ipv6", address.removeprefix("IPv6:"))
     return formats.matches("ipv4", address)
 
 
-# Without controls, surrogates, private use and what is no character.
-_BEYOND_ASCII = re.compile(
-    "[\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
-    + "".join(f"{chr(plane << 16)}-{chr((plane << 16) + 0xFFFD)}" for plane in range(1, 15))
-    + "]"
-)
+_BEYOND_ASCII = re.compile("[\x80-\U0010ffff]")
 
 
-def _beyond_ascii(check: _Check, stand_in: str) -> _Check:
-    """The check for a format that has characters beyond ASCII wherever another has ``stand_in``."""
-    return lambda text: check(_BEYOND_ASCII.sub(stand_in, text))
-
-
-_VARIABLE = r"(?:\w|%[0-9A-Fa-f]{2})(?:\.?(?:\w|%[0-9A-Fa-f]{2}))*(?::[1-9]\d{0,3}|\*)?"
-_TEMPLATE = re.compile(
-    rf"(?:[!#$&-;=?-\[\]_a-z~]|%[0-9A-Fa-f]{{2}}"
-    rf"|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})*",
-    re.ASCII,
-)
 _UP = re.compile(r"(?:0|[1-9][0-9]*)(#?)", re.ASCII)
-
-
-def _template(text: str) -> bool:
-    return _TEMPLATE.fullmatch(text) is not None
 
 
 def _relative_pointer(text: str) -> bool:
@@ -93,7 +91,13 @@ def _relative_pointer(text: str) -> bool:
     return not rest if up[1] else formats.matches("json-pointer", rest)
 
 
+# What Python has and ECMA-262 has not.
+_OF_PYTHON = re.compile(r"\(\?(?:P|#|[aiLmsux]+\))|\\[aAZ]")
+
+
 def _regex(text: str) -> bool:
+    if _OF_PYTHON.search(text.replace("\\\\", "")) is not None:
+        return False
     try:
         ecma.check(text)
     except ecma.Unreadable:
@@ -106,10 +110,9 @@ _CHECKS: dict[str, _Check] = {
     "time": _time,
     "date-time": _date_time,
     "email": _email,
-    "idn-email": _beyond_ascii(_email, "a"),
-    "iri": _beyond_ascii(_by_pattern("uri"), "~"),
-    "iri-reference": _beyond_ascii(_by_pattern("uri-reference"), "~"),
-    "uri-template": _beyond_ascii(_template, "~"),
+    "idn-email": _idn_email,
+    "hostname": hostnames.is_hostname,
+    "idn-hostname": hostnames.is_idn_hostname,
     "relative-json-pointer": _relative_pointer,
     "regex": _regex,
 }
@@ -119,10 +122,7 @@ def _of_strings(check: _Check) -> Callable[[object], bool]:
     return lambda value: not isinstance(value, str) or check(value)
 
 
-CHECKER = jsonschema.FormatChecker(
-    # By Unicode's tables, which come with HTTP clients.
-    formats=[name for name in ("idn-hostname",) if name in jsonschema.FormatChecker.checkers]
-)
+CHECKER = jsonschema.FormatChecker(formats=())
 """A format that it does not know is an annotation."""
 for _name, _check in _CHECKS.items():
     CHECKER.checks(_name)(_of_strings(_check))

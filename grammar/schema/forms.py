@@ -96,6 +96,9 @@ IN_SCHEMA = frozenset(
 )
 IN_LIST = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 IN_MAP = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+REFERRED = "\0referred"
+"""In a root, the schemas to which references lead and which stand in no keyword of the standard, by
+their paths. No document has such a keyword of its own."""
 APPLICATORS = IN_SCHEMA | IN_LIST | IN_MAP
 
 
@@ -116,8 +119,9 @@ def check(
     values of one enum, and ``max_count`` every length and number of items. Paths begin with
     ``root``."""
     properties = pattern_items = 0
-    refers = False
-    identified = ""
+    identified = named = ""
+    """Where an ``id`` has references in it, and where it may be what one is to."""
+    by_name = False
     stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
         node, path, depth = stack.pop()
@@ -129,9 +133,10 @@ def check(
             raise InvalidGrammar(path, f"a schema is an object or a boolean, got {_short(node)}")
         _check_forms(node, path)
         _check_alternatives(node, path)
-        refers = refers or "$ref" in node
+        by_name = by_name or not node.get("$ref", "#/").startswith("#/")
         if depth and isinstance(node.get("id"), str) and "$id" not in node:
-            identified = child(path, "id")
+            identified = child(path, "id") if _refers(node) else identified
+            named = named or child(path, "id")
         properties += len(node.get("properties", {}).keys() | node.get("required", ()))
         if properties > max_properties:
             raise GrammarTooLarge(path, f"more than {max_properties} properties in all")
@@ -149,13 +154,20 @@ def check(
             raise GrammarTooLarge(child(path, "patternProperties"), message)
         if len(node.get("enum", ())) > max_enum_values:
             raise GrammarTooLarge(child(path, "enum"), f"more than {max_enum_values} values")
-        for keyword in _COUNTS:
-            if node.get(keyword, 0) > max_count:
+        for keyword in _COUNTS:  # but for the most that a string may have, which takes no work
+            if keyword != "maxLength" and node.get(keyword, 0) > max_count:
                 raise GrammarTooLarge(child(path, keyword), f"more than {max_count}")
         stack += ((sub, where, depth + 1) for sub, where in subschemas(node, path))
-    if refers and identified:
+    if identified or (by_name and named):
         message = "id is of draft 4, and may move references: write $id, or name the draft"
-        raise InvalidGrammar(identified, f"{message} in $schema")
+        raise InvalidGrammar(identified or named, f"{message} in $schema")
+
+
+def _refers(schema: Any) -> bool:
+    """Whether there is a reference in a schema."""
+    if not isinstance(schema, dict):
+        return False
+    return "$ref" in schema or any(_refers(sub) for sub, _ in subschemas(schema, ""))
 
 
 def _check_alternatives(node: dict[str, Any], path: str) -> None:
@@ -189,6 +201,8 @@ def subschemas(
 ) -> Iterator[tuple[Any, str]]:
     """The direct subschemas of a well-formed schema object under ``keywords``, with their paths."""
     for keyword, value in node.items():
+        if keyword == REFERRED:
+            yield from ((sub, path + where.removeprefix(ROOT)) for where, sub in value.items())
         if keyword not in keywords:
             continue
         if keyword in IN_SCHEMA:

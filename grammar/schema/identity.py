@@ -5,7 +5,7 @@ from __future__ import annotations
 from grammar.schema.scope import Scope
 
 # Constraints of older drafts, which 2020-12 would take for annotations.
-_LEGACY = ("$recursiveRef", "additionalItems", "dependencies", "disallow", "divisibleBy", "extends")
+_LEGACY = ("$recursiveRef", "dependencies", "disallow", "divisibleBy", "extends")
 KEYWORDS = ("$schema", "$id", *_LEGACY)
 
 

@@ -9,6 +9,7 @@ annotations, and are dropped.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from grammar.schema import arrays, combinators, identity, numbers, objects, strings, values
 from grammar.schema.document import Document, Schema
+from grammar.schema.negation import Negation
 from grammar.schema.patterns import Pattern
 from grammar.schema.scope import Finding, Scope
 
@@ -31,8 +33,9 @@ class Dialect:
     refusals: Callable[[Mapping[str, Any]], dict[str, str]]
     """The keywords of a subschema that the backend ignores or misreads beside the others, with the
     reasons. It is not called if values are listed, because those are checked here."""
-    pattern: Callable[[Pattern], str | None]
-    """The pattern in the backend's notation; None if it cannot take it."""
+    pattern: Callable[[Pattern], list[str] | None]
+    """The pattern in the backend's notation, where several hold together if it merges; None if it
+    cannot take it."""
     anything: dict[str, Any] = field(default_factory=dict)
     """The backend's notation for the schema that allows anything."""
     max_integer: int = 2**63 - 1
@@ -52,6 +55,32 @@ class Lowered(NamedTuple):
     @property
     def unenforced(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if not finding.enforced)
+
+
+_LONG = 60
+"""Characters of the patterns of a string above which they are written once for all places."""
+
+
+def _pattern_size(lowered: dict[str, Any]) -> int:
+    others = (part for part in lowered.get("allOf", ()) if isinstance(part, dict))
+    return sum(len(part.get("pattern", "")) for part in (lowered, *others))
+
+
+def _without(references: set[str], schema: Any) -> Any:
+    """The schema where ``references`` lead to what nothing satisfies: engines take an alternative
+    that is impossible for a contradiction."""
+    if isinstance(schema, list):
+        return [_without(references, part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "enum" in schema:
+        return schema
+    found = {keyword: _without(references, value) for keyword, value in schema.items()}
+    if found.get("$ref") in references or False in found.get("allOf", ()):
+        return False
+    if "anyOf" in found:
+        found["anyOf"] = [option for option in found["anyOf"] if option is not False]
+    return found if found.get("anyOf", True) else False
 
 
 _FAMILIES = tuple(
@@ -81,9 +110,12 @@ class Lowering:
         self.dialect = dialect
         self.findings: list[Finding] = []
         self.divisors: list[Fraction] = []
+        self.negation = Negation(document)
         self.merges = False
         """Whether the backend is given several schemas for one value where the author wrote one."""
         self._names: dict[str, str] = {}
+        self._places: dict[str, str] = {}
+        self._shared: dict[str, Schema] = {}
         self._pending: list[tuple[str, Schema, str]] = []
 
     def run(self) -> Schema:
@@ -92,6 +124,14 @@ class Lowering:
         while self._pending:
             name, schema, path = self._pending.pop()
             definitions[name] = self.subschema(schema, path)
+        definitions |= self._shared
+        while impossible := {f"#/$defs/{name}" for name, d in definitions.items() if d is False}:
+            definitions = {
+                name: _without(impossible, schema)
+                for name, schema in definitions.items()
+                if schema is not False
+            }
+            root = _without(impossible, root)
         return root | {"$defs": definitions} if definitions and isinstance(root, dict) else root
 
     def subschema(self, schema: Schema, path: str) -> Schema:
@@ -102,7 +142,17 @@ class Lowering:
             if not scope.is_settled and not keywords.isdisjoint(scope.schema):
                 family.lower(scope)
         result = scope.result()
+        if self.dialect.merges and isinstance(result, dict) and _pattern_size(result) > _LONG:
+            return self._once(result)
         return self.dialect.anything if result == {} else result
+
+    def _once(self, lowered: dict[str, Any]) -> Schema:
+        """A reference to what is lowered: engines read a pattern each time that it occurs."""
+        key = json.dumps(lowered)
+        if key not in self._places:
+            self._places[key] = f"s{len(self._places)}"
+            self._shared[self._places[key]] = lowered
+        return {"$ref": f"#/$defs/{self._places[key]}"}
 
     def reference(self, reference: str, path: str) -> str:
         """The reference to use in the lowered schema, in which all definitions are siblings."""

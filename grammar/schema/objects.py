@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
-from typing import Any
+from collections.abc import Iterable
+from itertools import chain, combinations
+from math import comb
 
 from grammar.schema import ecma
 from grammar.schema.arrays import COMBINATORS
-from grammar.schema.document import Schema
+from grammar.schema.document import Document, Schema
+from grammar.schema.languages import Language, TooComplex
+from grammar.schema.negation import all_of, any_of
 from grammar.schema.paths import child
-from grammar.schema.patterns import Pattern, PatternError, literal
+from grammar.schema.patterns import Pattern, PatternError
 from grammar.schema.scope import Scope
+from grammar.schema.texts import Irregular, language_of
 from grammar.schema.values import is_plain
 
 KEYWORDS = (
@@ -27,7 +31,9 @@ KEYWORDS = (
 )
 _UNSPEAKABLE_NAME = "a control character without a short escape in a name"
 # Each dependency doubles the alternatives that the engine must keep apart.
-_MAX_DEPENDENCIES = 4
+_MAX_DEPENDENCIES = 8
+_MAX_CELLS = 64
+_MAX_COMBINATIONS = 64
 
 
 def lower(scope: Scope) -> None:
@@ -57,7 +63,6 @@ class _Members:
         self._drop_unspeakable_names()
         self._lower_rest()
         self._lower_patterns()
-        self._lower_property_names()
         scope = self._scope
         if not scope.dialect.merges:
             # Only a closed object keeps its properties there, and a closed one forbids the rest.
@@ -100,134 +105,206 @@ class _Members:
 
     def _lower_patterns(self) -> None:
         scope = self._scope
-        sources: dict[str, Any] = scope.schema.get("patternProperties", {})
-        problem = _pattern_problem(sources, closed=self._rest is False)
-        if problem is not None:
-            scope.drop("patternProperties", problem)
-            if self._rest != {}:
-                self._rest = {}
-                for keyword in scope.present(("additionalProperties", "unevaluatedProperties")):
-                    scope.drop(keyword, "it depends on patternProperties")
-            return
-        for source, sub in sources.items():
-            lowered = scope.sub(sub, "patternProperties", source)
-            self._patterns[_anchored(Pattern.parse(source).full)] = lowered
-            for name in self._properties:
-                if ecma.matches(source, name):
-                    self._properties[name] = _both(self._properties[name], lowered)
-        scope.enforce("patternProperties")
-
-    def _lower_property_names(self) -> None:
-        scope = self._scope
-        if "propertyNames" not in scope.schema:
-            return
-        names = scope.schema["propertyNames"]
-        if isinstance(names, dict) and set(names) == {"$ref"}:
-            path = child(scope.path, "propertyNames")
-            names, _ = scope.document.resolve(names["$ref"], path)
-        expression = _name_expression(names)
-        if expression is None or self._patterns:
-            scope.drop("propertyNames", "only one plain pattern, length or enum of names can be")
-            return
+        sources: dict[str, Schema] = scope.schema.get("patternProperties", {})
+        lowered = {
+            source: scope.sub(sub, "patternProperties", source) for source, sub in sources.items()
+        }
+        names = scope.schema.get("propertyNames", True)
         place = child(scope.path, "propertyNames")
-        for name in self._properties:
-            if not scope.document.is_valid(name, names, place):
-                self._properties[name] = False
-        own = [name for name, sub in self._properties.items() if sub is not False]
-        listed = _listed(names) if own else None
-        if self._rest is False:
-            pass
-        elif listed is not None:
-            # After the last possible name of a pattern, the engine would still write a comma.
-            for name in listed:
-                self._properties.setdefault(name, self._rest)
-            self._rest = False
-        elif own and self._rest != {}:
-            reason = "a pattern of names would also hold for the properties that have a name"
-            scope.drop("propertyNames", reason)
+        try:
+            listed = _listed(names, scope.document, place)
+            cells = _Cells(lowered)
+            if listed is None and names is not True:
+                cells.restrict(language_of(names, scope.document), self._rest, self._properties)
+            if listed is None:
+                self._patterns = cells.written()
+        except (PatternError, Irregular, TooComplex) as error:
+            self._drop_patterns(str(error))
             return
-        else:
-            self._patterns = {_anchored(expression): self._rest}
+        for name in [*self._properties, *(listed or ())]:
+            own = self._properties.get(name)
+            matching = [sub for source, sub in lowered.items() if ecma.matches(source, name)]
+            if own is None:
+                own = {} if matching else self._rest
+            self._properties[name] = all_of([own, *matching])
+        if names is not True:
+            for name in self._properties:
+                if not scope.document.is_valid(name, names, place):
+                    self._properties[name] = False
             self._rest = False
-        scope.enforce("propertyNames")
+        scope.enforce("patternProperties", "propertyNames")
+
+    def _drop_patterns(self, reason: str) -> None:
+        scope = self._scope
+        for keyword in scope.present(("patternProperties", "propertyNames")):
+            scope.drop(keyword, reason)
+        if self._rest != {} and "patternProperties" in scope.schema:
+            self._rest = {}
+            for keyword in scope.present(("additionalProperties", "unevaluatedProperties")):
+                scope.drop(keyword, "it depends on patternProperties")
 
 
-def _listed(names: Schema) -> list[str] | None:
-    """The names that ``propertyNames`` of a simple form lists, if it does."""
+def _listed(names: Schema, document: Document, place: str) -> list[str] | None:
+    """The names that ``propertyNames`` lists, if it does."""
+    if isinstance(names, dict) and set(names) == {"$ref"}:
+        names, _ = document.resolve(names["$ref"], place)
     if isinstance(names, bool) or names.keys().isdisjoint({"enum", "const"}):
-        return None
+        return [] if names is False else None
     values = names["enum"] if "enum" in names else [names["const"]]
     return [value for value in values if isinstance(value, str) and is_plain(value)]
 
 
-def _both(first: Schema, second: Schema) -> Schema:
-    if first is False or second is False:
-        return False
-    return {"allOf": [first, second]}
+class _Cells:
+    """Sets of names that have no name in common, each with the schemas that hold for it."""
+
+    def __init__(self, patterns: dict[str, Schema]) -> None:
+        """Raises ``PatternError`` or ``TooComplex``."""
+        self._cells: list[_Cell] = []
+        for source, sub in patterns.items():
+            self._add(_Cell(Pattern.parse(source), [sub]))
+
+    def restrict(self, names: Language, rest: Schema, own: Iterable[str]) -> None:
+        """Leave names in ``names`` only, of which all others are for ``rest``. ``own`` are the
+        names that have a schema of their own."""
+        names -= Language.of_texts(own)
+        others = names
+        for cell in self._cells:
+            others -= cell.names
+            cell.narrow(names)
+        self._cells = [cell for cell in self._cells if not cell.names.is_empty()]
+        if rest is not False and not others.is_empty():
+            self._cells.append(_Cell(others, [rest]))
+
+    def written(self) -> dict[str, Schema]:
+        """As ``patternProperties``."""
+        return {f"^(?:{cell.expression()})$": all_of(cell.schemas) for cell in self._cells}
+
+    def _add(self, new: _Cell) -> None:
+        cells: list[_Cell] = []
+        for cell in self._cells:
+            if cell.is_apart(new):
+                cells.append(cell)
+                continue
+            common = _Cell(cell.names & new.names, [*cell.schemas, *new.schemas])
+            first = _Cell(cell.names - new.names, cell.schemas)
+            new = _Cell(new.names - cell.names, new.schemas)
+            cells += [part for part in (first, common) if not part.names.is_empty()]
+        if len(cells) > _MAX_CELLS:
+            raise TooComplex(f"its patterns overlap in more than {_MAX_CELLS} ways")
+        if not self._cells or not new.names.is_empty():
+            cells.append(new)
+        self._cells = cells
 
 
-def _anchored(expression: str) -> str:
-    return f"^(?:{expression})$"
+class _Cell:
+    def __init__(self, names: Pattern | Language, schemas: list[Schema]) -> None:
+        self._pattern = names if isinstance(names, Pattern) else None
+        self._language = None if isinstance(names, Pattern) else names
+        self.schemas = schemas
 
+    @property
+    def names(self) -> Language:
+        if self._language is None:
+            assert self._pattern is not None
+            self._language = self._pattern.language
+        return self._language
 
-def _pattern_problem(sources: dict[str, Any], *, closed: bool) -> str | None:
-    try:
-        patterns = [Pattern.parse(source) for source in sources]
-    except PatternError as error:
-        return str(error)
-    if not closed and not all(pattern.exact for pattern in patterns):
-        return (
-            "which names match depends on the dialect; anchor only the start, or close the object"
-        )
-    prefixes = sorted(pattern.prefix for pattern in patterns)
-    if any(b.startswith(a) for a, b in pairwise(prefixes)):
-        return "several patterns must begin differently"
-    return None
+    def narrow(self, names: Language) -> None:
+        self._language, self._pattern = self.names & names, None
 
+    def is_apart(self, other: _Cell) -> bool:
+        if self._pattern is not None and other._pattern is not None:
+            one, two = self._pattern.prefix, other._pattern.prefix
+            if not one.startswith(two) and not two.startswith(one):
+                return True
+        return self.names.is_disjoint(other.names)
 
-def _name_expression(names: Schema) -> str | None:
-    """The expression for the names that ``propertyNames`` allows, if it is a simple one."""
-    if isinstance(names, bool):
-        return r"[\s\S]*" if names else None
-    said = {k: v for k, v in names.items() if k not in ("title", "description", "$comment")}
-    if said.pop("type", "string") != "string":
-        return None
-    match said:
-        case {"pattern": source, **rest} if not rest:
-            try:
-                return Pattern.parse(source).full
-            except PatternError:
-                return None
-        case {"enum": values, **rest} if not rest:
-            names_allowed = [v for v in values if isinstance(v, str) and is_plain(v)]
-            return "|".join(map(literal, names_allowed)) if names_allowed else None
-        case {"const": str(value), **rest} if not rest and is_plain(value):
-            return literal(value)
-        case {"maxLength": most, **rest} if set(rest) <= {"minLength"} and most <= 1000:
-            return rf"[\s\S]{{{int(rest.get('minLength', 0))},{int(most)}}}"
-        case {"minLength": least, **rest} if not rest and least <= 1000:
-            return rf"[\s\S]{{{int(least)},}}"
-        case _:
-            return r"[\s\S]*" if not said else None
+    def expression(self) -> str:
+        if self._pattern is not None and len(self._pattern.full) == 1:
+            return self._pattern.full[0]
+        return self.names.regex()
 
 
 def _lower_counts(scope: Scope) -> None:
     lowered = scope.lowered
-    names = {*lowered.get("properties", ()), *lowered.get("required", ())}
-    num_required = len(lowered.get("required", ()))
+    required = set(lowered.get("required", ()))
+    names = {*lowered.get("properties", ()), *required}
+    impossible = {name for name, sub in lowered.get("properties", {}).items() if sub is False}
+    optional = sorted(names - required - impossible)
     closed = lowered.get("additionalProperties") is False and "patternProperties" not in lowered
+    counts: dict[str, int] = {}
     for keyword in scope.present(("minProperties", "maxProperties")):
         count = int(scope.schema[keyword])
         least = keyword == "minProperties"
-        if count <= num_required if least else closed and count >= len(names):
+        if count <= len(required) if least else closed and count >= len(names - impossible):
             scope.enforce(keyword)
-        elif num_required < len(names):
-            scope.drop(keyword, "it cannot be counted beside optional properties")
-        elif least and count > num_required + 1:
+        elif least and not closed and count > len(required) + 1:
             # A repeated name is one member, but a grammar cannot remember names.
             scope.drop(keyword, "free names may repeat: only one more than is required can be")
         else:
+            counts[keyword] = count
+    if not counts:
+        return
+    if not optional:
+        for keyword, count in counts.items():
             scope.keep(keyword, count)
+        return
+    alternatives = _closed_counts if closed else _open_counts
+    options = alternatives(optional, counts, len(required))
+    if options is None or not scope.dialect.merges:
+        for keyword in counts:
+            scope.drop(keyword, "it cannot be counted beside so many optional properties")
+        return
+    others = sorted(scope.types - {"object", "integer"})
+    scope.also(any_of([{"type": others}, *options] if others else options))
+    scope.enforce(*counts)
+
+
+def _closed_counts(
+    optional: list[str], counts: dict[str, int], num_required: int
+) -> list[Schema] | None:
+    """Which of the optional names there are, or are not, as the other names are fixed."""
+    least = counts.get("minProperties", 0) - num_required
+    most = counts.get("maxProperties", num_required + len(optional)) - num_required
+    if most < least or most < 0:
+        return [False]
+    if comb(len(optional), max(least, 0)) * comb(len(optional), max(most, 0)) > _MAX_COMBINATIONS:
+        return None
+    with_least: list[Schema] = [
+        {"type": "object", "required": list(names)}
+        for names in combinations(optional, max(least, 0))
+    ]
+    without: list[Schema] = [
+        {"type": "object", "properties": dict.fromkeys(names, False)}
+        for names in combinations(optional, max(len(optional) - most, 0))
+    ]
+    return [all_of([any_of(with_least), any_of(without)])]
+
+
+def _open_counts(
+    optional: list[str], counts: dict[str, int], num_required: int
+) -> list[Schema] | None:
+    """For each set of optional names, how many others there are."""
+    if 2 ** len(optional) > _MAX_COMBINATIONS:
+        if set(counts) != {"minProperties"} or len(optional) > _MAX_COMBINATIONS:
+            return None
+        none = {"type": "object", "properties": dict.fromkeys(optional, False), **counts}
+        return [none, *({"type": "object", "required": [name]} for name in optional)]
+    return [
+        {
+            "type": "object",
+            "required": list(names),
+            "properties": {name: False for name in optional if name not in names},
+            **{
+                k: n
+                for k, n in counts.items()
+                if k == "maxProperties" or n > num_required + len(names)
+            },
+        }
+        for size in range(len(optional) + 1)
+        for names in combinations(optional, size)
+        if num_required + size <= counts.get("maxProperties", num_required + size)
+    ]
 
 
 def _lower_dependencies(scope: Scope) -> None:
@@ -245,5 +322,6 @@ def _lower_dependencies(scope: Scope) -> None:
                 then: Schema = {"required": needs}
             else:
                 then = scope.sub(needs, keyword, name)
-            scope.also({"anyOf": [{"properties": {name: False}}, then]})
+            if then != {}:
+                scope.also({"anyOf": [{"properties": {name: False}}, then]})
         scope.enforce(keyword)

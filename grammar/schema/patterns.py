@@ -1,78 +1,59 @@
-"""Translates regular expressions of JSON Schema into ones with the same meaning in every engine.
+"""Reads regular expressions of JSON Schema, which are ECMA-262's, and writes them for engines that
+run Rust's ``regex`` or their own.
 
-JSON Schema means ECMA-262, documents are checked with Python's libraries (``ecma``), and the
-grammar engines run Rust's ``regex`` or their own. They disagree about ``\\d \\w \\s .`` and their
-negations outside ASCII, about ``$`` before a final newline, about characters new to Unicode, and
-about what is a literal. ``Pattern`` accepts only what ECMA-262 and Python both read, and emits an
-expression that matches the whole string and whose language lies inside both readings.
-
-It emits two: ``full`` matches the string's value; ``json`` matches its text between the quotes in
-a JSON document, for engines that paste a pattern there, and never needs an escape.
+A ``Pattern`` is written twice: ``full`` matches the string's value; ``json`` matches its text
+between the quotes in a JSON document, for engines that paste a pattern there, and never needs an
+escape. ``language`` is what is to be combined with other patterns, and decides look-ahead.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
 
 from grammar.schema import ecma, unicode_properties
+from grammar.schema.languages import (
+    ANYTHING,
+    EMPTY,
+    NOTHING,
+    Language,
+    Ranges,
+    TooComplex,
+    all_but,
+    union,
+    written_class,
+    written_ranges,
+)
 
 MAX_EXPANDED_SIZE = 5_000
 """Largest size of a pattern with its counted repetitions written out."""
 
 _ANY_CHAR = r"[\s\S]"
-_JSON_UNSAFE = r'"\\\x00-\x1f\x7f'
-_JSON_CHAR = f"[^{_JSON_UNSAFE}]"
+_JSON_UNSAFE: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F))
+_JSON_CHAR = r'[^"\\\x00-\x1f\x7f]'
+_ALL = all_but(())
+
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 
 
 class PatternError(ValueError):
-    """The pattern is not one that ECMA-262 and Python both read, and read alike."""
+    """The pattern is none, or has what cannot be enforced."""
 
 
-class _Class(NamedTuple):
-    """A character class by two readings: ``inside`` lies in both ECMA's and Python's, ``around``
-    holds both. Each is the text of items between brackets. ``json`` is ``inside`` less what JSON
-    must escape, and ``json_around`` is ``around``, or "" if that takes a Unicode property."""
-
-    inside: str
-    around: str
-    json: str
-    json_around: str
-
-
-_ZS = r" \u{a0}\u{1680}\u{2000}-\u{200a}\u{202f}\u{205f}\u{3000}"
-_ECMA_SPACE = rf"\t-\r{_ZS}\u{{2028}}\u{{2029}}"
-_ANY_SPACE = rf"\x1c-\x1f\x85\u{{feff}}{_ECMA_SPACE}"
-_CLASSES = {
-    "d": _Class("0-9", r"\p{Nd}", "0-9", ""),
-    "D": _Class(r"\P{Nd}", "[^0-9]", "", ""),
-    "w": _Class("0-9A-Za-z_", r"\p{L}\p{N}_", "0-9A-Za-z_", ""),
-    "W": _Class(r"[^\p{L}\p{N}_]", "[^0-9A-Za-z_]", "", ""),
-    "s": _Class(_ECMA_SPACE, _ANY_SPACE, " ", _ANY_SPACE),
-    "S": _Class(f"[^{_ANY_SPACE}]", f"[^{_ECMA_SPACE}]", "", ""),
-}
-_DOT = r"[^\n\r\u{2028}\u{2029}]"
-_JSON_DOT = rf"[^{_JSON_UNSAFE}\u{{2028}}\u{{2029}}]"
-_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
-_SYNTAX = frozenset("^$\\.*+?()[]{}|/-")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pattern:
     """A parsed pattern."""
 
-    full: str
-    """Matches a whole value; in the syntax of Rust's ``regex``."""
+    full: tuple[str, ...]
+    """Each matches a whole value; in the syntax of Rust's ``regex``. Several for look-ahead."""
     json: str | None
     """Matches a whole value as it stands in JSON text; None where that would take an escape or a
     Unicode property."""
     size: int
     """Number of items, with counted repetitions written out."""
-    prefix: str
-    """The literal prefix of every match, as far as it is obvious."""
-    exact: bool
-    """Whether ECMA-262 and Python agree on every string: nothing lies between their readings."""
+    _node: _Node
 
     @classmethod
     def parse(cls, source: str) -> Pattern:
@@ -88,36 +69,88 @@ class Pattern:
             raise PatternError(
                 f"its repetitions expand to {node.size}, over {MAX_EXPANDED_SIZE} items"
             )
-        full = _Emitter(json=False).whole(node)
+        json = None
+        full: tuple[str, ...]
         try:
-            json = _Emitter(json=True).whole(node)
-        except _NotInJson:
-            json = None
-        return cls(full, json, node.size, _prefix(node), _is_exact(node))
+            full = (_Emitter(json=False).whole(node),)
+        except _Irregular:
+            try:
+                full = tuple(_language(node).regexes())
+            except TooComplex as error:
+                raise PatternError(f"its assertions take too much: {error}") from None
+        else:
+            with suppress(_NotInJson):
+                json = _Emitter(json=True).whole(node)
+        return cls(full, json, node.size, node)
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of every match, as far as it is obvious."""
+        items = self._node.items if isinstance(self._node, _Sequence) else ()
+        if not items or items[0] != _Anchor(start=True):
+            return ""
+        prefix = ""
+        for item in items[1:]:
+            if not isinstance(item, _Chars) or (char := item.only) is None:
+                break
+            prefix += char
+        return prefix
+
+    @cached_property
+    def language(self) -> Language:
+        """The texts in which the pattern is found. Raises ``PatternError`` if it has what only
+        engines know: Unicode properties."""
+        return _language(self._node)
+
+
+class _Irregular(Exception):
+    """An assertion stands where it cannot be written without looking at what follows."""
 
 
 class _NotInJson(Exception):
     """The pattern has no plain form between the quotes of JSON text."""
 
 
-def literal(text: str) -> str:
-    """An expression for exactly ``text``."""
-    return "".join(map(_escaped, text))
-
-
 # --- The tree. Anchors are nodes until `_Emitter.whole` has resolved them.
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """An expression without anchors, and the same for JSON text."""
+class _Chars:
+    """One character of a set."""
 
-    text: str
-    json: str | None
-    size: int
-    char: str = ""
-    """The one character it stands for, if it does."""
-    exact: bool = True
+    ranges: Ranges
+    properties: str = ""
+    """Unicode properties, as they stand in a class of an engine, of which more characters are."""
+    negated: bool = False
+    """Whether it is one of the others."""
+    size: int = 1
+
+    @property
+    def text(self) -> str:
+        if self.properties:
+            inside = f"{written_ranges(self.ranges)}{self.properties}"
+            return f"[{'^' * self.negated}{inside}]"
+        return written_class(self.all)
+
+    @property
+    def all(self) -> Ranges:
+        if self.properties:
+            raise PatternError("a Unicode property cannot be combined with other patterns")
+        return all_but(self.ranges) if self.negated else self.ranges
+
+    @property
+    def only(self) -> str | None:
+        """The only character, if there is one."""
+        is_one = not self.properties and not self.negated and len(self.ranges) == 1
+        low, high = self.ranges[0] if is_one else (0, 1)
+        return chr(low) if low == high else None
+
+    @property
+    def json(self) -> str | None:
+        if self.properties:
+            return None
+        safe = all_but(union([*all_but(self.all), *_JSON_UNSAFE]))
+        return written_class(safe) if safe else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +160,27 @@ class _Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeat:
+class _Look:
+    """What must follow (``is_there``) or must not."""
+
     body: _Node
-    quantifier: str
-    times: int
+    is_there: bool
 
     @property
     def size(self) -> int:
-        return max(self.body.size, 1) * max(self.times, 1)
+        return self.body.size
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeat:
+    body: _Node
+    quantifier: str
+    low: int
+    high: int | None
+
+    @property
+    def size(self) -> int:
+        return max(self.body.size, 1) * max(self.low, self.high or 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +201,7 @@ class _Choice:
         return sum(option.size for option in self.options)
 
 
-_Node = _Text | _Anchor | _Repeat | _Sequence | _Choice
+_Node = _Chars | _Anchor | _Look | _Repeat | _Sequence | _Choice
 
 
 class _Parser:
@@ -200,7 +246,7 @@ class _Parser:
             case "$":
                 return _Anchor(start=False)
             case ".":
-                return _Text(_DOT, _JSON_DOT, 1, exact=False)
+                return _Chars(ecma.DOT)
             case "[":
                 return self._brackets()
             case "(":
@@ -216,29 +262,29 @@ class _Parser:
 
     def _group(self) -> _Node:
         start = self._at - 1
+        look = ""
         if self._peek() == "?":
-            head = re.compile(r"\?(:|<[^=!>][^>]*>)").match(self._source, self._at)
+            head = re.compile(r"\?(:|[=!]|<[^=!>][^>]*>)").match(self._source, self._at)
             if head is None:
                 raise PatternError(
-                    f"the group at position {start}: only (...), (?:...) and (?<name>...) can be "
-                    "enforced, not look-around or flags"
+                    f"the group at position {start}: look-behind and flags cannot be enforced, "
+                    "but (...), (?:...), (?<name>...), (?=...) and (?!...) can"
                 )
             self._at = head.end()
+            look = head[1] if head[1] in "=!" else ""
         node = self._choice()
         if self._peek() != ")":
             raise PatternError(f"unclosed '(' at position {start}")
         self._at += 1
-        return node
+        return _Look(node, look == "=") if look else node
 
     def _escape(self) -> _Node:
         start = self._at - 1
         char = self._take()
-        if char in _CLASSES:
-            found = _CLASSES[char]
-            json = f"[{found.json}]" if found.json else None
-            return _Text(f"[{found.inside}]", json, 1, exact=False)
+        if char in ecma.CLASSES:
+            return _Chars(ecma.CLASSES[char])
         if char in "pP":
-            return _Text(f"[{self._property(char, start).inside}]", None, 1, exact=False)
+            return _Chars((), self._property(char, start))
         if char in "bB":
             raise PatternError(f"a word boundary at position {start} cannot be enforced")
         return _char(self._escaped_char(char, start))
@@ -263,16 +309,16 @@ class _Parser:
             raise PatternError(f"the escape '\\{char}' at position {start}")
         return char
 
-    def _property(self, char: str, start: int) -> _Class:
-        """The class of ``\\p{...}`` or ``\\P{...}``. Characters that are not assigned belong to
-        neither, as a newer Unicode may assign them."""
+    def _property(self, char: str, start: int, *, negated: bool = False) -> str:
+        """``\\p{...}`` or ``\\P{...}`` in a class, which may be negated. Characters that are not
+        assigned belong to neither, as a newer Unicode may assign them."""
         name = self._braced(start)
         if name not in unicode_properties.NAMES:
             raise PatternError(f"the property '{name}' at position {start} cannot be enforced")
         having, lacking = rf"\p{{{name}}}", rf"\P{{{name}}}"
         if char == "p":
-            return _Class(having, rf"{having}\p{{Cn}}", "", "")
-        return _Class(rf"[^{having}\p{{Cn}}]", lacking, "", "")
+            return rf"{having}\p{{Cn}}" if negated else having
+        return lacking if negated else rf"[^{having}\p{{Cn}}]"
 
     def _braced(self, start: int) -> str:
         end = self._source.find("}", self._at)
@@ -287,47 +333,36 @@ class _Parser:
         self._at += negated
         if self._peek() == "]":
             raise PatternError(f"']' right after '[' at position {start}: write '\\]'")
-        items: list[str] = []
-        json: list[str] = []
-        exact = True
+        pairs: list[tuple[int, int]] = []
+        properties = ""
         while self._peek() != "]":
-            first = self._class_item()
+            first = self._class_item(negated)
+            if isinstance(first, str):
+                properties += first
+                continue
             last = first
             if self._peek() == "-" and self._source[self._at + 1 : self._at + 2] != "]":
                 self._at += 1
-                last = self._class_item()
-            if isinstance(first, _Class):
-                exact = False
-                # Inside a negation the wider reading is the safe one.
-                items.append(first.around if negated else first.inside)
-                json.append(first.json_around if negated else first.json)
-            elif isinstance(last, _Class):
-                raise PatternError(f"a bad range in the class at position {start}")
-            else:
-                items.append(_range(first, last))
-                json.append(items[-1] if negated or _json_safe(first, last) else "")
+                end = self._class_item(negated)
+                if isinstance(end, str) or len(first) > 1 or len(end) > 1:
+                    raise PatternError(f"a bad range in the class at position {start}")
+                last = end
+            pairs += [(first[0][0], last[0][1])] if len(first) == 1 else first
         self._at += 1
-        if negated:
-            json.append(_JSON_UNSAFE)
-        return _Text(
-            f"[{'^' * negated}{''.join(items)}]",
-            f"[{'^' * negated}{''.join(json)}]" if all(json) else None,
-            1,
-            exact=exact,
-        )
+        return _Chars(union(pairs), properties, negated)
 
-    def _class_item(self) -> str | _Class:
-        """One character, or a class such as ``\\d``."""
+    def _class_item(self, negated: bool) -> Ranges | str:
+        """One character, a class such as ``\\d``, or a Unicode property."""
         start = self._at
         char = self._take()
         if char == "\\":
             char = self._take()
-            if char in _CLASSES:
-                return _CLASSES[char]
+            if char in ecma.CLASSES:
+                return ecma.CLASSES[char]
             if char in "pP":
-                return self._property(char, start)
+                return self._property(char, start, negated=negated)
             char = "\b" if char == "b" else self._escaped_char(char, start)
-        return _no_surrogate(char)
+        return ((ord(_no_surrogate(char)),) * 2,)
 
     def _repeated(self, node: _Node) -> _Node:
         match = re.compile(r"([*+?]|\{(\d+)(,(\d*))?\})(\??)").match(self._source, self._at)
@@ -338,18 +373,17 @@ class _Parser:
         start, self._at = self._at, match.end()
         if self._peek() in ("*", "+", "?", "{"):
             raise PatternError(f"a repeated repetition at position {start}")
-        if _has_anchor(node):
-            raise PatternError(f"a repeated anchor at position {start} cannot be enforced")
-        quantifier, low, comma, high = match[1], match[2], match[3], match[4]
-        if low is None:
-            return _Repeat(node, quantifier, 1)
-        counted = f"{{{int(low)}{f',{high}' if comma else ''}}}"
-        return _Repeat(node, counted, max(int(low), int(high or 0)))
+        if match[2] is None:
+            low, high = int(match[1] == "+"), 1 if match[1] == "?" else None
+            return _Repeat(node, match[1], low, high)
+        low = int(match[2])
+        high = low if match[3] is None else int(match[4]) if match[4] else None
+        counted = f"{{{low}{'' if match[3] is None else f',{match[4]}'}}}"
+        return _Repeat(node, counted, low, high)
 
 
-def _char(char: str) -> _Text:
-    text = _escaped(_no_surrogate(char))
-    return _Text(text, text if _json_safe(char, char) else None, 1, char)
+def _char(char: str) -> _Chars:
+    return _Chars(((ord(_no_surrogate(char)),) * 2,))
 
 
 def _no_surrogate(char: str) -> str:
@@ -358,34 +392,20 @@ def _no_surrogate(char: str) -> str:
     return char
 
 
-def _range(first: str, last: str) -> str:
-    return _escaped(first) if first == last else f"{_escaped(first)}-{_escaped(last)}"
-
-
-def _json_safe(first: str, last: str) -> bool:
-    """Whether every character of the range stands for itself in a JSON string."""
-    return first >= " " and not any(first <= char <= last for char in '"\\\x7f')
-
-
-def _escaped(char: str) -> str:
-    """As Rust's, Python's and ECMA's engines all read it. Controls by code point."""
-    if char in _SYNTAX or char in "&~#":
-        return "\\" + char
-    return rf"\x{ord(char):02x}" if char < " " or char == "\x7f" else char
-
-
-def _has_anchor(node: _Node) -> bool:
+def _has_assertion(node: _Node) -> bool:
     match node:
-        case _Anchor():
+        case _Anchor() | _Look():
             return True
         case _Sequence(children) | _Choice(children):
-            return any(map(_has_anchor, children))
-        case _Text() | _Repeat():
+            return any(map(_has_assertion, children))
+        case _Repeat(body):
+            return _has_assertion(body)
+        case _Chars():
             return False
 
 
-def _holds_anchor(node: _Node) -> bool:
-    return not isinstance(node, _Anchor) and _has_anchor(node)
+def _holds_assertion(node: _Node) -> bool:
+    return not isinstance(node, _Anchor) and _has_assertion(node)
 
 
 class _Emitter:
@@ -396,9 +416,9 @@ class _Emitter:
         self._gap = f"{_JSON_CHAR if json else _ANY_CHAR}*"
 
     def part(self, node: _Node) -> str:
-        """The expression for a node that holds no anchor."""
+        """The expression for a node without assertions."""
         match node:
-            case _Text():
+            case _Chars():
                 text = node.json if self._json else node.text
                 if text is None:
                     raise _NotInJson
@@ -409,8 +429,8 @@ class _Emitter:
                 return "".join(map(self.part, items))
             case _Choice(options):
                 return f"(?:{'|'.join(map(self.part, options))})"
-            case _Anchor():
-                raise PatternError("an anchor in the middle cannot be enforced")
+            case _Anchor() | _Look():
+                raise _Irregular
 
     def whole(self, node: _Node, left: bool = True, right: bool = True) -> str:
         """The expression for the whole string, where a search may begin before the node (``left``)
@@ -423,36 +443,92 @@ class _Emitter:
             items, left = items[1:], False
         if right and items and items[-1] == _Anchor(start=False):
             items, right = items[:-1], False
-        if len(items) == 1 and _holds_anchor(items[0]):
+        if any(isinstance(item, _Look | _Repeat) and _has_assertion(item) for item in items):
+            raise _Irregular
+        if len(items) == 1 and _holds_assertion(items[0]):
             return self.whole(items[0], left, right)
         # Only the first and the last item can hold anchors that mean something.
         head = tail = ""
-        if left and items and _holds_anchor(items[0]):
+        if left and items and _holds_assertion(items[0]):
             head, items, left = self.whole(items[0], True, False), items[1:], False
-        if right and items and _holds_anchor(items[-1]):
+        if right and items and _holds_assertion(items[-1]):
             tail, items, right = self.whole(items[-1], False, True), items[:-1], False
         body = head + "".join(map(self.part, items)) + tail
         return f"{self._gap if left else ''}{body}{self._gap if right else ''}"
 
 
-def _is_exact(node: _Node) -> bool:
+def _language(node: _Node) -> Language:
+    at_start = _matched(node, True, ANYTHING, ANYTHING)
+    later = _matched(node, False, ANYTHING, ANYTHING)
+    if not _has_assertion(node):
+        return ANYTHING + at_start
+    return at_start | (Language.of_chars(_ALL).repeated(1, None) + later)
+
+
+def _matched(node: _Node, starts: bool, at_start: Language, later: Language) -> Language:
+    """What matches the node and then the rest of the pattern.
+
+    The rest may look at whether it begins where the text does, so it is given for both:
+    ``at_start`` is used where nothing of the text has been read, ``later`` elsewhere. ``starts``
+    tells whether the node itself begins where the text does.
+    """
     match node:
-        case _Text():
-            return node.exact
+        case _Chars():
+            return Language.of_chars(node.all) + later
         case _Anchor(start):
-            return start  # Python's "$" also matches before a final newline
-        case _Repeat(body):
-            return _is_exact(body)
-        case _Sequence(children) | _Choice(children):
-            return all(map(_is_exact, children))
+            rest = at_start if starts else later
+            return (rest if starts else NOTHING) if start else rest & EMPTY
+        case _Look(body, is_there):
+            rest = at_start if starts else later
+            seen = _matched(body, starts, ANYTHING, ANYTHING)
+            return rest & seen if is_there else rest - seen
+        case _Choice(options):
+            found = NOTHING
+            for option in options:
+                found |= _matched(option, starts, at_start, later)
+            return found
+        case _Sequence(items):
+            for item in reversed(items):
+                first = _matched(item, True, at_start, later) if starts else NOTHING
+                at_start, later = first, _matched(item, False, later, later)
+            return at_start if starts else later
+        case _Repeat():
+            return _repeatedly(node, starts, at_start, later)
 
 
-def _prefix(node: _Node) -> str:
-    if not isinstance(node, _Sequence) or not node.items or node.items[0] != _Anchor(start=True):
-        return ""
-    prefix = ""
-    for item in node.items[1:]:
-        if not isinstance(item, _Text) or not item.char:
-            break
-        prefix += item.char
-    return prefix
+def _repeatedly(node: _Repeat, starts: bool, at_start: Language, later: Language) -> Language:
+    if _has_assertion(node.body):
+        return _with_assertion(node, starts, at_start, later)
+    body = _matched(node.body, False, EMPTY, EMPTY).repeated(node.low, node.high)
+    if not starts or at_start == later:
+        return body + later
+    found = (body - EMPTY) + later
+    return found | at_start if body.is_nullable else found
+
+
+def _with_assertion(node: _Repeat, starts: bool, at_start: Language, later: Language) -> Language:
+    """A repetition that may find the end of the text, after which nothing can follow."""
+    if node.high == 1:
+        once = _matched(node.body, starts, at_start, later)
+        return once if node.low else once | (at_start if starts else later)
+    goes_on = _without_end(node.body)
+    if node.low > 1 or node.high is not None or _has_assertion(goes_on) or at_start != later:
+        raise PatternError("a repeated assertion cannot be enforced")
+    body = _matched(goes_on, False, EMPTY, EMPTY)
+    last = _matched(node.body, False, later & EMPTY, later & EMPTY)
+    return (body.repeated(node.low, None) + later) | (body.repeated(0, None) + last)
+
+
+def _without_end(node: _Node) -> _Node:
+    """The node where the text does not end."""
+    match node:
+        case _Anchor(False):
+            return _Choice(())
+        case _Choice(options):
+            return _Choice(tuple(map(_without_end, options)))
+        case _Sequence(items):
+            return _Sequence(tuple(map(_without_end, items)))
+        case _Repeat(body, quantifier, low, high):
+            return _Repeat(_without_end(body), quantifier, low, high)
+        case _:
+            return node

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grammar.schema.document import Document, Schema
 from grammar.schema.forms import CONSTRAINTS, TYPES
+from grammar.schema.negation import Open, all_of
 from grammar.schema.paths import child
 
 if TYPE_CHECKING:
@@ -106,9 +107,28 @@ class Scope:
             path = child(path, step)
         return self.lowering.subschema(schema, path)
 
+    def instead(self, schema: Schema, keyword: str) -> Schema:
+        """Lower a schema that is equivalent to ``keyword``. Raises ``Open`` if it cannot be
+        enforced whole."""
+        findings, self.lowering.findings = self.lowering.findings, []
+        try:
+            lowered = self.lowering.subschema(schema, child(self.path, keyword))
+            dropped = [finding for finding in self.lowering.findings if not finding.enforced]
+        finally:
+            self.lowering.findings = findings
+        if dropped:
+            raise Open(f"it would take {dropped[0].keyword}: {dropped[0].reason}")
+        return lowered
+
+    def around(self, *keywords: str) -> Schema:
+        """The schema without ``keywords``."""
+        return {key: value for key, value in self.schema.items() if key not in keywords}
+
     def result(self) -> Schema:
         if self._settled is not None:
             return self._settled
-        if self._also:
-            self.lowered["allOf"] = [*self.lowered.get("allOf", ()), *self._also]
-        return self.lowered
+        parts = [*self.lowered.pop("allOf", ()), *self._also]
+        merged = all_of([self.lowered, *parts])
+        if isinstance(merged, bool) or not self.lowered:
+            return merged
+        return self.lowered | ({"allOf": rest} if (rest := merged.get("allOf", [])[1:]) else {})

@@ -6,6 +6,8 @@ from grammar.schema import formats
 from grammar.schema.patterns import Pattern, PatternError
 from grammar.schema.scope import Scope
 
+_LONGEST = 2**31 - 1
+"""Characters that no output has."""
 KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 
 
@@ -20,7 +22,7 @@ def lower(scope: Scope) -> None:
         _lower_format(scope)
     for keyword in scope.present(("minLength", "maxLength")):
         if scope.dialect.merges or "pattern" not in scope.lowered:
-            scope.keep(keyword, int(scope.schema[keyword]))
+            scope.keep(keyword, min(int(scope.schema[keyword]), _LONGEST))
         else:
             scope.drop(keyword, f"{scope.dialect.name} ignores it beside a pattern or a format")
 
@@ -31,25 +33,32 @@ def _lower_pattern(scope: Scope) -> None:
     except PatternError as error:
         scope.drop("pattern", str(error))
         return
-    text = scope.dialect.pattern(pattern)
-    if text is None:
+    texts = scope.dialect.pattern(pattern)
+    if texts is None:
         scope.drop("pattern", f"{scope.dialect.name} cannot follow it")
-    else:
-        scope.keep("pattern", text)
+        return
+    scope.keep("pattern", texts[0])
+    for text in texts[1:]:
+        scope.also({"pattern": text})
 
 
 def _lower_format(scope: Scope) -> None:
     name = scope.schema["format"]
     found = formats.lookup(name)
-    text = None if found is None else scope.dialect.pattern(found.pattern)
-    if found is None or text is None:
-        scope.drop("format", f"the format '{name}' cannot be enforced")
-    elif "pattern" not in scope.lowered and found.max_length is None:
-        scope.lowered["pattern"] = text
+    if found is None:  # an annotation
+        scope.enforce("format")
+        return
+    texts = scope.dialect.pattern(found.pattern)
+    if texts is None:
+        scope.drop("format", f"{scope.dialect.name} cannot follow the format '{name}'")
+    elif "pattern" not in scope.lowered and found.max_length is None and len(texts) == 1:
+        scope.lowered["pattern"] = texts[0]
         scope.enforce("format")
     elif scope.dialect.merges:
-        length = {} if found.max_length is None else {"maxLength": found.max_length}
-        scope.also({"pattern": text, **length})
+        for text in texts:
+            scope.also({"pattern": text})
+        if found.max_length is not None:
+            scope.also({"maxLength": found.max_length})
         scope.enforce("format")
     else:
         scope.drop("format", f"{scope.dialect.name} ignores it beside a pattern or a length")

@@ -96,6 +96,19 @@ ENFORCED_BY_LLGUIDANCE: list[Any] = [
     {"enum": [1, 2, 3], "not": {"const": 2}, "if": {"const": 1}, "then": False},
     {"type": "string", "minimum": 3, "uniqueItems": True, "x-note": 1},
     {"if": {"type": "string"}},
+    {"not": {"type": "null"}},
+    {"type": "string", "not": {"pattern": "^a"}, "format": "iri"},
+    {"if": {"type": "null"}, "then": False, "else": {"minimum": 3}},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"properties": {"c": {"const": 1}}}]},
+    {"type": "object", "patternProperties": {"a$": {}}},
+    {"patternProperties": {"^a": {"type": "null"}, "^ab": {}, "b": {"enum": [None]}}},
+    {"propertyNames": {"pattern": "a", "maxLength": 3, "not": {"enum": ["ab"]}}},
+    {"format": "of nobody"},
+    {
+        "propertyNames": {"minLength": 1},
+        "properties": {"a": {"type": "null"}},
+        "additionalProperties": {"type": "integer"},
+    },
     {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}},
 ]
 
@@ -107,28 +120,19 @@ def test_what_llguidance_enforces(schema: Any) -> None:
 
 UNENFORCED: list[tuple[Any, str]] = [
     ({"type": "array", "uniqueItems": True}, "$.uniqueItems"),
-    ({"type": "array", "contains": {}, "minContains": 0}, "$.contains"),
-    ({"not": {"type": "null"}}, "$.not"),
-    ({"if": {"type": "null"}, "then": {"const": None}}, "$.if"),
+    ({"type": "array", "contains": {}, "minContains": 2}, "$.contains"),
+    ({"not": {"type": "integer"}}, "$.not"),
+    ({"not": {"multipleOf": 2}}, "$.not"),
+    ({"if": {"uniqueItems": True}, "then": {"maxItems": 3}}, "$.if"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "$.oneOf"),
     ({"type": "string", "pattern": r"\bfoo"}, "$.pattern"),
-    ({"type": "string", "format": "iri"}, "$.format"),
     ({"type": "number", "multipleOf": 0.01}, "$.multipleOf"),
     ({"type": "integer", "minimum": 2**53 + 1}, "$.minimum"),
     ({"type": "number", "maximum": 1e-12}, "$.maximum"),
     ({"type": "object", "minProperties": 2}, "$.minProperties"),
-    ({"type": "object", "properties": {"a": {}}, "maxProperties": 1}, "$.maxProperties"),
-    ({"type": "object", "patternProperties": {"a$": {}}}, "$.patternProperties"),
-    ({"patternProperties": {"^a": {}, "^ab": {}}}, "$.patternProperties"),
-    ({"propertyNames": {"pattern": "a", "maxLength": 3}}, "$.propertyNames"),
-    (
-        {
-            "propertyNames": {"minLength": 1},
-            "properties": {"a": {"type": "null"}},
-            "additionalProperties": {"type": "integer"},
-        },
-        "$.propertyNames",
-    ),
+    ({"type": "object", "patternProperties": {r"\ba": {}}}, "$.patternProperties"),
+    ({"patternProperties": {r"^\p{L}": {}, "^é": {}}}, "$.patternProperties"),
+    ({"propertyNames": {"format": "email"}}, "$.propertyNames"),
     ({"anyOf": [{}], "unevaluatedProperties": False}, "$.unevaluatedProperties"),
     ({"dependentRequired": {str(i): ["a"] for i in range(9)}}, "$.dependentRequired"),
     ({"items": {"$id": "x", "$ref": "y"}, "$defs": {"a": {"$id": "y"}}}, "$.items.$id"),
@@ -167,12 +171,12 @@ def test_dangling_references_are_errors() -> None:
 
 
 def test_the_schemas_of_a_structural_tag_are_found_with_their_paths() -> None:
-    structure = {"begin": "<a>", "schema": {"not": {}}, "end": "</a>"}
+    structure = {"begin": "<a>", "schema": {"uniqueItems": True}, "end": "</a>"}
     source = json.dumps({"structures": [structure], "triggers": ["<a"]})
     (part,) = schemas_of(GrammarSpec("structural_tag", source))
     assert part.path == "$.structures[0].schema"
     found = audit(part.schema, path=part.path)
-    assert found.unenforced("llguidance")[0].path == "$.structures[0].schema.not"
+    assert found.unenforced("llguidance")[0].path == "$.structures[0].schema.uniqueItems"
     assert schemas_of(GrammarSpec("regex", "a")) == []
     (whole,) = schemas_of(GrammarSpec("json_schema", '{"not": {}}'))
     assert (whole.schema, whole.path) == ({"not": {}}, "$")

@@ -315,10 +315,14 @@ def test_an_invalid_schema_is_refused_with_its_place(
     ("schema", "keyword", "path"),
     [
         (UNIQUE, "uniqueItems", "$.uniqueItems"),
-        ({"items": {"not": {"const": 1}}}, "not", "$.items.not"),
-        ({"type": "string", "pattern": "(?=a)b"}, "pattern", "$.pattern"),
-        ({"type": "string", "format": "iri"}, "format", "$.format"),
-        ({"$defs": {"a": {"contains": {}}}, "$ref": "#/$defs/a"}, "contains", "$.$defs.a.contains"),
+        ({"items": {"not": {"const": [1]}}}, "not", "$.items.not"),
+        ({"type": "string", "pattern": r"a\b"}, "pattern", "$.pattern"),
+        ({"oneOf": [{"minimum": 1}, {"multipleOf": 2}]}, "oneOf", "$.oneOf"),
+        (
+            {"$defs": {"a": {"contains": {}, "minContains": 2}}, "$ref": "#/$defs/a"},
+            "contains",
+            "$.$defs.a.contains",
+        ),
         (UNIQUE | {"x-guidance": {"lenient": True}}, "uniqueItems", "$.uniqueItems"),
     ],
 )

@@ -30,7 +30,7 @@ def test_strict_keeps_those_that_enforce_all_in_the_order_given() -> None:
 
 def test_strict_and_nobody_able_names_the_keyword() -> None:
     with pytest.raises(UnsupportedKeyword) as caught:
-        backends({"items": {"contains": {}}, "minItems": 1})
+        backends({"items": {"contains": {}, "maxContains": 1}, "minItems": 1})
     assert (caught.value.keyword, caught.value.path) == ("contains", "$.items.contains")
 
 

@@ -49,6 +49,27 @@ DEPARTURES = [
         NOT_GENERATED | CHECKED_OTHERWISE,
         {
             "format.json": {
+                "idn-email format": [
+                    "invalid idn-email string is only an annotation by default",
+                ],
+                "idn-hostname format": [
+                    "invalid idn-hostname string is only an annotation by default",
+                ],
+                "iri format": [
+                    "invalid iri string is only an annotation by default",
+                ],
+                "iri-reference format": [
+                    "invalid iri-reference string is only an annotation by default",
+                ],
+                "regex format": [
+                    "invalid regex string is only an annotation by default",
+                ],
+                "relative-json-pointer format": [
+                    "invalid relative-json-pointer string is only an annotation by default",
+                ],
+                "uri-template format": [
+                    "invalid uri-template string is only an annotation by default",
+                ],
                 "date format": [
                     "invalid date string is only an annotation by default",
                 ],
@@ -89,69 +110,29 @@ DEPARTURES = [
         },
     ),
     Departure(
-        "formats are checked",
-        CHECKED_OTHERWISE,
-        {
-            "format.json": {
-                "idn-email format": [
-                    "invalid idn-email string is only an annotation by default",
-                ],
-                "idn-hostname format": [
-                    "invalid idn-hostname string is only an annotation by default",
-                ],
-                "iri format": [
-                    "invalid iri string is only an annotation by default",
-                ],
-                "iri-reference format": [
-                    "invalid iri-reference string is only an annotation by default",
-                ],
-                "regex format": [
-                    "invalid regex string is only an annotation by default",
-                ],
-                "relative-json-pointer format": [
-                    "invalid relative-json-pointer string is only an annotation by default",
-                ],
-                "uri-template format": [
-                    "invalid uri-template string is only an annotation by default",
-                ],
-            },
-        },
-    ),
-    Departure(
-        "leap seconds, and letters in lower case, are not generated in times",
+        "A-labels are not generated, nor rarer scripts in names of hosts",
         NOT_GENERATED,
         {
-            "optional/format/date-time.json": {
-                "validation of date-time strings": [
-                    "a valid date-time with a leap second, UTC",
-                    "a valid date-time with a leap second, with minus offset",
-                    "case-insensitive T and Z",
-                ],
+            "optional/format/hostname.json": {
+                "validation of host names": ["a valid punycoded IDN hostname"],
             },
-            "optional/format/time.json": {
-                "validation of time strings": [
-                    "a valid time string with case-insensitive Z",
-                    "a valid time string with leap second, Zulu",
-                    "valid leap second, large negative time-offset",
-                    "valid leap second, large positive time-offset",
-                    "valid leap second, negative time-offset",
-                    "valid leap second, positive time-offset",
-                    "valid leap second, zero time-offset",
-                ],
-            },
-        },
-    ),
-    Departure(
-        "quoted names and addresses are not generated in e-mail addresses",
-        NOT_GENERATED,
-        {
-            "optional/format/email.json": {
-                "validation of e-mail addresses": [
-                    "a quoted string with a @ in the local part is valid",
-                    "a quoted string with a double dot in the local part is valid",
-                    "a quoted string with a space in the local part is valid",
-                    "an IPv4-address-literal after the @ is valid",
-                    "an IPv6-address-literal after the @ is valid",
+            "optional/format/idn-hostname.json": {
+                "validation of internationalized host names": [
+                    "Arabic-Indic digits not mixed with Extended Arabic-Indic digits",
+                    "Exceptions that are PVALID, left-to-right chars",
+                    "Exceptions that are PVALID, right-to-left chars",
+                    "Extended Arabic-Indic digits not mixed with Arabic-Indic digits",
+                    "Greek KERAIA followed by Greek",
+                    "Hebrew GERESH preceded by Hebrew",
+                    "Hebrew GERSHAYIM preceded by Hebrew",
+                    "KATAKANA MIDDLE DOT with Han",
+                    "KATAKANA MIDDLE DOT with Hiragana",
+                    "KATAKANA MIDDLE DOT with Katakana",
+                    "MIDDLE DOT with surrounding 'l's",
+                    "ZERO WIDTH JOINER preceded by Virama",
+                    "ZERO WIDTH NON-JOINER not preceded by Virama but matches regexp",
+                    "ZERO WIDTH NON-JOINER preceded by Virama",
+                    "valid Chinese Punycode",
                 ],
             },
         },
@@ -176,61 +157,6 @@ DEPARTURES = [
                 ],
                 "ECMA 262 \\s matches whitespace": [
                     "Line tabulation matches",
-                ],
-            },
-        },
-    ),
-    Departure(
-        "what is generated satisfies ECMA-262 and Python's re, with which documents are checked",
-        NOT_GENERATED | CHECKED_OTHERWISE,
-        {
-            "optional/ecmascript-regex.json": {
-                "ECMA 262 \\D matches everything but ascii digits": [
-                    "NKO DIGIT ZERO (as \\u escape) matches",
-                    "NKO DIGIT ZERO matches (unlike e.g. Python)",
-                ],
-                "ECMA 262 \\W matches everything but ascii letters": [
-                    "latin-1 e-acute matches (unlike e.g. Python)",
-                ],
-                "ECMA 262 \\s matches whitespace": [
-                    "zero-width whitespace matches",
-                ],
-            },
-        },
-    ),
-    Departure(
-        "documents are checked with Python's re",
-        CHECKED_OTHERWISE,
-        {
-            "optional/ecmascript-regex.json": {
-                "ECMA 262 \\S matches everything but whitespace": [
-                    "zero-width whitespace does not match",
-                ],
-                "ECMA 262 \\d matches ascii digits only": [
-                    "NKO DIGIT ZERO (as \\u escape) does not match",
-                    "NKO DIGIT ZERO does not match (unlike e.g. Python)",
-                ],
-                "ECMA 262 \\w matches ascii letters only": [
-                    "latin-1 e-acute does not match (unlike e.g. Python)",
-                ],
-                "\\d in pattern matches [0-9], not unicode digits": [
-                    "non-ascii digits (BENGALI DIGIT FOUR, BENGALI DIGIT TWO)",
-                ],
-                "\\d in patternProperties matches [0-9], not unicode digits": [
-                    "non-ascii digits (BENGALI DIGIT FOUR, BENGALI DIGIT TWO)",
-                ],
-                "\\w in patternProperties matches [A-Za-z0-9_], not unicode letters": [
-                    "literal unicode character in json string",
-                    "unicode character in hex format in string",
-                ],
-                "\\w in patterns matches [A-Za-z0-9_], not unicode letters": [
-                    "literal unicode character in json string",
-                    "unicode character in hex format in string",
-                ],
-            },
-            "optional/format/ecmascript-regex.json": {
-                "\\a is not an ECMA 262 control escape": [
-                    "when used as a pattern",
                 ],
             },
         },
@@ -299,17 +225,6 @@ DEPARTURES = [
             },
         },
         backend="llguidance",
-    ),
-    Departure(
-        "what stands in an annotation is no schema to refer to",
-        REFUSED,
-        {
-            "optional/refOfUnknownKeyword.json": {
-                "reference of a root arbitrary keyword ": [EVERY_ONE],
-                "reference of an arbitrary keyword of a sub-schema": [EVERY_ONE],
-                "reference internals of known non-applicator": [EVERY_ONE],
-            },
-        },
     ),
     Departure(
         "the schema of schemas is not part of a document",

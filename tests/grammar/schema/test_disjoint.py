@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from grammar.schema.disjoint import all_disjoint
+from grammar.schema.disjoint import overlapping
 from grammar.schema.document import Document
+from grammar.schema.languages import TooComplex
 
 INT: Any = {"type": "integer"}
 STR: Any = {"type": "string"}
@@ -85,8 +86,8 @@ DEFS = {
 
 def check(first: Any, second: Any) -> bool:
     document = Document({"$defs": DEFS, "anyOf": [first, second]})
-    found = all_disjoint([first, second], document)
-    assert all_disjoint([second, first], document) == found
+    found = not overlapping([first, second], document)
+    assert bool(overlapping([second, first], document)) != found
     return found
 
 
@@ -102,9 +103,9 @@ def test_no_proof_where_a_value_fits_both(first: Any, second: Any) -> None:
 
 def test_every_pair_counts() -> None:
     document = Document(True)
-    assert all_disjoint([INT, STR, {"type": "null"}], document)
-    assert not all_disjoint([INT, STR, {"const": "a"}], document)
-    assert all_disjoint([INT], document)
+    assert not overlapping([INT, STR, {"type": "null"}], document)
+    assert overlapping([INT, STR, {"const": "a"}], document)
+    assert not overlapping([INT], document)
 
 
 def test_proofs_of_many_steps_are_given_up() -> None:
@@ -113,8 +114,9 @@ def test_proofs_of_many_steps_are_given_up() -> None:
         high: Any = {"anyOf": [{"type": "integer", "minimum": i + 1} for i in range(count)]}
         return [low, high]
 
-    assert all_disjoint(ranges(40), Document(True))
-    assert not all_disjoint(ranges(50), Document(True))
+    assert not overlapping(ranges(60), Document(True))
+    with pytest.raises(TooComplex, match="2 alternatives take too much"):
+        overlapping(ranges(90), Document(True))
 
 
 def test_effort_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,5 +131,5 @@ def test_effort_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(document, "is_valid", counted)
     other = {"anyOf": [{"enum": list(range(i))} for i in range(1, 300)]}
-    assert not all_disjoint([wide, other], document)
+    assert overlapping([wide, other], document)
     assert steps < 5_000

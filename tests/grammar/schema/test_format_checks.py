@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 
 from grammar.schema import formats
 from grammar.schema.format_checks import CHECKER
-from tests.grammar.schema.rust import rust_samples
 from tests.grammar.schema.test_formats import EXAMPLES
 
 LIBRARY = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -22,10 +20,6 @@ def test_what_can_be_generated_passes_and_the_rest_does_not(name: str) -> None:
         assert CHECKER.conforms(text, name), text
     for text in bad:
         assert not CHECKER.conforms(text, name), text
-    found = formats.lookup(name)
-    assert found is not None
-    for text in rust_samples(found.pattern.full, random.Random(name), 40):
-        assert CHECKER.conforms(text, name) == formats.matches(name, text), text
 
 
 MORE: dict[str, tuple[list[str], list[str]]] = {
@@ -57,12 +51,19 @@ MORE: dict[str, tuple[list[str], list[str]]] = {
             *("a b@c", "a@", "a@127.0.0.1]", "a@[127.0.0.11"),
         ],
     ),
-    "idn-email": (["실례@실례.테스트", "a@b"], ["실례", "@실례.테스트", "\ue000@b"]),
+    "idn-email": (
+        ["실례@실례.테스트", "a@b", "\ue000@b"],
+        ["실례", "@실례.테스트", f"{'é' * 33}@b"],
+    ),
+    "hostname": (
+        ["xn--9n2bp8q.xn--9t4b11yi5a", "xn--ll-0ea"],
+        ["xn--X", "xn--l-fda", "aa--b", "xn--a"],
+    ),
     "iri": (
-        ["http://ƒøø.ßår/?∂éœ=πîx#πîüx", "urn:x", "http://😀\U000e0100\uffef"],
+        ["http://ƒøø.ßår/?∂éœ=πîx#πîüx", "urn:x", "http://😀\U000e1000\uffef", "http://a?\ue000"],
         [
             *("âππ", "http://a b", "/é", "é:x", "http://\ue000", "http://\ufff0"),
-            *("http://\U0001fffe", "http://\U000f0000"),
+            *("http://\U0001fffe", "http://\U000f0000", "http://\U000e0100"),
         ],
     ),
     "iri-reference": (["/âππ", "#ƒragmênt", ""], ["#ƒräg\\mênt", "\\\\WINDOWS\\é", "a\u0085"]),
@@ -78,7 +79,16 @@ MORE: dict[str, tuple[list[str], list[str]]] = {
         ["", "01", "-1", "/a", "0##", "0#/a", "1a", "1/~2"],
     ),
     "regex": (["a+(?=b)", r"^\p{L}$"], ["^(abc]", "a{2,1}"]),
-    "idn-hostname": (["실례.테스트"], ["〮한국"]),
+    "idn-hostname": (
+        [
+            *("실례.테스트", "l·l", "α͵β", "א׳ב", "ぁ・", "ب٠ب", "क्‍ष", "بي‌بي", "ßς་〇"),
+            "xn--9n2bp8q",
+        ],
+        [
+            *("〮한국", "a·l", "α͵S", "A׳ב", "abc・", "ب٠۰", "क‍ष", "\u0300a", "A\u0301", "xn--X"),
+            *("éa--é", "-é", "é-", "אa", "aא", "é" * 60, ""),
+        ],
+    ),
 }
 
 
@@ -93,7 +103,8 @@ def test_what_is_valid_beyond_what_can_be_generated(name: str) -> None:
 
 
 def test_every_format_of_the_standard_is_checked() -> None:
-    assert set(CHECKER.checkers) == set(LIBRARY.checkers) | {"iri", "iri-reference", "uri-template"}
+    assert set(CHECKER.checkers) == formats.ENFORCED
+    assert set(LIBRARY.checkers) <= formats.ENFORCED
 
 
 @pytest.mark.parametrize("name", ["", "int32", "phone"])
@@ -114,7 +125,7 @@ assert "date-time" not in jsonschema.Draft202012Validator.FORMAT_CHECKER.checker
 spec = GrammarSpec.from_schema({"items": {"enum": ["2024-02-30T00:00:00Z"], "format": "date-time"}})
 assert validate(spec, "[]").passed
 assert not validate(spec, '["2024-02-30T00:00:00Z"]').passed
-assert validate(GrammarSpec.from_schema({"format": "idn-hostname"}), '"a"').passed
+assert not validate(GrammarSpec.from_schema({"format": "idn-hostname"}), '"xn--x"').passed
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
