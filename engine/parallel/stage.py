@@ -54,7 +54,8 @@ class Stage:
         raise NotImplementedError
 
     def receive_tokens(self, num_tokens: int) -> Callable[[], torch.Tensor]:
-        """What returns the tokens; the call lets a device wait for them, or the host of a CPU."""
+        """What returns the tokens, to be called in the order of the steps; the call lets a device
+        wait for them, or the host of a CPU."""
         raise NotImplementedError
 
     def least(self, value: float) -> float:
