@@ -231,6 +231,11 @@ class Directory:
         if not row["made"]:
             raise ObjectExists("admin key")
 
+    async def has_keys(self) -> bool:
+        """Whether there is a key of anybody, also one that is revoked."""
+        has_keys: bool = (await self._one("has_keys"))["has_keys"]
+        return has_keys
+
     async def find_key(self, public_id: str) -> KeyRecord | None:
         """The key, its tenant and its hash, even if it is revoked or expired; None if unknown."""
         if not is_public_id(public_id):

@@ -102,6 +102,10 @@ SELECT key_bootstrap($1, $2, $3, $4, $5, $6) AS made;
 -- What a presented key is compared with, and whose it is: one round trip per lookup.
 SELECT k.*, adapters_of(k.tenant_id) AS adapters FROM key_lookup($1) AS k;
 
+-- name: has_keys for operator
+-- Whether there is a key of anybody.
+SELECT EXISTS (SELECT FROM api_key) AS has_keys;
+
 -- name: list_keys for tenant
 -- A tenant's keys, oldest first, a page of them.
 SELECT

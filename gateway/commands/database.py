@@ -143,19 +143,45 @@ async def _on(database: Database, work: Callable[..., Awaitable[None]]) -> None:
         await store.close()
 
 
-def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+def migrate(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    new_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--new-secrets",
+            help="Make other secrets for a database whose own are lost: no key works any more.",
+        ),
+    ] = False,
+) -> None:
     """Bring the database's schema up to date; make the server's secrets if there are none."""
     import migrations
     from gateway import secrets
+    from tenants.store import Store
 
     async def upgrade(dsn: str) -> tuple[str | None, str | None]:
         before = await migrations.current(dsn)
         await migrations.upgrade(dsn)
         return before, await migrations.current(dsn)
 
+    async def has_keys(dsn: str) -> bool:
+        store = await Store.connect(dsn, max_size=1)
+        try:
+            return await store.has_keys()
+        finally:
+            await store.close()
+
     with opened(config, data_dir) as database:
         before, after = asyncio.run(upgrade(database.dsn))
-        if not database.secrets_file.exists():
+        if database.secrets_file.exists():
+            pass
+        elif not new_secrets and asyncio.run(has_keys(database.dsn)):
+            print(
+                f"There is no {database.secrets_file}, and none was made: the database has keys"
+                " that only work with the one that they were made with. Copy it from a gateway or a"
+                " backup; if it is lost, --new-secrets makes another."
+            )
+        else:
             secrets.create(database.secrets_file)
             print(f"Made {database.secrets_file}: every gateway on this database needs this file.")
     if before == after:

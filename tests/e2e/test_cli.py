@@ -136,6 +136,26 @@ def test_a_migration_that_cannot_be_done_says_so_in_a_line_and_leaves_nothing(
     twice.ok("tenant", "list")
 
 
+def test_secrets_that_are_lost_are_not_replaced_by_themselves(
+    tmp_path: Path, folder: Folder
+) -> None:
+    lost = Folder(tmp_path, another_database(folder))
+    assert "Made " in lost.ok("migrate")
+    secrets = tmp_path / "secrets.json"
+    first = secrets.read_text()
+    lost.ok("bootstrap")
+    secrets.unlink()
+    told = lost.ok("migrate")
+    assert "none was made" in told
+    assert "already" in told
+    assert not secrets.exists()
+    assert "Made " in lost.ok("migrate", "--new-secrets")
+    assert secrets.read_text() != first
+    kept = secrets.read_text()
+    lost.ok("migrate", "--new-secrets")
+    assert secrets.read_text() == kept, "there is nothing to replace"
+
+
 async def _num_tables(dsn: str) -> int:
     connection = await asyncpg.connect(dsn)
     found: int = await connection.fetchval(
