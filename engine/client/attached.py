@@ -17,7 +17,7 @@ from engine.client.transport import (
 )
 from engine.config import EngineConfig
 from engine.launch import Curve
-from engine.messages import Attach, EngineMessage, Ready, encode
+from engine.messages import Attach, EngineMessage, Failed, Ready, encode
 from engine.sockets import secure
 
 
@@ -66,6 +66,10 @@ class AttachedEngine(EngineSocket):
         if isinstance(message, Ready) and self._epoch and message.epoch != self._epoch:
             self._on_stale()
             self._on_poison("another engine than the registered one answers there")
+        elif isinstance(message, Failed):
+            # It gives up this client, not its life.
+            self._close()
+            self._on_exit(message.message)
         else:
             super()._receive(message)
 

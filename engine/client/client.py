@@ -51,6 +51,8 @@ FRESH_S = 0.05
 """The greatest age of the engine's last report of its queue for which a request is refused by
 it."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
+MAX_REATTACH_S = 1.0
+"""The longest backoff towards an engine that another process starts again."""
 BURST = 32
 """Outputs that are delivered together. Not all of a step, so that the first need not wait for the
 last."""
@@ -503,9 +505,10 @@ class EngineClient:
         while True:
             started_at = time.monotonic()
             await self._watch()
-            # What was killed from outside, or was not reached, is not broken.
-            if self.was_killed is not False or time.monotonic() - started_at > STABLE_S:
+            if self.was_killed or time.monotonic() - started_at > STABLE_S:
                 backoff_s = MIN_BACKOFF_S
+            elif self.was_killed is None:
+                backoff_s = min(backoff_s, MAX_REATTACH_S)
             logger.error("engine died, restarting: %s", self._dead_because)
             assert self._transport is not None
             await self._transport.stop(0)

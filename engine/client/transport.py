@@ -126,7 +126,7 @@ class EngineSocket:
     def _on_poison(self, reason: str) -> None:
         """What arrived breaks the protocol: this engine is listened to no more."""
         self._close()
-        self._on_exit(reason, was_killed=False)
+        self._on_exit(reason)
 
     def _close(self) -> None:
         self._closed = True

@@ -15,7 +15,7 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,9 +132,10 @@ async def storm(
     num_kills: int,
     within_s: float,
     num_at_once: int = 1,
+    beside: Coroutine[Any, Any, None] | None = None,
 ) -> None:
     """Clients ask the same questions again and again while engines are killed, ``num_at_once`` of
-    them together. In the end nothing is held."""
+    them together, and while ``beside`` happens. In the end nothing is held."""
     rng = random.Random(1)
     member, answers = deployment.member("stormy", NO_LIMITS, "admin"), Answers()
     asked = questions(num_tokens)
@@ -165,7 +166,8 @@ async def storm(
                             num_killed += 1
             is_over.set()
 
-        await asyncio.gather(kill(), *(chat(number) for number in range(num_clients)))
+        chats = (chat(number) for number in range(num_clients))
+        await asyncio.gather(kill(), *chats, *([] if beside is None else [beside]))
         await until(lambda: holds_nothing(client, deployment), within_s=60)
     booked = await deployment.settled(member, answers.num_done)
     assert (booked.requests, booked.completion_tokens) == (answers.num_done, answers.num_tokens)
@@ -232,10 +234,14 @@ async def test_engines_die_while_postgresql_is_away_for_a_minute() -> None:
             await asyncio.sleep(AWAY_S)
             await asyncio.to_thread(own.start)
 
-        raining = storm(
-            deployment, num_clients=10, num_tokens=300, num_kills=3, within_s=AWAY_S + 15
+        await storm(
+            deployment,
+            num_clients=10,
+            num_tokens=300,
+            num_kills=3,
+            within_s=AWAY_S + 15,
+            beside=outage(),
         )
-        await asyncio.gather(outage(), raining)
 
 
 @pytest.mark.nightly
