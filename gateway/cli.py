@@ -28,6 +28,7 @@ from gateway.commands import (
     models,
     operations,
     project,
+    schema,
     settings,
     tenant,
     webhook,
@@ -251,6 +252,7 @@ app.add_typer(adapter.app, name="adapter")
 app.add_typer(mcp.app, name="mcp")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(webhook.app, name="webhook")
+app.add_typer(schema.app, name="schema")
 app.command()(operations.usage)
 app.add_typer(operations.streams, name="stream")
 app.command()(operations.audit)

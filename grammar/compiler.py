@@ -262,6 +262,8 @@ class Verdict(NamedTuple):
     backend: str
     unenforced: tuple[Finding, ...]
     """What outputs may still violate; empty for a strict grammar."""
+    size: int
+    """Characters of the grammar as the backend gets it, with all that it combines written out."""
 
 
 class GrammarChecker(_Service[Verdict]):
@@ -276,7 +278,7 @@ class GrammarChecker(_Service[Verdict]):
         compiled = self._pools[backend].compile(job)
         if isinstance(compiled, Elsewhere):
             return compiled
-        return Verdict(compiled.backend, compiled.unenforced)
+        return Verdict(compiled.backend, compiled.unenforced, len(compiled.spec.source))
 
     def _size(self, result: Verdict) -> int:
         return 500 * len(result.unenforced)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from uuid import UUID
 
 import msgspec
 
@@ -37,8 +38,10 @@ from gateway.prompts.threads import PromptThreads
 from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import Secrets
+from grammar.compiler import Verdict
 from grammar.errors import CompilerUnavailable, GrammarError
 from grammar.schema.scope import Finding
+from grammar.spec import GrammarSpec
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.errors import QuotaExceeded
@@ -357,6 +360,11 @@ class Admission:
             max_model_len=max_model_len,
         )
 
+    async def check(self, spec: GrammarSpec, tenant: UUID, model: Model) -> Verdict:
+        """Whether a grammar can be used with a model, and what of it cannot be enforced, at its
+        tenant's turn. Raises ``GrammarError``."""
+        return await self._grammar_lanes.run(tenant, lambda: model.compiler.submit(spec))
+
     async def _compile(
         self,
         output: OutputFormat | None,
@@ -369,9 +377,7 @@ class Admission:
         if output is None:
             return ()
         try:
-            verdict = await self._grammar_lanes.run(
-                request.principal.tenant.id, lambda: model.compiler.submit(output.spec)
-            )
+            verdict = await self.check(output.spec, request.principal.tenant.id, model)
         except CompilerUnavailable:
             raise
         except GrammarError as error:

@@ -32,6 +32,7 @@ from gateway.routes import (
     models,
     pages,
     responses,
+    schemas,
     sign_in,
     sockets,
     stored_chats,
@@ -100,6 +101,7 @@ from gateway.schemas.responses import (
     ResponseFields,
     ResponseRequest,
 )
+from gateway.schemas.schema_check import SchemaCheckRequest, SchemaReport
 from gateway.schemas.sign_in import KeySignIn, SignInState
 from gateway.schemas.stored_chats import DeletedChat, StoredList, UpdateChat
 from gateway.schemas.tickets import WsTicket
@@ -339,6 +341,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/v1/detokenize", "The text of tokens", tokenize.detokenize, body=DetokenizeRequest,
         answer=DetokenizeAnswer),
+    Operation(
+        "POST", "/v1/schemas/check", "What is enforced of a JSON schema", schemas.check,
+        body=SchemaCheckRequest, answer=SchemaReport),
     Operation(
         "POST", f"{_ADMIN}/tenants", "Create a tenant", admin_tenants.create_tenant, "admin",
         body=CreateTenant, answer=TenantObject, status=201),

@@ -16,3 +16,15 @@ def child(path: str, key: str | int) -> str:
         return f"{path}.{key}"
     escaped = key.replace("\\", "\\\\").replace("'", "\\'")
     return f"{path}['{escaped}']"
+
+
+_STEP = re.compile(r"\.([$\w-]+)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]", re.ASCII)
+
+
+def pointer(path: str) -> str:
+    """The path as a JSON pointer (RFC 6901)."""
+    steps = (
+        name or index or re.sub(r"\\(.)", r"\1", quoted)
+        for name, index, quoted in _STEP.findall(path.removeprefix(ROOT))
+    )
+    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)

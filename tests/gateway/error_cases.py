@@ -29,6 +29,7 @@ WRONG_VALUES: tuple[Any, ...] = (-1, "x", True, ["x"], {"x": 1})
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOKENIZE, DETOKENIZE, COUNT = "/v1/tokenize", "/v1/detokenize", "/v1/responses/input_tokens"
+SCHEMA_CHECK = "/v1/schemas/check"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 TENANT = "/admin/v1/tenants/TENANT"
 NOWHERE = "00000000-0000-0000-0000-000000000000"
@@ -46,6 +47,7 @@ VALID: dict[str, dict[str, Any]] = {
     COUNT_TOKENS: {"model": MODEL, "messages": _HI},
     TOKENIZE: {"model": MODEL, "prompt": "hi"},
     DETOKENIZE: {"model": MODEL, "tokens": [1]},
+    SCHEMA_CHECK: {"model": MODEL, "schema": {}},
 }
 """A body of each route that takes one; cases change one field of it."""
 
@@ -181,6 +183,7 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
         {"prompt": None, "messages": _HI, "tools": [{"type": "custom", "custom": {}}]},
     ],
     DETOKENIZE: [{"tokens": [10**6]}, {"model": "other"}],
+    SCHEMA_CHECK: [{"schema": ["a"]}, {"model": "other"}],
 }  # fmt: skip
 """Bad values beyond wrong types, which are tried for each field anyway."""
 

@@ -81,7 +81,7 @@ class Held(GrammarChecker):
             return Elsewhere(self.backends[1], job)
         self.begun.put(name)
         assert self.gates[name].wait(10)
-        return Verdict(name, ())
+        return Verdict(name, (), 0)
 
 
 def test_lanes_take_turns(vocabulary: Vocabulary) -> None:
