@@ -75,7 +75,13 @@ TOLERANCE = {"float32": (1e-4, 2e-3), "bfloat16": (0.1, 1.0)}
 either was generated: in 16 bits a near-tie may send a token to another expert."""
 STARTING = ("loading", "capturing", "warming up")
 """How what an engine says of its progress begins."""
-PHASES = (*STARTING, "idle", "decoding", "stopped while decoding", "rank 0")
+_STAGES = " in stages"
+PHASES = (
+    *STARTING,
+    *("idle", "decoding", "stopped while decoding", "rank 0"),
+    *(f"decoding{_STAGES}", f"rank 0{_STAGES}"),
+)
+"""Layers are divided, but where it says stages."""
 _ADAPTED = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 _ENDS_WITHIN_S = 5.0
 
@@ -229,7 +235,8 @@ async def _lose(folder: Path, phase: str) -> str:
     config = EngineConfig(
         model=str(folder),
         skip_tokenizer_init=True,
-        tensor_parallel_size=2,
+        tensor_parallel_size=1 if phase.endswith(_STAGES) else 2,
+        pipeline_parallel_size=2 if phase.endswith(_STAGES) else 1,
         kv_cache_memory_bytes=64 << 20,
         max_num_seqs=8,
         num_threads=1,
@@ -240,7 +247,7 @@ async def _lose(folder: Path, phase: str) -> str:
     def strike() -> None:
         ranks = _descendants(os.getpid())
         of_engine.update(ranks)
-        wanted = "engine.process" if phase == "rank 0" else "startup.rank"
+        wanted = "engine.process" if phase.startswith("rank 0") else "startup.rank"
         victim = next(pid for pid in ranks if wanted in _command(pid))
         is_stop = phase.startswith("stopped")
         os.kill(victim, signal.SIGSTOP if is_stop else signal.SIGKILL)

@@ -80,7 +80,11 @@ def environments(monkeypatch: pytest.MonkeyPatch, visible: str, **settings: int)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = parse(
         {
-            "engine": {"model": "any", "tensor_parallel_size": settings.pop("size", 1)},
+            "engine": {
+                "model": "any",
+                "tensor_parallel_size": settings.pop("size", 1),
+                "pipeline_parallel_size": settings.pop("stages", 1),
+            },
             "fleet": settings,
         }
     )
@@ -97,6 +101,7 @@ def test_each_engine_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert environments(monkeypatch, "3,5,6,7", replicas=3) == visible("3", "5", "6")
     assert environments(monkeypatch, "3,5,6,7", replicas=2, size=2) == visible("3,5", "6,7")
+    assert environments(monkeypatch, "3,5,6,7", replicas=2, stages=2) == visible("3,5", "6,7")
     assert environments(monkeypatch, "3,5,6,7", replicas=1, size=2) == [{}]
     assert environments(monkeypatch, "", replicas=2) == [{}, {}]
     with pytest.raises(ConfigError, match="each takes 2 of this machine's 3 GPUs"):

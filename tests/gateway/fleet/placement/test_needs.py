@@ -38,6 +38,8 @@ def test_what_an_engine_takes_of_its_node() -> None:
         return resources_of(config, has_gpus=has_gpus)
 
     assert taken(True, tensor_parallel_size=4) == {"GPU": 4.0, "CPU": 4.0}
+    staged = taken(True, tensor_parallel_size=2, pipeline_parallel_size=3)
+    assert staged == {"GPU": 6.0, "CPU": 6.0}
     assert taken(False, num_threads=3) == {"CPU": 3.0}
     assert taken(True, device="cpu") == {"CPU": 1.0}
     assert taken(True, {"CPU": 0.5, "fast": 1}) == {"GPU": 1.0, "CPU": 0.5, "fast": 1.0}
