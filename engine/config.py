@@ -124,6 +124,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """GiB of host memory for the KV of preempted requests, which is copied back where that is
     quicker than computing it again; 0 turns it off. None: on a GPU as much as its KV cache, but at
     most 4 (pinned); on a CPU 0, as its cache is in host memory anyway."""
+    num_state_snapshots: int | None = None
+    """For models with layers that keep a recurrent state: how many snapshots of the states of
+    prefixes are kept. A request can skip a cached prefix only where one was taken. None: two for
+    each of ``max_num_seqs``, but at most 4 GiB, on a CPU 256 MiB."""
     enable_prefix_caching: bool = True
     """Reuse the KV of earlier requests of the same tenant that begin with the same tokens."""
     prefix_cache_tenant_floor: float = 0.0

@@ -329,9 +329,8 @@ class EngineCore:
         if not self._speculator.begin(len(self.scheduler.running), goes_on=self._was_busy):
             return
         running = self.scheduler.running.values()
-        if self.scheduler.in_flight and (
-            self.scheduler.drafts_in_flight or self._speculator.foresees(running)
-        ):
+        checks_drafts = any(step.num_drafts for step in self.scheduler.in_flight)
+        if checks_drafts or (self.scheduler.in_flight and self._speculator.foresees(running)):
             self._collect_down_to(0)
         # While a step is in flight the last tokens are unknown, so nothing can be drafted.
         self._speculator.propose(() if self.scheduler.in_flight else running)

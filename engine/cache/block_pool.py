@@ -10,7 +10,7 @@ from engine.cache.eviction import EvictionOrder
 from engine.cache.prefix import PrefixIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from engine.cache.ceilings import Ceiling
     from engine.cache.prefix import Content
@@ -33,6 +33,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.index = PrefixIndex()
         self.num_evictions = 0
+        self.on_forget: Callable[[bytes], None] | None = None
+        """Is told the key of each block that is given up."""
         self._ceiling = num_blocks if ceiling is None else ceiling
         self._ref_counts = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
@@ -95,6 +97,13 @@ class BlockPool:
         if self.index.add(block_id, content):
             self._contents[block_id] = content
 
+    def discard(self, key: bytes) -> None:
+        """Give up the block with this content, if there is one that nobody holds."""
+        block_id = self.index.find(key)
+        if block_id is not None and self._ref_counts[block_id] == 0:
+            self._take_off_list(block_id)
+            self._forget(block_id)
+
     def ceilings_of(self, max_blocks: Mapping[str, int]) -> tuple[Ceiling, ...]:
         """The groups with these names, whose bounds are those given from now on. Blocks beyond a
         bound are given up at once."""
@@ -140,6 +149,8 @@ class BlockPool:
         content = self._contents[block_id]
         assert content is not None
         self.index.remove(block_id, content)
+        if self.on_forget is not None:
+            self.on_forget(content.key)
         self._contents[block_id] = None
         for ceiling in content.ceilings:
             ceiling.idle.pop(block_id, None)

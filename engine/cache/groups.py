@@ -91,6 +91,19 @@ class SlidingWindow:
         return min(num_blocks, seen + more)
 
 
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """All tokens so far come to one state, of a size that does not grow with them.
+
+    A running request has one in its row, and takes no blocks for it. Its tokens can be skipped only
+    where a snapshot was taken of it (``engine.cache.states``)."""
+
+    num_snapshots: int
+    answer_stride: int = 64
+    """Of the tokens that a request generates, a snapshot is taken every so many, rounded up to
+    whole blocks."""
+
+
 def kinds_of(windows: Iterable[int | None], window_step: int = 1) -> tuple[GroupKind, ...]:
     """The kinds of groups with these windows; None: all tokens."""
     return tuple(

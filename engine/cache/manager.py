@@ -15,7 +15,9 @@ cached, as always.
 **Prefixes.** A block is found by its key and its group. A prefix of n tokens is a hit if every
 group has the blocks that queries at position n and later read: all of them without a window, the
 last few with one. The longest such prefix is used. So a hit may lack blocks in its middle that no
-window needs any more, and a long prefix may be a hit while every shorter one is not.
+window needs any more, and a long prefix may be a hit while every shorter one is not. Layers that
+keep a state have no blocks: where a model has some, a prefix is a hit only if a snapshot of its
+state was taken (``engine.cache.states``).
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from engine.cache.block_pool import BlockPool
-from engine.cache.groups import FullAttention, max_request_tokens
+from engine.cache.groups import FullAttention, RecurrentState, max_request_tokens
 from engine.cache.prefix import Content, child_key, extend_chain, root_key, token_bytes
+from engine.cache.states import StateSnapshots
 from engine.cache.swap import SwapSpace
 from engine.cache.table import NO_BLOCK, BlockTable, GroupHit, GroupTable, PrefixHit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from engine.cache.groups import GroupKind
     from engine.config import EngineConfig
@@ -56,7 +59,7 @@ class CacheManager:
         self,
         num_blocks: int,
         block_size: int,
-        kinds: Sequence[GroupKind] = (FullAttention(),),
+        kinds: Sequence[GroupKind | RecurrentState] = (FullAttention(),),
         *,
         chunk_tokens: int = 1,
         most_in_flight: int = 2,
@@ -73,14 +76,21 @@ class CacheManager:
             ceiling=int(tenant_ceiling * num_blocks),
         )
         self.enable_prefix_caching = enable_prefix_caching
-        self.windows = tuple(kind.window for kind in kinds)
+        self._kinds = tuple(kind for kind in kinds if not isinstance(kind, RecurrentState))
+        self.states: StateSnapshots | None = None
+        """Of the layers that keep a state; None where there are none."""
+        for kind in kinds:
+            if isinstance(kind, RecurrentState):
+                shares = {"floor": tenant_floor, "ceiling": tenant_ceiling}
+                self.states = StateSnapshots(kind, block_size, **shares)
+                self.pool.on_forget = self.states.pool.discard
+        self.windows = tuple(kind.window for kind in self._kinds)
         """Window of each layer group; None where it sees all tokens."""
         self.num_left_behind = 0
         """Total of blocks that requests gave back before they ended."""
-        self._kinds = tuple(kinds)
         self._chunk_tokens = chunk_tokens
         # A key is followed by its group's mark, so that each group has keys of its own.
-        self._marks = [b"", *(bytes([group]) for group in range(1, len(kinds)))]
+        self._marks = [b"", *(bytes([group]) for group in range(1, len(self._kinds)))]
         num_full = sum(window is None for window in self.windows)
         self._full_marks = self._marks[:num_full]
         self._windowed = [*zip(self._kinds, self._marks, strict=True)][num_full:]
@@ -131,7 +141,10 @@ class CacheManager:
         self._extend_keys(table, token_ids, limit // self.block_size)
         if table.skip_reading:
             return PrefixHit()
-        num_blocks = self._num_blocks_cached(table, token_ids)
+        num_cached = self._num_blocks_cached(table, token_ids)
+        if self.states is not None:
+            return self._prefix_with_state(table, num_cached)
+        num_blocks = num_cached
         start = num_blocks * self.block_size
         rest = token_bytes(token_ids[start : min(start + self.block_size, limit)])
         parent = self._parent(table, num_blocks)
@@ -140,15 +153,37 @@ class CacheManager:
         num_copied = min(count for _, count in tails)
         if not num_blocks and not num_copied:
             return PrefixHit()
-        find = self.pool.index.find
+        sources = [source if num_copied else -1 for source, _ in tails]
+        groups = self._found(table, num_blocks, sources)
+        return PrefixHit(start + num_copied, num_blocks, groups, num_copied, num_cached=num_blocks)
+
+    def _prefix_with_state(self, table: BlockTable, num_cached: int) -> PrefixHit:
+        """The longest prefix, of that many cached blocks, after which there is a snapshot."""
+        assert self.states is not None
+        num_blocks = self._cut_to_snapshot(table.keys, num_cached)
+        if not num_blocks:
+            return PrefixHit(num_cached=num_cached)
+        return PrefixHit(
+            num_blocks * self.block_size,
+            num_blocks,
+            self._found(table, num_blocks, [-1] * len(self._kinds)),
+            num_cached=num_cached,
+            snapshot=self.states.find(table.keys[num_blocks - 1]),
+        )
+
+    def _found(
+        self, table: BlockTable, num_blocks: int, sources: Sequence[int]
+    ) -> tuple[GroupHit, ...]:
+        """What each group has of that many leading blocks."""
+        find, start = self.pool.index.find, num_blocks * self.block_size
         groups = []
-        for kind, mark, (source, _) in zip(self._kinds, self._marks, tails, strict=True):
+        for kind, mark, source in zip(self._kinds, self._marks, sources, strict=True):
             first = kind.first_kept(start, self.block_size)
             found = [find(key + mark) for key in table.keys[first:num_blocks]]
             block_ids = [block_id for block_id in found if block_id is not None]
             assert len(block_ids) == len(found), "they were there a moment ago"
-            groups.append(GroupHit(first, block_ids, source if num_copied else -1))
-        return PrefixHit(start + num_copied, num_blocks, tuple(groups), num_copied)
+            groups.append(GroupHit(first, block_ids, source))
+        return tuple(groups)
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks; cheap enough to compare many
@@ -159,7 +194,20 @@ class CacheManager:
             return 0
         if table.skip_reading or not self._shares(table):
             return 0
-        return self._num_blocks_cached(table, token_ids) * self.block_size
+        num_blocks = self._num_blocks_cached(table, token_ids)
+        if self.states is not None:
+            num_blocks = self._cut_to_snapshot(keys, num_blocks)
+        return num_blocks * self.block_size
+
+    def _cut_to_snapshot(self, keys: Sequence[bytes], end: int) -> int:
+        """The largest number of blocks, up to ``end``, after which there is a snapshot, and every
+        window finds what it reads."""
+        assert self.states is not None
+        while True:
+            last = self.states.last(keys, end)
+            end = self._cut_to_windows(keys, last) if self._windowed else last
+            if end == last:
+                return end
 
     def _num_blocks_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """The most leading full blocks for which every group has the blocks that it needs."""
@@ -403,6 +451,43 @@ class CacheManager:
                 "a block that a query may still read was given back"
             )
 
+    # ---- recurrent states -----------------------------------------------------------------------
+
+    def begin_states(self, table: BlockTable, hit: PrefixHit, num_tokens: int) -> list[int]:
+        """After ``admit``, of a request that knows so many tokens: the snapshot that it begins
+        with, if it begins with one."""
+        return [] if self.states is None else self.states.begin(table, hit, num_tokens)
+
+    def take_snapshots(self, table: BlockTable, start: int, end: int) -> list[tuple[int, int]]:
+        """Which snapshots to take while the tokens from ``start`` to ``end`` are computed, as
+        (number of tokens, snapshot). The caller keeps each when the step is over."""
+        if self.states is None or not self._shares(table):
+            return []
+        return self.states.take(table, start, end)
+
+    def keep_snapshot(
+        self, table: BlockTable, token_ids: Sequence[int], num_tokens: int, snapshot: int
+    ) -> None:
+        """The step that wrote a snapshot is over: it can be found, unless a stop token came before
+        its end, or its block is gone already."""
+        assert self.states is not None
+        num_blocks = num_tokens // self.block_size
+        if num_tokens <= len(token_ids):
+            self._extend_keys(table, token_ids, num_blocks)
+            if self.pool.index.find(table.keys[num_blocks - 1] + self._marks[0]) is not None:
+                self.states.keep(table, num_tokens, snapshot)
+        self.states.pool.release([snapshot])
+
+    def check_states(self, taken: Iterable[int]) -> None:
+        """Assert that snapshots are held for ``taken`` only, and that each of the others belongs to
+        a cached block. For tests and idle moments."""
+        if self.states is None:
+            return
+        pool, held = self.states.pool, set(taken)
+        pool.check_integrity()
+        assert all(pool.ref_count(i) == (i in held) for i in range(pool.num_blocks))
+        assert all(self.pool.index.find(key) is not None for key in pool.index)
+
     # ---- host memory ----------------------------------------------------------------------------
 
     def num_blocks_to_swap(self, table: BlockTable, num_tokens: int) -> int:
@@ -454,7 +539,10 @@ class CacheManager:
 
 
 def create_cache_manager(
-    config: EngineConfig, num_blocks: int, num_swap_blocks: int, kinds: Sequence[GroupKind]
+    config: EngineConfig,
+    num_blocks: int,
+    num_swap_blocks: int,
+    kinds: Sequence[GroupKind | RecurrentState],
 ) -> CacheManager:
     """The manager with the config's settings. kinds: of the model's layer groups."""
     return CacheManager(

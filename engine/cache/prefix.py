@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from engine.cache.ceilings import Ceiling
 
@@ -99,6 +99,9 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._by_key)
 
     def add(self, block_id: int, content: Content) -> bool:
         """Returns False, changing nothing, if another block has this content already."""

@@ -28,6 +28,7 @@ class BlockTable:
     """
 
     __slots__ = (
+        "answer_key",
         "ceilings",
         "group",
         "keys",
@@ -41,6 +42,7 @@ class BlockTable:
         "region",
         "root",
         "skip_reading",
+        "snapshot_ends",
         "swapped",
     )
 
@@ -76,6 +78,10 @@ class BlockTable:
         self.num_written = 0
         """Leading slots whose contents are final: the step that wrote them is over, and drafts that
         were rejected are not counted."""
+        self.snapshot_ends: list[int] = []
+        """After which of its tokens to take a snapshot of its recurrent state."""
+        self.answer_key: bytes | None = None
+        """The key of the last snapshot in its answer."""
         self.swapped: Swapped | None = None
         """The copy of its blocks in host memory, from ``swap_out`` until ``swap_in``."""
 
@@ -113,7 +119,13 @@ class PrefixHit(msgspec.Struct, frozen=True, gc=False):
     """How many slots to copy from each group's source; ``num_tokens`` includes them."""
     is_swapped: bool = False
     """What follows the full blocks is copied back from host memory."""
+    num_cached: int = 0
+    """Leading full blocks that are cached. ``num_blocks`` is less where the state that follows them
+    was not kept."""
+    snapshot: int = -1
+    """The recurrent state after them; -1 for none."""
 
     def without_copy(self) -> PrefixHit:
         groups = tuple(replace(group, source=-1) for group in self.groups)
-        return PrefixHit(self.num_tokens - self.num_copied, self.num_blocks, groups)
+        num_tokens = self.num_tokens - self.num_copied
+        return replace(self, num_tokens=num_tokens, groups=groups, num_copied=0)

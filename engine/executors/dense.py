@@ -42,7 +42,7 @@ def dense_layers(model: Model) -> list[DenseLayer] | None:
 
 def _dense(layer: LlamaDecoderLayer) -> DenseLayer | None:
     # In some families a mixture of experts has another name than ``mlp``.
-    attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     computes_the_same = type(layer).__call__ is LlamaDecoderLayer.__call__
     if not computes_the_same or type(attention) is not SelfAttention:
         return None

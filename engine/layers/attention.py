@@ -14,6 +14,7 @@ from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
+from engine.layers.recurrent import StateStep
 from engine.parallel.group import ALONE, Group, Output
 from kernels import ops
 from kernels.rounded import Activations
@@ -61,6 +62,8 @@ class StepContext:
     """The group of each layer; not needed where there is only one."""
     wanted: Wanted | None = None
     """None: the hidden states of all tokens are needed."""
+    states: StateStep | None = None
+    """For layers that keep a state; None where the model has none."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of ``x`` ([num_tokens, ...]) that belong to wanted tokens: [num_wanted, ...]."""

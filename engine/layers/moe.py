@@ -237,3 +237,43 @@ class SparseMoE(Module):
         if self.shared_experts is not None:
             out.add_(whole(self.shared_experts(x)))
         return self._group.output(out)
+
+
+class Gate(Module):
+    """The sigmoid of one projection of each token: [num_tokens, 1]."""
+
+    def __init__(self, hidden_size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = Weight(torch.empty(1, hidden_size, dtype=dtype, device=device))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight.data.transpose(0, 1)).sigmoid_()
+
+
+class GatedSharedMoE(SparseMoE):
+    """Experts beside a feed-forward block that every token goes through, as far as a gate lets
+    it."""
+
+    def __init__(
+        self,
+        router: RouterConfig,
+        hidden_size: int,
+        intermediate_size: int,
+        shared_size: int,
+        *,
+        group: Group = ALONE,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(
+            router, hidden_size, intermediate_size, group=group, dtype=dtype, device=device
+        )
+        self.shared_expert = GatedMLP(
+            hidden_size, shared_size, bias=False, dtype=dtype, device=device
+        )
+        self.shared_expert_gate = Gate(hidden_size, dtype=dtype, device=device)
+
+    def __call__(self, x: Activations) -> Output:
+        assert isinstance(x, torch.Tensor), "rounded for nobody"
+        out = self.experts(x, *self.gate(x))
+        out.add_(whole(self.shared_expert(x)) * self.shared_expert_gate(x))
+        return self._group.output(out)

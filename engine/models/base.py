@@ -14,6 +14,7 @@ from engine.layers.attention import QueryGrowth, SelfAttention, StepContext
 from engine.layers.mla import LatentAttention, MLAConfig
 from engine.layers.module import Module
 from engine.layers.moe import RouterConfig
+from engine.layers.recurrent import Recurrence
 from engine.layers.rope import RopeConfig
 from engine.parallel.group import ALONE, Group
 from engine.parallel.stage import WHOLE, Stage
@@ -38,6 +39,15 @@ class CacheLayout:
     @property
     def num_stored(self) -> int:
         return self.num_layers if self.stored is None else len(self.stored)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayers:
+    """The layers of a model that keep a state in place of keys and values."""
+
+    layers: tuple[int, ...]
+    """Their indices, ascending."""
+    config: Recurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class ModelConfig:
     logits_divisor: float = 1.0
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
+    recurrent: RecurrentLayers | None = None
     group: Group = ALONE
     """The ranks that share the model. The numbers of heads and the widths of feed-forward blocks
     are those of one rank, see ``sharding.of_rank``; everything else is the checkpoint's."""
@@ -117,8 +128,19 @@ class ModelConfig:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with keys and values."""
+        others = () if self.recurrent is None else self.recurrent.layers
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
+
+    def place_in_cache(self, layer: int) -> int:
+        """A layer's number among those with keys and values."""
+        others = () if self.recurrent is None else self.recurrent.layers
+        return layer - sum(other < layer for other in others)
+
+    @property
     def cache_layout(self) -> CacheLayout:
-        num_layers = self.num_layers
+        num_layers = len(self.attention_layers)
         stored = None if self.stage.count == 1 else self.stage.layers(num_layers)
         if self.mla is not None:
             return CacheLayout(num_layers, 1, self.mla.cached_dim, is_latent=True, stored=stored)
@@ -126,7 +148,7 @@ class ModelConfig:
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        return tuple(self.window(layer) for layer in range(self.num_layers))
+        return tuple(self.window(layer) for layer in self.attention_layers)
 
     @property
     def narrowest_window(self) -> int | None:
@@ -143,6 +165,8 @@ class ModelFacts(Protocol):
     """What the runner needs to know about a model, native or run by transformers."""
 
     @property
+    def architecture(self) -> str: ...
+    @property
     def vocab_size(self) -> int: ...
     @property
     def num_heads(self) -> int: ...
@@ -158,7 +182,12 @@ class ModelFacts(Protocol):
     @property
     def cache_layout(self) -> CacheLayout: ...
     @property
-    def layer_windows(self) -> tuple[int | None, ...]: ...
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """Of each layer of the KV cache."""
+        ...
+
+    @property
+    def recurrent(self) -> RecurrentLayers | None: ...
     @property
     def narrowest_window(self) -> int | None: ...
     @property

@@ -150,15 +150,27 @@ class ConfigFile(msgspec.Struct, kw_only=True):
             raise ValueError(f"sliding_window: must be at least 1, got {sliding_window}")
         if layer_types is None:
             layer_types = ["sliding_attention"] * self.num_hidden_layers
+        self._check_layer_types(layer_types, ("full_attention", "sliding_attention"))
+        return tuple(sliding_window if k == "sliding_attention" else None for k in layer_types)
+
+    def recurrent_layers(
+        self, layer_types: list[str], recurrent: str, attention: str = "full_attention"
+    ) -> tuple[int, ...]:
+        """The layers of the kind ``recurrent``; all others are ``attention``."""
+        self._check_layer_types(layer_types, (recurrent, attention))
+        if attention not in layer_types:
+            raise ValueError(f"layer_types: a model without {attention!r} is not supported")
+        return tuple(i for i, kind in enumerate(layer_types) if kind == recurrent)
+
+    def _check_layer_types(self, layer_types: list[str], known: tuple[str, ...]) -> None:
         if len(layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"layer_types names {len(layer_types)} layers, num_hidden_layers is "
                 f"{self.num_hidden_layers}"
             )
         for kind in layer_types:
-            if kind not in ("full_attention", "sliding_attention"):
+            if kind not in known:
                 raise ValueError(f"layer_types: {kind!r} is not supported")
-        return tuple(sliding_window if k == "sliding_attention" else None for k in layer_types)
 
 
 class _Architecture(msgspec.Struct):

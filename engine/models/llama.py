@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -25,6 +25,19 @@ from engine.models.config import ConfigFile as ConfigFile
 from engine.models.pooled import PoolingHead
 from engine.parallel.group import Output, whole
 from kernels.rounded import Activations
+
+
+class Mixer(Protocol):
+    """The part of a layer by which tokens see those before them."""
+
+    @property
+    def reader(self) -> Linear | None:
+        """The only linear layer that reads the input; None if there are several."""
+        ...
+
+    def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> Output:
+        """[num_tokens, hidden] to [num_wanted, hidden]. cos_sin: see ``ops.rope_and_cache``."""
+
 
 Layer = Callable[
     [Output, torch.Tensor | None, torch.Tensor, StepContext],
@@ -45,7 +58,7 @@ class LlamaDecoderLayer(Module):
     ) -> None:
         self._dtype, self._device = dtype, device
         self.input_layernorm = self._norm(config)
-        self.self_attn: SelfAttention | LatentAttention = self._attention(config, layer)
+        self._mixer = self._add_mixer(config, layer)
         self.post_attention_layernorm = self._norm(config)
         self._add_feed_forward(config, layer)
 
@@ -53,6 +66,11 @@ class LlamaDecoderLayer(Module):
         return self.norm_class(
             config.hidden_size, config.rms_norm_eps, dtype=self._dtype, device=self._device
         )
+
+    def _add_mixer(self, config: ModelConfig, layer: int) -> Mixer:
+        """Add what lets tokens see those before them."""
+        self.self_attn: Mixer = self._attention(config, layer)
+        return self.self_attn
 
     def _attention(self, config: ModelConfig, layer: int) -> SelfAttention | LatentAttention:
         output_bias = config.attention_output_bias
@@ -73,7 +91,8 @@ class LlamaDecoderLayer(Module):
             fused_checkpoint=self.fused_checkpoint,
             group=config.group,
         )
-        return self.attention_class(layer, attention, dtype=self._dtype, device=self._device)
+        place = config.place_in_cache(layer)
+        return self.attention_class(place, attention, dtype=self._dtype, device=self._device)
 
     def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:
         self.mlp: FeedForward = self._dense(config)
@@ -100,9 +119,9 @@ class LlamaDecoderLayer(Module):
         """The input is ``x + residual`` (``x`` alone if ``residual`` is None), [num_tokens, hidden]
         each. Returns two tensors whose sum is the output, [num_wanted, hidden] each: so every
         addition is fused into the norm that follows. cos_sin: see ``ops.rope_and_cache``."""
-        normed = self.input_layernorm.into(self.self_attn.reader, x, residual)
+        normed = self.input_layernorm.into(self._mixer.reader, x, residual)
         residual = step.kept(whole(x) if residual is None else residual)
-        attended = self.self_attn(normed, cos_sin, step)
+        attended = self._mixer(normed, cos_sin, step)
         normed = self.post_attention_layernorm.into(self.feed_forward_reader, attended, residual)
         return self.feed_forward(normed), residual
 

@@ -63,6 +63,8 @@ def check_size(config: ModelConfig, size: int, *, whole_experts: bool) -> None:
 
 def obstacle(config: ModelConfig, size: int, *, whole_experts: bool = False) -> str | None:
     """What so many ranks cannot divide; None if they can divide the model."""
+    if config.recurrent is not None and size > 1:
+        return "the layers with a recurrent state"
     if config.num_heads % size:
         return f"num_attention_heads {config.num_heads}"
     kv_heads = config.num_kv_heads

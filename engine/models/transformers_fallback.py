@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class FallbackConfig:
     eos_token_ids: frozenset[int]
     cache_layout: CacheLayout
     layer_windows: tuple[int | None, ...]
+    recurrent: ClassVar[None] = None
     attention_softcap: float | None
     tie_word_embeddings: bool
     source: Any

@@ -26,6 +26,7 @@ from engine.runner.inputs import ChunkFields, SampledTokens, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
 from engine.runner.rows import Ints, RowTable
+from engine.runner.states import Saves
 from kernels.transfer import to_device
 
 
@@ -76,7 +77,13 @@ class ForwardPass:
         attention, layers, table = self._attention, self._cache.layers, self._table
         if isinstance(attention, CapturableBackend):
             self.graphs = StepGraphs(
-                self.executors, layers, table, attention, adapters, num_drafts=num_drafts
+                self.executors,
+                layers,
+                table,
+                attention,
+                adapters,
+                num_drafts=num_drafts,
+                states=self._cache.states,
             )
             self.graphs.capture(on_progress)
         sizes = prompt_sizes(min(max_num_tokens, table.tokens.shape[1]))
@@ -85,14 +92,22 @@ class ForwardPass:
         is_native = isinstance(executor.model, ForCausalLM)
         if not (isinstance(attention, PromptBackend) and attention.captures_prompts and is_native):
             return
-        if sizes and len(table.windows) == 1:
+        # In a graph the host cannot tell where a prompt ends, which a state depends on.
+        if sizes and len(table.windows) == 1 and self._cache.states is None:
             self.prompt_graphs = PromptGraphs(
                 executor, layers, table, attention, adapters, sizes=sizes
             )
             self.prompt_graphs.capture()
 
-    def run(self, fields: ChunkFields, *, keeps_features: bool) -> Computed:
-        """keeps_features: for a draft network; steps with longer chunks always do."""
+    def run(self, fields: ChunkFields, *, keeps_features: bool, saves: Saves = ()) -> Computed:
+        """keeps_features: for a draft network; steps with longer chunks always do. saves: states to
+        keep, see ``StepPlan``."""
+        computed = self._run(fields, keeps_features=keeps_features, saves=saves)
+        if self._cache.states is not None:
+            self._cache.states.save_ends(fields, saves)
+        return computed
+
+    def _run(self, fields: ChunkFields, *, keeps_features: bool, saves: Saves) -> Computed:
         adapters = self.adapters
         adapted = adapters is not None and adapters.serves(fields.rows)
         if self.graphs is not None and self.graphs.fits(fields, adapted=adapted):
@@ -103,13 +118,20 @@ class ForwardPass:
         if prompts is not None and fits and not self.logprobs.wants_prompts(fields):
             return Computed(*prompts.run(fields, adapted=adapted))
         if adapters is None or not adapted:
-            return self.run_eagerly(fields, keeps_features=keeps_features)
+            return self.run_eagerly(fields, keeps_features=keeps_features, saves=saves)
         sampled = fields.sampled_only()
         with adapters.applied((fields.rows, fields.query_lens), (sampled.rows, sampled.query_lens)):
-            return self.run_eagerly(fields, keeps_features=keeps_features, adapted=True)
+            return self.run_eagerly(
+                fields, keeps_features=keeps_features, adapted=True, saves=saves
+            )
 
     def run_eagerly(
-        self, fields: ChunkFields, *, keeps_features: bool, adapted: bool = False
+        self,
+        fields: ChunkFields,
+        *,
+        keeps_features: bool,
+        adapted: bool = False,
+        saves: Saves = (),
     ) -> Computed:
         inputs = build_inputs(fields, self._table, self._cache.block_size)
         keeps_features |= bool((fields.query_lens > 1).any())
@@ -117,7 +139,7 @@ class ForwardPass:
         executor = executors.eager
         # Log-probabilities of prompts need the hidden states of all tokens.
         needs_all = self.logprobs.wants_prompts(fields)
-        index = inputs.sampled.index_in(fields)
+        index, states = inputs.sampled.index_in(fields), self._cache.states
         step = StepContext(
             inputs.positions,
             [group.prepared(self._attention, self._cache.block_size) for group in inputs.groups],
@@ -125,6 +147,7 @@ class ForwardPass:
             adapted=adapted,
             group_of=self._table.group_of,
             wanted=None if needs_all or index is None else self._wanted(fields, index),
+            states=None if states is None else states.step(fields, saves),
         )
         hidden = executor.hidden_states(inputs.token_ids, step)
         prompt_logprobs = None

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.layers.attention import KVCache
 from engine.models.base import ModelFacts
 from engine.runner.block_copies import as_stack
+from engine.runner.states import StateCache
 
 GPU_WINDOW_STEP = 128
 """The largest number of keys that any attention kernel reads as one tile."""
@@ -143,11 +144,14 @@ class PagedCache:
         block_size: int,
         groups: LayerGroups | None = None,
         *,
+        states: StateCache | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """dtype: of the stored keys and values."""
+        """states: of layers that keep one in place of keys and values. dtype: of the stored keys
+        and values."""
         layout = model.cache_layout
+        self.states = states
         self.groups = (groups or single_group(layout.num_layers)).stored(layout.stored)
         shape = (self.groups.num_layers_each, layout.num_tensors, num_blocks, block_size)
         memory = torch.zeros(

@@ -12,7 +12,7 @@ import torch
 
 from engine.adapters import AdapterMemory
 from engine.attention.cpu import MAX_QUERIES
-from engine.cache.groups import GroupKind, kinds_of
+from engine.cache.groups import GroupKind, RecurrentState, kinds_of
 from engine.models.base import ModelFacts
 from engine.pooling import PoolingModel
 from engine.runner.block_copies import BlockCopies
@@ -123,13 +123,14 @@ class TorchRunner:
         return self._blocks.cache.num_blocks
 
     @property
-    def layer_groups(self) -> tuple[GroupKind, ...]:
+    def layer_groups(self) -> tuple[GroupKind | RecurrentState, ...]:
         # Graphs fill a sequence up with the tokens before its own (see ``StepGraphs``), and those
         # read keys further back.
         graphs, groups = self._forward_pass.graphs, self._blocks.cache.groups
         num_fillers = 0 if graphs is None else graphs.num_fillers
         windows = [None if window is None else window + num_fillers for window in groups.windows]
-        return kinds_of(windows, groups.window_step)
+        kinds, states = kinds_of(windows, groups.window_step), self._blocks.cache.states
+        return kinds if states is None else (*kinds, RecurrentState(states.num_snapshots))
 
     @property
     def num_swap_blocks(self) -> int:
@@ -145,7 +146,8 @@ class TorchRunner:
 
     @property
     def exact_chunk(self) -> int | None:
-        return MAX_QUERIES if self.device.type == "cpu" else None
+        has_states = self._blocks.cache.states is not None
+        return MAX_QUERIES if self.device.type == "cpu" and not has_states else None
 
     @torch.inference_mode()
     def draft(
@@ -175,7 +177,9 @@ class TorchRunner:
             keeps_features = plan.keeps_features or bool(plan.admissions)
             fields = ChunkFields.read(plan.chunks)
             self._from_last.take_for(fields.rows)
-            computed = self._forward_pass.run(fields, keeps_features=keeps_features)
+            computed = self._forward_pass.run(
+                fields, keeps_features=keeps_features, saves=plan.state_saves
+            )
         self._launched = _Launched(plan, computed, drafted, copied_out, launched_at)
 
     @torch.inference_mode()
@@ -301,6 +305,8 @@ class TorchRunner:
         if plan.admissions or plan.new_blocks:
             self._table.apply(plan.admissions, plan.new_blocks)
         self._blocks.copies.copy(plan.block_copies)
+        if self._blocks.cache.states is not None:
+            self._blocks.cache.states.load(plan.state_loads)
         self._table.write_drafts(plan.chunks)
         if self._drafting is not None:
             self._drafting.apply(plan)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from engine.cache.groups import GroupKind
+    from engine.cache.groups import GroupKind, RecurrentState
     from engine.messages import TokenLogprobs
     from engine.pooling import PoolingModel
     from engine.spec.costs import StepCosts
@@ -98,8 +98,13 @@ class StepPlan:
     plan."""
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     """(source block, target block, number of leading slots) to copy before the forward pass."""
+    state_loads: list[tuple[int, int]] = field(default_factory=list)
+    """(snapshot, row): the row begins with this state, copied before the forward pass."""
     chunks: list[Chunk] = field(default_factory=list)
     """At most one for a row."""
+    state_saves: list[tuple[int, int, int]] = field(default_factory=list)
+    """(row, number of tokens, snapshot): keep the state after so many tokens of the row, which its
+    chunk computes or ends with. The snapshot may be one that this plan loads."""
     keeps_features: bool = True
     """Whether the runner keeps, for each token of the step, the feature that a draft network reads
     (``FeatureCache``). It may skip that only in steps in which each chunk is one generated token:
@@ -177,10 +182,11 @@ class Runner(Protocol):
         """Seconds that it takes to copy a block one way, as measured at start-up."""
 
     @property
-    def layer_groups(self) -> Sequence[GroupKind]:
+    def layer_groups(self) -> Sequence[GroupKind | RecurrentState]:
         """The kind of each layer group; those that keep all blocks come first. Most models have one
         group, of full attention. Any block can serve any group. Blocks that a kind does not keep
-        may be handed out again: the runner must not read them."""
+        may be handed out again: the runner must not read them. Layers that keep a state form the
+        last group."""
 
     @property
     def vocab_size(self) -> int:

@@ -428,6 +428,7 @@ class Scheduler:
             self._lookahead.extend(table, fit.num_slots, fit.num_due)
         step.plan.swap_ins += self.cache.swap_in(table, hit)
         step.plan.block_copies += self.cache.block_copies(table, hit)
+        step.begin_states(self.cache, request, hit)
         step.plan.admissions.append(
             Admission(
                 row=request.row,
@@ -472,6 +473,7 @@ class Scheduler:
             Chunk(request.row, request.request_id, start, num_tokens, samples, constrained, drafts)
         )
         step.requests.append(request)
+        step.take_snapshots(self.cache, request, start, end)
         self._idle.spend(request, num_tokens, len(drafts))
         request.num_computed_tokens = end
         request.num_pending += samples
@@ -541,6 +543,7 @@ class Scheduler:
                 self.waiting.note_grant(request)
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
+        step.keep_snapshots(self.cache)
         for request in step.swapped:  # This was the last step that reads their blocks.
             request.num_in_flight -= 1
             self._release(self._draining.pop(request.arrival))
@@ -568,15 +571,11 @@ class Scheduler:
 
     # ---- invariants -----------------------------------------------------------------------------
 
-    @property
-    def drafts_in_flight(self) -> bool:
-        """Whether a step in flight checks drafts."""
-        return any(step.num_drafts for step in self.in_flight)
-
     def check_integrity(self) -> None:
         """Rows, blocks and references are all accounted for. For tests and idle moments."""
         self.cache.pool.check_integrity()
         self.cache.swap.check_integrity()
+        self.cache.check_states(s for step in self.in_flight for _, _, s in step.snapshots)
         holders = [*self.running.values(), *self._draining.values()]
         refs = [0] * self.cache.pool.num_blocks
         for request in holders:

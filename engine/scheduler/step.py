@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.cache.manager import CacheManager
+    from engine.cache.table import PrefixHit
     from engine.request import Request
     from engine.scheduler.plan import LaunchedStep, StepPlan, StepResult
     from engine.spec.costs import Noted
@@ -23,6 +25,8 @@ class Step:
     """Indices of the chunks that need a grammar mask before sampling."""
     computed_keys: list[bytes] = field(default_factory=list)
     """Keys of the prompt blocks that the step completes."""
+    snapshots: list[tuple[Request, int, int]] = field(default_factory=list)
+    """(request, number of tokens, snapshot) of the recurrent states that the step keeps."""
     swapped: list[Request] = field(default_factory=list)
     """Requests whose blocks the step copies to host memory."""
     num_tokens: int = 0
@@ -33,6 +37,22 @@ class Step:
     """The step as its runner knows it, once it was sampled."""
     noted: Noted | None = None
     """What the speculator learns from it when it is over, if anything."""
+
+    def begin_states(self, cache: CacheManager, request: Request, hit: PrefixHit) -> None:
+        """A request was admitted with this hit: its row begins with the state behind it."""
+        for snapshot in cache.begin_states(request.block_table, hit, request.num_tokens):
+            self.plan.state_loads.append((snapshot, request.row))
+
+    def take_snapshots(self, cache: CacheManager, request: Request, start: int, end: int) -> None:
+        """Plan what is to be kept of a request's state while it computes these tokens."""
+        for num_tokens, snapshot in cache.take_snapshots(request.block_table, start, end):
+            self.plan.state_saves.append((request.row, num_tokens, snapshot))
+            self.snapshots.append((request, num_tokens, snapshot))
+
+    def keep_snapshots(self, cache: CacheManager) -> None:
+        """The step is over, and its blocks are published."""
+        for request, num_tokens, snapshot in self.snapshots:
+            cache.keep_snapshot(request.block_table, request.token_ids, num_tokens, snapshot)
 
     def keep_logprobs(self, result: StepResult) -> None:
         """Hand the computed log-probabilities to the requests that asked for them."""

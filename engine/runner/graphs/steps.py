@@ -39,6 +39,7 @@ from engine.runner.graphs.sized import (
 from engine.runner.graphs.static_inputs import SequenceBuffers
 from engine.runner.inputs import ChunkFields, SampledTokens
 from engine.runner.rows import RowTable
+from engine.runner.states import StateCache
 from engine.sampling.sampler import DeviceRows
 from kernels.transfer import to_device
 
@@ -72,13 +73,16 @@ class StepGraphs:
         adapters: AdapterSlots | None = None,
         *,
         num_drafts: int = 0,
+        states: StateCache | None = None,
     ) -> None:
-        """adapters: if any, they are capturable. num_drafts: of a sequence, at most."""
+        """adapters: if any, they are capturable. num_drafts: of a sequence, at most; 0 where layers
+        keep states."""
         self._executors = executors
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
         self._adapters = adapters
+        self._states = states
         self._shared: SharedInputs | None = None
         if attention.sharing is not None and table.num_rows > 1:
             self._shared = SharedInputs(table, attention.sharing)
@@ -274,10 +278,12 @@ class StepGraphs:
         buffers = self._buffers[kind.num_queries]
         shared = self._shared if kind.shared else None
         prefixes = None if shared is None else shared.on_device(size)
+        states, (_, positions) = self._states, buffers.tokens(size)
         return StepContext(
-            buffers.tokens(size)[1],
+            positions,
             buffers.group_steps(self._attention, size, prefixes),
             self._kv_cache,
             adapted=kind.adapted,
             group_of=self._table.group_of,
+            states=None if states is None else states.graph_step(buffers.rows(size), positions),
         )

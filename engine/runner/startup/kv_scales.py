@@ -51,7 +51,8 @@ def _measure(target: Target, executor: Executor) -> list[KVScales]:
     length = min(_PROMPT_LEN, target.asked_len)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(facts.vocab_size, (_NUM_PROMPTS, length), generator=generator)
-    trial = Trial(facts, tokens.tolist(), config.block_size, kv_dtype=target.dtype, device=device)
+    dtypes = {"dtype": target.dtype, "kv_dtype": target.dtype}
+    trial = Trial(facts, tokens.tolist(), config.block_size, **dtypes, device=device)
     trial.run(executor, attention)
     scales = []
     for keys, values in trial.cache.layers:

@@ -52,6 +52,7 @@ from engine.runner.startup.model import OnProgress, load_model, whole_model
 from engine.runner.startup.profile import measure_activation_bytes
 from engine.runner.startup.ranks import check_ranks, join
 from engine.runner.startup.target import Target, resolve
+from engine.runner.states import create_states
 from engine.runner.swap import load_host_blocks
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
@@ -149,8 +150,9 @@ def _load(
     if device.type == "cuda" and has_kernels:
         _measure_gemms(target, model, network, report)
     made = create_drafting(network, executors, config, cache, table, sampler, dtype)
+    swap_space = config.swap_space if cache.states is None else 0.0
     stored = [*cache.tensors, *made.swapped]
-    host_blocks = load_host_blocks(config.swap_space, stored, stage.least)
+    host_blocks = load_host_blocks(swap_space, stored, stage.least)
     steps_by = made.executors
     if stage.count > 1:
         # All stages must record the same graphs, and only the last one has a draft network.
@@ -204,6 +206,9 @@ def _allocate_cache(
         adapter_bytes = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
         return LATE_BYTES + adapter_bytes + num_peaks * peak
 
+    states = None
+    if facts.recurrent is not None:
+        states = create_states(config, facts.recurrent, dtype=target.dtype, device=device)
     draft_bytes = draft_block_bytes(network, config.block_size, target.dtype, device)
     layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_stored
     # Only the last stage has a draft network; all divide the layers alike.
@@ -213,7 +218,15 @@ def _allocate_cache(
     num_blocks = int(target.stage.least(num_blocks))
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
-    cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
+    cache = PagedCache(
+        facts,
+        num_blocks,
+        config.block_size,
+        groups,
+        states=states,
+        dtype=kv_dtype,
+        device=device,
+    )
     return cache, max_model_len
 
 

@@ -21,7 +21,8 @@ def measure_activation_bytes(
     """
     config, device = target.config, target.device
     prompts = [[0] * length for length in _split(config.step_tokens, target.asked_len)]
-    trial = Trial(target.facts, prompts, config.block_size, kv_dtype=target.kv_dtype, device=device)
+    dtypes = {"dtype": target.dtype, "kv_dtype": target.kv_dtype}
+    trial = Trial(target.facts, prompts, config.block_size, **dtypes, device=device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     hidden = trial.run(executor, attention)

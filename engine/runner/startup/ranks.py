@@ -47,6 +47,11 @@ def _check_stages(config: EngineConfig, facts: ModelConfig) -> None:
             f"pipeline_parallel_size {num_stages} is more than the {facts.num_layers} layers of "
             f"{facts.architecture}: take at most {facts.num_layers}"
         )
+    if num_stages > 1 and facts.recurrent is not None:
+        raise ConfigError(
+            f"pipeline_parallel_size: the layers of {facts.architecture} that keep a recurrent "
+            "state are not divided: set it to 1"
+        )
     if num_stages > 1 and speculative is not None and speculative.method == "eagle3":
         raise ConfigError(
             "speculative_config.method 'eagle3' reads the hidden states of layers of several "

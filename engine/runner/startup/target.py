@@ -67,6 +67,8 @@ def resolve(config: EngineConfig, stage: Stage = WHOLE) -> Target:
             whole_experts=config.enable_expert_parallel,
         )
         facts = replace(facts, stage=stage, last_stage_embeds=_drafts_embed(config))
+    if facts.recurrent is not None:
+        _check_with_states(config, facts)
     device = choose_device(config)
     config = config.for_device(device.type, device_bytes(device))
     dtype = _dtype(config, facts, device)
@@ -84,6 +86,20 @@ def choose_device(config: EngineConfig) -> torch.device:
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _check_with_states(config: EngineConfig, model: ModelFacts) -> None:
+    """Raises ``ConfigError`` for what layers with a recurrent state cannot do."""
+    if config.speculative_config is not None:
+        raise ConfigError(
+            "speculative_config: a rejected draft would have to be taken out of the recurrent "
+            f"states of {model.architecture} again, which is not possible: leave it out"
+        )
+    if config.swap_space:
+        raise ConfigError(
+            f"swap_space: the recurrent states of {model.architecture} are not copied to host "
+            "memory, preempted requests are recomputed: leave it out, or set 0"
+        )
 
 
 def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:

@@ -14,6 +14,7 @@ from engine.models.base import ModelFacts
 from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
+from engine.runner.states import StateCache
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk
 
@@ -27,14 +28,24 @@ class Trial:
         prompts: Sequence[list[int]],
         block_size: int,
         *,
+        dtype: torch.dtype,
         kv_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """dtype: of the model; kv_dtype: of its stored keys and values."""
         self._block_size = block_size
         longest = len(prompts[0])
         blocks_each = -(-longest // block_size)
+        states = None
+        if model.recurrent is not None:
+            states = StateCache(model.recurrent, len(prompts), 0, dtype=dtype, device=device)
         self.cache = PagedCache(
-            model, blocks_each * len(prompts), block_size, dtype=kv_dtype, device=device
+            model,
+            blocks_each * len(prompts),
+            block_size,
+            states=states,
+            dtype=kv_dtype,
+            device=device,
         )
         self._table = RowTable(len(prompts), longest, block_size, device)
         for row, token_ids in enumerate(prompts):
@@ -55,10 +66,12 @@ class Trial:
 
     def run(self, executor: Executor, attention: AttentionBackend) -> torch.Tensor:
         """The hidden states of all tokens: [num_tokens, hidden]."""
-        inputs = build_inputs(ChunkFields.read(self._chunks), self._table, self._block_size)
+        fields, states = ChunkFields.read(self._chunks), self.cache.states
+        inputs = build_inputs(fields, self._table, self._block_size)
         step = StepContext(
             inputs.positions,
             [inputs.groups[0].prepared(attention, self._block_size)],
             self.cache.layers,
+            states=None if states is None else states.step(fields),
         )
         return executor.hidden_states(inputs.token_ids, step)

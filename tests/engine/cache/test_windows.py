@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cache.groups import kinds_of
+from engine.cache.groups import RecurrentState, kinds_of
 from engine.cache.manager import CacheManager, create_cache_manager
 from engine.cache.table import NO_BLOCK, BlockTable, PrefixHit
 from engine.config import EngineConfig
@@ -29,7 +29,7 @@ def manager(
     windows: tuple[int | None, ...] = (None, 5), num_blocks: int = 40, **options: Any
 ) -> CacheManager:
     options.setdefault("chunk_tokens", 8)
-    kinds = kinds_of(windows, options.pop("window_step", 1))
+    kinds = [*kinds_of(windows, options.pop("window_step", 1)), *options.pop("states", ())]
     return CacheManager(num_blocks, 2, kinds, **options)
 
 
@@ -333,6 +333,7 @@ class Holder:
     table: BlockTable
     token_ids: list[int]
     num_written: int
+    state: tuple[int, ...] = ()
     contents: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
 
 
@@ -347,9 +348,22 @@ class CacheMachine(RuleBasedStateMachine):
         window_step=st.sampled_from([1, 3, 4]),
         enable_prefix_caching=st.booleans(),
         tenant_ceiling=st.sampled_from([1.0, 0.3]),
+        num_snapshots=st.sampled_from([None, None, 1, 5]),
     )
-    def start(self, windows: tuple[int | None, ...], num_blocks: int, **options: Any) -> None:
-        self.cache = manager(windows, num_blocks, num_swap_blocks=30, **options)
+    def start(
+        self,
+        windows: tuple[int | None, ...],
+        num_blocks: int,
+        num_snapshots: int | None,
+        **options: Any,
+    ) -> None:
+        self.has_states = num_snapshots is not None
+        if num_snapshots is not None:
+            options["states"] = [RecurrentState(num_snapshots, answer_stride=4)]
+        num_swap_blocks = 0 if self.has_states else 30
+        self.cache = manager(windows, num_blocks, num_swap_blocks=num_swap_blocks, **options)
+        self.snapshots: dict[int, tuple[int, ...]] = {}
+        self.taken: list[tuple[Holder, int, int]] = []
         self.running: list[Holder] = []
         self.swapped: list[Holder] = []
         # (block, slot) to the tokens up to there, and the group whose layers wrote it.
@@ -389,6 +403,9 @@ class CacheMachine(RuleBasedStateMachine):
             for slot in range(count):
                 self.memory[target, slot] = self.memory[source, slot]
         cache.pool.release(source for source, _, _ in copies)
+        loaded = cache.begin_states(holder.table, hit, len(token_ids))
+        assert self.has_states or not loaded
+        holder.state = self.snapshots[loaded[0]] if loaded else ()
         holder.num_written = holder.table.num_written = hit.num_tokens
         self.running.append(holder)
         return True
@@ -412,8 +429,24 @@ class CacheMachine(RuleBasedStateMachine):
             for position in range(start, end):
                 prefix = tuple(holder.token_ids[: position + 1])
                 self.memory[block_ids[position // 2], position % 2] = group, prefix
+        if self.has_states:
+            assert holder.state == tuple(holder.token_ids[:start]), "a state of other tokens"
+            num_rejected, holder.state = 0, tuple(holder.token_ids[:end])
+        taken = cache.take_snapshots(held, start, end)
+        for num_tokens, snapshot in taken:
+            assert start < num_tokens <= end
+            self.snapshots[snapshot] = tuple(holder.token_ids[:num_tokens])
         holder.num_written = max(end - num_rejected, start)
         cache.publish(held, holder.token_ids, holder.num_written)
+        self.taken += [(holder, *one) for one in taken]
+
+    @precondition(lambda self: self.taken)
+    @rule(was_stopped=st.booleans())
+    def step_is_over(self, was_stopped: bool) -> None:
+        """Its snapshots can be found from now on, unless a stop token came before them."""
+        holder, num_tokens, snapshot = self.taken.pop(0)
+        known = holder.token_ids[: num_tokens - 1] if was_stopped else holder.token_ids
+        self.cache.keep_snapshot(holder.table, known, num_tokens, snapshot)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), swap=st.booleans())
@@ -446,6 +479,7 @@ class CacheMachine(RuleBasedStateMachine):
         pool = self.cache.pool
         pool.check_integrity()
         self.cache.swap.check_integrity()
+        self.cache.check_states(snapshot for _, _, snapshot in self.taken)
         refs = [0] * pool.num_blocks
         for holder in self.running:
             for block_id in self.cache.held_blocks(holder.table):

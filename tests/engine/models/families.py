@@ -29,6 +29,12 @@ class Case:
     """Fields of a config whose ``text_config`` has all the others."""
 
     @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a recurrent state, which drafts cannot be taken out of."""
+        kinds = set(self.fields.get("layer_types", ()))
+        return not kinds <= {"full_attention", "sliding_attention"}
+
+    @property
     def family(self) -> str:
         native = NATIVE.get(self.architecture)
         return self.architecture if native is None else native.name
@@ -90,6 +96,16 @@ GLM = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.5,
 }
+
+HYBRID = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}
+SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 48}
 
 GPT_OSS = {
     "num_local_experts": 6,
@@ -199,6 +215,12 @@ CASES = [
         "DeepseekV3ForCausalLM",
         {**MLA, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
     ),
+    Case("qwen3-next", "Qwen3NextForCausalLM", {**HYBRID, **SHARED_MOE, "linear_num_key_heads": 2}),
+    Case(
+        "qwen3-next-dense", "Qwen3NextForCausalLM", {**HYBRID, **SHARED_MOE, "mlp_only_layers": [1]}
+    ),
+    Case("qwen3.5", "Qwen3_5ForCausalLM", {**HYBRID, "linear_num_key_heads": 2}),
+    Case("qwen3.5-moe", "Qwen3_5MoeForCausalLM", {**HYBRID, **SHARED_MOE}),
     Case("gpt-oss", "GptOssForCausalLM", GPT_OSS),
     Case("glm-4.5", "Glm4MoeForCausalLM", {**GLM, "n_group": 4, "topk_group": 2}),
     Case(

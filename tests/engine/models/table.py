@@ -23,8 +23,8 @@ COLUMNS = {
     "test_greedy_text_with_drafts[": "speculative",
 }
 """By how the test's id begins."""
-ONE_OF_A_FAMILY = ("fp8", "int4", "lora")
-"""Columns whose tests run on one case of each family, or on none."""
+ONE_OF_A_FAMILY = ("fp8", "int4", "lora", "speculative")
+"""Columns whose tests run on one case of each family at least, or on none."""
 
 
 class Outcomes:

@@ -71,17 +71,23 @@ EACH = pytest.mark.parametrize(
     indirect=True,
     scope="module",
 )
-FALLBACKS_AT_NIGHT = pytest.mark.parametrize(
-    "subject",
-    [
-        *CASES,
-        FALLBACK_CASES[0],
-        *(pytest.param(case, marks=pytest.mark.nightly) for case in FALLBACK_CASES[1:]),
-    ],
-    ids=lambda case: case.name,
-    indirect=True,
-    scope="module",
-)
+
+
+def with_fallbacks_at_night(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "subject",
+        [
+            *cases,
+            FALLBACK_CASES[0],
+            *(pytest.param(case, marks=pytest.mark.nightly) for case in FALLBACK_CASES[1:]),
+        ],
+        ids=lambda case: case.name,
+        indirect=True,
+        scope="module",
+    )
+
+
+FALLBACKS_AT_NIGHT = with_fallbacks_at_night(CASES)
 """What transformers computes goes through one adapter: by day its first architecture tries every
 way, each other the one that has a prompt, a cached prefix and decoding in it."""
 
@@ -147,11 +153,15 @@ def test_a_step_ends_with_the_tokens_that_are_sampled_from(
 ) -> None:
     """A last layer leaves the others out, or one where nothing is sampled."""
     executor = subject.runner._forward_pass.executors.eager
-    compute = executor.hidden_states
+    compute, states = executor.hidden_states, subject.runner._blocks.cache.states
     sizes: list[tuple[int, int]] = []
 
     def both(token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        wanted, every = compute(token_ids, step), compute(token_ids, replace(step, wanted=None))
+        before = torch.empty(0) if states is None else states.memory.clone()
+        wanted = compute(token_ids, step)
+        if states is not None:
+            states.memory.copy_(before)
+        every = compute(token_ids, replace(step, wanted=None))
         torch.testing.assert_close(wanted, step.kept(every))
         sizes.append((len(every), len(wanted)))
         return wanted
@@ -189,7 +199,7 @@ def test_greedy_text_of_a_batch(subject: Subject) -> None:
         assert output.text == llm.get_tokenizer().decode(output.token_ids)
 
 
-@FALLBACKS_AT_NIGHT
+@with_fallbacks_at_night([case for case in CASES if not case.has_states])
 def test_greedy_text_with_drafts(subject: Subject) -> None:
     drafts = SpeculativeConfig(
         method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, adaptive=False

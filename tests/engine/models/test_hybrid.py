@@ -133,7 +133,7 @@ def _name(value: object) -> str | None:
 
 
 def windows_of(runner: TorchRunner) -> tuple[int | None, ...]:
-    return tuple(kind.window for kind in runner.layer_groups)
+    return runner._blocks.cache.groups.windows
 
 
 class Poisoned:
@@ -147,7 +147,8 @@ class Poisoned:
         num_graphed: int = 0,
         **options: Any,
     ) -> None:
-        """num_graphed: drafts that graphs check; 0: there are no graphs."""
+        """num_graphed: drafts that graphs check, where layers have no states; 0: there are no
+        graphs."""
         common = {
             "device": "cpu",
             "block_size": BLOCK_SIZE,
@@ -161,6 +162,7 @@ class Poisoned:
         self.runner = load_runner(config)
         self.seen = watch_logits(self.runner, monkeypatch)
         if num_graphed:
+            num_graphed = 0 if subject.case.has_states else num_graphed
             self.graphs = emulate(self.runner, monkeypatch, num_graphed)
         self.core = EngineCore(config, self.runner, max_model_len=self.runner.max_model_len)
         self.tokens: dict[str, list[int]] = {}
@@ -177,9 +179,24 @@ class Poisoned:
                     tensor.view(torch.uint8)[blank] = FP8_NAN
                 else:
                     tensor[blank] = math.nan
+        self._poison_states()
         for request in self.core.scheduler.running.values():
             firsts = [held.first for held in request.block_table.layer_groups]
             self.num_left_behind = max([self.num_left_behind, *firsts])
+
+    def _poison_states(self) -> None:
+        """Those of rows that nobody has, and the snapshots of nothing, in all dtypes."""
+        states, snapshots = self.runner._blocks.cache.states, self.core._cache.states
+        if states is not None and snapshots is not None:
+            holders = [
+                *self.core.scheduler.running.values(),
+                *self.core.scheduler._draining.values(),
+            ]
+            rows = {request.row for request in holders}
+            num_rows = len(states.memory) - states.num_snapshots - 1
+            free = [row for row in range(num_rows) if row not in rows]
+            free += [num_rows + 1 + number for number in snapshots.pool._blank]
+            states.memory[free] = 0xFF
 
     def add(self, name: str, prompt: list[int], max_tokens: int = 12) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from engine.cache.groups import RecurrentState
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, LaunchedStep, StepPlan, TokenMask
@@ -59,6 +60,11 @@ class Harness:
         self.rng.shuffle(self.free_rows)
         self.released: list[int] = []
         self.step_id = 0
+        kinds = runner.layer_groups
+        self.num_groups = sum(not isinstance(kind, RecurrentState) for kind in kinds)
+        self.has_states = self.num_groups < len(kinds)
+        self.snapshots: dict[tuple[Generation, int], int] = {}
+        """By the generation and the number of its tokens that others share."""
 
     def run(
         self,
@@ -72,6 +78,9 @@ class Harness:
     ) -> None:
         """Run all to their max_tokens. ``preempt(step, running)`` names victims (no overlap)."""
         waiting = deque(generations)
+        shared = [generation.shares for generation in generations if generation.shares is not None]
+        if self.has_states:
+            self.snapshots = {source: number for number, source in enumerate(shared)}
         running: list[Generation] = []
         in_flight: deque[tuple[StepPlan, LaunchedStep, list[Generation]]] = deque()
         while waiting or running or in_flight:
@@ -133,6 +142,9 @@ class Harness:
             table += blocks
         if generation.row is None:
             generation.row = self.free_rows.pop()
+            if generation.computed and self.has_states:
+                assert generation.shares is not None
+                plan.state_loads.append((self.snapshots[generation.shares], generation.row))
             plan.admissions.append(
                 Admission(
                     row=generation.row,
@@ -159,12 +171,17 @@ class Harness:
             )
         )
         members.append(generation)
+        plan.state_saves += [
+            (generation.row, num_tokens, snapshot)
+            for (source, num_tokens), snapshot in self.snapshots.items()
+            if source is generation and end - n < num_tokens <= end
+        ]
         generation.computed = end
         generation.planned_tokens += samples
 
     def _prepare_admission(self, generation: Generation, plan: StepPlan) -> None:
         generation.planned_tokens = len(generation.prompt) + len(generation.output)
-        generation.blocks = [[] for _ in self.runner.layer_groups]
+        generation.blocks = [[] for _ in range(self.num_groups)]
         if generation.shares is None or generation.output:
             return
         source, num_tokens = generation.shares

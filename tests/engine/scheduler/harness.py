@@ -125,6 +125,7 @@ class Harness:
         exact_chunk: int | None = None,
         windows: Sequence[int | None] = (None,),
         window_step: int = 1,
+        num_snapshots: int | None = None,
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
@@ -146,6 +147,7 @@ class Harness:
             windows=windows,
             window_step=window_step,
             num_stages=self.config.pipeline_parallel_size,
+            num_snapshots=num_snapshots,
         )
         self.runner.step_costs = step_costs
         self.runner.num_lookahead_tokens = num_lookahead_tokens
@@ -296,7 +298,7 @@ class Harness:
             max_total=len(prompt) + most,
             stop_ids=frozenset(stop_ids),
             min_tokens=params.min_tokens,
-            windows=[kind.window for kind in self.runner.layer_groups],
+            windows=[kind.window for kind in self.runner.kinds],
         )
 
     def check_outputs(self, *, errors: AbstractSet[str] = frozenset()) -> None:

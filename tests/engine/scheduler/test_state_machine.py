@@ -74,6 +74,8 @@ class EngineMachine(RuleBasedStateMachine):
     windows: ClassVar[st.SearchStrategy[Any]] = st.just((None,))
     """Of the layer groups."""
     window_steps: ClassVar[st.SearchStrategy[int]] = st.just(1)
+    num_snapshots: ClassVar[st.SearchStrategy[int] | None] = None
+    """For layers that keep a state; None: there are none."""
 
     @initialize(
         data=st.data(),
@@ -94,6 +96,9 @@ class EngineMachine(RuleBasedStateMachine):
         num_lookahead_tokens: int,
         exact_chunk: int | None,
     ) -> None:
+        if self.num_snapshots is not None:
+            options = {**options, "num_snapshots": data.draw(self.num_snapshots)}
+            options["num_swap_blocks"], draft_hits, num_lookahead_tokens = 0, None, 0
         budget = options["max_num_seqs"] + spare_budget
         # Real time would make runs differ, and examples must be reproducible.
         ticks = itertools.count()
@@ -298,6 +303,27 @@ class HybridMachine(EngineMachine):
             self.seen["full groups grow less"] += 2 * others > len(plan.new_blocks)
 
 
+class StateMachine(HybridMachine):
+    """The same beside layers that keep a state, which goes on only from a snapshot."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+    windows: ClassVar[st.SearchStrategy[Any]] = st.sampled_from([(None,), (None,), (None, 3), (3,)])
+    num_snapshots: ClassVar[st.SearchStrategy[int] | None] = st.sampled_from([1, 3, 20])
+
+    def count_situations(self) -> None:
+        super().count_situations()
+        for plan in self.harness.runner.plans:
+            loaded = {snapshot for snapshot, _ in plan.state_loads}
+            self.seen["went on from a snapshot"] += bool(loaded)
+            chunks = {chunk.row: chunk for chunk in plan.chunks}
+            for row, num_tokens, snapshot in plan.state_saves:
+                chunk = chunks[row]
+                end = chunk.num_computed_tokens + chunk.num_scheduled_tokens
+                self.seen["snapshot within a chunk"] += num_tokens < end
+                self.seen["snapshot while generating"] += chunk.num_scheduled_tokens == 1
+                self.seen["snapshot in place of one just used"] += snapshot in loaded
+
+
 SITUATIONS = (
     "swapped in",
     "recomputed",
@@ -333,13 +359,25 @@ HYBRID_SITUATIONS = (
 )
 
 
+STATE_SITUATIONS = (
+    "recomputed",
+    "followed",
+    "went on from a snapshot",
+    "snapshot within a chunk",
+    "snapshot while generating",
+    "snapshot in place of one just used",
+)
+
+
 @pytest.mark.parametrize(
     ("machine", "situations", "num_examples"),
     [
         (EngineMachine, SITUATIONS, 60),
         (HybridMachine, (), 60),  # whose rarer situations take many more
+        (StateMachine, STATE_SITUATIONS[:-1], 40),
         pytest.param(EngineMachine, SITUATIONS + RARE_SITUATIONS, 600, marks=pytest.mark.nightly),
         pytest.param(HybridMachine, HYBRID_SITUATIONS, 600, marks=pytest.mark.nightly),
+        pytest.param(StateMachine, STATE_SITUATIONS, 600, marks=pytest.mark.nightly),
     ],
 )
 def test_the_engine_under_random_loads(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.cache.groups import kinds_of
+from engine.cache.groups import RecurrentState, kinds_of
 from engine.cache.table import NO_BLOCK
 from engine.messages import TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from engine.cache.groups import GroupKind
     from engine.sampling_params import SamplingParams
 
 UNWRITTEN = -1
@@ -129,10 +130,19 @@ class ToyRunner:
         windows: Sequence[int | None] = (None,),
         window_step: int = 1,
         num_stages: int = 1,
+        num_snapshots: int | None = None,
     ) -> None:
+        """num_snapshots: of the states of layers that keep one; None: there are no such layers."""
         self._num_stages = num_stages
         self.num_blocks = num_blocks
-        self.layer_groups = kinds_of(windows, window_step)
+        self.kinds = kinds_of(windows, window_step)
+        self.layer_groups: tuple[GroupKind | RecurrentState, ...] = self.kinds
+        if num_snapshots is not None:
+            self.layer_groups = (*self.kinds, RecurrentState(num_snapshots, answer_stride=4))
+        self._has_states = num_snapshots is not None
+        self._states: dict[int, int] = {}
+        """By row; whoever takes a row finds there what was left."""
+        self._snapshots: dict[int, int] = {}
         self._window_step = window_step
         self.num_lookahead_tokens = 0
         self.exact_chunk: int | None = None
@@ -182,6 +192,9 @@ class ToyRunner:
         adapters = {self._rows[chunk.row].adapter for chunk in plan.chunks} - {""}
         assert len(adapters) <= self._max_loras, "more adapters in a step than slots"
         assert adapters <= self.adapters, "an adapter that is not in memory"
+        for snapshot, row in plan.state_loads:
+            assert row in {admission.row for admission in plan.admissions}
+            self._states[row] = self._snapshots[snapshot]
         for index, chunk in enumerate(plan.chunks):
             self._compute(chunk, step)
             self._report_prompt(index, chunk, step)
@@ -221,7 +234,7 @@ class ToyRunner:
                 admission.params,
                 admission.adapter,
             )
-            assert len(self._rows[admission.row].tables) == len(self.layer_groups)
+            assert len(self._rows[admission.row].tables) == len(self.kinds)
         admitted = {admission.row for admission in plan.admissions}
         for group, row, block_ids in plan.new_blocks:
             assert row not in admitted, "new blocks for a row of the same plan"
@@ -233,7 +246,7 @@ class ToyRunner:
 
     def _first(self, group: int, position: int) -> int:
         """The first position that a query at ``position`` sees."""
-        window = self.layer_groups[group].window
+        window = self.kinds[group].window
         return 0 if window is None else max(0, position - window + 1)
 
     def _first_read(self, group: int, position: int) -> int:
@@ -267,6 +280,8 @@ class ToyRunner:
         assert chunk.samples or not chunk.draft_token_ids, "drafts before the known tokens end"
         token_ids = [*row.token_ids[:known_end], *chunk.draft_token_ids]
         values = chain(token_ids, *self.regions[request_id])
+        if self._has_states:
+            self._advance(chunk, values, step.plan)
         for group, block_ids in enumerate(row.tables):
             first = self._first_read(group, start)
             for position in range(first, start):
@@ -285,6 +300,16 @@ class ToyRunner:
                 self._slots[self._slot(block_ids, position)] = values[position]
             for block_id in block_ids[first // self._block_size : -(-end // self._block_size)]:
                 step.touched.setdefault(block_id, set()).add(request_id)
+
+    def _advance(self, chunk: Chunk, values: list[int], plan: StepPlan) -> None:
+        start, end = chunk.num_computed_tokens, len(values)
+        assert not chunk.draft_token_ids, "a draft that cannot be taken back"
+        assert not start or self._states[chunk.row] == values[start - 1], "a state of other tokens"
+        self._states[chunk.row] = values[-1]
+        for row, num_tokens, snapshot in plan.state_saves:
+            if row == chunk.row:
+                assert start < num_tokens <= end, "a state that the chunk does not come by"
+                self._snapshots[snapshot] = values[num_tokens - 1]
 
     def _report_prompt(self, index: int, chunk: Chunk, step: Launched) -> None:
         row = self._rows[chunk.row]
