@@ -6,6 +6,7 @@ To add one: write its file in ``engine/models``, add its line here.
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
 from typing import Literal
 
 import msgspec
@@ -84,6 +85,22 @@ def decoder_of(architecture: str) -> str | None:
         if architecture.endswith(suffix) and name in NATIVE:
             return name
     return architecture if architecture in NATIVE else None
+
+
+def nearest(architecture: str) -> str:
+    """The native decoder whose name is most like that of an architecture which is none."""
+
+    def likeness(name: str) -> float:
+        matcher = SequenceMatcher(None, _bare(architecture), _bare(name))
+        return matcher.ratio()
+
+    return max(NATIVE, key=likeness)
+
+
+def _bare(architecture: str) -> str:
+    for suffix in ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"):
+        architecture = architecture.removesuffix(suffix)
+    return architecture
 
 
 FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)

@@ -141,7 +141,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     many prompt tokens wait, else fewer, so that streams flow evenly. None: only
     ``max_num_batched_tokens`` limits them, which suits offline use."""
     max_num_seqs: int | None = None
-    """Most requests running at once; None: 512 on a GPU with at least 64 GiB, else 256."""
+    """Most requests running at once; None: 512 on a GPU with at least 64 GiB, else 256, or as many
+    as have their recurrent states in a quarter of the GPU's memory (on a CPU 256 MiB)."""
     long_prefill_token_threshold: int = 0
     """Split longer prompts into chunks of this many tokens; 0: only the token budget of a step
     splits them."""

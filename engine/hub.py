@@ -49,6 +49,22 @@ def weight_files(model_dir: Path) -> list[Path]:
     return [model_dir / name for name in names]
 
 
+def fetch_descriptions(model: str, revision: str | None) -> Path:
+    """The model's folder with all that describes it, and without weights where they are not there
+    yet. Raises ``ModelLoadError`` naming the cause."""
+    if Path(model).is_dir() or not is_hub_id(model):
+        return fetch(model, revision)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    patterns = ["*.json", "*.jinja"]
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(f"{model} cannot be downloaded: {reason}") from error
+
+
 @cache
 def fetch(model: str, revision: str | None, also: tuple[str, ...] = ()) -> Path:
     """The model's folder: itself, or in the cache, downloaded if it is not there yet.

@@ -118,6 +118,7 @@ def build_engine(
     from engine.core import EngineCore
     from engine.runner import load_pooling_runner, load_runner
     from engine.runner.memory import device_bytes
+    from engine.runner.runner import TorchRunner
 
     pooling, tokenizer = config.pooling, None
     runner: TorchRunner | EncoderRunner
@@ -129,6 +130,8 @@ def build_engine(
             tokenizer = Tokenizer.load(config.model_dir)
         runner = load_runner(config, on_progress=on_progress, on_lost=on_lost)
     config = config.for_device(runner.device.type, device_bytes(runner.device))
+    if isinstance(runner, TorchRunner):
+        config = msgspec.structs.replace(config, max_num_seqs=runner.max_num_seqs)
     eos_token_ids = frozenset(runner.eos_token_ids)
     if tokenizer is not None:
         eos_token_ids |= tokenizer.eos_token_ids

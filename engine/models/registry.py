@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from engine.architectures import NATIVE, decoder_of
+from engine.architectures import NATIVE, decoder_of, nearest
 from engine.errors import ModelLoadError
 from engine.models import config
 from engine.models.base import Model, ModelConfig
@@ -33,6 +33,8 @@ def _module(architecture: str) -> ModuleType:
     family = NATIVE.get(decoder_of(architecture) or "")
     if family is None:
         raise ModelLoadError(
-            f"architecture {architecture!r} has no native implementation, only {', '.join(NATIVE)}"
+            f"architecture {architecture!r} has no native implementation, only "
+            f"{', '.join(NATIVE)}; the nearest is {nearest(architecture)}. Leave model_impl at "
+            "'auto' to try transformers' implementation"
         )
     return importlib.import_module(f"engine.models.{family.module}")

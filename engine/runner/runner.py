@@ -119,6 +119,11 @@ class TorchRunner:
         return self.adapters
 
     @property
+    def max_num_seqs(self) -> int:
+        """The most requests at once: there is a row for each."""
+        return self._table.num_rows
+
+    @property
     def num_blocks(self) -> int:
         return self._blocks.cache.num_blocks
 

@@ -120,8 +120,7 @@ def create_states(
     in a GPU's memory."""
     num_snapshots, size = config.num_state_snapshots, slot_bytes(recurrent, dtype)
     if num_snapshots is None:
-        most = MAX_DEFAULT_BYTES if device.type == "cuda" else MAX_DEFAULT_CPU_BYTES
-        num_snapshots = max(1, min(2 * config.num_seqs, most // size))
+        num_snapshots = num_default_snapshots(config.num_seqs, size, device)
     needed = (config.num_seqs + 1 + num_snapshots) * size
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else needed
     if needed > free:
@@ -130,6 +129,19 @@ def create_states(
             f"take {needed} bytes, and {free} are free: lower max_num_seqs or num_state_snapshots"
         )
     return StateCache(recurrent, config.num_seqs, num_snapshots, dtype=dtype, device=device)
+
+
+def num_default_rows(num_rows: int, size: int, memory_bytes: int) -> int:
+    """How many requests run at once where the config names no number: ``num_rows`` as for other
+    models, unless their states would take more than a quarter of a GPU's memory. size: of a slot;
+    memory_bytes: all memory of a GPU, 0 for a CPU."""
+    return max(1, min(num_rows, (memory_bytes // 4 or MAX_DEFAULT_CPU_BYTES) // size))
+
+
+def num_default_snapshots(num_rows: int, size: int, device: torch.device) -> int:
+    """How many snapshots there are where the config names no number. size: of a slot."""
+    most = MAX_DEFAULT_BYTES if device.type == "cuda" else MAX_DEFAULT_CPU_BYTES
+    return max(1, min(2 * num_rows, most // size))
 
 
 def _ends(fields: ChunkFields) -> list[int]:

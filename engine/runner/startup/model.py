@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.architectures import NATIVE
+from engine.architectures import NATIVE, nearest
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.messages import LoadProgress
@@ -45,11 +45,15 @@ def read_facts(config: EngineConfig) -> ModelFacts:
         raise ConfigError(f"enable_lora needs a native model, and {architecture} is served by none")
     from engine.models import transformers_fallback
 
-    return transformers_fallback.read_config(
-        config.model_dir,
-        max_model_len=config.max_model_len,
-        trust_remote_code=config.trust_remote_code,
-    )
+    try:
+        return transformers_fallback.read_config(
+            config.model_dir,
+            max_model_len=config.max_model_len,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except ModelLoadError as error:
+        similar = nearest(architecture)
+        raise ModelLoadError(f"{error}; the nearest native architecture is {similar}") from error
 
 
 def load_model(

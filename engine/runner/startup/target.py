@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from engine.attention.base import FP8, AttentionShape
@@ -16,6 +17,7 @@ from engine.parallel.stage import WHOLE, Stage
 from engine.runner.graphs.sized import max_checked_tokens
 from engine.runner.memory import device_bytes, requested_max_model_len
 from engine.runner.startup.model import read_facts
+from engine.runner.states import num_default_rows, slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,13 @@ def resolve(config: EngineConfig, stage: Stage = WHOLE) -> Target:
         facts = replace(facts, stage=stage, last_stage_embeds=_drafts_embed(config))
     if facts.recurrent is not None:
         _check_with_states(config, facts)
-    device = choose_device(config)
+    device, asked_seqs = choose_device(config), config.max_num_seqs
     config = config.for_device(device.type, device_bytes(device))
     dtype = _dtype(config, facts, device)
+    if facts.recurrent is not None and asked_seqs is None:
+        size = slot_bytes(facts.recurrent, dtype)
+        most = num_default_rows(config.num_seqs, size, device_bytes(device))
+        config = msgspec.structs.replace(config, max_num_seqs=most)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
     return Target(config, facts, asked_len, device, dtype, kv_dtype, stage)
 
