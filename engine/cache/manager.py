@@ -155,19 +155,19 @@ class CacheManager:
             return PrefixHit()
         sources = [source if num_copied else -1 for source, _ in tails]
         groups = self._found(table, num_blocks, sources)
-        return PrefixHit(start + num_copied, num_blocks, groups, num_copied, num_cached=num_blocks)
+        return PrefixHit(start + num_copied, num_blocks, groups, num_copied)
 
     def _prefix_with_state(self, table: BlockTable, num_cached: int) -> PrefixHit:
         """The longest prefix, of that many cached blocks, after which there is a snapshot."""
         assert self.states is not None
         num_blocks = self._cut_to_snapshot(table.keys, num_cached)
         if not num_blocks:
-            return PrefixHit(num_cached=num_cached)
+            return PrefixHit(num_stateless=num_cached)
         return PrefixHit(
             num_blocks * self.block_size,
             num_blocks,
             self._found(table, num_blocks, [-1] * len(self._kinds)),
-            num_cached=num_cached,
+            num_stateless=num_cached - num_blocks,
             snapshot=self.states.find(table.keys[num_blocks - 1]),
         )
 

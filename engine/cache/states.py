@@ -55,7 +55,11 @@ class StateSnapshots:
         """A request is admitted that knows ``num_tokens``: decides where to take snapshots of it.
         Returns the snapshot of the hit, if there is one."""
         size = self._block_size
-        ends = {(num_tokens - 1) // size, hit.num_cached, table.num_public_tokens // size}
+        ends = {
+            (num_tokens - 1) // size,
+            hit.num_blocks + hit.num_stateless,
+            table.num_public_tokens // size,
+        }
         table.snapshot_ends = sorted(size * end for end in ends if end > hit.num_blocks)
         table.answer_key = None
         if hit.snapshot < 0:

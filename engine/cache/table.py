@@ -119,9 +119,8 @@ class PrefixHit(msgspec.Struct, frozen=True, gc=False):
     """How many slots to copy from each group's source; ``num_tokens`` includes them."""
     is_swapped: bool = False
     """What follows the full blocks is copied back from host memory."""
-    num_cached: int = 0
-    """Leading full blocks that are cached. ``num_blocks`` is less where the state that follows them
-    was not kept."""
+    num_stateless: int = 0
+    """Full blocks that are cached behind these, but of no use: no state was kept at their end."""
     snapshot: int = -1
     """The recurrent state after them; -1 for none."""
 

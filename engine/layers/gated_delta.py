@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from engine.layers.attention import StepContext
 from engine.layers.linear import Linear
-from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
-from engine.layers.recurrent import Recurrent, States, StateTensor
+from engine.layers.recurrent import Convolution, Recurrent, States, StateTensor
 from engine.parallel.group import Output
 from kernels import recurrence
 from kernels.rounded import Activations
@@ -51,28 +50,6 @@ class GatedDeltaConfig:
         matrix = self.num_value_heads, self.key_dim, self.value_dim
         inputs = self.channels, self.kernel_size - 1
         return StateTensor(inputs), StateTensor(matrix, torch.float32)
-
-
-class Convolution(Module):
-    """The weight of a causal convolution of each channel by itself."""
-
-    def __init__(
-        self,
-        channels: int,
-        kernel_size: int,
-        *,
-        bias: bool = False,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.weight = Weight(torch.empty(channels, 1, kernel_size, dtype=dtype, device=device))
-        self.bias: Weight | None = None
-        if bias:
-            self.bias = Weight(torch.empty(channels, dtype=dtype, device=device))
-
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[channels, kernel_size] and [channels]."""
-        return self.weight.data.squeeze(1), None if self.bias is None else self.bias.data
 
 
 class GatedDelta(Recurrent):

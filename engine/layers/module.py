@@ -6,8 +6,8 @@ two microseconds per call for the rest, which is a tenth of a step of a small mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from engine.layers.parameter import Weight
 
@@ -23,12 +23,15 @@ class Numbered(list[Any]):
 class Module:
     """Weights, modules and lists of modules in public attributes make up the tree."""
 
+    names: ClassVar[Mapping[str, str]] = {}
+    """What the checkpoint calls the attributes that have another name there."""
+
     def children(self) -> Iterator[tuple[str, Module | Weight]]:
         for name, value in vars(self).items():
             if name.startswith("_"):
                 continue
             if isinstance(value, Module | Weight):
-                yield name, value
+                yield self.names.get(name, name), value
             elif isinstance(value, list):
                 first = value.first if isinstance(value, Numbered) else 0
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value, first))

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 
 from engine.layers.module import Module
+from engine.layers.parameter import Weight
 
 States = tuple[torch.Tensor, ...]
 """The tensors of a layer's state."""
@@ -56,6 +57,28 @@ class StateStep:
     single: torch.Tensor | None = None
     """[num_single] int64: their tokens; None: the step has no others, and they are in order."""
     runs: Sequence[Run] = ()
+
+
+class Convolution(Module):
+    """The weight of a causal convolution of each channel by itself."""
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        *,
+        bias: bool = False,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.weight = Weight(torch.empty(channels, 1, kernel_size, dtype=dtype, device=device))
+        self.bias: Weight | None = None
+        if bias:
+            self.bias = Weight(torch.empty(channels, dtype=dtype, device=device))
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[channels, kernel_size] and [channels]."""
+        return self.weight.data.squeeze(1), None if self.bias is None else self.bias.data
 
 
 class Recurrent(Module):

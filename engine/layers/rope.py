@@ -22,6 +22,7 @@ class RopeConfig:
     """The frequencies of a rotary embedding (arXiv 2104.09864)."""
 
     theta: float = 10000.0
+    """Infinite: nothing is rotated."""
     scaling: str = "default"
     """One of ``SCALINGS``."""
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -47,6 +48,8 @@ def inverse_frequencies(
 ) -> torch.Tensor:
     """[rotary_dim / 2] float32. max_positions: the length served, the model's own by default."""
     rotary_dim = int(head_dim * config.rotary_fraction)
+    if math.isinf(config.theta):
+        return torch.zeros(rotary_dim // 2)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     inv_freq = 1.0 / (config.theta**exponents)
     match config.scaling:

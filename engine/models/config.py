@@ -115,7 +115,8 @@ class ConfigFile(msgspec.Struct, kw_only=True):
         self, parameters: dict[str, Any], *, default_theta: float | None = None
     ) -> RopeConfig:
         theta = parameters.pop("rope_theta", default_theta or self.rope_theta)
-        scaling = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+        kinds = [parameters.pop(name, None) for name in ("rope_type", "type")]
+        scaling = kinds[0] or kinds[1] or "default"
         if scaling == "su":  # longrope's first name
             scaling = "longrope"
         if scaling not in self.rope_scalings:

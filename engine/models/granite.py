@@ -44,7 +44,7 @@ class GraniteDecoderLayer(llama.LlamaDecoderLayer):
     ) -> tuple[Output, torch.Tensor]:
         normed = self.input_layernorm(x, residual)
         residual = step.kept(whole(x) if residual is None else residual)
-        attended = whole(self.self_attn(normed, cos_sin, step)).mul_(self.residual_multiplier)
+        attended = whole(self._mixer(normed, cos_sin, step)).mul_(self.residual_multiplier)
         normed = self.post_attention_layernorm(attended, residual)
         return whole(self.feed_forward(normed)).mul_(self.residual_multiplier), residual
 

@@ -1,5 +1,4 @@
-"""Ministral 3 (arXiv 2601.08584): Mistral whose queries grow with their position; also the text
-model of Mistral Small 3.1 and later, whose queries do not."""
+"""Ministral 3 (arXiv 2601.08584): Mistral whose queries grow with their position."""
 
 from __future__ import annotations
 
@@ -26,7 +25,6 @@ _GROWTH = "llama_4_scaling_beta", "original_max_position_embeddings"
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
-    model_type: str = "ministral3"
     num_key_value_heads: Count | None = 8
     head_dim: Count | None = 128
     rms_norm_eps: Positive = 1e-5
@@ -34,17 +32,22 @@ class ConfigFile(config.ConfigFile, kw_only=True):
     sliding_window: int | None = None
 
     def rope(self) -> RopeConfig:
-        given = self.rope_parameters or self.rope_scaling
-        default = _ROPE if self.model_type == "ministral3" else {}
-        return self.read_rope(dict(given or default))
+        parameters = dict(self.rope_parameters or self.rope_scaling or _ROPE)
+        parameters.pop("max_position_embeddings", None)  # repeated there
+        return self.read_rope(parameters)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        beta, every = (config.rope.parameters.get(name) for name in _GROWTH)
         if self.sliding_window is not None:
             config = replace(config, windows=self.windows(self.sliding_window, None))
-        if not (beta and every):
-            return config
-        return replace(config, query_growth=QueryGrowth(float(beta), float(every)))
+        return with_growth(config)
+
+
+def with_growth(config: ModelConfig) -> ModelConfig:
+    """With the growth of queries that the parameters of the rotation name, if they do."""
+    beta, every = (config.rope.parameters.get(name) for name in _GROWTH)
+    if not (beta and every):
+        return config
+    return replace(config, query_growth=QueryGrowth(float(beta), float(every)))
 
 
 class ForCausalLM(llama.ForCausalLM):

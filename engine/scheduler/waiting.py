@@ -143,7 +143,7 @@ class WaitingQueue:
 
         The request waits for a step or two; the requests behind it do not.
         """
-        keys, index = request.block_table.keys, hit.num_cached
+        keys, index = request.block_table.keys, hit.num_blocks + hit.num_stateless
         if hit.is_swapped or request.block_table.skip_reading:
             return False
         if index >= len(keys) or not self.prefix_waits.expects(keys[index]):

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from engine.architectures import ENCODERS, FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE
 from gateway.commands.tables import show
+from gateway.errors import SetupError
 
 OTHERS = "Other decoders run on transformers, too, where a trial while loading finds them exact."
 _GIB = 1 << 30
@@ -75,7 +76,7 @@ def check(
     ran = subprocess.run(program, capture_output=True, check=False)
     if ran.returncode:
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
-        raise typer.TyperException(lines[-1] if lines else "the model cannot be read")
+        raise SetupError(lines[-1] if lines else f"{model} cannot be read")
     found = msgspec.json.decode(ran.stdout, type=_Check)
     runs_on = found.runs_on or "cannot be served"
     sys.stdout.write(": ".join(filter(None, [found.architecture, found.family, runs_on])) + "\n")

@@ -105,6 +105,24 @@ HYBRID = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 12,
 }
+CONVOLVED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+}
+SELECTIVE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
 SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 48}
 
 GPT_OSS = {
@@ -123,7 +141,7 @@ CASES = [
     Case(
         "mistral-small-that-sees",
         "Mistral3ForConditionalGeneration",
-        {"model_type": "mistral", "rope_theta": 300.0, "sliding_window": None},
+        {"model_type": "ministral3", "rope_parameters": GROWING},
         around={
             "vision_config": {
                 "hidden_size": 16,
@@ -221,6 +239,14 @@ CASES = [
     ),
     Case("qwen3.5", "Qwen3_5ForCausalLM", {**HYBRID, "linear_num_key_heads": 2}),
     Case("qwen3.5-moe", "Qwen3_5MoeForCausalLM", {**HYBRID, **SHARED_MOE}),
+    Case("lfm2", "Lfm2ForCausalLM", {**CONVOLVED, "tie_word_embeddings": False}),
+    Case("lfm2-adjusted", "Lfm2ForCausalLM", {**CONVOLVED, "block_multiple_of": 16}),
+    Case("granite-hybrid", "GraniteMoeHybridForCausalLM", SELECTIVE),
+    Case(
+        "granite-hybrid-rope",
+        "GraniteMoeHybridForCausalLM",
+        {**SELECTIVE, "position_embedding_type": "rope", "mamba_n_groups": 2},
+    ),
     Case("gpt-oss", "GptOssForCausalLM", GPT_OSS),
     Case("glm-4.5", "Glm4MoeForCausalLM", {**GLM, "n_group": 4, "topk_group": 2}),
     Case(

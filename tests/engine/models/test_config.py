@@ -136,7 +136,12 @@ def test_every_familys_defaults_are_those_of_transformers(
     fields |= {"num_key_value_heads": 4, "num_attention_heads": 4}
     if "Deepseek" in architecture:
         fields |= {"num_experts_per_tok": 2}
-    if architecture == "Gemma3ForConditionalGeneration":
+    if architecture.startswith(("Qwen3Next", "Qwen3_5")):
+        fields |= {"num_hidden_layers": 4}  # the last of which attends
+    if architecture == "GraniteMoeHybridForCausalLM":
+        types = ["linear_attention", "full_attention"]
+        fields |= {"layer_types": types, "num_local_experts": 0, "mamba_n_heads": 4}
+    if architecture.endswith("ForConditionalGeneration"):
         fields = {"text_config": fields}
     theirs = getattr(transformers, architecture).config_class(**fields)
     theirs.architectures = [architecture]

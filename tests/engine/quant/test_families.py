@@ -20,7 +20,9 @@ from tests.engine.quant import checkpoints
 from tests.engine.quant.test_layouts import LAYOUTS
 from tests.pairs import each_value
 
-MATRIX = re.compile(r"(_proj|in_proj_\w+|kv_a_proj_with_mqa|experts\.\d+\.w[123])\.weight$")
+MATRIX = re.compile(
+    r"(_proj|in_proj_\w+|kv_a_proj_with_mqa|put_linear|(experts\.\d+|feed_forward)\.w[123])\.weight$"
+)
 KEPT = re.compile(r"kv_b_proj\.weight$")
 """Dequantized anyway."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from engine.config import EngineConfig
 from engine.models.registry import read_config
 from engine.runner.memory import block_bytes
+from engine.runner.startup import estimate
 from tests.engine.models.families import CASES, write
 from tests.gateway.test_cli import complaint, sluice
 
@@ -62,17 +63,21 @@ def test_what_a_model_takes_follows_from_its_config_alone(tmp_path: Path) -> Non
     ]
     # 8,030,261,248 parameters of 16 bits; keys and values of 32 layers of 8 heads of 128.
     assert rows[0][2:5] == ["14.96", "0.0", f"{4096 * 32 * 2 * 8 * 128 * 2 / 2**20:.1f}"]
-    assert int(rows[0][6]) < int(rows[1][6]) < int(rows[3][6]) <= 512
     assert rows[0][5] == "131072"
-    small = sluice("models", "check", str(tmp_path), "--gpu-memory", "16", cwd=tmp_path)
-    assert needs(small.stdout)[0][5:] == ["does not fit", "0"]
-    assert int(needs(small.stdout)[4][6]) > 0, "in FP8 it does"
+
+
+def test_fewer_bytes_for_each_gpu_leave_room_for_more_requests(tmp_path: Path) -> None:
+    folder = config_of(tmp_path, LLAMA)
+    whole, half, quarter, _, in_fp8, *_ = estimate.check(folder, None, 80 << 30).needs
+    assert whole.num_requests < half.num_requests < quarter.num_requests == 512
+    assert whole.num_requests < in_fp8.num_requests
+    whole, *_, in_fp8, _, _, _ = estimate.check(folder, None, 16 << 30).needs
+    assert (whole.longest, whole.num_requests) == (0, 0)
+    assert in_fp8.longest >= 4096 > 0 < in_fp8.num_requests
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-moe", "mistral"])
 def test_weights_are_counted_to_the_byte(name: str, tmp_path: Path) -> None:
-    from engine.runner.startup import estimate
-
     case = next(case for case in CASES if case.name == name)
     folder = write(case, tmp_path)
     found = estimate.check(str(folder), None, 1 << 30)
@@ -86,8 +91,11 @@ def test_weights_are_counted_to_the_byte(name: str, tmp_path: Path) -> None:
 
 def test_what_nobody_can_serve_names_what_is_nearest(tmp_path: Path) -> None:
     folder = config_of(tmp_path, {"architectures": ["Qwen99ForCausalLM"], "model_type": "qwen99"})
-    done = sluice("models", "check", folder, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stdout.startswith("Qwen99ForCausalLM: cannot be served")
-    assert "the nearest native architecture is Qwen" in done.stdout
-    assert "does not exist" in complaint(sluice("models", "check", "nowhere/at all", cwd=tmp_path))
+    found = estimate.check(folder, None, 80 << 30)
+    assert not found.runs_on
+    assert "the nearest native architecture is Qwen" in found.missing[0]
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    done = sluice("models", "check", "not/at all", cwd=tmp_path)
+    assert complaint(done).startswith("there is no folder 'not/at all'")
