@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from tenants import queries
 from tenants.connections import Connections, Row
 from tenants.errors import ObjectExists, ObjectNotFound, TenantsError
@@ -32,6 +34,8 @@ class Conversation(NamedTuple):
     metadata: bytes
     """As JSON."""
     created_at: datetime
+    used_at: datetime
+    """When an item was added last."""
 
 
 class StoredItem(NamedTuple):
@@ -49,18 +53,45 @@ class Conversations:
         self._connections = connections
 
     async def create(
-        self, tenant_id: UUID, conversation_id: str, metadata: bytes, *, max_bytes: int
+        self,
+        tenant_id: UUID,
+        conversation_id: str,
+        metadata: bytes,
+        *,
+        max_bytes: int,
+        key_id: UUID | None = None,
     ) -> Conversation | None:
-        """A new conversation; None if the tenant's would have more than ``max_bytes`` in all.
-        Raises ``ObjectNotFound`` for a tenant that there is not."""
+        """A new conversation, which the key finds in its list; None if the tenant's would have more
+        than ``max_bytes`` in all. Raises ``ObjectNotFound`` for a tenant that there is not."""
         fkey: Mapping[str, TenantsError] = {
             "conversation_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)
         }
-        values = (conversation_id, metadata, max_bytes)
+        values = (conversation_id, metadata, max_bytes, key_id)
         return _one(await self._fetch(tenant_id, "put_conversation", *values, violations=fkey))
 
     async def find(self, tenant_id: UUID, conversation_id: str) -> Conversation | None:
         return _one(await self._fetch(tenant_id, "find_conversation", conversation_id))
+
+    async def list(
+        self,
+        tenant_id: UUID,
+        key_id: UUID,
+        *,
+        search: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Sequence[Conversation]:
+        """Those that a key, or one that it replaces, has made, last used first: the ones with this
+        text in the title or in a message, behind the conversation ``after``. A search looks at 2000
+        conversations."""
+        text = None if search is None else json_text(_plain(search))
+        behind = None if after is None else _plain(after)
+        rows = await self._connections.fetch(
+            _SQL["list_conversations"],
+            (tenant_id, key_id, text, behind, limit),
+            tenant_id=tenant_id,
+        )
+        return [Conversation(**row) for row in rows]
 
     async def update(
         self, tenant_id: UUID, conversation_id: str, metadata: bytes
@@ -132,6 +163,11 @@ class Conversations:
             tenant_id=tenant_id,
             violations=violations,
         )
+
+
+def json_text(text: str) -> str:
+    """A text as it stands in JSON, without its quotes."""
+    return msgspec.json.encode(text)[1:-1].decode()
 
 
 def _one(rows: Sequence[Row]) -> Conversation | None:

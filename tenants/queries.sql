@@ -550,25 +550,67 @@ RETURNING id;
 
 -- name: put_conversation for tenant
 -- A new conversation, unless the tenant's would be larger than $4 in all.
-INSERT INTO conversation (tenant_id, id, metadata, size)
-SELECT $1, $2, $3, 512 + octet_length($3::bytea)
+INSERT INTO conversation (tenant_id, id, metadata, key_id, size)
+SELECT $1, $2, $3, $5, 512 + octet_length($3::bytea)
 WHERE
     coalesce((SELECT size FROM conversation_use WHERE tenant_id = $1), 0)
     + 512 + octet_length($3::bytea) <= $4::bigint
-RETURNING id, metadata, created_at;
+RETURNING id, metadata, created_at, used_at;
 
 -- name: find_conversation for tenant
 -- A conversation by its id.
-SELECT id, metadata, created_at
+SELECT id, metadata, created_at, used_at
 FROM conversation
 WHERE tenant_id = $1 AND id = $2;
+
+-- name: list_conversations for tenant
+-- Those of the key $2 and of the keys that it replaces, last used first; of the last 2000 of them,
+-- which is what a search may read, those with the text $3, as JSON has it, in a title or a
+-- message.
+WITH RECURSIVE line AS (
+    SELECT id, replaces_key_id FROM api_key WHERE tenant_id = $1 AND id = $2
+    UNION
+    SELECT k.id, k.replaces_key_id
+    FROM api_key AS k
+    INNER JOIN line ON k.id = line.replaces_key_id
+    WHERE k.tenant_id = $1
+), mine AS (
+    SELECT c.id, c.metadata, c.created_at, c.used_at
+    FROM conversation AS c
+    WHERE
+        c.tenant_id = $1 AND c.key_id IN (SELECT id FROM line)
+        AND (
+            $4::text IS NULL
+            OR (c.used_at, c.id) < (
+                SELECT a.used_at, a.id FROM conversation AS a WHERE a.tenant_id = $1 AND a.id = $4
+            )
+        )
+    ORDER BY c.used_at DESC, c.id DESC
+    LIMIT 2000
+)
+SELECT id, metadata, created_at, used_at
+FROM mine
+WHERE
+    $3::text IS NULL
+    OR strpos(lower(substring(convert_from(metadata, 'UTF8') FROM '"title":"(.*?[^\\])"')), lower($3)) > 0
+    OR EXISTS (
+        SELECT FROM conversation_item AS i
+        WHERE
+            i.tenant_id = $1 AND i.conversation_id = mine.id
+            AND strpos(
+                lower(substring(convert_from(i.body, 'UTF8') FROM '"text":"(.*?)\}\],"type":"message"')),
+                lower($3)
+            ) > 0
+    )
+ORDER BY used_at DESC, id DESC
+LIMIT $5;
 
 -- name: update_conversation for tenant
 -- Replaces its metadata.
 UPDATE conversation
 SET metadata = $3, size = size - octet_length(metadata) + octet_length($3::bytea)
 WHERE tenant_id = $1 AND id = $2
-RETURNING id, metadata, created_at;
+RETURNING id, metadata, created_at, used_at;
 
 -- name: delete_conversation for tenant
 -- With all of its items.
@@ -591,7 +633,8 @@ WITH added AS (
     SET
         num_items = c.num_items + sums.num,
         next_position = c.next_position + sums.num,
-        size = c.size + sums.size
+        size = c.size + sums.size,
+        used_at = now()
     FROM sums, used
     WHERE
         c.tenant_id = $1 AND c.id = $2
@@ -639,7 +682,7 @@ UPDATE conversation AS c
 SET num_items = c.num_items - 1, size = c.size - gone.size
 FROM gone
 WHERE c.tenant_id = $1 AND c.id = $2
-RETURNING c.id, c.metadata, c.created_at;
+RETURNING c.id, c.metadata, c.created_at, c.used_at;
 
 -- name: begin_file for tenant
 -- A file that nobody finds until it is complete, unless the tenant has $3 of them.

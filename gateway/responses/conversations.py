@@ -11,8 +11,9 @@ import msgspec
 from gateway.config import Config
 from gateway.errors import ConversationNotFound, InvalidRequestError, quoted
 from gateway.responses.items import MAX_ITEMS, bare, decode_items, name_items, plain_items
-from gateway.schemas.responses import Item, ItemReference
+from gateway.schemas.responses import Item, ItemReference, MessageItem
 from tenants.conversations import Conversation, Conversations, Room, StoredItem
+from tenants.types import ApiKey
 
 MAX_ADDED = 20
 """Items of one request, as at OpenAI."""
@@ -37,11 +38,11 @@ class ConversationItems:
         self.store = store
         self._room = Room(MAX_ITEMS, MAX_BYTES, config.tenants.max_conversation_bytes)
 
-    async def create(self, tenant_id: UUID, metadata: bytes, items: Sequence[Item]) -> Conversation:
+    async def create(self, key: ApiKey, metadata: bytes, items: Sequence[Item]) -> Conversation:
         """Raises ``InvalidRequestError`` where there is no room, ``TenantsError``."""
-        name = f"conv_{uuid4().hex}"
+        name, tenant_id = f"conv_{uuid4().hex}", key.tenant_id
         made = await self.store.create(
-            tenant_id, name, metadata, max_bytes=self._room.max_tenant_bytes
+            tenant_id, name, metadata, max_bytes=self._room.max_tenant_bytes, key_id=key.id
         )
         if made is None:
             raise _full()
@@ -60,10 +61,10 @@ class ConversationItems:
         return found
 
     async def all_items(self, tenant_id: UUID, conversation_id: str) -> Earlier:
-        """All of its items. Raises as ``find`` does."""
+        """The items of the line that goes on: ``current_line``. Raises as ``find`` does."""
         await self.find(tenant_id, conversation_id)
         bodies = await self.store.items(tenant_id, conversation_id, limit=MAX_ITEMS)
-        items = plain_items([msgspec.Raw(body) for body in bodies])
+        items = current_line(plain_items([msgspec.Raw(body) for body in bodies]))
         return Earlier(None, items, sum(map(len, bodies)))
 
     async def add(self, tenant_id: UUID, conversation_id: str, items: Sequence[Any]) -> None:
@@ -88,6 +89,21 @@ def new_items(given: Sequence[msgspec.Raw]) -> list[Item]:
             raise InvalidRequestError("Send the item itself.", param=f"items[{index}]")
         items.append(msgspec.structs.replace(item, id=None))
     return name_items(items, uuid4().hex)
+
+
+def current_line(items: Sequence[Item]) -> list[Item]:
+    """The last item and all that it follows: each is behind its ``parent_id``, or behind the item
+    before it if it has none. An answer that was asked for again stands beside the earlier one."""
+    places = {item.id: place for place, item in enumerate(items)}
+    line: list[Item] = []
+    place = len(items) - 1
+    while place >= 0:
+        item = items[place]
+        line.append(item)
+        parent = item.parent_id if isinstance(item, MessageItem) else None
+        # A parent that was deleted, or that does not stand before its child, is as none.
+        place = min(places.get(parent, place - 1), place - 1) if parent != "" else -1
+    return line[::-1]
 
 
 def not_found(conversation_id: str) -> ConversationNotFound:

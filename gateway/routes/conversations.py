@@ -17,9 +17,10 @@ from gateway.errors import NotFound, quoted
 from gateway.responses.conversations import new_items, not_found
 from gateway.responses.items import bare
 from gateway.routes.http import json_answer
-from gateway.routes.paging import IdPage, id_listing, id_page, nothing_before
+from gateway.routes.paging import IdPage, id_listing, id_page, nothing_before, search_of
 from gateway.schemas.conversations import (
     AddItems,
+    ConversationList,
     ConversationObject,
     CreateConversation,
     DeletedConversation,
@@ -31,10 +32,28 @@ from tenants.conversations import Conversation
 
 
 async def create(services: Services, request: Request, body: CreateConversation) -> Response:
-    tenant_id = context.principal_of(request.scope).tenant.id
+    key = context.principal_of(request.scope).key
     items = new_items(body.items or ())
-    made = await services.conversations.create(tenant_id, _encoded(body.metadata), items)
-    return _answer(made)
+    return _answer(await services.conversations.create(key, _encoded(body.metadata), items))
+
+
+async def list_all(services: Services, request: Request) -> Response:
+    key, store = context.principal_of(request.scope).key, services.conversations.store
+    page, search = id_page(request), search_of(request)
+    if page.after is not None and await store.find(key.tenant_id, page.after) is None:
+        raise nothing_before()
+    found = await store.list(
+        key.tenant_id, key.id, search=search, after=page.after, limit=page.fetched
+    )
+    shown = [_shown(one) for one in found[: page.limit]]
+    return json_answer(
+        ConversationList(
+            data=shown,
+            first_id=shown[0].id if shown else None,
+            last_id=shown[-1].id if shown else None,
+            has_more=len(found) > page.limit,
+        )
+    )
 
 
 async def retrieve(services: Services, request: Request) -> Response:
@@ -113,12 +132,15 @@ def _encoded(metadata: dict[str, str] | None) -> bytes:
 
 
 def _answer(conversation: Conversation) -> Response:
-    return json_answer(
-        ConversationObject(
-            id=conversation.id,
-            created_at=int(conversation.created_at.timestamp()),
-            metadata=msgspec.json.decode(conversation.metadata),
-        )
+    return json_answer(_shown(conversation))
+
+
+def _shown(conversation: Conversation) -> ConversationObject:
+    return ConversationObject(
+        id=conversation.id,
+        created_at=int(conversation.created_at.timestamp()),
+        used_at=int(conversation.used_at.timestamp()),
+        metadata=msgspec.json.decode(conversation.metadata),
     )
 
 

@@ -47,11 +47,7 @@ def page_of(
     """Raises ``InvalidRequestError`` that names the parameter."""
     limit = query_number(request, "limit", default, most=most)
     assert limit is not None
-    search = request.query_params.get("search") or None
-    if search is not None and (len(search) > MAX_SEARCH or "\0" in search):
-        raise InvalidRequestError(
-            f"Must be a text of at most {MAX_SEARCH} characters.", param="search"
-        )
+    search = search_of(request)
     text, after = request.query_params.get("after"), None
     if text is not None:
         try:
@@ -62,6 +58,16 @@ def page_of(
                 "Must be what an earlier answer of this list gave as `next`.", param="after"
             ) from None
     return Page(after, limit, search)
+
+
+def search_of(request: Request) -> str | None:
+    """The text that is searched for. Raises ``InvalidRequestError``."""
+    search = request.query_params.get("search") or None
+    if search is not None and (len(search) > MAX_SEARCH or "\0" in search):
+        raise InvalidRequestError(
+            f"Must be a text of at most {MAX_SEARCH} characters.", param="search"
+        )
+    return search
 
 
 def listing(

@@ -70,6 +70,7 @@ from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.conversations import (
     AddItems,
+    ConversationList,
     ConversationObject,
     CreateConversation,
     DeletedConversation,
@@ -177,6 +178,11 @@ _ROWS = (
     _one_of("format", "csv and jsonl export all rows.", "json", "csv", "jsonl"),
 )
 
+_CONVERSATIONS = (
+    _text("search", "Only those with this text in the title or a message; of the last 2000."),
+    _integer("limit", "Conversations per page.", minimum=1, maximum=100, default=20),
+    _text("after", "The id of the conversation before the page."),
+)
 _STORED = (
     _ITEMS[0],
     _one_of("order", "Order by time.", "asc", "desc"),
@@ -280,6 +286,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/v1/conversations", "Create a conversation", conversations.create, "responses",
         body=CreateConversation, answer=ConversationObject, idempotent=True),
+    Operation(
+        "GET", "/v1/conversations", "The conversations of a key, last used first",
+        conversations.list_all, "responses", answer=ConversationList, query=_CONVERSATIONS),
     Operation(
         "GET", _CONVERSATION, "A conversation", conversations.retrieve, "responses",
         answer=ConversationObject),

@@ -22,7 +22,17 @@ class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "conversation"
     created_at: int
+    used_at: int
+    """When an item was added last."""
     metadata: dict[str, str]
+
+
+class ConversationList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[ConversationObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedConversation(msgspec.Struct, frozen=True, kw_only=True):

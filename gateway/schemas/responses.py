@@ -62,6 +62,11 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = None
     """Sent back with our answers by SDKs; templates do not know it."""
+    parent_id: str | None = None
+    """In a conversation: the item that this message follows, if not the one before it; empty: none.
+    So messages can stand beside each other. Responses continue the line of the last one."""
+    client_data: dict[str, Any] | None = None
+    """What a client keeps with a message; templates do not know it."""
 
 
 class DirectCaller(Typed, frozen=True, tag="direct"):

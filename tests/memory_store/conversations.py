@@ -2,37 +2,87 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from tenants.conversations import Conversation, Conversations, Room, StoredItem
+from tenants.conversations import Conversation, Conversations, Room, StoredItem, json_text
 from tenants.errors import ObjectExists, ObjectNotFound
 
 
 class MemoryConversations(Conversations):
     """For the gateways of one process."""
 
-    def __init__(self, now: Callable[[], datetime], tenants: Container[UUID]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], datetime],
+        tenants: Container[UUID],
+        replaced_by: Callable[[UUID], UUID | None],
+    ) -> None:
+        """replaced_by: the key that a key replaces."""
         self._now = now
         self._tenants = tenants
+        self._replaced_by = replaced_by
+        self._keys: dict[tuple[UUID, str], UUID | None] = {}
         self._kept: dict[tuple[UUID, str], Conversation] = {}
         self._items: dict[tuple[UUID, str], dict[str, bytes]] = {}
 
     async def create(
-        self, tenant_id: UUID, conversation_id: str, metadata: bytes, *, max_bytes: int
+        self,
+        tenant_id: UUID,
+        conversation_id: str,
+        metadata: bytes,
+        *,
+        max_bytes: int,
+        key_id: UUID | None = None,
     ) -> Conversation | None:
         if tenant_id not in self._tenants:
             raise ObjectNotFound("tenant", tenant_id)
         if self._size(tenant_id) + 512 + len(metadata) > max_bytes:
             return None
-        made = Conversation(conversation_id, metadata, self._now())
+        made = Conversation(conversation_id, metadata, self._now(), self._now())
+        self._keys[tenant_id, conversation_id] = key_id
         self._kept[tenant_id, conversation_id] = made
         self._items[tenant_id, conversation_id] = {}
         return made
 
     async def find(self, tenant_id: UUID, conversation_id: str) -> Conversation | None:
         return self._kept.get((tenant_id, conversation_id))
+
+    async def list(
+        self,
+        tenant_id: UUID,
+        key_id: UUID,
+        *,
+        search: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Sequence[Conversation]:
+        keys: list[UUID | None] = [key_id]
+        while (older := self._replaced_by(keys[-1])) is not None:  # type: ignore[arg-type]
+            keys.append(older)
+        mine = [
+            found
+            for name, found in self._kept.items()
+            if name[0] == tenant_id
+            and self._keys[name] in keys
+            and self._contains(name, "" if search is None else json_text(search))
+        ]
+        mine.sort(key=lambda one: (one.used_at, one.id), reverse=True)
+        if after is not None:
+            names = [one.id for one in mine]
+            mine = mine[names.index(after) + 1 :] if after in names else []
+        return mine[:limit]
+
+    def _contains(self, name: tuple[UUID, str], text: str) -> bool:
+        title = re.search(r'"title":"(.*?[^\\])"', self._kept[name].metadata.decode())
+        texts = [
+            re.search(r'"text":"(.*?)\}\],"type":"message"', body.decode())
+            for body in self._items[name].values()
+        ]
+        found = [match[1].lower() for match in (title, *texts) if match is not None]
+        return not text or any(text.lower() in one for one in found)
 
     async def update(
         self, tenant_id: UUID, conversation_id: str, metadata: bytes
@@ -66,6 +116,8 @@ class MemoryConversations(Conversations):
         if len(set(ids)) < len(ids):
             raise ObjectExists("item")
         kept.update(items)
+        named = tenant_id, conversation_id
+        self._kept[named] = self._kept[named]._replace(used_at=self._now())
         return True
 
     async def items(

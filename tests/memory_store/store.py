@@ -90,7 +90,7 @@ class MemoryStore(MemoryMcpServers, Store):
         self._adapters: dict[UUID, Adapter] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
-        self.conversations = MemoryConversations(now, self._tenants)
+        self.conversations = MemoryConversations(now, self._tenants, self._replaced_by)
         self.webhooks = MemoryWebhooks(now, self._tenants)
         self.files = MemoryFiles(now)
         self.batch_queue = NoBatches()
@@ -98,6 +98,10 @@ class MemoryStore(MemoryMcpServers, Store):
         self.shared = MemoryShared(now, self._tenants, self.chats.delete_expired)
         self._audit = MemoryAudit(now)
         self._mcp_servers = {}
+
+    def _replaced_by(self, key_id: UUID) -> UUID | None:
+        keys = (stored.key for stored in self._keys.values())
+        return next((key.replaces_key_id for key in keys if key.id == key_id), None)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         tenant = Tenant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -129,3 +130,49 @@ async def test_what_comes_at_once_is_in_some_order(
     assert sorted(found) == sorted(item.body for pair in pairs for item in pair)
     firsts, seconds = found[::2], found[1::2]
     assert [first[:2] for first in firsts] == [second[:2] for second in seconds]
+
+
+async def test_a_key_lists_what_it_and_those_it_replaces_have_made(
+    store: Store, conversations: Conversations
+) -> None:
+    tenant_id = (await store.create_tenant("acme")).id
+    fields: dict[str, Any] = {"key_hash": bytes(range(32)), "name": "x", "scopes": ["chat"]}
+    old = await store.create_key(tenant_id, public_id="A" * 12, **fields)
+    other = await store.create_key(
+        tenant_id, public_id="B" * 12, **fields | {"key_hash": bytes(32)}
+    )
+    for name, key_id in (("a", old.id), ("b", old.id), ("c", other.id), ("d", None)):
+        title = f'{{"title":"Of \\"{name}\\" 100%"}}'.encode()
+        await conversations.create(tenant_id, name, title, max_bytes=10**6, key_id=key_id)
+    new = await store.rotate_key(
+        "A" * 12, new_public_id="C" * 12, key_hash=bytes([1] * 32), grace=timedelta()
+    )
+    part = '{"type":"input_text","text":"Grüße \\"Ada\\""}'
+    text = f'{{"role":"user","content":[{part}],"type":"message","id":"i"}}'.encode()
+    assert await conversations.add(tenant_id, "a", [StoredItem("i", text)], ROOM)
+
+    async def names(key_id: UUID, **fields: Any) -> str:
+        found = await conversations.list(tenant_id, key_id, **{"limit": 9, **fields})
+        return "".join(one.id for one in found)
+
+    assert await names(new.id) == "ab"
+    assert await names(old.id) == "ab"
+    assert await names(other.id) == "c"
+    assert await names(uuid4()) == ""
+    assert await names(new.id, limit=1) == "a"
+    assert await names(new.id, after="a") == "b"
+    for search, found in {
+        '"B"': "b",
+        "100%": "ab",
+        "grü": "a",
+        'e "ADA"': "a",
+        "input_text": "",
+        "message": "",
+        "title": "",
+        "%": "ab",
+        "c": "",
+    }.items():
+        assert await names(new.id, search=search) == found, search
+    assert await names(other.id, search="grü") == ""
+    stranger = (await store.create_tenant("globex")).id
+    assert await conversations.list(stranger, new.id, limit=9) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -152,3 +154,54 @@ async def test_what_is_wrong_is_named(client: AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await call
         assert caught.value.param == param
+
+
+async def test_the_conversations_of_a_key_are_listed(gateway: Gateway, client: AsyncOpenAI) -> None:
+    first = await client.conversations.create(items=[HI], metadata={"title": "One"})
+    second = await client.conversations.create(metadata={"title": "Two"})
+    await client.conversations.items.create(first.id, items=[HI])
+
+    async def listed(client: AsyncOpenAI = client, **query: Any) -> Any:
+        return await client.get("/conversations", cast_to=httpx.Response, options={"params": query})
+
+    found = (await listed()).json()
+    assert [one["id"] for one in found["data"]] == [first.id, second.id]
+    assert found["data"][0]["metadata"] == {"title": "One"}
+    page = (await listed(limit=1)).json()
+    assert (page["has_more"], page["last_id"]) == (True, first.id)
+    assert (await listed(after=first.id)).json()["first_id"] == second.id
+    assert [one["id"] for one in (await listed(search="tw")).json()["data"]] == [second.id]
+    with pytest.raises(openai.BadRequestError):
+        await listed(after="conv_none")
+    with pytest.raises(openai.BadRequestError):
+        await listed(search="x" * 201)
+    other = client.with_options(api_key=await gateway.key("chat"))
+    assert (await listed(other)).json()["data"] == []
+
+
+async def test_a_response_goes_on_with_the_line_of_the_last_message(
+    client: AsyncOpenAI, double: EngineDouble
+) -> None:
+    """An answer beside one that was asked for later is not in the prompt."""
+
+    async def say(role: str, text: str, **fields: Any) -> str:
+        item: Any = {"type": "message", "role": role, "content": text, **fields}
+        return (await client.conversations.items.create(made.id, items=[item])).data[0].id or ""
+
+    made = await client.conversations.create()
+    question = await say("user", "one")
+    await say("assistant", "bad", client_data={"usage": {"total_tokens": 7}})
+    await say("assistant", "good", parent_id=question)
+    await say("user", "two")
+    listed: Any = await client.conversations.items.list(made.id, order="asc")
+    assert listed.data[1].client_data == {"usage": {"total_tokens": 7}}
+    assert listed.data[2].parent_id == question
+    await client.responses.create(model=MODEL, conversation=made.id, input="three")
+    prompts = [double.prompt()]
+    await say("user", "anew", parent_id="")
+    await client.responses.create(model=MODEL, conversation=made.id, input="four")
+    prompts.append(double.prompt())
+    assert [re.findall(r"one|bad|good|two|three|anew|four", prompt) for prompt in prompts] == [
+        ["one", "good", "two", "three"],
+        ["anew", "four"],
+    ]
