@@ -1,11 +1,12 @@
 /** A block of code with its language and a copy button. */
 import { copyText } from "./clipboard.js";
+import { highlight } from "./highlight.js";
 
 const COPIED_MS = 1600;
 
 export function codeBlock(text, language) {
   const code = document.createElement("code");
-  code.textContent = text;
+  code.append(...highlight(text, language));
   const pre = document.createElement("pre");
   pre.tabIndex = 0; // a wide block scrolls; the keyboard must reach it
   pre.append(code);

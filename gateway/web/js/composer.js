@@ -1,5 +1,7 @@
 /** The message field with its two gates: send and stop. */
 
+const DRAFT = "sluice.draft";
+
 export class Composer {
   #form = document.getElementById("composer");
   #field = document.getElementById("prompt");
@@ -14,7 +16,7 @@ export class Composer {
       const text = this.#field.value.trim();
       if (!text || this.#busy) return;
       this.#field.value = "";
-      this.#fit();
+      this.#changed();
       onSend(text);
     });
     this.#field.addEventListener("keydown", (event) => {
@@ -23,11 +25,12 @@ export class Composer {
       event.preventDefault();
       this.#form.requestSubmit();
     });
-    this.#field.addEventListener("input", () => this.#fit());
+    this.#field.addEventListener("input", () => this.#changed());
     this.#stop.addEventListener("click", onStop);
     addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && this.#busy) onStop();
+      if (event.key === "Escape" && this.#busy && !document.querySelector("dialog[open]")) onStop();
     });
+    this.#field.value = sessionStorage.getItem(DRAFT) ?? "";
     this.#fit();
   }
 
@@ -48,8 +51,18 @@ export class Composer {
   /** Put a text into the field, before what is there already. */
   edit(text) {
     this.#field.value = [text, this.#field.value].filter(Boolean).join("\n\n");
-    this.#fit();
+    this.#changed();
     this.focus();
+  }
+
+  /** What is written and not sent outlasts a reload. */
+  #changed() {
+    this.#fit();
+    try {
+      sessionStorage.setItem(DRAFT, this.#field.value);
+    } catch {
+      // Storage is full or blocked: the draft lasts as long as the page.
+    }
   }
 
   #fit() {

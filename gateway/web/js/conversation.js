@@ -1,23 +1,39 @@
 /**
- * What was said, kept in this tab's session storage so that a reload shows it again.
+ * A conversation: a tree of messages, of which one line is shown and goes on. Every edit of a question
+ * and every further answer stands beside the earlier ones.
  *
- * A message is `{role: "user", content}` or `{role: "assistant", content, reasoning,
- * toolCalls, usage, seconds, finishReason, fault}`; an assistant message with neither finishReason
- * nor fault is being written. Then it has `begun`, the time, and `place`, where its stream is read.
+ * A message is `{role: "user", content}` or `{role: "assistant", content, reasoning, toolCalls, usage,
+ * seconds, finishReason, fault}`, with its `key`, the key of its `parent` (null: it begins the
+ * conversation) and, once the server keeps it, its `itemId` there. An assistant message with neither
+ * finishReason nor fault is being written. Then it has `begun`, the time, and `place`, where its stream
+ * is read. The one that is shown is also in this tab's session storage, so that a reload goes on.
  */
 
 const STORAGE_KEY = "sluice.conversation";
 const SAVE_EVERY_MS = 500;
+const TITLE_CHARS = 80;
+
+const newKey = () => crypto.randomUUID?.() ?? `m${Date.now()}-${Math.random().toString(36).slice(2)}`;
 
 export class Conversation {
-  messages = [];
+  static #shown = null;
+
+  id = null; // on the server, once it is kept
+  metadata = {};
+  isTemporary = false;
+  nodes = []; // in the order in which they were made
+  leaf = null; // the key of the last message of the line
   #saving = null;
 
+  constructor(fields = {}) {
+    Object.assign(this, fields);
+  }
+
   static load() {
-    const conversation = new Conversation();
+    let conversation = new Conversation();
     try {
       const stored = JSON.parse(sessionStorage.getItem(STORAGE_KEY));
-      if (Array.isArray(stored)) conversation.messages = stored;
+      if (Array.isArray(stored?.nodes)) conversation = new Conversation(stored);
     } catch {
       // Not ours or cut short: start over.
     }
@@ -25,13 +41,45 @@ export class Conversation {
     if (last && !last.place?.streamId) {
       last.fault = { message: "The page was left before this answer began." };
     }
+    conversation.show();
     return conversation;
+  }
+
+  /** This is the one on the page from now on. */
+  show() {
+    Conversation.#shown = this;
+    this.save();
+  }
+
+  /** The line that is shown, from its first message. */
+  get messages() {
+    const byKey = new Map(this.nodes.map((node) => [node.key, node]));
+    const line = [];
+    for (let node = byKey.get(this.leaf); node; node = byKey.get(node.parent)) line.push(node);
+    return line.reverse();
   }
 
   /** The answer that is being written, if any. */
   get unfinished() {
     const last = this.messages.at(-1);
     return last?.role === "assistant" && !last.finishReason && !last.fault ? last : null;
+  }
+
+  find(key) {
+    return this.nodes.find((node) => node.key === key);
+  }
+
+  /** What stands in the place of a message, the message among it. */
+  siblings({ parent }) {
+    return this.nodes.filter((node) => node.parent === parent);
+  }
+
+  /** Show the newest line through this message. */
+  choose(message) {
+    let node = message;
+    for (let next = node; next; next = this.nodes.findLast(({ parent }) => parent === node.key)) node = next;
+    this.leaf = node.key;
+    this.save();
   }
 
   /** Save within half a second: for changes that come by the token. */
@@ -42,37 +90,41 @@ export class Conversation {
   save() {
     clearTimeout(this.#saving);
     this.#saving = null;
+    if (Conversation.#shown !== this) return;
     try {
-      sessionStorage.setItem(STORAGE_KEY, JSON.stringify(this.messages));
+      sessionStorage.setItem(STORAGE_KEY, JSON.stringify(this));
     } catch {
       // Full or blocked storage costs the memory over a reload, not the conversation.
     }
   }
 
-  clear() {
-    this.messages = [];
-    this.save();
+  /** Ask in the place of an earlier question, or at the end. Returns the answer, yet empty. */
+  ask(content, earlier = null) {
+    this.metadata.title ??= content.trim().split("\n")[0].slice(0, TITLE_CHARS);
+    const question = this.#add({ role: "user", content }, earlier ? earlier.parent : this.leaf);
+    return this.answer(question);
   }
 
-  ask(content) {
-    this.messages.push({ role: "user", content });
-    return this.answer();
-  }
-
-  /** Take the last question and its answer back. Returns the question. */
+  /** Go back to before the last question. Returns its text. */
   takeBack() {
-    const [{ content }] = this.messages.splice(-2);
+    const question = this.messages.findLast(({ role }) => role === "user");
+    this.leaf = question.parent;
     this.save();
-    return content;
+    return question.content;
   }
 
-  /** Begin the answer to the last question, in the place of an earlier one if there is one. */
-  answer() {
-    if (this.messages.at(-1)?.role === "assistant") this.messages.pop();
-    const message = { role: "assistant", content: "", toolCalls: [] };
-    this.messages.push(message);
+  /** Begin another answer to a question. One that has failed without a word is not kept beside it. */
+  answer(question, content = "") {
+    this.nodes = this.nodes.filter((node) => node.parent !== question.key || !isNothing(node));
+    return this.#add({ role: "assistant", content, toolCalls: [] }, question.key);
+  }
+
+  #add(message, parent) {
+    const node = { key: newKey(), parent, ...message };
+    this.nodes.push(node);
+    this.leaf = node.key;
     this.save();
-    return message;
+    return node;
   }
 
   /** The messages as the server wants them: all before the answer being written. */
@@ -83,4 +135,9 @@ export class Conversation {
       return content ? [{ role, content }] : [];
     });
   }
+}
+
+/** Whether a message is an answer that has failed before its first word. */
+export function isNothing({ fault, content, reasoning, toolCalls }) {
+  return Boolean(fault) && !content && !reasoning && !toolCalls?.length;
 }

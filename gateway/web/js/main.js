@@ -5,7 +5,11 @@ import { Conversation } from "./conversation.js";
 import { Gauge } from "./gauge.js";
 import { LinkState } from "./link_state.js";
 import { ModelChoice } from "./model_choice.js";
+import { Kept } from "./kept.js";
+import { Library } from "./library.js";
 import { Follower } from "./scrolling.js";
+import { Settings } from "./settings.js";
+import { installShortcuts } from "./shortcuts.js";
 import { ChatSocket } from "./socket.js";
 import { installTheme } from "./theme.js";
 import { Transcript } from "./transcript.js";
@@ -17,15 +21,30 @@ const socketUrl = new URL("v1/chat", location.href);
 socketUrl.protocol = location.protocol === "https:" ? "wss:" : "ws:";
 socketUrl.hash = "";
 
-const conversation = Conversation.load();
+let conversation = Conversation.load();
+const kept = new Kept();
+const library = new Library(kept, { onOpen: opened, onDeleted: deleted });
 const socket = new ChatSocket(socketUrl.href);
-const apiKey = new ApiKey(() => socket.connect());
+const apiKey = new ApiKey((scopes) => {
+  socket.connect();
+  library.enable(scopes.includes("chat") || scopes.includes("responses"));
+  openFromAddress();
+});
 const composer = new Composer({ onSend: ask, onStop: () => turn?.stop() });
 const follower = new Follower(byId("scroller"), byId("to-end"));
 const gauge = new Gauge();
 const linkState = new LinkState();
+const settings = new Settings();
 const modelChoice = new ModelChoice(byId("model"), byId("models"));
-const transcript = new Transcript(byId("transcript"), { onRetry: askAgain, onEdit: edit, onNewChat: newChat });
+const transcript = new Transcript(byId("transcript"), {
+  onAgain: (message) => again(message),
+  onContinue: (message) => again(message, message.content),
+  onTakeBack: takeBack,
+  onEdit: (message, text) => turn || ask(text, message),
+  onChoose: choose,
+  onNewChat: newChat,
+  siblings: (message) => conversation.siblings(message),
+});
 let turn = null; // the one being answered
 
 socket.onState = (state, detail) => {
@@ -46,32 +65,122 @@ socket.onMessage = (message) => {
   else turn?.receive(message);
 };
 
-function ask(text) {
-  const message = conversation.ask(text);
-  byId("welcome").hidden = true;
-  transcript.add({ role: "user", content: text });
+function ask(text, earlier = null) {
+  const message = conversation.ask(text, earlier);
+  showLine(message);
   answer(message);
 }
 
-function askAgain() {
+/** Answer a question once more, or go on with an answer that was cut. */
+function again({ parent }, begun = "") {
   if (turn) return;
-  transcript.dropLast();
-  answer(conversation.answer());
+  const message = conversation.answer(conversation.find(parent), begun);
+  showLine(message);
+  answer(message, begun);
   composer.focus();
 }
 
 /** Take the last question back into the field, to ask it in other words. */
-function edit() {
+function takeBack() {
   if (turn) return;
   composer.edit(conversation.takeBack());
-  transcript.show(conversation.messages);
-  gauge.setUsed(contextInUse());
-  byId("welcome").hidden = conversation.messages.length > 0;
+  showLine();
 }
 
-function answer(message) {
+function choose(message) {
+  if (turn) return;
+  conversation.choose(message);
+  showLine();
+}
+
+/** Show the conversation's line, up to `before`. Returns the view of the last answer. */
+function showLine(before = null) {
+  const line = conversation.messages;
+  byId("welcome").hidden = line.length > 0;
+  byId("not-kept").hidden = !conversation.isTemporary;
+  byId("temporary").checked = conversation.isTemporary;
+  gauge.setUsed(contextInUse());
+  library.mark(conversation.id);
+  return transcript.show(before ? line.slice(0, line.indexOf(before)) : line);
+}
+
+/** Put another conversation on the page. */
+function show(next) {
+  leave();
+  conversation = next;
+  conversation.show();
+  history.replaceState(null, "", conversation.id ? `#chat=${conversation.id}` : location.pathname + location.search);
+  composer.setBusy(false);
+  const view = showLine();
+  follower.jump();
+  return view;
+}
+
+/** What is being answered is stopped, and kept as far as it has come. */
+function leave() {
+  if (!turn) return;
+  const { message } = turn;
+  turn.onEnd = turn.onChange = turn.onContext = () => {};
+  turn.stop();
+  if (!turn.ended) message.finishReason = "cancelled";
+  turn = null;
+  kept.save(conversation);
+}
+
+function opened(next) {
+  show(next);
+  if (!next.id) keep();
+}
+
+function deleted(id) {
+  if (conversation.id === id) newChat();
+}
+
+async function openFromAddress() {
+  const id = new URLSearchParams(location.hash.slice(1)).get("chat");
+  if (!id || id === conversation.id || !kept.isOn) return;
+  const next = await kept.open(id).catch((error) => library.say(error.message));
+  if (next) show(next);
+}
+
+/** Keep what is new of the conversation on the page, and show it in the list. */
+async function keep() {
+  const current = conversation;
+  await kept.save(current);
+  if (current !== conversation || !current.id) return;
+  if (location.hash !== `#chat=${current.id}`) history.replaceState(null, "", `#chat=${current.id}`);
+  await library.refresh();
+  library.mark(current.id);
+}
+
+/** Another tab has changed a conversation. */
+async function changedElsewhere(id) {
+  library.refresh();
+  const current = conversation;
+  if (turn || !current.id || (id !== null && id !== current.id)) return;
+  const found = await kept.open(current.id).catch(() => null);
+  if (turn || current !== conversation) return;
+  if (!found) return newChat();
+  current.metadata = found.metadata;
+  const known = new Set(current.nodes.map(({ itemId }) => itemId));
+  const news = found.nodes.filter(({ itemId }) => !known.has(itemId));
+  if (!news.length) return;
+  const keys = new Map(current.nodes.map(({ key, itemId }) => [itemId, key]));
+  for (const node of news) node.parent = keys.get(node.parent) ?? node.parent;
+  current.nodes.push(...news);
+  // Who reads the end of a line goes on with it; who reads another one stays there.
+  if (news.some(({ parent }) => parent === current.leaf)) current.choose(current.find(current.leaf));
+  showLine();
+  follower.grown();
+}
+
+function answer(message, begun = "") {
   const view = transcript.add(message);
-  read(new Turn(socket, message, { model: modelChoice.chosen, messages: conversation.history() }), view);
+  keep(); // the question
+  const messages = [...settings.messages, ...conversation.history()];
+  const goesOn = begun ? { continue_final_message: true } : {};
+  if (begun) messages.push({ role: "assistant", content: begun });
+  read(new Turn(socket, message, { model: modelChoice.chosen, messages, ...settings.fields, ...goesOn }), view);
   if (apiKey.known) turn.begin();
   else {
     turn.fail("There is no API key yet.");
@@ -96,6 +205,7 @@ function read(next, view) {
     turn = null;
     composer.setBusy(false);
     redraw.now();
+    keep();
     byId("announcer").textContent = view.spoken;
   };
   composer.setBusy(true);
@@ -104,16 +214,7 @@ function read(next, view) {
 }
 
 function newChat() {
-  if (turn) {
-    turn.onEnd = turn.onChange = turn.onContext = () => {};
-    turn.stop();
-    turn = null;
-  }
-  conversation.clear();
-  transcript.show([]);
-  gauge.setUsed(0);
-  composer.setBusy(false);
-  byId("welcome").hidden = false;
+  show(new Conversation({ isTemporary: byId("temporary").checked }));
   byId("announcer").textContent = "New chat";
   composer.focus();
 }
@@ -140,7 +241,7 @@ function contextInUse() {
 
 // The server writes on for `resume_grace_s`: after a reload the answer is read on.
 addEventListener("pagehide", () => conversation.save());
-addEventListener("signed-out", () => conversation.clear());
+addEventListener("signed-out", () => new Conversation().show());
 byId("transcript").addEventListener("grown", () => follower.grown());
 byId("new-chat").addEventListener("click", newChat);
 byId("change-key").addEventListener("click", () => apiKey.ask());
@@ -148,11 +249,17 @@ byId("openers").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button) ask(button.textContent);
 });
+byId("temporary").addEventListener("change", newChat);
+kept.onChange = changedElsewhere;
+kept.onTrouble = (words) => library.say(`Not kept: ${words}`);
+addEventListener("hashchange", openFromAddress);
+document.addEventListener("visibilitychange", () => {
+  if (document.visibilityState === "visible") changedElsewhere(null); // on another device, perhaps
+});
 installTheme(byId("theme"));
-byId("welcome").hidden = conversation.messages.length > 0;
-const lastView = transcript.show(conversation.messages);
-gauge.setUsed(contextInUse());
+installShortcuts();
+const lastView = showLine();
 follower.jump();
 if (conversation.unfinished) read(new Turn(socket, conversation.unfinished), lastView);
 apiKey.start();
-if (matchMedia("(hover: hover)").matches && apiKey.known) composer.focus();
+if (matchMedia("(hover: hover)").matches) composer.focus();

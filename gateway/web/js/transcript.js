@@ -1,5 +1,6 @@
 /** The conversation on the page: one list item per message, the last answer updated in place. */
 import { copyText } from "./clipboard.js";
+import { heatMap } from "./heat_map.js";
 import { MarkdownView } from "./markdown.js";
 import { Reasoning } from "./reasoning.js";
 import { toolCard } from "./tool_card.js";
@@ -20,7 +21,8 @@ export class Transcript {
 
   /**
    * @param {HTMLElement} list
-   * @param {{onRetry: () => void, onEdit: () => void, onNewChat: () => void}} actions
+   * @param {{onAgain, onContinue, onTakeBack, onEdit, onChoose, onNewChat: Function}} actions what the
+   *   reader may do, each with the message; `siblings` has those that stand in its place
    */
   constructor(list, actions) {
     this.#list = list;
@@ -35,13 +37,12 @@ export class Transcript {
 
   /** Append a message; for an answer, the view to update while it grows. */
   add(message) {
-    for (const button of this.#list.querySelectorAll("[data-only-last]")) button.remove();
     const item = document.createElement("li");
     item.className = `turn ${message.role}`;
     item.append(speaker(message.role));
     this.#list.append(item);
     if (message.role === "user") {
-      item.append(...question(message.content));
+      this.#showQuestion(item, message);
       return null;
     }
     const view = new AnswerView(item, message, this.#actions);
@@ -49,10 +50,62 @@ export class Transcript {
     return view;
   }
 
-  /** Take the last answer away: it is about to be written again. */
-  dropLast() {
-    this.#list.lastElementChild?.remove();
+  #showQuestion(item, message) {
+    const edit = button("Edit", () => this.#edit(item, message));
+    const copy = copyButton(message.content);
+    const tools = document.createElement("div");
+    tools.className = "question-tools";
+    tools.append(...choices(message, this.#actions), copy, edit);
+    item.replaceChildren(speaker("user"), ...question(message.content), tools);
   }
+
+  /** Write the question anew, in its place: the earlier one stays beside it. */
+  #edit(item, message) {
+    const form = document.createElement("form");
+    form.className = "question-edit";
+    const field = document.createElement("textarea");
+    field.value = message.content;
+    field.dir = "auto";
+    field.setAttribute("aria-label", "The question");
+    field.rows = Math.min(12, message.content.split("\n").length + 1);
+    const back = () => {
+      this.#showQuestion(item, message);
+      item.querySelector(".question-tools button:last-of-type").focus();
+    };
+    const send = button("Ask this", () => {});
+    send.type = "submit";
+    form.append(field, button("Cancel", back), send);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const text = field.value.trim();
+      if (text) this.#actions.onEdit(message, text);
+    });
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") back();
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+    });
+    item.replaceChildren(speaker("user"), form);
+    field.focus();
+  }
+}
+
+/** "‹ 2/3 ›", where several messages stand in one place. */
+function choices(message, { siblings, onChoose }) {
+  const all = siblings(message);
+  if (all.length < 2) return [];
+  const place = all.indexOf(message);
+  const step = (text, label, by) => {
+    const node = button(text, () => onChoose(all[place + by]));
+    node.setAttribute("aria-label", label);
+    node.disabled = !all[place + by];
+    return node;
+  };
+  const span = document.createElement("span");
+  span.className = "choices";
+  const count = document.createElement("span");
+  count.textContent = `${place + 1}/${all.length}`;
+  span.append(step("‹", "The one before", -1), count, step("›", "The next one", +1));
+  return [span];
 }
 
 class AnswerView {
@@ -63,6 +116,7 @@ class AnswerView {
   #prose = document.createElement("div");
   #cards = document.createElement("div");
   #footer = document.createElement("div");
+  #heat = null; // the tokens by probability, in place of the prose
   #markdown = new MarkdownView(this.#prose);
 
   constructor(item, message, actions) {
@@ -95,18 +149,28 @@ class AnswerView {
   }
 
   #meta() {
-    const { content, usage, seconds, finishReason } = this.#message;
+    const { content, usage, seconds, finishReason, toolCalls } = this.#message;
     const meta = document.createElement("div");
     meta.className = "meta";
-    if (usage) meta.append(figures(usage, seconds));
+    meta.append(...choices(this.#message, this.#actions));
+    if (usage) meta.append(figures(this.#message));
     const reason = document.createElement(finishReason === "stop" ? "span" : "em");
     reason.textContent = REASONS[finishReason] ?? finishReason;
     meta.append(reason);
     if (content) meta.append(copyButton(content));
-    const again = button("Ask again", () => this.#actions.onRetry());
-    again.dataset.onlyLast = "";
-    meta.append(again);
+    if (this.#message.logprobs?.length) meta.append(button("Probabilities", () => this.#toggleHeat()));
+    if (content && !toolCalls.length && (finishReason === "length" || finishReason === "cancelled")) {
+      meta.append(button("Continue", () => this.#actions.onContinue(this.#message)));
+    }
+    meta.append(button("Ask again", () => this.#actions.onAgain(this.#message)));
     return meta;
+  }
+
+  #toggleHeat() {
+    if (this.#heat) this.#heat.remove();
+    else this.#footer.before((this.#heat = heatMap(this.#message.logprobs)));
+    if (!this.#heat.isConnected) this.#heat = null;
+    this.#prose.hidden = this.#heat !== null;
   }
 
   #fault() {
@@ -116,12 +180,11 @@ class AnswerView {
     const words = document.createElement("p");
     words.textContent = message;
     box.append(words);
-    const { onRetry, onEdit, onNewChat } = this.#actions;
+    box.append(...choices(this.#message, this.#actions));
+    const { onAgain, onTakeBack, onNewChat } = this.#actions;
     if (code === "context_length_exceeded") box.append(button("Start a new chat", onNewChat));
     // What the server refuses would be refused with every later question, too, as its history.
-    const mend = retryable ? button("Try again", onRetry) : button("Edit the question", onEdit);
-    mend.dataset.onlyLast = "";
-    box.append(mend);
+    box.append(retryable ? button("Try again", () => onAgain(this.#message)) : button("Edit the question", onTakeBack));
     return box;
   }
 }
@@ -150,14 +213,40 @@ function question(content) {
   return [text, more];
 }
 
-function figures(usage, seconds) {
+/** How long an answer took; the rest of its figures on demand. */
+function figures({ usage, seconds, firstSeconds, model }) {
   const count = usage.completion_tokens;
-  const span = document.createElement("span");
-  const time = seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
-  span.textContent = `${count} ${count === 1 ? "token" : "tokens"} in ${time}`;
-  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  span.title = `${usage.prompt_tokens} prompt tokens, ${cached} of them from the cache`;
-  return span;
+  const summary = document.createElement("summary");
+  summary.textContent = `${count} ${count === 1 ? "token" : "tokens"} in ${duration(seconds)}`;
+  const rows = [
+    ["Model", model],
+    ["Prompt", `${usage.prompt_tokens} tokens`],
+    ["From the cache", `${usage.prompt_tokens_details?.cached_tokens ?? 0} tokens`],
+    ["First token after", firstSeconds === undefined ? undefined : duration(firstSeconds)],
+    ["Speed", speed(count, seconds, firstSeconds)],
+  ];
+  const list = document.createElement("dl");
+  for (const [name, value] of rows.filter(([, value]) => value !== undefined)) {
+    const term = document.createElement("dt");
+    term.textContent = name;
+    const detail = document.createElement("dd");
+    detail.textContent = value;
+    list.append(term, detail);
+  }
+  const details = document.createElement("details");
+  details.className = "figures";
+  details.append(summary, list);
+  return details;
+}
+
+function duration(seconds) {
+  if (typeof seconds !== "number") return "–";
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
+}
+
+function speed(count, seconds, firstSeconds) {
+  const writing = seconds - firstSeconds; // what comes after the first token
+  return count > 1 && writing > 0 ? `${((count - 1) / writing).toFixed(1)} tokens/s` : undefined;
 }
 
 function button(text, onClick) {

@@ -82,13 +82,16 @@ export class Turn {
     this[`_${event.type}`]?.(event);
   }
 
-  _started({ seq, prompt_tokens: usedTokens, stream_id: streamId }) {
+  _started({ seq, model, prompt_tokens: usedTokens, stream_id: streamId }) {
+    this.message.model = model;
     this.message.place = { id: this.id, streamId, lastSeq: seq, usedTokens };
     this.onContext(usedTokens);
     this.onChange();
   }
 
-  _delta({ content, reasoning_content: reasoning, tool_calls: toolCalls }) {
+  _delta({ content, reasoning_content: reasoning, tool_calls: toolCalls, logprobs }) {
+    this.message.firstSeconds ??= (Date.now() - this.message.begun) / 1000;
+    if (logprobs?.content) (this.message.logprobs ??= []).push(...logprobs.content);
     if (reasoning) this.message.reasoning = (this.message.reasoning ?? "") + reasoning;
     if (content) this.message.content += content;
     for (const fragment of toolCalls ?? []) this.#addToolCall(fragment);

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 from playwright.sync_api import expect
 
+from tenants.embedded import SUPERUSER
+from tenants.postmaster import Postmaster
 from tests.e2e.demo_process import DemoProcess
 
 if TYPE_CHECKING:
@@ -80,6 +86,42 @@ def test_a_question_is_answered(page: Page, demo: dict[str, Any]) -> None:
     assert "Paris" in page.inner_text(".prose")
     assert "tokens in" in page.inner_text(".meta")
     assert int(page.get_attribute("#gauge", "aria-valuenow") or 0) > 5
+
+
+def test_what_is_deleted_is_in_no_table(page: Page, demo_process: DemoProcess) -> None:
+    ask(page, "What is the capital of Norway?")
+    ended(page)
+    kept = page.locator("#library-list li", has_text="capital of Norway")
+    expect(kept).to_have_count(1)
+    assert num_stored(demo_process.data_dir, "Norway") > 0
+    kept.get_by_role("button").click()
+    page.click("#conversation-delete")
+    page.click("text=Delete for good")
+    expect(kept).to_have_count(0)
+    expect(page.locator(".turn")).to_have_count(0)
+    assert num_stored(demo_process.data_dir, "Norway") == 0
+
+
+def num_stored(data_dir: Path, text: str) -> int:
+    """How many conversations and their items have this text, as their tables say."""
+    (pid_file,) = data_dir.rglob("postmaster.pid")
+    postmaster = Postmaster.find(pid_file.parent)
+    assert postmaster is not None
+
+    async def rows() -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(
+            host=postmaster.socket_dir, port=postmaster.port, user=SUPERUSER, database="sluice"
+        )
+        try:
+            found: list[asyncpg.Record] = await connection.fetch(
+                "SELECT metadata FROM conversation UNION ALL SELECT body FROM conversation_item"
+            )
+            return found
+        finally:
+            await connection.close()
+
+    with ThreadPoolExecutor(1) as thread:  # The browser's loop runs in this one.
+        return sum(text in row[0].decode() for row in thread.submit(asyncio.run, rows()).result())
 
 
 @pytest.mark.nightly

@@ -36,6 +36,7 @@ class Say:
     """One delta of text."""
 
     text: str
+    logprobs: list[dict[str, Any]] | None = None
 
 
 @dataclass
@@ -285,8 +286,10 @@ class ScriptedServer:
         try:
             for step in self.script(message):
                 match step:
-                    case Say(text):
+                    case Say(text, None):
                         await send("delta", content=text)
+                    case Say(text, logprobs):
+                        await send("delta", content=text, logprobs={"content": logprobs})
                     case Think(text):
                         await send("delta", reasoning_content=text)
                     case Call(arguments, name, index):

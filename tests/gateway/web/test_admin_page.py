@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,12 +12,12 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from engine.text.tokenizer import Tokenizer
 from gateway.version import version
 from tenants.limits import Limits
 from tests.conftest import PATIENCE_MS
-from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.serving import Gateway, chat_body, double_client, make_config, served, until
+from tests.gateway.engine_double import Play
+from tests.gateway.serving import chat_body, make_config, until
+from tests.gateway.web.site import Site, serve
 from tests.tenants.samples import make_event
 
 if TYPE_CHECKING:
@@ -32,50 +29,14 @@ T = TypeVar("T")
 NASTY = '<img src=x onerror="alert(1)">'
 
 
-@dataclass
-class Site:
-    """A gateway in a thread of its own."""
-
-    gateway: Gateway
-    double: EngineDouble
-    loop: asyncio.AbstractEventLoop
-    admin_key: str
-    adapters: Path
-    """Where adapters may be loaded from."""
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something where the gateway runs."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
-
-
 @pytest.fixture(scope="module")
 def site(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("adapters")
-    ready, found = threading.Event(), list[Site]()
-    stop: asyncio.Event | None = None
-
-    async def serve() -> None:
-        nonlocal stop
-        stop = asyncio.Event()
-        config = make_config(
-            model_dir, engine={"enable_lora": True}, models={"adapters_dir": str(folder)}
-        )
-        double = EngineDouble(Tokenizer.load(model_dir))
-        async with served(config, double_client(config, double)) as gateway:
-            key = await gateway.key("admin")
-            found.append(Site(gateway, double, asyncio.get_running_loop(), key, folder))
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        assert ready.wait(60)
-        yield found[0]
-    finally:
-        assert stop is not None
-        found[0].loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
+    config = make_config(
+        model_dir, engine={"enable_lora": True}, models={"adapters_dir": str(folder)}
+    )
+    with serve(config, model_dir, folder) as site:
+        yield site
 
 
 @pytest.fixture
@@ -258,6 +219,7 @@ def test_mcp_servers_are_allowed_and_denied(admin: Page, site: Site) -> None:
     servers.get_by_label("URL").fill("https://example.com/mcp")
     servers.get_by_label("May be at a private address").check()
     servers.get_by_role("button", name="Allow", exact=True).click()
+    expect(servers.locator("tr[data-mcp-server]")).to_have_count(1)
     (made,) = site.do(store.list_mcp_servers(tenant.id))
     assert made.allow_private
     row = servers.locator(f"tr[data-mcp-server='{made.id}']")

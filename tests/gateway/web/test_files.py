@@ -44,7 +44,7 @@ def test_every_button_of_an_icon_has_a_name_on_small_screens_too() -> None:
     """Their text is hidden there; the theme's names itself by what it would change to."""
     html = (WEB / "index.html").read_text()
     tools = re.findall(r'<button[^>]*class="tool[^>]*>', html)
-    assert len(tools) == 3
+    assert len(tools) == 5
     for tag in tools:
         assert "aria-label=" in tag or 'id="theme"' in tag
     assert "aria-label" in (WEB / "js" / "theme.js").read_text()
@@ -89,4 +89,8 @@ def test_the_page_is_light() -> None:
         *WEB.glob("js/*.js"),
         WEB / "vendor/marked.esm.js",  # Temml comes with the first formula.
     ]
-    assert sum(path.stat().st_size for path in loaded) < 260_000
+    assert sum(path.stat().st_size for path in loaded) < 340_000
+
+
+def test_our_own_scripts_are_few() -> None:
+    assert sum(path.stat().st_size for path in SCRIPTS) <= 200_000

@@ -513,5 +513,5 @@ def test_history_is_plain_json_a_reader_could_export(page: Page) -> None:
     ask(page, "Hi")
     ended(page)
     stored = json.loads(page.evaluate("sessionStorage.getItem('sluice.conversation')"))
-    assert [message["role"] for message in stored] == ["user", "assistant"]
+    assert [message["role"] for message in stored["nodes"]] == ["user", "assistant"]
     assert KEY not in json.dumps(stored)

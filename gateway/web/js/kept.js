@@ -1,0 +1,161 @@
+/**
+ * The conversations that the server keeps, over `/v1/conversations`: an item for each message, with
+ * what only this page knows in its `client_data`.
+ */
+import { Conversation, isNothing } from "./conversation.js";
+
+const PAGE = 100;
+const FORMAT = "sluice.conversation/1";
+
+export class NotKept extends Error {}
+
+export class Kept {
+  #queue = Promise.resolve();
+  #otherTabs = new BroadcastChannel("sluice.conversations");
+  isOn = false;
+  /** Called with the id of a conversation that another tab has changed; null: all may have. */
+  onChange = () => {};
+  /** Called with words when something could not be kept. */
+  onTrouble = () => {};
+
+  constructor() {
+    this.#otherTabs.addEventListener("message", ({ data }) => this.onChange(data));
+  }
+
+  /** @returns {Promise<{data: object[], has_more: boolean}>} those with this text, last used first */
+  list(search, after) {
+    return request("GET", `?${new URLSearchParams({ limit: PAGE, ...(search && { search }), ...(after && { after }) })}`);
+  }
+
+  /** Keep what is new of a conversation, each message once it is whole. */
+  save(conversation) {
+    if (!this.isOn || conversation.isTemporary) return this.#queue;
+    this.#queue = this.#queue.then(() => this.#write(conversation)).catch((error) => {
+      if (!(error instanceof NotKept)) throw error;
+      this.onTrouble(error.message);
+    });
+    return this.#queue;
+  }
+
+  async open(id) {
+    const { metadata } = await request("GET", `/${encodeURIComponent(id)}`);
+    const nodes = [];
+    for (let page, after; page?.has_more ?? true; after = page.last_id) {
+      const query = { order: "asc", limit: PAGE, ...(after && { after }) };
+      page = await request("GET", `/${encodeURIComponent(id)}/items?${new URLSearchParams(query)}`);
+      for (const item of page.data) if (item.type === "message") nodes.push(fromItem(item, nodes.at(-1)));
+    }
+    return new Conversation({ id, metadata, nodes, leaf: nodes.at(-1)?.key ?? null });
+  }
+
+  async change(id, metadata) {
+    await request("POST", `/${encodeURIComponent(id)}`, { metadata });
+    this.#otherTabs.postMessage(id);
+  }
+
+  async delete(id) {
+    await request("DELETE", `/${encodeURIComponent(id)}`);
+    this.#otherTabs.postMessage(id);
+  }
+
+  async #write(conversation) {
+    if (conversation.id === null) {
+      const made = await request("POST", "", { metadata: conversation.metadata });
+      conversation.id = made.id;
+    }
+    for (const node of conversation.nodes) {
+      const isWhole = node.role === "user" || node.finishReason || node.fault;
+      const parent = node.parent === null ? null : conversation.find(node.parent);
+      if (node.itemId || !isWhole || isNothing(node) || (parent && !parent.itemId)) continue;
+      const path = `/${encodeURIComponent(conversation.id)}/items`;
+      const { data } = await request("POST", path, { items: [toItem(node, parent?.itemId ?? "")] });
+      node.itemId = data[0].id;
+    }
+    conversation.save();
+    this.#otherTabs.postMessage(conversation.id);
+  }
+}
+
+async function request(method, path, body) {
+  const response = await fetch(`/v1/conversations${path}`, {
+    method,
+    headers: { "content-type": "application/json", "x-sluice-csrf": "1" },
+    body: body === undefined ? undefined : JSON.stringify(body),
+    cache: "no-store",
+  }).catch(() => null);
+  const answer = await response?.json().catch(() => null);
+  if (!response?.ok || !answer) throw new NotKept(answer?.error?.message ?? "The server does not answer.");
+  return answer;
+}
+
+function toItem(node, parentId) {
+  const { role, content } = node;
+  const type = role === "user" ? "input_text" : "output_text";
+  return { type: "message", role, content: [{ type, text: content }], parent_id: parentId, client_data: details(node) };
+}
+
+function fromItem({ id, role, content, parent_id: parentId, client_data: data }, previous) {
+  const text = content.map((part) => part.text ?? part.refusal ?? "").join("\n\n");
+  const parent = parentId === undefined ? (previous?.key ?? null) : parentId || null;
+  return message({ ...data, role, content: text, key: id, parent, itemId: id });
+}
+
+const details = ({ reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model }) =>
+  ({ reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model });
+
+/** A message with no more than what the page shows, each field of its kind: others may have written it. */
+function message({ key, parent, itemId, role, content, ...rest }) {
+  const base = { key: String(key), parent: parent === null ? null : String(parent), content: String(content) };
+  if (itemId) base.itemId = itemId;
+  if (role !== "assistant") return { ...base, role: "user" };
+  const { reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model } = rest;
+  const calls = Array.isArray(toolCalls) ? toolCalls.filter((call) => typeof call?.function?.name === "string") : [];
+  return {
+    ...base,
+    role,
+    toolCalls: calls.map(({ id, type, function: { name, arguments: text } }) => ({ id, type, function: { name, arguments: String(text) } })),
+    ...(typeof reasoning === "string" && { reasoning }),
+    ...(typeof model === "string" && { model }),
+    ...(Number.isInteger(usage?.completion_tokens) && Number.isInteger(usage.total_tokens) && { usage }),
+    ...(typeof seconds === "number" && { seconds }),
+    ...(typeof firstSeconds === "number" && { firstSeconds }),
+    ...(typeof fault?.message === "string" ? { fault } : { finishReason: String(finishReason ?? "stop") }),
+  };
+}
+
+/** A conversation as JSON that `imported` takes. */
+export function asJson({ metadata, nodes, leaf }) {
+  const messages = nodes.map((node) => ({
+    id: node.key, parent_id: node.parent, role: node.role, content: node.content, ...details(node),
+  }));
+  return JSON.stringify({ format: FORMAT, title: metadata.title ?? "", current: leaf, messages }, null, 2);
+}
+
+/** The line that is shown, as Markdown. */
+export function asMarkdown({ metadata, messages }) {
+  const parts = messages.map(({ role, content }) => `## ${role === "user" ? "Question" : "Answer"}\n\n${content.trim()}`);
+  return [`# ${metadata.title ?? "Conversation"}`, ...parts].join("\n\n") + "\n";
+}
+
+/** The conversation in a text that `asJson` made. Raises `NotKept` with words for the reader. */
+export function imported(text) {
+  let given = null;
+  try {
+    given = JSON.parse(text);
+  } catch {
+    // Said below.
+  }
+  if (given?.format !== FORMAT || !Array.isArray(given.messages)) {
+    throw new NotKept(`This is no conversation that was exported here as JSON: its "format" is not "${FORMAT}".`);
+  }
+  const nodes = [];
+  for (const { id, parent_id: parent, ...rest } of given.messages) {
+    const isKnown = parent === null || nodes.some(({ key }) => key === parent);
+    if (typeof id !== "string" || typeof rest.content !== "string" || !isKnown || nodes.some(({ key }) => key === id)) {
+      throw new NotKept(`Message ${nodes.length + 1} of the file has no id of its own, no content, or a parent_id that is not before it.`);
+    }
+    nodes.push(message({ ...rest, key: id, parent }));
+  }
+  const leaf = nodes.some(({ key }) => key === given.current) ? given.current : (nodes.at(-1)?.key ?? null);
+  return new Conversation({ metadata: { title: String(given.title).slice(0, 200) }, nodes, leaf });
+}
