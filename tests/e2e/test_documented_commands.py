@@ -50,7 +50,7 @@ ELSEWHERE = {
         "curl … -d": "not whole",
     },
     "deploy/README.md": {
-        "docker compose": "a container engine; deploy/README.md says how it was tried",
+        "docker compose": "a container engine; its section What was tried says how it went",
         "kubectl": "a cluster; tests/deploy/test_chart.py renders the chart",
         "helm": "likewise",
     },
