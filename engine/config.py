@@ -36,7 +36,7 @@ _AT_LEAST_ONE = (
     *("tensor_parallel_size", "pipeline_parallel_size"),
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
     "max_num_prefill_tokens",
-    *("num_gpu_blocks_override", "num_threads"),
+    *("num_gpu_blocks_override", "num_state_snapshots", "num_threads"),
     *("max_num_queued_reqs", "max_num_queued_tokens"),
     *("max_num_queued_reqs_per_tenant", "max_num_queued_tokens_per_tenant"),
 )

@@ -11,7 +11,7 @@ delta networks, arXiv 2412.06464): u = beta * (v - exp(g) * S^T k). Within a chu
 before it is known, so its outputs are products of matrices; by the delta rule, its u follow from
 one triangular system.
 
-All of it is in float32.
+All of it is computed in float32.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def convolve_step(
     [channels, kernel]. Returns outputs like ``x`` and the states after.
     """
     seen = torch.cat((state, x[..., None]), -1)
-    out = (seen * weight).sum(-1)
-    return out if bias is None else out + bias, seen[..., 1:]
+    out = (seen.float() * weight.float()).sum(-1)
+    return (out if bias is None else out + bias).to(x.dtype), seen[..., 1:]
 
 
 def convolve(
@@ -109,6 +109,11 @@ def convolve(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``convolve_step`` for each token of one sequence in turn. x: [tokens, channels]; state:
     [channels, kernel - 1]."""
-    seen = torch.cat((state, x.transpose(0, 1)), -1)
-    out = F.conv1d(seen[None], weight[:, None], bias, groups=len(weight))[0].transpose(0, 1)
-    return out, seen[:, seen.shape[1] - state.shape[1] :]
+    # Not by ``conv1d``, which on GPUs may round float32.
+    seen, kernel = torch.cat((state.transpose(0, 1), x)), weight.float().unbind(1)
+    wide, num_tokens = seen.float(), len(x)
+    out = wide[:num_tokens] * kernel[0]
+    for i, factors in enumerate(kernel[1:], 1):
+        out.addcmul_(wide[i : i + num_tokens], factors)
+    out = out if bias is None else out + bias
+    return out.to(x.dtype), seen[num_tokens:].transpose(0, 1)

@@ -7,6 +7,7 @@ values, are multiplied with, one number or one for each head.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,9 +26,13 @@ _NAME = re.compile(
 
 
 def read_kv_scales(
-    model_dir: Path, layout: CacheLayout, device: torch.device
+    model_dir: Path,
+    layout: CacheLayout,
+    device: torch.device,
+    layers: Sequence[int] | None = None,
 ) -> list[KVScales] | None:
-    """Those of each layer; None where the checkpoint has none at all.
+    """Those of each layer; None where the checkpoint has none at all. layers: the numbers of the
+    layers that have keys and values, if not all do.
 
     ``ModelLoadError`` names one that is missing, misshapen or no positive number.
     """
@@ -46,7 +51,8 @@ def read_kv_scales(
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not found:
         return None
-    return [_of_layer(layer, found, layout) for layer in range(layout.num_layers)]
+    numbers = range(layout.num_layers) if layers is None else layers
+    return [_of_layer(layer, found, layout) for layer in numbers]
 
 
 def _of_layer(

@@ -85,26 +85,25 @@ class StateCache:
         """A step that is not in a graph. saves: those in the middle of chunks are kept by it."""
         device = self.memory.device
         rows, computed = fields.rows, fields.computed
-        is_single = fields.query_lens == 1
-        chosen = to_device(rows[is_single], device)
-        begins = to_device(computed[is_single] == 0, device)
+        starts, is_single = fields.query_lens.cumsum() - fields.query_lens, fields.query_lens == 1
+        alone = np.stack((rows, computed, starts))[:, is_single]
+        nothing = torch.empty(3, 0, dtype=torch.int64, device=device)
+        slots, done, single = to_device(alone, device) if alone.size else nothing
         if is_single.all():
-            return StateStep(self.layers, chosen, begins)
-        starts = fields.query_lens.cumsum() - fields.query_lens
-        single = to_device(starts[is_single], device)
+            return StateStep(self.layers, slots, done == 0)
         runs: list[Run] = []
         columns = zip(rows.tolist(), computed.tolist(), starts.tolist(), _ends(fields), strict=True)
-        for (row, done, start, end), alone in zip(columns, is_single.tolist(), strict=True):
-            if alone:
+        for (row, before, start, end), has_one in zip(columns, is_single.tolist(), strict=True):
+            if has_one:
                 continue
-            source = row if done else None
+            source = row if before else None
             for place, num_tokens, snapshot in sorted(saves):
                 if place == row and num_tokens < end:
-                    target, stop = self._snapshot(snapshot), start + num_tokens - done
+                    target, stop = self._snapshot(snapshot), start + num_tokens - before
                     runs.append(Run(start, stop, source, target))
-                    source, start, done = target, stop, num_tokens
-            runs.append(Run(start, start + end - done, source, row))
-        return StateStep(self.layers, chosen, begins, single, runs)
+                    source, start, before = target, stop, num_tokens
+            runs.append(Run(start, start + end - before, source, row))
+        return StateStep(self.layers, slots, done == 0, single, runs)
 
     def graph_step(self, rows: torch.Tensor, positions: torch.Tensor) -> StateStep:
         """A step of one token each, in a graph. rows: [size] int32, -1 for padding; positions:

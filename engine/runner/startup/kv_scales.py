@@ -13,6 +13,7 @@ import torch
 from engine.attention.base import KVScales
 from engine.attention.select import select_backend
 from engine.executors.base import Executor
+from engine.models.base import ModelConfig
 from engine.models.sharding import kv_heads_of_rank
 from engine.quant.kv_cache import read_kv_scales
 from engine.runner.startup.model import read_facts
@@ -29,8 +30,10 @@ def load_kv_scales(target: Target, executor: Executor) -> list[KVScales]:
     """The scales of each layer. Raises ``ModelLoadError`` if the checkpoint's own are wrong."""
     config, layout, device = target.config, target.facts.cache_layout, target.device
     if config.load_format != "dummy":
-        whole = read_facts(config).cache_layout
-        given = read_kv_scales(config.model_dir, whole, device)
+        facts = read_facts(config)
+        whole = facts.cache_layout
+        layers = facts.attention_layers if isinstance(facts, ModelConfig) else None
+        given = read_kv_scales(config.model_dir, whole, device, layers)
         if given is not None:
             if layout.is_latent:
                 return given

@@ -71,6 +71,11 @@ def resolve(config: EngineConfig, stage: Stage = WHOLE) -> Target:
         facts = replace(facts, stage=stage, last_stage_embeds=_drafts_embed(config))
     if facts.recurrent is not None:
         _check_with_states(config, facts)
+    elif config.num_state_snapshots is not None:
+        raise ConfigError(
+            f"num_state_snapshots: no layer of {facts.architecture} keeps a recurrent state: leave "
+            "it out"
+        )
     device, asked_seqs = choose_device(config), config.max_num_seqs
     config = config.for_device(device.type, device_bytes(device))
     dtype = _dtype(config, facts, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from engine.runner.inputs import ChunkFields
 from engine.runner.states import StateCache
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Chunk
-from tests.engine.models.families import CASES, PROMPT_LEN, Case
+from tests.engine.models.families import CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import TOLERANCE
 from tests.engine.models.test_hybrid import BLOCK_SIZE, DRAFTS, Poisoned, Subject
 from tests.pairs import each_value
@@ -144,6 +145,7 @@ def test_graphs_find_the_states_of_their_rows(
     [
         ({"speculative_config": DRAFTS}, "speculative_config: a rejected draft .* recurrent"),
         ({"swap_space": 1.0}, "swap_space: the recurrent states"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: .* recurrent state"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size 2 .* recurrent state"),
     ],
 )
@@ -152,6 +154,14 @@ def test_what_states_cannot_do_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         load_runner(EngineConfig(model=str(subject.folder), device="cpu", **options))
+
+
+def test_snapshots_of_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_state_snapshots must be at least 1, got 0"):
+        EngineConfig(model="m", num_state_snapshots=0)
+    config = EngineConfig(model=str(write(CASES[0], tmp_path)), num_state_snapshots=2)
+    with pytest.raises(ConfigError, match="num_state_snapshots: no layer of Llama"):
+        load_runner(config)
 
 
 class OneState:

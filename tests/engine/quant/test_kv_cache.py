@@ -56,6 +56,13 @@ def test_one_for_both(tmp_path: Path) -> None:
     assert scales[1].k.tolist() == scales[1].v.tolist() == [2.5] * 3
 
 
+def test_layers_without_keys_have_none(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{i}.self_attn.kv_scale": torch.tensor(i / 2) for i in (3, 7)}
+    scales = read_kv_scales(checkpoint(tmp_path, tensors), LAYOUT, CPU, (3, 7))
+    assert scales is not None
+    assert [s.k.tolist() for s in scales] == [[1.5] * 3, [3.5] * 3]
+
+
 def test_a_checkpoint_without_any(tmp_path: Path) -> None:
     assert read_kv_scales(checkpoint(tmp_path, {}), LAYOUT, CPU) is None
 
