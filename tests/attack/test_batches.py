@@ -88,8 +88,9 @@ async def test_kills_lose_no_line_and_bill_none_twice(deployment: Deployment) ->
 
 
 async def test_ten_thousand_lines_are_hardly_felt(deployment: Deployment) -> None:
-    """While others generate. The machine may be busy with other work, so the bound is wide; the
-    model of ``engine.bench.fairness`` holds it to 5 %."""
+    """While others generate; in turns with none, because the machine's speed changes. It may be
+    busy with other work, so the bound is wide; the model of ``engine.bench.fairness`` holds it to
+    5 %."""
     live, other = deployment.member("live"), deployment.member("others")
     stop = asyncio.Event()
 
@@ -115,8 +116,12 @@ async def test_ten_thousand_lines_are_hardly_felt(deployment: Deployment) -> Non
                 await answer.close()
                 break
             await asyncio.sleep(0.05)
-        return sorted(found)
+        return found
 
+    async def has_status(client: AsyncOpenAI, batch_id: str, status: str) -> bool:
+        return (await client.batches.retrieve(batch_id)).status == status
+
+    calm, beside = list[float](), list[float]()
     url = f"{deployment.url}/v1"
     async with (
         AsyncOpenAI(base_url=url, api_key=live.key) as client,
@@ -124,19 +129,17 @@ async def test_ten_thousand_lines_are_hardly_felt(deployment: Deployment) -> Non
     ):
         streams = [asyncio.create_task(stream(busy)) for _ in range(4)]
         await ttfts(client, 20)
-        calm = await ttfts(client, 200)
-        batch_id = await begin(busy, 10_000, max_tokens=50)
-
-        async def is_running() -> bool:
-            return (await busy.batches.retrieve(batch_id)).status == "in_progress"
-
-        await until(is_running)
-        beside = await ttfts(client, 200)
-        counts = (await busy.batches.retrieve(batch_id)).request_counts
-        await busy.batches.cancel(batch_id)
+        for _ in range(3):
+            calm += await ttfts(client, 200)
+            batch_id = await begin(busy, 10_000, max_tokens=50)
+            await until(lambda name=batch_id: has_status(busy, name, "in_progress"))
+            beside += await ttfts(client, 200)
+            await busy.batches.cancel(batch_id)
+            await until(lambda name=batch_id: has_status(busy, name, "cancelled"))
         stop.set()
         await asyncio.gather(*streams)
     for name, found in (("calm", calm), ("beside 10,000 lines", beside)):
+        found.sort()
         p50, p99 = (1000 * found[int(share * (len(found) - 1))] for share in (0.5, 0.99))
-        print(f"time to first token, {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms; {counts}")
+        print(f"time to first token, {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     assert beside[len(beside) // 2] <= 1.5 * calm[len(calm) // 2]
