@@ -143,6 +143,8 @@ def _nothing_at(scope: Scope, operations: Operations) -> Exception:
             "The path begins with /v1 twice: clients that add it themselves, such as Anthropic's, "
             "take a base URL without it."
         )
+    if path.startswith(("/v1/", "/v2/", ADMIN)):
+        return NotFound("There is nothing at this path; /openapi.json lists what there is.")
     return NotFound(
         "There is nothing at this path. The API's begin with /v1, so a client's base URL ends in "
         "/v1; /openapi.json lists them."

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -132,10 +133,10 @@ async def test_ten_thousand_lines_are_hardly_felt(deployment: Deployment) -> Non
         for _ in range(3):
             calm += await ttfts(client, 200)
             batch_id = await begin(busy, 10_000, max_tokens=50)
-            await until(lambda name=batch_id: has_status(busy, name, "in_progress"))
+            await until(partial(has_status, busy, batch_id, "in_progress"))
             beside += await ttfts(client, 200)
             await busy.batches.cancel(batch_id)
-            await until(lambda name=batch_id: has_status(busy, name, "cancelled"))
+            await until(partial(has_status, busy, batch_id, "cancelled"))
         stop.set()
         await asyncio.gather(*streams)
     for name, found in (("calm", calm), ("beside 10,000 lines", beside)):
