@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 MAX_STATES = 1_000
@@ -527,6 +528,7 @@ def escaped(char: str) -> str:
     return rf"\x{ord(char):02x}" if char < " " or char == "\x7f" else char
 
 
+@lru_cache(maxsize=1024)
 def written_class(chars: Ranges) -> str:
     """A class of characters as an expression."""
     if chars == _CHAR.chars or not chars:

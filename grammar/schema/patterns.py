@@ -9,9 +9,8 @@ escape. ``language`` is what is to be combined with other patterns, and decides 
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from grammar.schema import ecma, unicode_properties
 from grammar.schema.languages import (
@@ -48,14 +47,12 @@ class Pattern:
 
     full: tuple[str, ...]
     """Each matches a whole value; in the syntax of Rust's ``regex``. Several for look-ahead."""
-    json: str | None
-    """Matches a whole value as it stands in JSON text; None where that would take an escape or a
-    Unicode property."""
     size: int
     """Number of items, with counted repetitions written out."""
     _node: _Node
 
     @classmethod
+    @lru_cache(maxsize=256)
     def parse(cls, source: str) -> Pattern:
         """Parse a pattern. Raises ``PatternError``."""
         try:
@@ -69,7 +66,6 @@ class Pattern:
             raise PatternError(
                 f"its repetitions expand to {node.size}, over {MAX_EXPANDED_SIZE} items"
             )
-        json = None
         full: tuple[str, ...]
         try:
             full = (_Emitter(json=False).whole(node),)
@@ -78,10 +74,16 @@ class Pattern:
                 full = tuple(_language(node).regexes())
             except TooComplex as error:
                 raise PatternError(f"its assertions take too much: {error}") from None
-        else:
-            with suppress(_NotInJson):
-                json = _Emitter(json=True).whole(node)
-        return cls(full, json, node.size, node)
+        return cls(full, node.size, node)
+
+    @cached_property
+    def json(self) -> str | None:
+        """Matches a whole value as it stands in JSON text; None where that would take an escape, a
+        Unicode property or an assertion."""
+        try:
+            return _Emitter(json=True).whole(self._node)
+        except (_NotInJson, _Irregular):
+            return None
 
     @property
     def prefix(self) -> str:
