@@ -3,7 +3,7 @@
 That concerns tuples (until 2019-09), dependencies and names of places (until draft 7), exclusive
 bounds and ``id`` (draft 4), and keywords that are null, which no draft allows. Generators of
 schemas write all of these: the AI SDK's, those of OpenAPI 3.0, and those of languages that write
-empty fields.
+empty fields. References that are dynamic and lead to one place only become plain ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from grammar.schema.paths import ROOT, child
 OLD_SPELLING = re.compile(
     r'"items"\s*:\s*\[|"exclusive(?:Min|Max)imum"\s*:\s*(?:true|false)|:\s*null'
     r'|"dependencies"\s*:|"\$id"\s*:\s*"#|"\$schema"\s*:\s*"[^"]*draft-0[34]'
+    r'|"\$(?:dynamic|recursive)Ref"\s*:'
 )
 """One of these occurs in the text of every document that ``modern`` would change."""
 
@@ -50,6 +51,9 @@ def _modern(schema: Any, root: Any) -> Any:
         found["$id"] = found.pop("id")
     if _NAME.fullmatch(str(found.get("$id"))) is not None and "$anchor" not in found:
         found["$anchor"] = found.pop("$id")[1:]
+    for keyword in ("$dynamicRef", "$recursiveRef"):
+        if keyword in found and _is_plain_reference(found[keyword], root):
+            _respell_reference(found, keyword)
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(found.get(exclusive), bool):
             _respell_bound(found, bound, exclusive)
@@ -167,6 +171,32 @@ def _respell_dependencies(schema: dict[str, Any]) -> None:
             schema[keyword] = present | {name: needs}
         elif isinstance(parts, list):
             schema["allOf"] = [*parts, {keyword: {name: needs}}]
+
+
+def _is_plain_reference(reference: Any, root: Any) -> bool:
+    """Whether a dynamic reference leads to one place only, wherever it is followed from: the
+    document is one resource, and its anchor is there once at most."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return False
+    anchors, stack = 0, [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if node is not root and ("$id" in node or "$recursiveAnchor" in node):
+                return False
+            anchors += node.get("$dynamicAnchor") == reference[1:]
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
+    return anchors < 2
+
+
+def _respell_reference(schema: dict[str, Any], keyword: str) -> None:
+    reference = schema.pop(keyword)
+    if "$ref" not in schema:
+        schema["$ref"] = reference
+    elif isinstance(schema.get("allOf", []), list):
+        schema["allOf"] = [*schema.get("allOf", []), {"$ref": reference}]
 
 
 def _respell_bound(schema: dict[str, Any], bound: str, exclusive: str) -> None:

@@ -13,6 +13,7 @@ Where no schema is left to say it in, ``Open`` says what it was.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from itertools import combinations, pairwise
 from typing import Any
@@ -197,8 +198,10 @@ class Negation:
                 yield {"type": "object"}
         for name, sub in schema.get("properties", {}).items():
             known = around.members.get(name, [])
-            # What holds for a member as well cannot be what it violates.
-            if sub in known or (around.names is not None and name not in around.names):
+            # What holds for a member anyway cannot be what it violates.
+            if len(_different([*known, sub])) == len(known) or (
+                around.names is not None and name not in around.names
+            ):
                 continue
             other = self.of(sub, Around(known, self._document), depth + 1)
             if other is not False:
@@ -245,17 +248,18 @@ def any_of(options: list[Schema]) -> Schema:
         return True
     whole = {kind for option in options for kind in _whole_types(option)}
     kept: list[Schema] = [{"type": sorted(whole)}] if whole else []
-    for option in options:
-        if (
-            option is False
-            or option in kept
-            or (isinstance(option, dict) and _is_in(option, whole))
-        ):
-            continue
-        kept.append(option)
+    kept += [o for o in options if isinstance(o, dict) and not _is_in(o, whole)]
+    kept = _different(kept)
     if len(kept) < 2:
         return kept[0] if kept else False
     return {"anyOf": kept}
+
+
+def _different(schemas: list[Schema]) -> list[Schema]:
+    """Each once. They are compared as JSON, in which 1 is not ``true``."""
+    if len(schemas) < 2:
+        return schemas
+    return list({json.dumps(schema, sort_keys=True): schema for schema in schemas}.values())
 
 
 def _whole_types(option: Schema) -> list[str]:
@@ -274,10 +278,7 @@ def all_of(parts: list[Schema]) -> Schema:
     """The conjunction, without what is said twice."""
     if False in parts:
         return False
-    kept: list[Schema] = []
-    for part in parts:
-        if part is not True and part != {} and part not in kept:
-            kept.append(part)
+    kept = _different([part for part in parts if part is not True and part != {}])
     if len(kept) < 2:
         return kept[0] if kept else {}
     return {"allOf": kept}

@@ -27,7 +27,7 @@ def test_each_keyword_has_its_path_and_its_backends() -> None:
         "properties": {
             "name": {"type": "string", "maxLength": 5},
             "age": {"type": "integer", "minimum": 0},
-            "tags": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True},
+            "tags": {"type": "array", "items": {"type": "number"}, "uniqueItems": True},
         },
         "required": ["name"],
         "additionalProperties": False,
@@ -97,6 +97,7 @@ ENFORCED_BY_LLGUIDANCE: list[Any] = [
     {"type": "string", "minimum": 3, "uniqueItems": True, "x-note": 1},
     {"if": {"type": "string"}},
     {"not": {"type": "null"}},
+    {"type": "array", "uniqueItems": True, "items": {"enum": ["a", 1, True, None]}},
     {"type": "string", "not": {"pattern": "^a"}, "format": "iri"},
     {"if": {"type": "null"}, "then": False, "else": {"minimum": 3}},
     {"oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"properties": {"c": {"const": 1}}}]},

@@ -211,7 +211,7 @@ STOPPED: dict[str, tuple[GrammarSpec, type[Exception], str]] = {
     "divisibleBy": (schema({"divisibleBy": 2}), InvalidGrammar, "write multipleOf"),
     "extends": (schema({"extends": {}}), InvalidGrammar, "write allOf"),
     "disallow": (schema({"disallow": "string"}), InvalidGrammar, "write not"),
-    "$recursiveRef": (schema({"$recursiveRef": "#"}), InvalidGrammar, "write $ref"),
+    "$recursiveRef": (schema({"$recursiveRef": "#"}), InvalidGrammar, "leads back to itself"),
     "nested data": (
         GrammarSpec("json_schema", '{"const":' + "[" * 900 + "]" * 900 + "}"),
         GrammarTooLarge,

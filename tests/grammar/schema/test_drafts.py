@@ -226,3 +226,32 @@ def test_what_is_wrong_in_any_draft_is_still_refused() -> None:
         deep = {"items": [deep]}
     with pytest.raises(GrammarTooLarge):
         GrammarSpec.from_schema(deep).validate()
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_plain"),
+    [
+        ({"items": {"$recursiveRef": "#"}, "type": "array"}, True),
+        ({"$recursiveAnchor": True, "items": {"$recursiveRef": "#"}, "type": "array"}, True),
+        ({"$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}, "type": "array"}, True),
+        ({"items": {"$dynamicRef": "#"}, "type": "array"}, True),
+        (
+            {
+                "type": "array",
+                "items": {"$dynamicRef": "#n"},
+                "$defs": {"a": {"$id": "a", "$dynamicAnchor": "n"}, "b": {"$dynamicAnchor": "n"}},
+            },
+            False,
+        ),
+    ],
+)
+def test_a_reference_that_is_dynamic_and_leads_to_one_place_is_a_plain_one(
+    schema: dict[str, Any], is_plain: bool
+) -> None:
+    spec = GrammarSpec.from_schema(schema, strict=False)
+    if is_plain:
+        assert audit(spec.document()).unenforced("llguidance") == ()
+        assert validate(spec, "[[], [[]]]").passed
+        assert not validate(spec, "[[1]]").passed
+    else:
+        assert spec.document()["items"] == schema["items"]
