@@ -188,6 +188,11 @@ async def holds_nothing(client: httpx.AsyncClient, deployment: Deployment) -> bo
     return bool(num_requests == 0 and stats["num_free_blocks"] == stats["num_total_blocks"] > 0)
 
 
+async def is_running(client: httpx.AsyncClient, deployment: Deployment, number: int) -> bool:
+    stats = (await client.get(f"{deployment.url}/admin/v1/engine")).json()["stats"]
+    return bool(stats["num_running"] == number)
+
+
 async def is_whole(client: httpx.AsyncClient, deployment: Deployment) -> bool:
     return await num_ready(client, deployment.url) == len(deployment.engines())
 
@@ -242,6 +247,35 @@ async def test_engines_die_while_postgresql_is_away_for_a_minute() -> None:
             within_s=AWAY_S + 15,
             beside=outage(),
         )
+
+
+@pytest.mark.nightly
+async def test_a_worker_and_an_engine_die_at_once(database: str) -> None:
+    """Connections to that worker break. For the streams of the other one it is a pause."""
+    with Deployment(database, settings=settings(2)) as deployment:
+        member, answers = deployment.member("twofold", NO_LIMITS, "admin"), Answers()
+        asked = questions(600)[:3]
+        async with client_of(member) as client:
+            expected = [await ask(client, deployment.url, one, answers) for one in asked]
+
+            async def is_answered(number: int) -> bool:
+                try:
+                    got = await ask(client, deployment.url, asked[number % 3], answers)
+                except httpx.TransportError:
+                    return False
+                assert got == expected[number % 3]
+                return True
+
+            running = [asyncio.create_task(is_answered(number)) for number in range(24)]
+            await until(lambda: is_running(client, deployment, 24), within_s=60)
+            deployment.workers()[0].kill()
+            deployment.engines()[0].kill()
+            assert 0 < sum(await asyncio.gather(*running)) < 24
+        async with client_of(member) as client:
+            await until(lambda: holds_nothing(client, deployment), within_s=60)
+        booked = await deployment.settled(member, 3 + 24)
+        assert booked.requests == 3 + 24
+        assert answers.num_tokens <= booked.completion_tokens <= 27 * 600
 
 
 @pytest.mark.nightly
