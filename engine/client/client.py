@@ -141,6 +141,8 @@ class EngineClient:
         """Entered anew for every ``BURST`` outputs of a step, while they are delivered. Must not
         raise."""
         self.on_lost: OnLost | None = None
+        self.on_ended: Callable[[], None] | None = None
+        """Called when the engine has ended, as ``epoch`` and ``was_killed`` say."""
         self.on_change: Callable[[], None] | None = None
         """Called when the engine begins or ceases to be ready."""
         self.on_begun: Callable[[RequestStream, int], None] | None = None
@@ -486,6 +488,8 @@ class EngineClient:
         self._num_others = 0
         streams = self._take_streams()
         self._death.set()
+        if self.on_ended is not None:
+            self.on_ended()
         self._notify()
         lost = EngineDead(str(error))
         for stream in streams:

@@ -59,6 +59,13 @@ class Fleets(Mapping[str, Fleet]):
             if engine.name == name:
                 engine.retire(epoch)
 
+    def learn(self, name: str, epoch: int, *, was_killed: bool) -> None:
+        """As ``Moves.learn``, of the engine of this name."""
+        for fleet in self.values():
+            for engine in fleet.engines:
+                if engine.name == name:
+                    fleet.moves.learn(engine, epoch, was_killed=was_killed)
+
     @property
     def ready(self) -> bool:
         """Whether requests for any model are served."""

@@ -9,8 +9,9 @@ token of it before have shown that they are harmless. Each of the others gets a 
 probation at the next engine: no other request with a strike runs there until it has a token. So a
 request that kills engines gets its second strike alone, and fails; the others lose nothing.
 
-How an engine ended its owner knows at once, other processes when the next engine of that name says
-so (``Ready.follows_kill``). Until then they count a strike. A request with two waits for that word.
+How an engine ended its owner knows, and tells the workers of its host (``learn``). Other processes
+hear it from the next engine of that name (``Ready.follows_kill``), and count a strike until then. A
+request with two waits for that word.
 """
 
 from __future__ import annotations
@@ -129,14 +130,27 @@ class Moves:
         if engine.ready and (death := self._doubtful.pop(engine.name, None)) is not None:
             # If only the connection had broken, it has not died.
             is_same = engine.epoch != 0 and engine.epoch == death.epoch
-            death.was_killed = is_same or engine.info.follows_kill
-            self._strike_out()
+            self._resolve(death, was_killed=is_same or engine.info.follows_kill)
         if not is_any:
             self._away_since = self._away_since or time.monotonic()
             return
         self._away_since = None
         if self._waiting:
             self.place()
+
+    def learn(self, engine: EngineClient, epoch: int, *, was_killed: bool) -> None:
+        """The owner of an engine says how it ended, perhaps before that is noticed here."""
+        if engine.epoch == epoch:
+            engine.lose("its process has ended")
+        death = self._doubtful.get(engine.name)
+        if death is not None and death.epoch == epoch:
+            del self._doubtful[engine.name]
+            self._resolve(death, was_killed=was_killed)
+            self.place()
+
+    def _resolve(self, death: Death, *, was_killed: bool) -> None:
+        death.was_killed = was_killed
+        self._strike_out()
 
     def close(self) -> None:
         """End all that wait, because the server ends."""

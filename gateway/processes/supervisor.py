@@ -20,10 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from engine.client.client import EngineClient
 from engine.client.fleets import Fleets
 from engine.client.transport import private_socket_path
 from engine.launch import import_path
@@ -37,7 +39,7 @@ from gateway.peers.peers import sweep
 from gateway.processes import listening, server
 from gateway.processes.fleet import num_engines, spawned_fleets
 from gateway.processes.signals import ending_signals_sent_to
-from gateway.processes.worker import BEATS, Launch, Retire, Started
+from gateway.processes.worker import BEATS, Ended, Launch, Retire, Started
 from tenants.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -153,6 +155,10 @@ class Worker:
         else:
             self._on_retire(msgspec.json.decode(line, type=Retire))
 
+    def tell(self, ended: Ended) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(ended) + b"\n")
+
     async def stop(self, timeout_s: float) -> None:
         """Ask the worker to shut down, and kill it after ``timeout_s``."""
         self.signal(signal.SIGTERM)
@@ -196,6 +202,12 @@ class Supervisor:
                 group.create_task(self._keep_one())
             await self._first_start.wait()
             on_ready()
+
+    def tell(self, engine: EngineClient) -> None:
+        """Tell all workers how an engine has ended."""
+        ended = Ended(engine=engine.name, epoch=engine.epoch, was_killed=bool(engine.was_killed))
+        for worker in self._workers:
+            worker.tell(ended)
 
     def hurry(self) -> None:
         """Abort the requests that the workers still wait for. Call it after ``run`` was
@@ -264,6 +276,8 @@ async def serve(
             Launch(config=shared, engine_addresses=addresses, metrics_folder=str(metrics_folder)),
             lambda said: engine.retire(said.engine, said.epoch),
         )
+        for one in engine.engines:
+            one.on_ended = partial(supervisor.tell, one)
 
         def ready() -> None:
             has_tls = config.server.tls_certificate is not None

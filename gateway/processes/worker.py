@@ -1,10 +1,10 @@
 """One of several gateway processes on one port, with engines that the supervisor owns.
 
 The supervisor runs ``python -m gateway.processes.worker``. The first line of its stdin is a
-``Launch``; the end of that pipe means that the supervisor has ended, and stops the worker. It
-writes one line to stdout when it serves or cannot start (``Started``), one for each engine that is
-to be started anew (``Retire``), and periodically empty lines, *beats*, which tell the supervisor
-that its event loop runs.
+``Launch``, each further one says how an engine ended (``Ended``); the end of that pipe means that
+the supervisor has ended, and stops the worker. It writes one line to stdout when it serves or
+cannot start (``Started``), one for each engine that is to be started anew (``Retire``), and
+periodically empty lines, *beats*, which tell the supervisor that its event loop runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -66,6 +67,15 @@ class Retire(msgspec.Struct, frozen=True, kw_only=True):
     """Which is to end; there may be a later one already."""
 
 
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor writes to all workers, as JSON: how an engine ended."""
+
+    engine: str
+    epoch: int
+    was_killed: bool
+    """As of ``EngineClient``."""
+
+
 async def serve(launch: Launch) -> None:
     """Serve until SIGTERM; raises as ``server.serve`` does."""
 
@@ -74,6 +84,12 @@ async def serve(launch: Launch) -> None:
         _say(Retire(engine=name, epoch=found.info.epoch))
 
     engine = attached_fleets(launch.config, launch.engine_addresses, retire)
+
+    def hear(line: bytes) -> None:
+        said = msgspec.json.decode(line, type=Ended)
+        engine.learn(said.engine, said.epoch, was_killed=said.was_killed)
+
+    _follow_the_supervisor(hear)
 
     def begin(_url: str) -> None:
         tune_collector()
@@ -121,10 +137,17 @@ def _say(what: Started | Retire) -> None:
     sys.stdout.buffer.flush()
 
 
-def _stop_with_the_supervisor() -> None:
+def _follow_the_supervisor(hear: Callable[[bytes], None]) -> None:
+    """Have the event loop hear each line of the supervisor, and stop with it."""
+    loop = asyncio.get_running_loop()
+
     def watch() -> None:
-        while os.read(0, 1024):
-            pass
+        rest = b""
+        while data := os.read(0, 1024):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(RuntimeError):  # The loop is closed.
+                    loop.call_soon_threadsafe(hear, line)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
@@ -134,7 +157,6 @@ def main() -> int:
     import uvloop
 
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    _stop_with_the_supervisor()
     logs.configure(launch.config.server.log_level, launch.config.server.log_format, has_pid=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

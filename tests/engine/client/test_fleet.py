@@ -261,6 +261,23 @@ async def test_a_worker_waits_for_the_word_of_whoever_saw_how_two_engines_ended(
         assert await read(stream) == expected(1, 10)
 
 
+async def test_a_worker_need_not_wait_where_the_owner_tells_it() -> None:
+    async with attached_fleet_of(2) as (fleet, owners):
+        for owner, engine in zip(owners, fleet.engines, strict=True):
+            owner.on_ended = partial(tell_of, owner, fleet, engine)
+        stream = fleet.submit(request("r", 1, 10, num_granted_tokens=0))
+        kill(home := await home_of(fleet))
+        await home_of(fleet, but=home)
+        await until(lambda: not home.ready or stream.num_strikes == 0)
+        assert stream.num_strikes == len(fleet.moves._doubtful) == 0
+        stream.grant(10, is_last=True)
+        assert await read(stream) == expected(1, 10)
+
+
+def tell_of(owner: EngineClient, fleet: Fleet, engine: EngineClient) -> None:
+    fleet.moves.learn(engine, owner.epoch, was_killed=bool(owner.was_killed))
+
+
 async def test_what_kills_the_engines_of_a_worker_fails_alone() -> None:
     async with attached_fleet_of(2) as (fleet, owners):
         deaths: list[EngineClient] = []

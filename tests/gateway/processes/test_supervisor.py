@@ -14,6 +14,8 @@ import msgspec
 import psutil
 import pytest
 
+from engine.client.client import EngineClient
+from engine.config import EngineConfig
 from gateway.config import Config, parse
 from gateway.errors import SetupError
 from gateway.processes import supervisor
@@ -31,6 +33,12 @@ RETIRES = """import sys
 sys.stdin.readline()
 print('{}', flush=True)
 print('x' * 200_000 + '\\n{"engine": "1", "epoch": 7}', flush=True)
+sys.stdin.read()
+"""
+TOLD = """import sys
+sys.stdin.readline()
+print('{}', flush=True)
+print(sys.stdin.readline(), flush=True)
 sys.stdin.read()
 """
 BEATS = """import sys, time
@@ -334,3 +342,19 @@ async def test_a_worker_may_ask_for_another_engine(
             while not programs.retired:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert programs.retired == [Retire(engine="1", epoch=7)]
+
+
+async def test_all_workers_are_told_how_an_engine_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These say it back, as what a worker says of an engine."""
+    programs = Programs([TOLD])
+    async with running(programs, tmp_path, monkeypatch, workers=2) as (boss, _, ready):
+        await ready.wait()
+        engine = EngineClient(EngineConfig(model="m"), name="1")
+        engine.epoch, engine.was_killed = 7, True
+        boss.tell(engine)
+        async with asyncio.timeout(10):
+            while len(programs.retired) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert programs.retired == [Retire(engine="1", epoch=7)] * 2
