@@ -248,7 +248,10 @@ def check_port(settings: Config) -> Iterator[Finding]:
     try:
         server.bound(settings.server, shared=False).close()
     except SetupError as error:
-        yield Finding("note", "port", f"{error} (a Sluice that runs here is no fault)")
+        if " is taken;" in str(error):
+            yield Finding("note", "port", f"{error} (a Sluice that runs here is no fault)")
+        else:
+            yield Finding("wrong", "port", str(error))
     else:
         yield Finding("ok", "port", f"{settings.server.host}:{settings.server.port} is free")
 

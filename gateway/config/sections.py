@@ -142,11 +142,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 "server.unix_socket is for one worker; set server.workers = 1, or host and port"
             )
-        for network in self.outbound_networks:
-            try:
-                ip_network(network)
-            except ValueError as error:
-                raise ConfigError(f"server.outbound_networks: {error}") from None
+        for name in ("outbound_networks", "trusted_proxies"):
+            for network in getattr(self, name):
+                if name == "trusted_proxies" and network == "*":
+                    continue
+                try:
+                    ip_network(network)
+                except ValueError as error:
+                    raise ConfigError(f"server.{name}: {error}") from None
         for origin in self.allowed_origins:
             if origin == "*":
                 continue

@@ -92,6 +92,13 @@ def test_values_are_taken(tmp_path: Path) -> None:
                 "null",
             )
         ),
+        *(
+            (
+                MINIMAL + f'[server]\n{name} = ["10.0.0.7/8"]\n',
+                f"server.{name}: 10.0.0.7/8 has host bits set",
+            )
+            for name in ("outbound_networks", "trusted_proxies")
+        ),
         (MINIMAL + '[server]\nport = "x"\n', "server.port: Expected `int`, got `str`"),
         (MINIMAL + "[server]\nport = 70000\n", "server.port: Expected `int` <= 65535"),
         (MINIMAL + "[server]\nheartbeat_s = 0\n", "server.heartbeat_s: Expected `float` > 0"),

@@ -126,6 +126,12 @@ def test_a_port_that_is_taken_is_a_note(tmp_path: Path) -> None:
     assert f"127.0.0.1:{port}" in text
 
 
+def test_an_address_of_another_machine_is_wrong(tmp_path: Path) -> None:
+    env = {"SLUICE_SERVER_HOST": "203.0.113.9"}
+    (text,) = texts(doctor.check_port, configuration.load(write(tmp_path), env=env)).values()
+    assert text.startswith("wrong: 203.0.113.9:8000 is not an address of this machine")
+
+
 def test_a_collector(tmp_path: Path) -> None:
     with collector() as taken:
         config = configuration.load(
