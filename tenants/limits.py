@@ -117,6 +117,36 @@ def room(
     return fitting
 
 
+class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scope has used of its limits, with what its running requests hold."""
+
+    tenant_id: UUID
+    tenant_name: str
+    policy: ScopePolicy
+    used: dict[str, int]
+    """By the name of the limit, of those that it has."""
+
+    @property
+    def share(self) -> float:
+        """The greatest share of any of its limits."""
+        limits = self.policy.limits
+        return max(
+            used / max(most, 1)
+            for name, used in self.used.items()
+            if isinstance(most := getattr(limits, name), int)
+        )
+
+
+BUDGETS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent",
+    "monthly_tokens",
+    "monthly_cost_micro",
+)
+"""The limits of which something is used up, in the order of ``list_budgets``."""
+
+
 class MonthLeft(msgspec.Struct, frozen=True, kw_only=True):
     """What a scope in which no request runs has left of its month: nothing can come back to it."""
 

@@ -210,6 +210,44 @@ FROM limit_policy
 WHERE tenant_id = $1
 ORDER BY array_position(ARRAY['tenant', 'project', 'key'], scope_kind), scope_id;
 
+-- name: list_budgets for operator
+-- What scopes have used of their limits, of all tenants or of $1, with what running requests hold: those
+-- that have used the greatest share of any limit first.
+WITH used AS (
+    SELECT
+        p.*, t.name AS tenant_name,
+        (p.requests_per_minute * 60000000 - l.requests + 59999999) / 60000000 AS used_requests,
+        (p.tokens_per_minute * 60000000 - l.tokens + 59999999) / 60000000 AS used_tokens,
+        s.num_running AS used_slots,
+        p.monthly_tokens - l.month_tokens AS used_month_tokens,
+        p.monthly_cost_micro - l.month_cost_micro AS used_month_cost_micro
+    FROM limit_state AS s
+    INNER JOIN limit_policy AS p ON p.scope_id = s.scope_id
+    INNER JOIN tenant AS t ON t.id = p.tenant_id
+    CROSS JOIN LATERAL limit_left(s, p, now()) AS l
+    WHERE $1::uuid IS NULL OR p.tenant_id = $1
+)
+SELECT
+    tenant_id, tenant_name, scope_kind, scope_id, requests_per_minute, tokens_per_minute,
+    max_concurrent, max_queued, monthly_tokens, monthly_cost_micro, priority, weight,
+    max_cached_blocks, used_requests, used_tokens, used_slots, used_month_tokens,
+    used_month_cost_micro
+FROM used
+WHERE
+    num_nonnulls(
+        requests_per_minute, tokens_per_minute, max_concurrent, monthly_tokens, monthly_cost_micro
+    ) > 0
+ORDER BY
+    greatest(
+        used_requests / greatest(requests_per_minute, 1)::float8,
+        used_tokens / greatest(tokens_per_minute, 1)::float8,
+        CASE WHEN max_concurrent IS NOT NULL THEN used_slots / greatest(max_concurrent, 1)::float8 END,
+        used_month_tokens / greatest(monthly_tokens, 1)::float8,
+        used_month_cost_micro / greatest(monthly_cost_micro, 1)::float8
+    ) DESC,
+    tenant_name, scope_kind, scope_id
+LIMIT $2;
+
 -- name: reserve
 -- Takes from all scopes of a request, or from none.
 SELECT answer.*

@@ -11,6 +11,8 @@ import msgspec
 
 from tenants.connections import Row
 from tenants.limits import (
+    BUDGETS,
+    BudgetUse,
     Limits,
     MonthLeft,
     QuotaAnswer,
@@ -97,6 +99,26 @@ def policy_of(row: Row) -> ScopePolicy:
         scope_kind=row["scope_kind"],
         scope_id=row["scope_id"],
         limits=Limits(**{name: row[name] for name in Limits.__struct_fields__}),
+    )
+
+
+def budget_of(row: Row) -> BudgetUse:
+    columns = (
+        "used_requests",
+        "used_tokens",
+        "used_slots",
+        "used_month_tokens",
+        "used_month_cost_micro",
+    )
+    return BudgetUse(
+        tenant_id=row["tenant_id"],
+        tenant_name=row["tenant_name"],
+        policy=policy_of(row),
+        used={
+            name: max(0, row[column])
+            for name, column in zip(BUDGETS, columns, strict=True)
+            if row[name] is not None
+        },
     )
 
 

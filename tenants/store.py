@@ -20,6 +20,7 @@ from tenants.errors import InvalidValue, ObjectNotFound
 from tenants.files import Files
 from tenants.limits import (
     Balance,
+    BudgetUse,
     Limits,
     MonthLeft,
     QuotaAnswer,
@@ -36,6 +37,7 @@ from tenants.names import (
 from tenants.postgres_upkeep import PostgresUpkeep
 from tenants.rows import (
     answer_of,
+    budget_of,
     event_values,
     month_left_of,
     policy_of,
@@ -198,6 +200,12 @@ class Store(Directory):
         """The limits of a tenant's scopes: tenant, projects, keys."""
         rows = await self._all("list_limits", tenant_id, tenant_id=tenant_id)
         return [policy_of(row) for row in rows]
+
+    async def list_budgets(self, tenant_id: UUID | None, *, limit: int) -> Sequence[BudgetUse]:
+        """What the scopes of a tenant, or of all, have used of their limits: those that have used
+        the greatest share of one come first."""
+        rows = await self._all("list_budgets", tenant_id, limit)
+        return [budget_of(row) for row in rows]
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         """Reserve in all scopes of a request, or in none.

@@ -15,9 +15,15 @@ from starlette.responses import Response, StreamingResponse
 from gateway import context
 from gateway.admin.exports import MEDIA_TYPES, exported
 from gateway.errors import InvalidRequestError, NotFound, quoted
-from gateway.routes.http import moment, query_id, query_number, query_tenant
-from gateway.routes.paging import listing, page_of
-from gateway.schemas.admin import AuditObject, UsageObject, UsageRowObject
+from gateway.routes.http import moment, query_id, query_number, query_tenant, secret_answer
+from gateway.routes.paging import DEFAULT_LIMIT, MAX_LIMIT, listing, page_of
+from gateway.schemas.admin import (
+    AuditObject,
+    BudgetObject,
+    ListObject,
+    UsageObject,
+    UsageRowObject,
+)
 from gateway.services import Services
 from tenants.errors import ObjectNotFound
 from tenants.types import (
@@ -125,6 +131,25 @@ async def _tenant(services: Services, request: Request) -> UUID | None:
 async def _names(services: Services, ids: Iterable[UUID | None]) -> Mapping[UUID, str]:
     wanted = {tenant_id for tenant_id in ids if tenant_id is not None}
     return await services.store.names(wanted) if wanted else {}
+
+
+async def budgets(services: Services, request: Request) -> Response:
+    tenant_id = await query_tenant(request, services.store)
+    limit = query_number(request, "limit", DEFAULT_LIMIT, most=MAX_LIMIT)
+    assert limit is not None
+    found = await services.store.list_budgets(tenant_id, limit=limit + 1)
+    rows = [
+        BudgetObject(
+            tenant_id=str(one.tenant_id),
+            tenant_name=one.tenant_name,
+            scope_kind=one.policy.scope_kind,
+            scope_id=str(one.policy.scope_id),
+            limits=one.policy.limits,
+            used=one.used,
+        )
+        for one in found[:limit]
+    ]
+    return secret_answer(ListObject(data=rows, has_more=len(found) > limit, next=None))
 
 
 async def audit_log(services: Services, request: Request) -> Response:

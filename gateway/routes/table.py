@@ -427,6 +427,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET", f"{_ADMIN}/usage/requests", "The ledger's single requests, the newest first",
         admin_usage.requests, "usage", answer=ListObject, query=(*_SPAN, *_ROWS, *_PAGE[1:])),
     Operation(
+        "GET", f"{_ADMIN}/budgets", "What is used of limits, the greatest shares first",
+        admin_usage.budgets, "admin", answer=ListObject, query=(_SPAN[0], _PAGE[2])),
+    Operation(
         "GET", f"{_ADMIN}/audit_log", "Who changed what", admin_usage.audit_log, "admin",
         answer=ListObject, query=(_SPAN[0], *_PAGE)),
     Operation(

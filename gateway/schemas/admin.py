@@ -216,6 +216,17 @@ class LimitsObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["limits"] = "limits"
 
 
+class BudgetObject(msgspec.Struct, frozen=True, kw_only=True):
+    tenant_id: str
+    tenant_name: str
+    scope_kind: str
+    scope_id: str
+    limits: Limits
+    used: dict[str, int]
+    """By the name of the limit, with what running requests hold."""
+    object: Literal["budget"] = "budget"
+
+
 class UsageObject(Shown, frozen=True, kw_only=True, omit_defaults=True):
     """A sum; groups that were not asked for are left out."""
 

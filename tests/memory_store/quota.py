@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
-from tenants.limits import Balance, Limits, MonthLeft, ScopeKind, ScopePolicy
+from tenants.limits import BUDGETS, Balance, Limits, MonthLeft, ScopeKind, ScopePolicy
 from tenants.local_quota import LocalQuota, Reservation, ScopeState, month_of
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -35,6 +35,23 @@ class MemoryQuota(LocalQuota):
             for scope_id in scope_ids
             if scope_id in self._scopes
         )
+
+    def used(self, scope_id: UUID, now: datetime) -> dict[str, int]:
+        """What a scope has used of each of its limits."""
+        state = self._scopes[scope_id]
+        state.move_to(now)
+        used = (
+            -(-state.requests_used // 60_000_000),
+            -(-state.tokens_used // 60_000_000),
+            state.num_running,
+            state.month_tokens,
+            state.month_cost_micro,
+        )
+        return {
+            name: max(0, value)
+            for name, value in zip(BUDGETS, used, strict=True)
+            if getattr(state.limits, name) is not None
+        }
 
     def charge(
         self, scope_ids: Iterable[UUID], tokens: int, cost_micro: int, now: datetime

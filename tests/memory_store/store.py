@@ -17,6 +17,7 @@ from tenants.errors import (
 from tenants.limits import (
     SCOPE_KINDS,
     Balance,
+    BudgetUse,
     Limits,
     MonthLeft,
     QuotaAnswer,
@@ -436,6 +437,22 @@ class MemoryStore(MemoryMcpServers, Store):
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         self._key(request.tenant_id, request.key_id)
         return self._quota.reserve(request, self._now())
+
+    async def list_budgets(self, tenant_id: UUID | None, *, limit: int) -> Sequence[BudgetUse]:
+        found = []
+        for tenant in self._tenants.values():
+            if tenant_id in (None, tenant.id):
+                for policy in await self.list_limits(tenant.id):
+                    used = self._quota.used(policy.scope_id, self._now())
+                    if used:
+                        name = tenant.name
+                        found.append(
+                            BudgetUse(
+                                tenant_id=tenant.id, tenant_name=name, policy=policy, used=used
+                            )
+                        )
+        found.sort(key=lambda one: (-one.share, one.tenant_name, one.policy.scope_kind))
+        return found[:limit]
 
     async def month_left(self, tenant_id: UUID, scope_ids: Sequence[UUID]) -> Sequence[MonthLeft]:
         own = {scope_id for kind in SCOPE_KINDS for scope_id in self._scopes(tenant_id, kind)}

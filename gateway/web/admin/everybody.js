@@ -3,6 +3,7 @@
 import { level, usageChart } from "./chart.js";
 import { card, count, element, redraw, rough, table } from "./elements.js";
 import { fleetCard } from "./fleet.js";
+import { budgetsCard } from "./budgets.js";
 import { auditCard, streamsCard } from "./live.js";
 import { webhooksCard } from "./webhooks.js";
 
@@ -15,6 +16,7 @@ export class EverybodyView {
   #load = card("Running now");
   #usage = card(`Tokens of the last ${DAYS} days`);
   #totals = card(`Tenants of the last ${DAYS} days`);
+  #budgets;
   #fleet;
   #streams;
   #webhooks;
@@ -22,17 +24,19 @@ export class EverybodyView {
 
   constructor(api) {
     this.#api = api;
+    this.#budgets = budgetsCard(api);
     this.#fleet = fleetCard(api);
     this.#streams = streamsCard(api);
     this.#webhooks = webhooksCard(api);
     this.#audit = auditCard(api);
-    for (const wide of [this.#fleet, this.#streams, this.#webhooks, this.#audit]) wide.node.classList.add("wide");
+    for (const wide of [this.#budgets, this.#fleet, this.#streams, this.#webhooks, this.#audit]) wide.node.classList.add("wide");
   }
 
   get nodes() {
     const title = element("div", { class: "view-title" }, element("h2", {}, "Everybody"));
     return [
       title,
+      this.#budgets.node,
       ...[this.#engine, this.#load, this.#usage, this.#totals],
       ...[this.#fleet, this.#streams, this.#webhooks, this.#audit].map((one) => one.node),
     ];
@@ -66,7 +70,7 @@ export class EverybodyView {
 
   /** What changes by the second. */
   async tick() {
-    const [engine] = await Promise.all([this.#api.get("/engine"), this.#fleet.load(), this.#streams.load(), this.#webhooks.tick()]);
+    const [engine] = await Promise.all([this.#api.get("/engine"), this.#budgets.load(), this.#fleet.load(), this.#streams.load(), this.#webhooks.tick()]);
     const { stats } = engine;
     const used = stats.num_total_blocks - stats.num_free_blocks;
     show(

@@ -39,31 +39,37 @@ export function streamsCard(api, tenantId) {
 /** @param {string} [tenantId] all tenants' without it */
 export function auditCard(api, tenantId) {
   const node = card("Changes");
+  const rows = element("div");
   let entries = [];
   let next = null;
+  const field = element("input", { type: "search", placeholder: "Who, what or which", "aria-label": "Filter the changes", maxlength: 200 });
+  const filter = () => field.value.trim() || undefined;
+  field.addEventListener("input", load);
+  node.append(element("div", { class: "form-actions" }, field), rows);
 
   async function load() {
-    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20 });
+    const search = filter();
+    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20, search });
+    if (search !== filter()) return; // more was typed meanwhile
     entries = page.data;
     next = page.next;
     render(page.has_more);
   }
 
   async function more() {
-    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20, after: next });
+    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20, after: next, search: filter() });
     next = page.next;
     entries.push(...page.data);
     render(page.has_more);
   }
 
   function render(hasMore) {
-    const rows = entries.map((entry) => ({
+    const shown = entries.map((entry) => ({
       cells: [time(entry.at), entry.actor, entry.action, entry.tenant_name ?? "", difference(entry)],
     }));
     redraw(
-      node,
-      node.firstElementChild,
-      table(["Time", "Who", "What", "Tenant", "Change"], rows, "Nothing was changed yet."),
+      rows,
+      table(["Time", "Who", "What", "Tenant", "Change"], shown, filter() ? "No such change." : "Nothing was changed yet."),
       ...(hasMore ? [element("div", { class: "form-actions" }, button("Older changes", more))] : []),
     );
   }

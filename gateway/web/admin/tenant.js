@@ -2,6 +2,7 @@
 
 import { adaptersCard } from "./adapters.js";
 import { usageChart } from "./chart.js";
+import { budgetsCard } from "./budgets.js";
 import { button, card, confirmed, count, element, table } from "./elements.js";
 import { show } from "./everybody.js";
 import { keysCard } from "./keys.js";
@@ -21,6 +22,7 @@ export class TenantView {
   #models = card("Models");
   #projects = card("Projects");
   #cards;
+  #budgets;
   #streams;
   #webhooks;
 
@@ -33,13 +35,14 @@ export class TenantView {
     this.#tenant = tenant;
     this.#onChange = onChange;
     this.#streams = streamsCard(api, tenant.id);
+    this.#budgets = budgetsCard(api, tenant.id);
     const limits = limitsCard(api, tenant.id, projects);
     const keys = keysCard(api, tenant.id, projects);
     const adapters = adaptersCard(api, tenant.id);
     const servers = mcpCard(api, tenant.id);
     this.#webhooks = webhooksCard(api, tenant.id);
     const audit = auditCard(api, tenant.id);
-    this.#cards = [limits, keys, adapters, servers, this.#streams, this.#webhooks, audit];
+    this.#cards = [this.#budgets, limits, keys, adapters, servers, this.#streams, this.#webhooks, audit];
     for (const wide of this.#cards) wide.node.classList.add("wide");
     this.#showTitle();
     this.#showProjects(projects);
@@ -66,7 +69,7 @@ export class TenantView {
   }
 
   async tick() {
-    const [engine] = await Promise.all([this.#api.get("/engine"), this.#streams.load(), this.#webhooks.tick()]);
+    const [engine] = await Promise.all([this.#api.get("/engine"), this.#budgets.load(), this.#streams.load(), this.#webhooks.tick()]);
     return engine;
   }
 

@@ -190,8 +190,10 @@ function answer(message, begun = "") {
 
 /** Show a turn as it comes. */
 function read(next, view) {
+  let used = null; // tokens of context
   const redraw = oncePerFrame(() => {
     view.update();
+    if (used !== null) gauge.setUsed(used);
     follower.grown();
   });
   turn = next;
@@ -199,7 +201,10 @@ function read(next, view) {
     redraw();
     conversation.saveSoon();
   };
-  turn.onContext = (tokens) => gauge.setUsed(tokens);
+  turn.onContext = (tokens) => {
+    used = tokens;
+    redraw();
+  };
   turn.onEnd = () => {
     conversation.save();
     turn = null;

@@ -120,7 +120,11 @@ const inlines = (tokens) =>
   tokens.map((token) => (token.type in INLINES ? INLINES[token.type](token) : token.raw));
 
 function checkbox(token) {
-  const box = element("input", [], { type: "checkbox", disabled: "" });
+  const box = element("input", [], {
+    type: "checkbox",
+    disabled: "",
+    "aria-label": token.checked ? "Done" : "To do",
+  });
   box.checked = token.checked;
   return box;
 }

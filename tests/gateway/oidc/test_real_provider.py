@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from engine.text.tokenizer import Tokenizer
 from gateway.config.oidc import OidcConfig
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import Gateway, double_client, make_config, served
+from tests.npm import installed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -39,18 +39,9 @@ def free_port() -> int:
         return port
 
 
-def installed() -> Path:
-    """The package in a folder of the cache, from npm's registry the first time."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = cache / "sluice-tests" / PACKAGE
-    if shutil.which("npm") is None:
-        pytest.skip("npm is missing")
-    if not (folder / "node_modules" / "oidc-provider").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), PACKAGE)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{PACKAGE} cannot be installed: {done.stderr[-200:]}")
+def script() -> Path:
+    """The provider, beside the package that it needs."""
+    folder = installed(PACKAGE)
     shutil.copy(SCRIPT, folder)
     return folder / SCRIPT.name
 
@@ -59,7 +50,7 @@ def installed() -> Path:
 def provider(client_id: str, redirect_uri: str) -> Iterator[str]:
     """Its issuer."""
     port = free_port()
-    command = ("node", str(installed()), str(port), client_id, SECRET, redirect_uri)
+    command = ("node", str(script()), str(port), client_id, SECRET, redirect_uri)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None

@@ -404,3 +404,35 @@ def test_nothing_overflows_the_page(open_admin: Callable[..., Page], width: int)
             "cards => cards.map((card) => card.getBoundingClientRect().right)"
         ):
             assert right <= frame + 0.5
+
+
+def test_budgets_stand_beside_what_is_used_the_scarcest_first(
+    open_admin: Callable[..., Page], site: Site
+) -> None:
+    store, gateway, own = site.gateway.store, site.gateway, site.gateway.tenant.id
+    for name, tokens in (("b-rich", 10**9), ("b-poor", 60)):
+        tenant = site.do(store.create_tenant(name))
+        site.do(store.put_limits(tenant.id, "tenant", tenant.id, Limits(monthly_tokens=tokens)))
+    site.do(store.put_limits(own, "tenant", own, Limits(monthly_tokens=40)))
+    site.double.script = lambda prompt: Play(text="x" * 200)
+    headers = {"authorization": f"Bearer {gateway.api_key}"}
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=chat_body(), headers=headers)
+    used = answer.json()["usage"]["total_tokens"]
+    page = open_admin()
+    rows = section(page, "Budgets").locator("tbody tr")
+    expect(rows.first).to_contain_text(f"acmetenant{used} of 40")
+    assert rows.first.locator(".budget").get_attribute("data-state") == "spent"
+    expect(section(page, "Budgets")).to_contain_text("0 of 60")
+    site.do(store.put_limits(own, "tenant", own, Limits()))
+    expect(section(page, "Budgets")).not_to_contain_text("acme")
+
+
+def test_changes_are_filtered(open_admin: Callable[..., Page], site: Site) -> None:
+    site.do(site.gateway.store.create_tenant("f-one"))
+    page = open_admin()
+    changes = section(page, "Changes")
+    changes.get_by_label("Filter the changes").fill("key.create")
+    expect(changes.locator("tbody tr").first).to_contain_text("key.create")
+    expect(changes).not_to_contain_text("tenant.create")
+    changes.get_by_label("Filter the changes").fill("nobody did this")
+    expect(changes).to_contain_text("No such change.")
