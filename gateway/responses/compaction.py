@@ -47,19 +47,28 @@ def compacted(items: Sequence[Item], summary: str, item_id: str) -> list[Item]:
         for item in items
         if isinstance(item, MessageItem) and item.role in ("system", "developer")
     ]
-    opaque = base64.urlsafe_b64encode(summary.encode()).decode()
-    return [*kept, CompactionItem(id=item_id, encrypted_content=opaque)]
+    return [*kept, CompactionItem(id=item_id, encrypted_content=opaque(summary))]
 
 
 def summary_in(item: CompactionItem, path: str) -> str:
     """What the model reads in place of the items. Raises ``InvalidRequestError``."""
-    try:
-        summary = base64.b64decode(item.encrypted_content, altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError):
-        raise InvalidRequestError(
-            "This server did not make it.", param=f"{path}.encrypted_content"
-        ) from None
+    summary = plain(item.encrypted_content)
+    if summary is None:
+        raise InvalidRequestError("This server did not make it.", param=f"{path}.encrypted_content")
     return _HEAD + summary
+
+
+def opaque(text: str) -> str:
+    """A text of the client's own, for a field whose contents are no client's business."""
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def plain(content: str) -> str | None:
+    """What ``opaque`` has written; None if it is of another server."""
+    try:
+        return base64.b64decode(content, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
 
 
 def _user(text: str) -> msgspec.Raw:

@@ -24,6 +24,7 @@ from gateway.generation.events import Event, Made, Text
 from gateway.generation.token_logprobs import TokenLogprob
 from gateway.mcp.exchange import RemoteTool
 from gateway.parsers.base import ToolCallDelta
+from gateway.responses.compaction import opaque
 from gateway.responses.items import output_id
 from gateway.schemas.common import Usage
 from gateway.schemas.responses import McpApprovalRequestItem, ResponseStatus
@@ -66,6 +67,9 @@ class ResponseEvents:
         """The functions that are tools of MCP servers."""
         self.called: list[RemoteCall] = []
         """The calls of such tools that the model has made, to be carried out."""
+        self.has_opaque_reasoning = False
+        """Whether items of reasoning hold it a second time, as clients send it back who keep no
+        plain text."""
         self.waits_for_client = False
         """Whether a call was made that only the client can carry out, or allow."""
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
@@ -312,6 +316,8 @@ class ResponseEvents:
         said: str = orjson.loads(b'"%b"' % b"".join(text.said))
         part = text.part(said, text.logprobs)
         item = text.item | {"status": status, "content": [part]}
+        if self.has_opaque_reasoning and isinstance(text, _Reasoning):
+            item["encrypted_content"] = opaque(said)
         self.response["output"].append(item)
         more = {"logprobs": text.logprobs} if text.has_logprobs else {}
         return [

@@ -45,7 +45,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that are refused unless null or one of these values, at which they change nothing."""
 
-_ENCRYPTED = "reasoning.encrypted_content"
+ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 HARMLESS_INCLUDES = frozenset(
     {
@@ -53,13 +53,13 @@ HARMLESS_INCLUDES = frozenset(
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
-        _ENCRYPTED,
+        ENCRYPTED,
         "web_search_call.action.sources",
         "web_search_call.results",
     }
 )
 """Values of ``include`` that change nothing: they concern items of kinds that this server does not
-make, or encrypted reasoning, where this server returns reasoning in plain text.
+make, or reasoning, which has its text beside what stands for it in ``encrypted_content``.
 """
 
 _NAMES = {
@@ -105,7 +105,6 @@ def ignored(fields: ResponseFields) -> tuple[str, ...]:
     given = fields.reasoning
     return (
         *unsupported.ignored(fields),
-        *(("include",) if _ENCRYPTED in (fields.include or ()) else ()),
         *(
             f"reasoning.{name}"
             for name in summaries

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
-from gateway.responses.compaction import summary_in
+from gateway.responses import compaction
 from gateway.schemas.chat import (
     AssistantMessage,
     DeveloperMessage,
@@ -181,7 +181,8 @@ def messages_of(
     for index, item in enumerate(items):
         match item:
             case ReasoningItem():
-                reasoning = "".join(part.text for part in item.content or ()) or None
+                thought = "".join(part.text for part in item.content or ())
+                reasoning = thought or compaction.plain(item.encrypted_content or "") or None
             case MessageItem(role="assistant"):
                 text = _text(item.content, place(index), "content")
                 messages.append(AssistantMessage(content=text, reasoning_content=reasoning))
@@ -191,7 +192,7 @@ def messages_of(
                 messages.append(_MESSAGES[item.role](content=text))
                 reasoning = None
             case CompactionItem():
-                messages.append(UserMessage(content=summary_in(item, place(index))))
+                messages.append(UserMessage(content=compaction.summary_in(item, place(index))))
                 reasoning = None
             case FunctionCallItem():
                 _add_call(messages, item, reasoning)

@@ -315,6 +315,8 @@ class Responses:
             on_abandon=self._abandoned,
             agent=agent,
         )
+        include = asked.fields.include or ()
+        run.encoder.has_opaque_reasoning = response_fields.ENCRYPTED in include
         self._running[run.id] = run
         return run
 

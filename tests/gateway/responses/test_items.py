@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
 from gateway.prompts.messages import messages_for_template
+from gateway.responses.compaction import opaque
 from gateway.responses.items import (
     MAX_ITEMS,
     decode_input,
@@ -94,6 +95,13 @@ def test_what_is_kept_of_a_message_is_parts() -> None:
     assert name_items(kept, "def") == kept
     place = "input[{}]".format
     assert messages_of(None, kept, place) == messages_of(None, given, place)
+
+
+@pytest.mark.parametrize(("content", "thought"), [(opaque("Hm, ü"), "Hm, ü"), ("gAAAA-x", None)])
+def test_reasoning_without_its_text(content: str, thought: str | None) -> None:
+    item = {"type": "reasoning", "summary": [], "encrypted_content": content}
+    (message,) = messages(item, {"role": "assistant", "content": "No."})
+    assert message.get("reasoning_content") == thought
 
 
 def test_a_turn_with_calls() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import openai
 import pytest
 from openai import BadRequestError, NotFoundError
+from openai.types.responses import ResponseReasoningItem
 from pydantic import BaseModel
 
 from engine.text.tokenizer import Tokenizer
@@ -489,6 +491,17 @@ async def test_reasoning_is_told_apart_and_comes_back(model_dir: Path) -> None:
             model=MODEL, input=[*items, {"role": "user", "content": "Sure?"}]
         )
         await client.responses.create(model=MODEL, input="And?", previous_response_id=again.id)
+        # Clients that keep no plain text send back what stands for it.
+        asked: Any = {"include": ["reasoning.encrypted_content"], "store": False}
+        response = await client.responses.create(model=MODEL, input="Rain?", **asked)
+        thought, message = response.output
+        assert isinstance(thought, ResponseReasoningItem)
+        assert thought.encrypted_content is not None
+        assert base64.urlsafe_b64decode(thought.encrypted_content) == b"Hm."
+        for content in (thought.encrypted_content, "gAAAA-of-another-server"):
+            opaque = {"type": "reasoning", "summary": [], "encrypted_content": content}
+            said: Any = [items[0], opaque, message.to_dict(), {"role": "user", "content": "Sure?"}]
+            await client.responses.create(model=MODEL, input=said, **asked)
 
 
 async def test_what_does_not_fit_is_left_out_if_asked(
