@@ -57,6 +57,8 @@ def changes(case: Case) -> dict[str, Any]:
         rope = case.fields["rope_parameters"]
         factors = {name: rope[name] * 4 for name in ("short_factor", "long_factor")}
         wide["rope_parameters"] = {**rope, **factors}
+    if "linear_value_head_dim" in case.fields:
+        wide["linear_value_head_dim"] = 24
     return wide
 
 
@@ -64,8 +66,9 @@ class Subject:
     """A checkpoint, and transformers' logits of a fixed text."""
 
     def __init__(self, case: Case, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
+        import transformers
 
+        model_class = getattr(transformers, case.architecture)
         self.case = case
         self.folder = write(case, folder, **changes(case))
         rng = random.Random(1)
@@ -73,7 +76,7 @@ class Subject:
         self.text = self.prompt + [rng.randrange(3, 250) for _ in range(NUM_DECODED)]
         self.logits: dict[torch.dtype, torch.Tensor] = {}
         for dtype in (torch.float32, torch.bfloat16):
-            theirs: Any = AutoModelForCausalLM.from_pretrained(
+            theirs: Any = model_class.from_pretrained(
                 self.folder, dtype=dtype, attn_implementation="eager"
             )
             theirs = theirs.to("cuda" if dtype == torch.bfloat16 else "cpu").eval()
