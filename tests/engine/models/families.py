@@ -110,6 +110,20 @@ HYBRID = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 12,
 }
+SECTIONED = {
+    "rope_type": "default",
+    "rope_theta": 300.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [2, 1, 1],
+}
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 1,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
 CONVOLVED = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -244,6 +258,18 @@ CASES = [
     ),
     Case("qwen3.5", "Qwen3_5ForCausalLM", {**HYBRID, "linear_num_key_heads": 2}),
     Case("qwen3.5-moe", "Qwen3_5MoeForCausalLM", {**HYBRID, **SHARED_MOE}),
+    Case(
+        "qwen3.5-that-sees",
+        "Qwen3_5ForConditionalGeneration",
+        {**HYBRID, "rope_parameters": SECTIONED},
+        around={"vision_config": QWEN_VISION},
+    ),
+    Case(
+        "qwen3.5-moe-that-sees",
+        "Qwen3_5MoeForConditionalGeneration",
+        {**HYBRID, **SHARED_MOE, "rope_parameters": SECTIONED},
+        around={"vision_config": QWEN_VISION},
+    ),
     Case("lfm2", "Lfm2ForCausalLM", {**CONVOLVED, "tie_word_embeddings": False}),
     Case("lfm2-adjusted", "Lfm2ForCausalLM", {**CONVOLVED, "block_multiple_of": 16}),
     Case("granite-hybrid", "GraniteMoeHybridForCausalLM", SELECTIVE),
