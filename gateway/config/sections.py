@@ -229,6 +229,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Most bytes kept of a tenant's stored responses, and of its chats; the oldest go first."""
     max_conversation_bytes: Positive = 1024 * 1024 * 1024
     """Most bytes of all conversations of one tenant; what would be more is refused."""
+    forbid_conversations: tuple[str, ...] = ()
+    """Names of tenants whose conversations are not kept: they can make, extend and continue none,
+    and the chat page keeps nothing. What they have stays until it is deleted."""
     max_files_bytes: Positive = 10 * 1024 * 1024 * 1024
     """Most bytes of all files of one tenant; what would be more is refused."""
 

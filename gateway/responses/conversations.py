@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 import msgspec
 
 from gateway.config import Config
-from gateway.errors import ConversationNotFound, InvalidRequestError, quoted
+from gateway.errors import ConversationNotFound, InvalidRequestError, PermissionDenied, quoted
 from gateway.responses.items import MAX_ITEMS, bare, decode_items, name_items, plain_items
 from gateway.schemas.responses import Item, ItemReference, MessageItem
 from tenants.conversations import Conversation, Conversations, Room, StoredItem
-from tenants.types import ApiKey
+from tenants.types import ApiKey, Tenant
 
 MAX_ADDED = 20
 """Items of one request, as at OpenAI."""
@@ -36,7 +36,21 @@ class ConversationItems:
 
     def __init__(self, config: Config, store: Conversations) -> None:
         self.store = store
+        self._forbidden = frozenset(config.tenants.forbid_conversations)
         self._room = Room(MAX_ITEMS, MAX_BYTES, config.tenants.max_conversation_bytes)
+
+    def are_kept(self, tenant: Tenant) -> bool:
+        """Whether a tenant may keep conversations."""
+        return tenant.name not in self._forbidden
+
+    def check_kept(self, tenant: Tenant) -> None:
+        """Raise ``PermissionDenied`` unless the tenant may keep conversations."""
+        if not self.are_kept(tenant):
+            raise PermissionDenied(
+                "Conversations of your tenant are not kept: the server's settings forbid it "
+                "(tenants.forbid_conversations). Send what was said before with each request.",
+                code="conversations_forbidden",
+            )
 
     async def create(self, key: ApiKey, metadata: bytes, items: Sequence[Item]) -> Conversation:
         """Raises ``InvalidRequestError`` where there is no room, ``TenantsError``."""

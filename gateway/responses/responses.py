@@ -74,7 +74,7 @@ from tenants.errors import TenantsError
 from tenants.outage import CALM_S, OutageLog
 from tenants.request_ids import new_request_id
 from tenants.shared import SharedState, StoredResponse
-from tenants.types import Principal
+from tenants.types import Principal, Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -272,7 +272,7 @@ class Responses:
             earlier = Earlier()
         turn = None if earlier is not None else await self._lanes.turn(tenant_id)
         try:
-            earlier = earlier or await self._earlier(tenant_id, fields)
+            earlier = earlier or await self._earlier(principal.tenant, fields)
             if turn is not None and earlier.num_bytes < MUCH_BYTES:
                 turn.leave()
             own = await self._own_items(tenant_id, fields, response_id)
@@ -320,9 +320,11 @@ class Responses:
         self._running[run.id] = run
         return run
 
-    async def _earlier(self, tenant_id: UUID, fields: ResponseFields) -> Earlier:
+    async def _earlier(self, tenant: Tenant, fields: ResponseFields) -> Earlier:
+        tenant_id = tenant.id
         conversation_id, response_id = conversation_of(fields), fields.previous_response_id
         if conversation_id is not None:
+            self._conversations.check_kept(tenant)
             return await self._conversations.all_items(tenant_id, conversation_id)
         assert response_id is not None
         line = await self._shared.lineage(

@@ -32,8 +32,9 @@ from tenants.conversations import Conversation
 
 
 async def create(services: Services, request: Request, body: CreateConversation) -> Response:
-    key = context.principal_of(request.scope).key
-    items = new_items(body.items or ())
+    principal = context.principal_of(request.scope)
+    services.conversations.check_kept(principal.tenant)
+    key, items = principal.key, new_items(body.items or ())
     return _answer(await services.conversations.create(key, _encoded(body.metadata), items))
 
 
@@ -77,7 +78,9 @@ async def delete(services: Services, request: Request) -> Response:
 
 
 async def add_items(services: Services, request: Request, body: AddItems) -> Response:
-    tenant_id, name = context.principal_of(request.scope).tenant.id, _id(request)
+    tenant, name = context.principal_of(request.scope).tenant, _id(request)
+    tenant_id = tenant.id
+    services.conversations.check_kept(tenant)
     await services.conversations.find(tenant_id, name)
     items = new_items(body.items)
     await services.conversations.add(tenant_id, name, items)

@@ -77,7 +77,7 @@ async def with_key(services: Services, request: Request, body: KeySignIn) -> Res
     sign_in = services.sign_in
     check_own_page(request.scope, sign_in)
     session = await sign_in.start_key_session(body.api_key)
-    response = _state(services, sign_in.session(session))
+    response = await _state(services, sign_in.session(session))
     cookie = sign_in.cookie(_page(request), request.scope)
     _set(services, request, response, cookie, session, for_s=KEY_SESSION_S)
     return response
@@ -98,19 +98,24 @@ async def state(services: Services, request: Request) -> Response:
     """For the pages, which cannot read the cookie."""
     sign_in = services.sign_in
     session = sign_in.session(request.cookies.get(sign_in.cookie(_page(request), request.scope)))
-    if session is not None:
-        try:
-            await sign_in.check(session.public_id)
-        except AuthenticationFailed:  # The key was revoked, or has expired.
-            session = None
-    return _state(services, session)
+    return await _state(services, session)
 
 
-def _state(services: Services, session: Session | None) -> Response:
+async def _state(services: Services, session: Session | None) -> Response:
     is_offered = services.sign_in.config.client_id is not None
     if session is None:
         return secret_answer(SignInState(is_offered=is_offered))
-    state = SignInState(is_offered=is_offered, name=session.name, scopes=session.scopes)
+    try:
+        tenant = (await services.sign_in.check(session.public_id)).tenant
+    except AuthenticationFailed:  # The key was revoked, or has expired.
+        return secret_answer(SignInState(is_offered=is_offered))
+    may_keep = not {"chat", "responses"}.isdisjoint(session.scopes)
+    state = SignInState(
+        is_offered=is_offered,
+        name=session.name,
+        scopes=session.scopes,
+        keeps_conversations=may_keep and services.conversations.are_kept(tenant),
+    )
     return secret_answer(state)
 
 

@@ -17,3 +17,5 @@ class SignInState(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """Who has; null: nobody."""
     scopes: tuple[Scope, ...] = ()
+    keeps_conversations: bool = False
+    """Whether the chat page keeps what is said."""

@@ -12,9 +12,9 @@ export class ApiKey {
   #otherTabs = new BroadcastChannel(`sluice.sign-in ${location.pathname}`);
   #onKey;
   #name = null; // of who has signed in
-  #scopes = []; // what its key may do
+  #isKept = false; // whether the server keeps what is said
 
-  /** @param {(scopes: string[]) => void} onKey called whenever somebody has signed in */
+  /** @param {(isKept: boolean) => void} onKey called whenever somebody has signed in */
   constructor(onKey) {
     this.#onKey = onKey;
     document.getElementById("key-form").addEventListener("submit", (event) => {
@@ -37,7 +37,7 @@ export class ApiKey {
     if (this.#takeFromAddress()) return;
     if (await this.check()) {
       if (this.#dialog.open) this.#dialog.close();
-      this.#onKey(this.#scopes);
+      this.#onKey(this.#isKept);
     }
   }
 
@@ -65,9 +65,9 @@ export class ApiKey {
     this.#input.focus();
   }
 
-  #isSignedIn({ name, scopes = [], is_offered: isOffered }) {
+  #isSignedIn({ name, keeps_conversations: isKept = false, is_offered: isOffered }) {
     this.#name = name;
-    this.#scopes = scopes;
+    this.#isKept = isKept;
     this.#signIn.textContent = this.known ? `Sign out ${name}` : "Sign in";
     this.#signIn.hidden = !this.known && !isOffered;
   }
@@ -104,7 +104,7 @@ export class ApiKey {
     this.#isSignedIn(answer);
     if (this.#dialog.open) this.#dialog.close();
     this.#otherTabs.postMessage("signed in");
-    this.#onKey(this.#scopes);
+    this.#onKey(this.#isKept);
   }
 }
 

@@ -25,9 +25,9 @@ let conversation = Conversation.load();
 const kept = new Kept();
 const library = new Library(kept, { onOpen: opened, onDeleted: deleted });
 const socket = new ChatSocket(socketUrl.href);
-const apiKey = new ApiKey((scopes) => {
+const apiKey = new ApiKey((isKept) => {
   socket.connect();
-  library.enable(scopes.includes("chat") || scopes.includes("responses"));
+  library.enable(isKept);
   openFromAddress();
 });
 const composer = new Composer({ onSend: ask, onStop: () => turn?.stop() });

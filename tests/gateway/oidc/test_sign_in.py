@@ -114,11 +114,12 @@ async def site(model_dir: Path, tmp_path: Path) -> AsyncIterator[Site]:
 
 async def test_a_person_signs_in_works_and_signs_out(site: Site) -> None:
     assert (await site.ask("GET", "/auth/session")).json() == {
-        "is_offered": True, "name": None, "scopes": []
+        "is_offered": True, "name": None, "scopes": [], "keeps_conversations": False
     }  # fmt: skip
     cookie = await site.sign_in(**ADMIN)
     assert (await site.ask("GET", "/auth/session", cookie=cookie)).json() == {
         "is_offered": True, "name": "jane@acme.example", "scopes": ["chat", "admin"],
+        "keeps_conversations": True,
     }  # fmt: skip
     assert (await site.ask("GET", "/admin/v1/tenants", cookie=cookie)).status == 200
     made = await site.ask("POST", "/admin/v1/tenants", {"name": "new"}, cookie=cookie, **SAME_PAGE)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from engine.text.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.serving import MODEL, Gateway
+from tests.gateway.serving import MODEL, Gateway, double_client, make_config, served
 
 pytestmark = pytest.mark.asyncio
 
@@ -205,3 +208,29 @@ async def test_a_response_goes_on_with_the_line_of_the_last_message(
         ["one", "good", "two", "three"],
         ["anew", "four"],
     ]
+
+
+async def test_a_tenant_whose_conversations_are_forbidden_keeps_none(model_dir: Path) -> None:
+    config = make_config(model_dir)
+    tenants = msgspec.structs.replace(config.tenants, forbid_conversations=("acme",))
+    config = msgspec.structs.replace(config, tenants=tenants)
+    double = EngineDouble(Tokenizer.load(model_dir))
+    async with served(config, double_client(config, double)) as gateway, gateway.openai() as client:
+        with pytest.raises(openai.PermissionDeniedError, match="forbid_conversations"):
+            await client.conversations.create()
+        key = (await gateway.store.list_keys(gateway.tenant.id))[0]
+        await gateway.store.conversations.create(
+            gateway.tenant.id, "conv_old", b"{}", max_bytes=10**6, key_id=key.id
+        )
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.conversations.items.create("conv_old", items=[HI])
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.responses.create(model=MODEL, conversation="conv_old", input="hi")
+        origin = gateway.url.removeprefix("http://")
+        async with httpx.AsyncClient(base_url=gateway.url) as page:
+            headers = {"origin": f"http://{origin}", "x-sluice-csrf": "1"}
+            state = await page.post(
+                "/auth/session", json={"api_key": gateway.api_key}, headers=headers
+            )
+        assert state.json()["keeps_conversations"] is False
+        assert (await client.conversations.delete("conv_old")).deleted
