@@ -168,7 +168,7 @@ def engine(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A model's folder or hub id, for engine.model, or the name of one of [[models]]."
+            help="A model's folder or hub id, for engine.model, or the name of one of the settings."
         ),
     ] = None,
     join: Annotated[
