@@ -28,7 +28,7 @@ class Limits:
     max_optional: int = 500
     """Optional properties of one object. Each could come next at every step; this many take 5 ms
     for a mask, and all others in the batch must wait for it."""
-    max_enum_values: int = 1_000
+    max_enum_values: int = 5_000
     """Values of one enum, or choices in total."""
     max_regex_size: int = 5_000
     """Items of a regex with its counted repetitions written out."""

@@ -22,6 +22,7 @@ KEYWORDS = (
     "maxContains",
     "unevaluatedItems",
 )
+_MAX_VALUES = 20
 _MAX_ARRAYS = 400
 COMBINATORS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 
@@ -77,7 +78,7 @@ def _lower_unique(scope: Scope) -> bool:
     if not scope.dialect.merges or "prefixItems" in schema or not isinstance(items, dict):
         return False
     values = _listed(items)
-    if values is None:
+    if values is None or len(values) > _MAX_VALUES:
         return False
     place = child(scope.path, "uniqueItems")
     values = [value for value in values if scope.document.is_valid(value, items, place)]

@@ -119,9 +119,10 @@ def check(
     values of one enum, and ``max_count`` every length and number of items. Paths begin with
     ``root``."""
     properties = pattern_items = 0
-    identified = named = ""
-    """Where an ``id`` has references in it, and where it may be what one is to."""
+    named = ""
+    """Where there is an ``id``, to which a reference may be."""
     by_name = False
+    """Whether there is a reference that is no pointer from the root."""
     stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
         node, path, depth = stack.pop()
@@ -135,7 +136,6 @@ def check(
         _check_alternatives(node, path)
         by_name = by_name or not node.get("$ref", "#/").startswith("#/")
         if depth and isinstance(node.get("id"), str) and "$id" not in node:
-            identified = child(path, "id") if _refers(node) else identified
             named = named or child(path, "id")
         properties += len(node.get("properties", {}).keys() | node.get("required", ()))
         if properties > max_properties:
@@ -158,16 +158,9 @@ def check(
             if keyword != "maxLength" and node.get(keyword, 0) > max_count:
                 raise GrammarTooLarge(child(path, keyword), f"more than {max_count}")
         stack += ((sub, where, depth + 1) for sub, where in subschemas(node, path))
-    if identified or (by_name and named):
+    if by_name and named:
         message = "id is of draft 4, and may move references: write $id, or name the draft"
-        raise InvalidGrammar(identified or named, f"{message} in $schema")
-
-
-def _refers(schema: Any) -> bool:
-    """Whether there is a reference in a schema."""
-    if not isinstance(schema, dict):
-        return False
-    return "$ref" in schema or any(_refers(sub) for sub, _ in subschemas(schema, ""))
+        raise InvalidGrammar(named, f"{message} in $schema")
 
 
 def _check_alternatives(node: dict[str, Any], path: str) -> None:

@@ -25,7 +25,7 @@ from grammar.schema.paths import ROOT
 from grammar.schema.texts import KEYWORDS as OF_STRINGS
 from grammar.schema.texts import Irregular, own_language
 
-_MAX_PARTS = 3_000
+_MAX_PARTS = 1_000
 _MAX_DEPTH = 12
 MAX_FIRST = 8
 """Places of an array at which the first item of a kind may be."""

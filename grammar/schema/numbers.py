@@ -28,9 +28,10 @@ def lower(scope: Scope) -> None:
         scope.enforce(*present)
         return
     for keyword in scope.present(_BOUNDS):
-        problem = _bound_problem(scope.schema[keyword])
+        problem = _bound_problem(keyword, scope.schema[keyword])
         if problem is None:
             _keep_bound(scope, keyword)
+            scope.enforce(keyword)
         else:
             scope.drop(keyword, problem)
     if "multipleOf" in present:
@@ -39,13 +40,17 @@ def lower(scope: Scope) -> None:
 
 def _keep_bound(scope: Scope, keyword: str) -> None:
     value = scope.schema[keyword]
+    if abs(value) > _MAX_BOUND:
+        # The wide side of a range ends where not every integer is a double.
+        keyword = keyword.replace("exclusiveM", "m")
+        _narrow(scope, keyword, _MAX_BOUND if keyword == "maximum" else -_MAX_BOUND)
+        return
     if keyword in ("minimum", "maximum") or "number" not in scope.types:
         _narrow(scope, keyword, value)
     elif keyword == "exclusiveMinimum":
         _narrow(scope, "minimum", _beside(value, 1))
     else:
         _narrow(scope, "maximum", _beside(value, -1))
-    scope.enforce(keyword)
 
 
 def _narrow(scope: Scope, keyword: str, value: float) -> None:
@@ -62,8 +67,9 @@ def _beside(bound: float, direction: int) -> float:
     return float(Decimal(repr(bound)) + direction * Decimal(10) ** -digits)
 
 
-def _bound_problem(value: float) -> str | None:
-    if abs(value) > _MAX_BOUND:
+def _bound_problem(keyword: str, value: float) -> str | None:
+    is_wide = (value > 0) == keyword.lower().endswith("maximum")
+    if abs(value) > _MAX_BOUND and not is_wide:
         return f"a bound beyond {_MAX_BOUND}, where not every integer is a double"
     if value != 0 and abs(value) < 10**-_MAX_FRACTION_DIGITS:
         return "a bound too close to 0"

@@ -199,7 +199,7 @@ STOPPED: dict[str, tuple[GrammarSpec, type[Exception], str]] = {
         "oneOf: more than 250 alternatives",
     ),
     "id beside references": (
-        schema({"properties": {"a": {"id": "http://a/b", "items": {"$ref": "#/properties/b"}}}}),
+        schema({"properties": {"a": {"id": "http://a/b"}, "b": {"$ref": "http://a/b"}}}),
         InvalidGrammar,
         "id is of draft 4",
     ),

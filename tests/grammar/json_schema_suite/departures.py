@@ -110,6 +110,17 @@ DEPARTURES = [
         },
     ),
     Departure(
+        "integers beyond 2^53 - 1 are not generated, where a bound lies beyond it",
+        NOT_GENERATED,
+        {
+            "optional/bignum.json": {
+                "maximum integer comparison": ["comparison works for high numbers"],
+                "minimum integer comparison": ["comparison works for very negative numbers"],
+            },
+        },
+        backend="llguidance",
+    ),
+    Departure(
         "A-labels are not generated, nor rarer scripts in names of hosts",
         NOT_GENERATED,
         {
