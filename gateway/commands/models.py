@@ -12,7 +12,6 @@ from rich.table import Table
 
 from engine.architectures import ENCODERS, FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE
 from gateway.commands.tables import show
-from gateway.errors import SetupError
 
 OTHERS = "Other decoders run on transformers, too, where a trial while loading finds them exact."
 _GIB = 1 << 30
@@ -75,6 +74,8 @@ def check(
     program += [] if revision is None else ["--revision", revision]
     ran = subprocess.run(program, capture_output=True, check=False)
     if ran.returncode:
+        from gateway.errors import SetupError  # It loads the server's parts.
+
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
         raise SetupError(lines[-1] if lines else f"{model} cannot be read")
     found = msgspec.json.decode(ran.stdout, type=_Check)
