@@ -439,18 +439,20 @@ class MemoryStore(MemoryMcpServers, Store):
         return self._quota.reserve(request, self._now())
 
     async def list_budgets(self, tenant_id: UUID | None, *, limit: int) -> Sequence[BudgetUse]:
-        found = []
-        for tenant in self._tenants.values():
-            if tenant_id in (None, tenant.id):
-                for policy in await self.list_limits(tenant.id):
-                    used = self._quota.used(policy.scope_id, self._now())
-                    if used:
-                        name = tenant.name
-                        found.append(
-                            BudgetUse(
-                                tenant_id=tenant.id, tenant_name=name, policy=policy, used=used
-                            )
-                        )
+        owners = {tenant.id: tenant.id for tenant in self._tenants.values()}
+        owners |= {project.id: project.tenant_id for project in self._projects.values()}
+        owners |= {stored.key.id: stored.key.tenant_id for stored in self._keys.values()}
+        found = [
+            BudgetUse(
+                tenant_id=owners[policy.scope_id],
+                tenant_name=self._tenants[owners[policy.scope_id]].name,
+                policy=policy,
+                used=used,
+            )
+            for policy in self._quota.policies(owners)
+            if tenant_id in (None, owners[policy.scope_id])
+            and (used := self._quota.used(policy.scope_id, self._now()))
+        ]
         found.sort(key=lambda one: (-one.share, one.tenant_name, one.policy.scope_kind))
         return found[:limit]
 

@@ -3,11 +3,12 @@
 import { ApiKey } from "../js/api_key.js";
 import { installTheme } from "../js/theme.js";
 import { Api, ApiError } from "./api.js";
-import { element, redraw } from "./elements.js";
+import { element } from "./elements.js";
 import { EverybodyView } from "./everybody.js";
 import { TenantView } from "./tenant.js";
 
 const TICK_MS = 2000;
+const PAGE = 500; // tenants
 
 const byId = (id) => document.getElementById(id);
 const api = new Api();
@@ -18,6 +19,7 @@ let view = null;
 let isAdmitted = false;
 let isStale = true; // the view is not yet of whom the address names
 let isTicking = false;
+let isLoadingMore = false;
 let numChoices = 0;
 
 const key = new ApiKey(() => {
@@ -33,19 +35,33 @@ async function begin() {
 
 async function loadTenants() {
   const search = wanted();
-  const page = await api.get("/tenants", { search });
+  const page = await api.get("/tenants", { search, limit: PAGE });
   if (search !== wanted()) return; // more was typed meanwhile
   tenants = page.data;
   next = page.next;
+  byId("tenants").replaceChildren(...tenants.map(row));
   showTenants();
 }
 
 async function moreTenants() {
-  const page = await api.get("/tenants", { search: wanted(), after: next });
+  const search = wanted();
+  const page = await api.get("/tenants", { search, after: next, limit: PAGE });
+  if (search !== wanted()) return;
   tenants.push(...page.data);
   next = page.next;
+  byId("tenants").append(...page.data.map(row));
   showTenants();
 }
+
+/** Those that follow come when the end of the list is in sight. */
+const ahead = new IntersectionObserver(async ([{ isIntersecting }]) => {
+  if (!isIntersecting || next === null || isLoadingMore) return;
+  isLoadingMore = true;
+  await guarded(moreTenants);
+  isLoadingMore = false;
+  ahead.unobserve(byId("more-tenants")); // Observed anew, it says whether the end is still in sight.
+  ahead.observe(byId("more-tenants"));
+});
 
 /** What is searched for; undefined: nothing. */
 function wanted() {
@@ -56,32 +72,32 @@ function chosenId() {
   return new URLSearchParams(location.hash.slice(1)).get("tenant");
 }
 
+function row(tenant) {
+  const props = {
+    class: `tenant-link${tenant.disabled_at === null ? "" : " disabled"}`,
+    href: `#tenant=${tenant.id}`,
+    "data-tenant": tenant.id,
+  };
+  return element("li", {}, element("a", props, tenant.name));
+}
+
+/** Mark who is chosen and whose requests run: only these rows are touched, of thousands. */
 function showTenants() {
-  const running = new Map(loads.map((load) => [load.tenant_id, load.num_running]));
+  const list = byId("tenants");
+  const link = (id) => list.querySelector(`[data-tenant="${CSS.escape(id)}"]`);
   const chosen = chosenId();
   byId("everybody").setAttribute("aria-current", chosen === null ? "page" : "false");
-  redraw(
-    byId("tenants"),
-    ...tenants.map((tenant) =>
-      element(
-        "li",
-        {},
-        element(
-          "a",
-          {
-            class: `tenant-link${tenant.disabled_at === null ? "" : " disabled"}`,
-            href: `#tenant=${tenant.id}`,
-            "aria-current": tenant.id === chosen ? "page" : null,
-          },
-          tenant.name,
-          running.has(tenant.id)
-            ? element("span", { class: "running", title: "Requests that run" }, String(running.get(tenant.id)))
-            : null,
-        ),
-      ),
-    ),
-    ...(next ? [element("li", {}, element("button", { type: "button", class: "plain", onclick: () => guarded(moreTenants) }, "More tenants"))] : []),
-  );
+  for (const old of list.querySelectorAll("[aria-current]")) if (old.dataset.tenant !== chosen) old.removeAttribute("aria-current");
+  if (chosen !== null) link(chosen)?.setAttribute("aria-current", "page");
+  const running = new Map(loads.map((load) => [load.tenant_id, String(load.num_running)]));
+  for (const old of list.querySelectorAll(".running")) if (!running.has(old.parentNode.dataset.tenant)) old.remove();
+  for (const [id, count] of running) {
+    const found = link(id);
+    const mark = found?.querySelector(".running") ?? element("span", { class: "running", title: "Requests that run" });
+    if (mark.textContent !== count) mark.textContent = count;
+    if (found && !mark.isConnected) found.append(mark);
+  }
+  byId("more-tenants").hidden = next === null;
 }
 
 /** Show whom the address names. What is shown stays until its successor is whole. */
@@ -199,6 +215,8 @@ addEventListener("unhandledrejection", (event) => {
   event.preventDefault();
   guarded(() => Promise.reject(event.reason));
 });
+ahead.observe(byId("more-tenants"));
+byId("more-tenants").addEventListener("click", () => guarded(moreTenants));
 installTheme(byId("theme"));
 setInterval(tick, TICK_MS);
 key.start();

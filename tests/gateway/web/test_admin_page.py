@@ -436,3 +436,44 @@ def test_changes_are_filtered(open_admin: Callable[..., Page], site: Site) -> No
     expect(changes).not_to_contain_text("tenant.create")
     changes.get_by_label("Filter the changes").fill("nobody did this")
     expect(changes).to_contain_text("No such change.")
+
+
+TYPED = """(text) => new Promise((resolve) => {
+  const list = document.getElementById("tenants"), field = document.getElementById("find-tenant");
+  const began = performance.now();
+  new MutationObserver((_, observer) => {
+    observer.disconnect();
+    requestAnimationFrame(() => resolve(performance.now() - began));
+  }).observe(list, { childList: true });
+  field.value = text;
+  field.dispatchEvent(new Event("input"));
+})"""
+LONG_TASKS = """() => {
+  window.longest = 0;
+  new PerformanceObserver((found) => {
+    for (const { duration } of found.getEntries()) window.longest = Math.max(longest, duration);
+  }).observe({ type: "longtask" });
+}"""
+
+
+@pytest.mark.nightly
+def test_of_ten_thousand_tenants_one_is_found_at_once(
+    open_admin: Callable[..., Page], site: Site
+) -> None:
+    async def make() -> None:
+        for number in range(10_000):
+            await site.gateway.store.create_tenant(f"many-{number:05d}")
+
+    site.do(make())
+    page = open_admin()
+    page.evaluate(LONG_TASKS)
+    rows = page.locator("#tenants li")
+    for num_rows in (1_000, 1_500, 2_000):
+        page.locator("#more-tenants").evaluate("node => node.scrollIntoView()")
+        expect(rows.nth(num_rows - 1)).to_be_attached()
+    found = [page.evaluate(TYPED, f"many-0{number}") for number in range(1, 8)]
+    longest = page.evaluate("longest")
+    found.sort()
+    print(f"longest task {longest:.0f} ms; found after {found[3]:.0f} ms, at most {found[-1]:.0f}")
+    assert longest < 100
+    assert found[3] < 100
