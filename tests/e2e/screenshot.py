@@ -7,7 +7,6 @@ phone shows it first in the dark.
 from __future__ import annotations
 
 import base64
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import sync_playwright
 
-from tests.conftest import CHROMIUM_ARGS
+from tests.conftest import CHROMIUM_ARGS, chromium_path
 from tests.e2e.demo_process import DemoProcess
 
 if TYPE_CHECKING:
@@ -67,6 +66,8 @@ def picture(
     for question in questions:
         ask(page, question)
         page.wait_for_selector(".turn:last-child[aria-busy=false]", timeout=60_000)
+    if questions:  # They are in the list, too.
+        page.wait_for_selector("#library-list a[aria-current]")
     page.evaluate("document.activeElement.blur()")
     page.mouse.move(0, 0)
     shot = page.screenshot()
@@ -81,9 +82,7 @@ def main(target: Path) -> None:
         sync_playwright() as playwright,
     ):
         ready = demo.wait_ready()
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=CHROMIUM_ARGS
-        )
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=CHROMIUM_ARGS)
         shots = {
             "desktop": picture(browser, ready, DESKTOP, QUESTIONS),
             "phone": picture(browser, ready, PHONE, ()),
