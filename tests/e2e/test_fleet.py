@@ -213,7 +213,7 @@ async def test_two_engines_are_killed_by_turns(database: str) -> None:
 @pytest.mark.timeout(1500)
 async def test_ten_minutes_of_kills_under_two_hundred_streams(database: str) -> None:
     # Room for all: what waits for others is no pause.
-    engine = {"max_num_seqs": 128, "kv_cache_memory_bytes": 256 * 2**20}
+    engine = {"max_num_seqs": 256, "kv_cache_memory_bytes": 768 * 2**20}
     with Deployment(database, settings=settings(3, **engine)) as deployment:
         await storm(deployment, num_clients=200, num_tokens=400, num_kills=10, within_s=STORM_S)
 
