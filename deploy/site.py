@@ -28,6 +28,7 @@ PAGES: dict[str, dict[str, str]] = {
         "The API": "gateway/README.md",
         "Structured output": "grammar/README.md",
         "Clients that were tried": "docs/clients.md",
+        "The chat page": "docs/chat-page.md",
     },
     "Operate": {
         "Deploying": "deploy/README.md",

@@ -23,6 +23,7 @@ DOCUMENTS = [
         "docs/architecture.md",
         "docs/capacity.md",
         "docs/changelog.md",
+        "docs/chat-page.md",
         "docs/clients.md",
         "docs/experiments.md",
         "docs/metrics.md",

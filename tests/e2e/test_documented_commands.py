@@ -54,6 +54,9 @@ ELSEWHERE = {
         "kubectl": "a cluster; tests/deploy/test_chart.py renders the chart",
         "helm": "likewise",
     },
+    "docs/models.md": {
+        "sluice models check Qwen": "the hub; tests/gateway/commands/test_models.py"
+    },
     "docs/scaling.md": {
         "sluice serve --replicas 4": "four engines; tests/e2e/test_fleet.py and test_workers.py",
         "sluice engine --config sluice.toml --model chat": "tests/e2e/test_fleet.py",

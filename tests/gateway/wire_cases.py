@@ -43,7 +43,12 @@ TURNS = 40
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "b"}}}}
+SCHEMA = {
+    "type": "object",
+    "allOf": [{"properties": {"b": {"type": "string"}}}],
+    "unevaluatedProperties": False,
+}
+"""Not all of it can be enforced."""
 
 _IDS = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?<![0-9a-f])"

@@ -94,7 +94,7 @@ async def test_stream_equals_create(client: AsyncAnthropic) -> None:
     assert final.stop_reason == "end_turn"
     assert kinds[0] == "message_start"
     assert kinds[-1] == "message_stop"
-    assert len(texts) > 4
+    assert len(texts) > 1
 
 
 async def test_a_tool_in_two_steps(client: AsyncAnthropic) -> None:

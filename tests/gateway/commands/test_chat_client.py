@@ -223,7 +223,7 @@ def test_ctrl_c_stops_the_answer_and_then_leaves(server: ScriptedServer) -> None
         terminal.expect("Begun")
         terminal.type("\x03")
         terminal.expect("stopped")
-        assert [m["type"] for m in server.received] == ["auth", "chat", "cancel"]
+        assert [m["type"] for m in server.received] == ["connected", "chat", "cancel"]
         terminal.expect("›")
         assert terminal.leave() == 0
 
