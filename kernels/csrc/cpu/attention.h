@@ -250,10 +250,10 @@ Attend attend_for(int64_t head_dim) {
 struct AttentionParts {
   int64_t parts, num_heads, num_items;
 
-  AttentionParts(const AttentionStep& step, int64_t num_kv_heads, int64_t num_threads)
-      : parts(step.num_sequences < 2 * num_threads ? num_kv_heads : 1),
+  AttentionParts(int64_t num_sequences, int64_t num_kv_heads, int64_t num_threads)
+      : parts(num_sequences < 2 * num_threads ? num_kv_heads : 1),
         num_heads(num_kv_heads / parts),
-        num_items(step.num_sequences * parts) {}
+        num_items(num_sequences * parts) {}
   int64_t sequence(int64_t item) const { return item / parts; }
   int64_t first_head(int64_t item) const { return item % parts * num_heads; }
 };

@@ -57,7 +57,7 @@ void sluice_paged_attention(float* out, const float* q, const LayerCache* cache,
   const AttentionShape shape{num_q_heads, num_kv_heads, head_dim, block_size, q_stride,
                              scale,       window,       softcap,  sinks};
   const Attend attend = attend_for(head_dim);
-  const AttentionParts parts(*step, num_kv_heads, num_threads);
+  const AttentionParts parts(step->num_sequences, num_kv_heads, num_threads);
 #pragma omp parallel num_threads(num_threads) if (step->num_sequences > 1)
   {
     static thread_local std::vector<Vector> scratch;
@@ -138,14 +138,26 @@ void sluice_decoder(float* out, float* hidden, const Decoder* decoder, const Lay
                     int64_t block_size, const AttentionStep* step, const int64_t* positions,
                     const int64_t* slots, float* const* aux_states, int64_t aux_stride,
                     int64_t num_threads) {
-  static thread_local DecoderScratch own;
-  DecoderScratch& scratch = own;  // of the calling thread, for all
-  int64_t rows = 0;
-  for (int64_t i = 0; i < step->num_sequences; ++i) rows += step->query_lens[i];
-  scratch.resize(rows, decoder->layers[0]);
-  const DecoderStep all{out,   hidden, caches,    block_size, rows,
-                        *step, positions, slots, attend_for(decoder->head_dim)};
-#pragma omp parallel num_threads(num_threads)
-  decode_layers(*decoder, all, aux_states, aux_stride, scratch);
+  const Attend attend = attend_for(decoder->head_dim);
+  const int64_t width = decoder->layers[0].qkv.in_features;
+  const std::vector<Share> shares = share_out(*step, num_threads);
+  // decode_layers shares its loops out among the threads of the region that calls it.
+  const auto decode = [&](const Share& share, int64_t num_together) {
+    static thread_local DecoderScratch own;
+    DecoderScratch& scratch = own;  // of this thread, for all that compute the share
+    const int64_t first = share.first_token;
+    scratch.resize(share.rows, decoder->layers[0]);
+    const DecoderStep all{out + first * width, hidden + first * width, caches, block_size,
+                          *step,               positions + first,      slots + first,
+                          aux_states,          aux_stride,             first,  attend, share};
+#pragma omp parallel num_threads(num_together)
+    decode_layers(*decoder, all, scratch);
+  };
+  if (shares.size() == 1) {  // Not inside of another region: only threads of the outermost are kept.
+    decode(shares[0], num_threads);
+    return;
+  }
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
+  for (size_t i = 0; i < shares.size(); ++i) decode(shares[i], 1);
 }
 }
