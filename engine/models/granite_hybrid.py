@@ -9,6 +9,7 @@ from typing import Literal
 
 from engine.layers.mamba import Mamba, MambaConfig
 from engine.layers.mlp import GatedMLP
+from engine.layers.recurrent import Recurrence
 from engine.models import granite, llama
 from engine.models.base import ModelConfig, RecurrentLayers
 from engine.models.config import Count
@@ -70,19 +71,9 @@ class SharedMLP(GatedMLP):
 class GraniteHybridDecoderLayer(granite.GraniteDecoderLayer):
     names = {"mlp": "shared_mlp"}  # noqa: RUF012
 
-    def _add_mixer(self, config: ModelConfig, layer: int) -> llama.Mixer:
-        recurrent = config.recurrent
-        assert recurrent is not None
-        if layer not in recurrent.layers:
-            return super()._add_mixer(config, layer)
-        assert isinstance(recurrent.config, MambaConfig)
-        self.mamba = Mamba(
-            recurrent.layers.index(layer),
-            recurrent.config,
-            config.hidden_size,
-            dtype=self._dtype,
-            device=self._device,
-        )
+    def _add_recurrent(self, hidden_size: int, recurrence: Recurrence, place: int) -> llama.Mixer:
+        assert isinstance(recurrence, MambaConfig)
+        self.mamba = Mamba(place, recurrence, hidden_size, dtype=self._dtype, device=self._device)
         return self.mamba
 
     def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from engine.layers.attention import SelfAttention
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
+from engine.layers.recurrent import Recurrence
 from engine.layers.short_conv import ShortConv, ShortConvConfig
 from engine.models import config, llama
 from engine.models.base import ModelConfig, RecurrentLayers
@@ -85,14 +86,9 @@ class Lfm2DecoderLayer(llama.LlamaDecoderLayer):
     }
     attention_class = Attention
 
-    def _add_mixer(self, config: ModelConfig, layer: int) -> llama.Mixer:
-        recurrent = config.recurrent
-        assert recurrent is not None
-        if layer not in recurrent.layers:
-            return super()._add_mixer(config, layer)
-        assert isinstance(recurrent.config, ShortConvConfig)
-        place = recurrent.layers.index(layer)
-        self.conv = ShortConv(place, recurrent.config, dtype=self._dtype, device=self._device)
+    def _add_recurrent(self, hidden_size: int, recurrence: Recurrence, place: int) -> llama.Mixer:
+        assert isinstance(recurrence, ShortConvConfig)
+        self.conv = ShortConv(place, recurrence, dtype=self._dtype, device=self._device)
         return self.conv
 
     def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:

@@ -19,6 +19,7 @@ from engine.layers.mla import LatentAttention
 from engine.layers.mlp import FeedForward, GatedMLP
 from engine.layers.module import Module, Numbered
 from engine.layers.norm import RMSNorm
+from engine.layers.recurrent import Recurrence
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
 from engine.models.config import ConfigFile as ConfigFile
@@ -69,8 +70,16 @@ class LlamaDecoderLayer(Module):
 
     def _add_mixer(self, config: ModelConfig, layer: int) -> Mixer:
         """Add what lets tokens see those before them."""
+        recurrent = config.recurrent
+        if recurrent is not None and layer in recurrent.layers:
+            place = recurrent.layers.index(layer)
+            return self._add_recurrent(config.hidden_size, recurrent.config, place)
         self.self_attn: Mixer = self._attention(config, layer)
         return self.self_attn
+
+    def _add_recurrent(self, hidden_size: int, recurrence: Recurrence, place: int) -> Mixer:
+        """Add a layer with a state. place: its number among these."""
+        raise AssertionError(f"{type(self).__name__} has no layers with a state")
 
     def _attention(self, config: ModelConfig, layer: int) -> SelfAttention | LatentAttention:
         output_bias = config.attention_output_bias

@@ -10,6 +10,11 @@ from engine.models.base import ModelConfig, MoEConfig
 from engine.models.config import Count
 
 
+def dense_layers(num_layers: int, sparse_step: int, named: list[int] | None) -> frozenset[int]:
+    """The layers without experts: those that are named, and all but every ``sparse_step``-th."""
+    return frozenset(i for i in range(num_layers) if i in (named or ()) or (i + 1) % sparse_step)
+
+
 class ConfigFile(qwen3.ConfigFile, kw_only=True):
     num_key_value_heads: Count | None = 4
     head_dim: Count | None = None
@@ -28,11 +33,7 @@ class ConfigFile(qwen3.ConfigFile, kw_only=True):
             top_k=self.num_experts_per_tok,
             renormalize=self.norm_topk_prob,
         )
-        dense = frozenset(
-            i
-            for i in range(self.num_hidden_layers)
-            if i in (self.mlp_only_layers or ()) or (i + 1) % self.decoder_sparse_step
-        )
+        dense = dense_layers(self.num_hidden_layers, self.decoder_sparse_step, self.mlp_only_layers)
         windows: tuple[int | None, ...] = ()
         if self.use_sliding_window:
             windows = self.windows(self.sliding_window, self.layer_types)

@@ -14,9 +14,11 @@ from engine.layers.gated_attention import GatedAttention
 from engine.layers.gated_delta import GatedDelta, GatedDeltaConfig
 from engine.layers.moe import GatedSharedMoE, RouterConfig
 from engine.layers.norm import OffsetRMSNorm
+from engine.layers.recurrent import Recurrence
 from engine.models import config, llama
 from engine.models.base import ModelConfig, MoEConfig, RecurrentLayers, place_in_text_model
 from engine.models.config import Count
+from engine.models.qwen3_moe import dense_layers
 
 _STATE, _FULL = "linear_attention", "full_attention"
 
@@ -84,11 +86,7 @@ class ConfigFile(DenseConfigFile, kw_only=True):
             top_k=self.num_experts_per_tok,
             renormalize=self.norm_topk_prob,
         )
-        dense = frozenset(
-            i
-            for i in range(self.num_hidden_layers)
-            if i in (self.mlp_only_layers or ()) or (i + 1) % self.decoder_sparse_step
-        )
+        dense = dense_layers(self.num_hidden_layers, self.decoder_sparse_step, self.mlp_only_layers)
         sizes = self.moe_intermediate_size, dense, self.shared_expert_intermediate_size
         return replace(super().adapt(config), moe=MoEConfig(router, *sizes))
 
@@ -97,18 +95,10 @@ class Qwen3NextDecoderLayer(llama.LlamaDecoderLayer):
     norm_class = OffsetRMSNorm
     attention_class = GatedAttention
 
-    def _add_mixer(self, config: ModelConfig, layer: int) -> llama.Mixer:
-        recurrent = config.recurrent
-        assert recurrent is not None
-        if layer not in recurrent.layers:
-            return super()._add_mixer(config, layer)
-        assert isinstance(recurrent.config, GatedDeltaConfig)
+    def _add_recurrent(self, hidden_size: int, recurrence: Recurrence, place: int) -> llama.Mixer:
+        assert isinstance(recurrence, GatedDeltaConfig)
         self.linear_attn = GatedDelta(
-            recurrent.layers.index(layer),
-            recurrent.config,
-            config.hidden_size,
-            dtype=self._dtype,
-            device=self._device,
+            place, recurrence, hidden_size, dtype=self._dtype, device=self._device
         )
         return self.linear_attn
 
