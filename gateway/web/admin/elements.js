@@ -139,3 +139,15 @@ const times = new Intl.DateTimeFormat("en-CA", { dateStyle: "short", timeStyle: 
 export const count = (value) => numbers.format(value);
 export const rough = (value) => compact.format(value);
 export const time = (seconds) => (seconds === null ? "" : times.format(seconds * 1000));
+
+/** Do it, and show in `said` what was wrong, if anything. */
+export async function attempted(said, work) {
+  said.textContent = "";
+  delete said.dataset.kind;
+  try {
+    await work();
+  } catch (error) {
+    said.dataset.kind = "error";
+    said.textContent = error.message;
+  }
+}

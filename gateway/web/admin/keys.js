@@ -1,6 +1,6 @@
 /** The keys of a tenant: made, replaced and revoked here; a new one's text is shown once. */
 
-import { button, card, confirmed, element, redraw, reveal, table, time } from "./elements.js";
+import { attempted, button, card, confirmed, element, redraw, reveal, table, time } from "./elements.js";
 
 const SCOPES = ["chat", "responses", "usage", "admin"];
 const GRACE_S = 24 * 3600;
@@ -63,14 +63,7 @@ export function keysCard(api, tenantId, projects) {
   }
 
   async function attempt(work) {
-    said.textContent = "";
-    delete said.dataset.kind;
-    try {
-      await work();
-    } catch (error) {
-      said.dataset.kind = "error";
-      said.textContent = error.message;
-    }
+    await attempted(said, work);
     await load();
   }
 

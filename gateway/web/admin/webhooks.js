@@ -1,6 +1,6 @@
 /** Where events are sent: of one tenant, or of all and of the engines; and how the last ones went. */
 
-import { button, card, confirmed, element, redraw, reveal, table, time } from "./elements.js";
+import { attempted, button, card, confirmed, element, redraw, reveal, table, time } from "./elements.js";
 
 export const EVENTS = [
   ...["budget.threshold_reached", "key.expiring", "engine.down", "engine.up"],
@@ -67,14 +67,7 @@ export function webhooksCard(api, tenantId) {
   }
 
   async function attempt(work) {
-    said.textContent = "";
-    delete said.dataset.kind;
-    try {
-      await work();
-    } catch (error) {
-      said.dataset.kind = "error";
-      said.textContent = error.message;
-    }
+    await attempted(said, work);
     await load();
   }
 
