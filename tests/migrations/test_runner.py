@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import asyncpg
 import pytest
@@ -24,8 +24,8 @@ from tenants.store import Store
 from tests.postgres import execute, fresh_database, owned, with_database
 
 FOLDER = Path(migrations.__file__).parent
-FIRST_RELEASE = "0100"
-ROWS_OF_0100 = (
+FIRST_RELEASE = "0112"
+ROWS_OF_THE_RELEASE = (
     "INSERT INTO tenant (id, name) SELECT gen_random_uuid(), n FROM unnest('{a,b}'::text[]) AS n",
     "INSERT INTO api_key (id, tenant_id, public_id, key_hash, name, scopes) "
     "SELECT gen_random_uuid(), id, repeat(name, 12), decode(repeat('00', 32), 'hex'), "
@@ -33,21 +33,41 @@ ROWS_OF_0100 = (
     "SELECT limit_put(id, 'tenant', id, 600, NULL, 5, NULL, NULL, NULL, NULL, NULL, NULL, NULL) "
     "FROM tenant",
     "INSERT INTO usage_event (request_id, tenant_id, key_id, model, status, prompt_tokens, "
-    "cached_tokens, completion_tokens, created_at, cost_micro) "
-    "SELECT gen_random_uuid(), tenant_id, id, 'demo', 'stop', 10, 4, 6, now(), 7 FROM api_key",
+    "cached_tokens, completion_tokens, created_at, cost_micro, endpoint) "
+    "SELECT gen_random_uuid(), tenant_id, id, 'demo', 'stop', 10, 4, 6, now(), 7, '/v1/responses' "
+    "FROM api_key",
     "INSERT INTO usage_delta SELECT tenant_id, key_id, model, date_trunc('hour', created_at), 1, "
     "prompt_tokens, cached_tokens, completion_tokens, cost_micro FROM usage_event",
-    # As it was there, without the endpoints.
-    "CREATE FUNCTION quota_settle(uuid[], uuid[], uuid[], text[], text[], integer[], integer[], "
-    "integer[], timestamptz[], text[], bigint[], timestamptz) RETURNS uuid[] LANGUAGE sql "
-    "AS 'SELECT $1'",
 )
-SETTLE_OF_0100 = (
+SETTLE_OF_THE_RELEASE = (
     "SELECT quota_settle(ARRAY[gen_random_uuid()], ARRAY[tenant_id], ARRAY[id], '{demo}', "
-    "'{stop}', '{10}', '{4}', '{6}', ARRAY[now()], '{NULL}', '{7}', NULL) FROM api_key"
+    "'{stop}', '{10}', '{4}', '{6}', ARRAY[now()], '{NULL}', '{7}', NULL, '{NULL}') FROM api_key"
 )
 """How workers of that version call it."""
-TENANT, KEY = UUID(int=1), UUID(int=2)
+NEXT_REVISION = """
+from alembic import op
+from migrations import source
+
+revision, down_revision, branch_labels, depends_on = "9999", {last!r}, None, None
+
+
+def upgrade():
+    bind = op.get_bind()
+    source.execute(
+        bind,
+        "ALTER TABLE usage_event ADD COLUMN region text;"
+        "ALTER TABLE api_key ALTER COLUMN scopes DROP NOT NULL;"
+        "DROP FUNCTION limit_month(timestamptz);"
+    )
+    source.replace_functions(bind)
+"""
+MONTH_OF_THE_NEXT = """CREATE FUNCTION limit_month(p_now timestamptz, p_zone text DEFAULT 'UTC')
+RETURNS date
+LANGUAGE sql STABLE
+AS $$
+    SELECT date_trunc('month', p_now, p_zone)::date
+$$;
+"""
 PARTITION = re.compile(r"usage_(event|seen)_(\d{4}_\d\d|default)")
 
 
@@ -79,20 +99,14 @@ async def schema(dsn: str) -> set[tuple[str, ...]]:
     return {tuple(str(value) for value in row) for row in rows if row[1] != "alembic_version"}
 
 
-def migrations_since_release() -> list[str]:
-    known = known_revisions.known()
-    assert known[0] == FIRST_RELEASE, "released revisions stay as they are"
-    return known
-
-
 async def rows(dsn: str) -> list[asyncpg.Record]:
-    """What ``ROWS_OF_0100`` put in, as far as 0.1.0 knew it."""
+    """What ``ROWS_OF_THE_RELEASE`` put in, as far as 0.1.0 knew it."""
     connection = await asyncpg.connect(dsn)
     try:
         found: list[asyncpg.Record] = await connection.fetch(
             "SELECT t.name, k.tenant_id, k.public_id, k.scopes, p.is_default, e.request_id, "
             "e.model, e.status, e.prompt_tokens, e.cached_tokens, e.completion_tokens, "
-            "e.created_at, u.requests, l.max_concurrent FROM tenant t "
+            "e.created_at, e.endpoint, u.requests, l.max_concurrent FROM tenant t "
             "JOIN api_key k ON k.tenant_id = t.id JOIN project p ON p.id = k.project_id "
             "JOIN usage_event e ON e.key_id = k.id JOIN usage_delta u ON u.key_id = k.id "
             "JOIN limit_policy l ON l.scope_id = t.id ORDER BY 1"
@@ -143,16 +157,34 @@ class TestUpgrade:
             "gateway_worker",
         }
 
-    async def test_rows_of_every_release_come_along(self, empty_pg_dsn: str) -> None:
-        for revision in migrations_since_release():
-            await migrations.upgrade(empty_pg_dsn, revision)
-            if revision == FIRST_RELEASE:
-                await execute(empty_pg_dsn, *ROWS_OF_0100)
-                before = await rows(empty_pg_dsn)
-                assert len(before) == 2
-            assert await rows(empty_pg_dsn) == before
-        await execute(empty_pg_dsn, SETTLE_OF_0100)
-        assert len(await rows(empty_pg_dsn)) > len(before), "the new function is called"
+    async def test_rows_of_every_release_come_along(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_pg_dsn: str
+    ) -> None:
+        """Through all revisions since, and one of the test's own that changes tables and a
+        function's parameters. Workers of the release go on settling."""
+        assert known_revisions.known()[0] == FIRST_RELEASE, "released revisions stay as they are"
+        shutil.copytree(FOLDER / "versions", tmp_path / "versions")
+        shutil.copy(FOLDER / "env.py", tmp_path)
+        (tmp_path / "versions" / "2999_01_01_0000_9999_next.py").write_text(
+            NEXT_REVISION.format(last=migrations.head())
+        )
+        await migrations.upgrade(empty_pg_dsn, FIRST_RELEASE)
+        await execute(empty_pg_dsn, *ROWS_OF_THE_RELEASE)
+        before = await rows(empty_pg_dsn)
+        assert len(before) == 2
+        await migrations.upgrade(empty_pg_dsn)
+        assert await rows(empty_pg_dsn) == before
+
+        functions = {**source.functions(), "limit_month": MONTH_OF_THE_NEXT}
+        monkeypatch.setattr(known_revisions, "FOLDER", tmp_path)
+        monkeypatch.setattr(source, "functions", lambda: functions)
+        with pytest.raises(SchemaMismatch, match=r"this version needs 9999; run `sluice migrate`"):
+            await migrations.check(empty_pg_dsn)
+        await migrations.upgrade(empty_pg_dsn)
+        await migrations.check(empty_pg_dsn)
+        assert await rows(empty_pg_dsn) == before
+        await execute(empty_pg_dsn, SETTLE_OF_THE_RELEASE, "SELECT region FROM usage_event")
+        assert len(await rows(empty_pg_dsn)) > len(before)
 
     async def test_a_database_from_before_the_first_release_is_refused(
         self, empty_pg_dsn: str

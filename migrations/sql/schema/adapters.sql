@@ -1,4 +1,4 @@
--- LoRA adapters: models that one tenant alone can see.
+-- What only one tenant can use: LoRA adapters, which are models of its own, and MCP servers.
 
 CREATE TABLE adapter (
     id         uuid PRIMARY KEY,
@@ -11,4 +11,13 @@ CREATE TABLE adapter (
     digest     text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT adapter_tenant_id_name_key UNIQUE (tenant_id, name)
+);
+
+CREATE TABLE mcp_server (
+    id            uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    tenant_id     uuid NOT NULL CONSTRAINT mcp_server_tenant_id_fkey REFERENCES tenant (id),
+    url           text NOT NULL,
+    allow_private boolean NOT NULL,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (tenant_id, url)
 );

@@ -21,6 +21,17 @@ SELECT sluice_protect('response');
 SELECT sluice_protect('ended_stream');
 SELECT sluice_protect('idempotency_key');
 SELECT sluice_protect('adapter');
+SELECT sluice_protect('mcp_server');
+SELECT sluice_protect('conversation');
+SELECT sluice_protect('conversation_item');
+SELECT sluice_protect('conversation_use');
+SELECT sluice_protect('chat_completion');
+SELECT sluice_protect('file');
+SELECT sluice_protect('file_chunk');
+SELECT sluice_protect('batch');
+SELECT sluice_protect('batch_line');
+SELECT sluice_protect('webhook');
+SELECT sluice_protect('webhook_delivery');
 -- These are added to and never changed.
 SELECT sluice_protect('usage_event', 'tenant_id', 'SELECT, INSERT');
 SELECT sluice_protect('usage_seen', 'tenant_id', 'SELECT, INSERT');
@@ -38,4 +49,6 @@ ALTER TABLE usage_seen_default FORCE ROW LEVEL SECURITY;
 CREATE POLICY usage_seen_default_all ON usage_seen_default TO sluice_operator USING (true);
 GRANT SELECT, DELETE ON usage_seen_default TO sluice_operator;
 
-GRANT SELECT, INSERT, UPDATE, DELETE ON gateway_worker TO sluice_app, sluice_operator;
+-- These are the deployment's, and no tenant's.
+GRANT SELECT, INSERT, UPDATE, DELETE ON gateway_worker, engine_replica TO sluice_app, sluice_operator;
+GRANT SELECT, INSERT, UPDATE ON model_scaling TO sluice_app, sluice_operator;

@@ -12,6 +12,7 @@ CREATE TABLE usage_event (
     created_at        timestamptz NOT NULL,
     end_user          text,
     cost_micro        bigint NOT NULL DEFAULT 0,
+    endpoint          text,
     CONSTRAINT usage_event_key_id_fkey
         FOREIGN KEY (tenant_id, key_id) REFERENCES api_key (tenant_id, id),
     CONSTRAINT usage_event_model_check CHECK (char_length(model) BETWEEN 1 AND 200),

@@ -44,6 +44,10 @@ CREATE TABLE limit_state (
     month            date NOT NULL DEFAULT '-infinity',
     month_tokens     bigint NOT NULL DEFAULT 0,
     month_cost_micro bigint NOT NULL DEFAULT 0,
+    -- The highest thresholds, in percent, that an event of reported_month has told.
+    reported_month   date NOT NULL DEFAULT '-infinity',
+    reported_tokens  smallint NOT NULL DEFAULT 0,
+    reported_cost    smallint NOT NULL DEFAULT 0,
     CONSTRAINT limit_state_counts_check CHECK (
         requests_used >= 0 AND tokens_used >= 0 AND num_running >= 0 AND num_queued >= 0
         AND month_tokens >= 0 AND month_cost_micro >= 0
@@ -67,6 +71,7 @@ CREATE TABLE reservation (
     completion_price  bigint NOT NULL,
     created_at        timestamptz NOT NULL,
     expires_at        timestamptz NOT NULL,
+    endpoint          text,
     CONSTRAINT reservation_key_id_fkey
         FOREIGN KEY (tenant_id, key_id) REFERENCES api_key (tenant_id, id),
     CONSTRAINT reservation_state_check CHECK (state IN ('queued', 'running')),

@@ -1,22 +1,4 @@
--- What workers share: responses, ended streams, idempotency keys, and where workers are reached.
-
--- body and input are bytea, not jsonb: texts of models may hold what jsonb refuses, and nothing
--- looks inside.
-CREATE TABLE response (
-    tenant_id            uuid NOT NULL CONSTRAINT response_tenant_id_fkey REFERENCES tenant (id),
-    id                   text NOT NULL,
-    status               text NOT NULL,
-    body                 bytea NOT NULL,
-    input                bytea NOT NULL,
-    previous_response_id text,
-    created_at           timestamptz NOT NULL,
-    expires_at           timestamptz NOT NULL,
-    size                 integer NOT NULL
-        GENERATED ALWAYS AS (octet_length(body) + octet_length(input)) STORED,
-    PRIMARY KEY (tenant_id, id)
-);
-CREATE INDEX response_tenant_id_created_at_idx ON response (tenant_id, created_at);
-CREATE INDEX response_expires_at_idx ON response (expires_at);
+-- What workers share: ended streams, idempotency keys, and where workers are reached.
 
 CREATE TABLE ended_stream (
     tenant_id   uuid NOT NULL CONSTRAINT ended_stream_tenant_id_fkey REFERENCES tenant (id),

@@ -41,6 +41,8 @@ CREATE TABLE api_key (
     revoke_at       timestamptz,
     last_used_at    timestamptz,
     replaces_key_id uuid CONSTRAINT api_key_replaces_key_id_fkey REFERENCES api_key (id),
+    -- How many days before its end the last event of it was.
+    expiry_reported smallint,
     CONSTRAINT api_key_project_id_fkey
         FOREIGN KEY (tenant_id, project_id) REFERENCES project (tenant_id, id),
     -- So that a ledger row can name a key together with its tenant.
@@ -54,3 +56,5 @@ CREATE TABLE api_key (
     )
 ) WITH (fillfactor = 70);  -- Last uses are written within the page, without touching an index.
 CREATE INDEX api_key_project_id_idx ON api_key (project_id);
+CREATE INDEX api_key_expires_at_idx ON api_key (expires_at)
+    WHERE expires_at IS NOT NULL AND revoked_at IS NULL;

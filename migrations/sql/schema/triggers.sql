@@ -19,6 +19,18 @@ CREATE TRIGGER api_key_notify
     FOR EACH ROW EXECUTE FUNCTION notify_key_change();
 CREATE TRIGGER adapter_notify AFTER INSERT OR UPDATE OR DELETE ON adapter
     FOR EACH ROW EXECUTE FUNCTION notify_adapter_change();
+CREATE TRIGGER engine_replica_notify AFTER INSERT OR UPDATE OR DELETE ON engine_replica
+    FOR EACH ROW EXECUTE FUNCTION notify_engine_change();
+
+CREATE TRIGGER conversation_count AFTER INSERT OR UPDATE OF size OR DELETE ON conversation
+    FOR EACH ROW EXECUTE FUNCTION conversation_count();
+
+-- Events for webhooks.
+CREATE TRIGGER limit_policy_reported
+    AFTER UPDATE OF monthly_tokens, monthly_cost_micro ON limit_policy
+    FOR EACH ROW EXECUTE FUNCTION limit_reported();
+CREATE TRIGGER engine_replica_report AFTER UPDATE OF state, epoch ON engine_replica
+    FOR EACH ROW EXECUTE FUNCTION engine_report();
 
 -- The argument is what the audit log calls a row of the table.
 CREATE TRIGGER tenant_audit AFTER INSERT OR UPDATE OR DELETE ON tenant
@@ -36,6 +48,11 @@ CREATE TRIGGER limit_policy_audit AFTER INSERT OR UPDATE OR DELETE ON limit_poli
     FOR EACH ROW EXECUTE FUNCTION audit_change('limits');
 CREATE TRIGGER adapter_audit AFTER INSERT OR UPDATE OR DELETE ON adapter
     FOR EACH ROW EXECUTE FUNCTION audit_change('adapter');
+CREATE TRIGGER mcp_server_audit AFTER INSERT OR UPDATE OR DELETE ON mcp_server
+    FOR EACH ROW EXECUTE FUNCTION audit_change('mcp_server');
+CREATE TRIGGER webhook_audit
+    AFTER INSERT OR DELETE OR UPDATE OF url, events, secret_version, disabled_at ON webhook
+    FOR EACH ROW EXECUTE FUNCTION audit_change('webhook');
 
 CREATE TRIGGER audit_log_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_log
     FOR EACH STATEMENT EXECUTE FUNCTION audit_log_is_append_only();

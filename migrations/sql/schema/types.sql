@@ -28,7 +28,8 @@ CREATE TYPE quota_asked AS (
     prompt_price      bigint,
     completion_price  bigint,
     owner             uuid,
-    lease             interval
+    lease             interval,
+    endpoint          text
 );
 
 -- One running request that asks for more tokens.

@@ -1,4 +1,4 @@
-"""The schema of 0.1.0."""
+"""The schema of 0.1.0. Those before it were never released."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from alembic import op
 
 from migrations import source
 
-revision = "0100"
+revision = "0112"
 down_revision = None
 branch_labels = None
 depends_on = None
 
+TABLES = (
+    *("roles", "types", "tenants", "limits", "ledger", "streams", "conversations", "files"),
+    *("audit", "adapters", "engines", "webhooks"),
+)
+
 
 def upgrade() -> None:
     bind = op.get_bind()
-    for name in ("roles", "types", "tenants", "limits", "ledger", "streams", "audit", "adapters"):
+    for name in TABLES:
         source.execute(bind, source.schema(name))
     source.replace_functions(bind)
     for name in ("triggers", "isolation"):
