@@ -36,16 +36,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_chat(
-    body: ChatCompletionRequest, *, request_id: UUID, principal: Principal
+    body: ChatCompletionRequest, request_id: UUID, principal: Principal
 ) -> GenerationRequest:
     """Raises ``InvalidRequestError``, as ``of_texts`` does."""
     unsupported.refuse(body, unsupported.CHAT)
     return _of(body, request_id, principal)
 
 
-def of_texts(
-    body: CompletionRequest, *, request_id: UUID, principal: Principal
-) -> GenerationRequest:
+def of_texts(body: CompletionRequest, request_id: UUID, principal: Principal) -> GenerationRequest:
     unsupported.refuse(body, unsupported.COMPLETIONS)
     return _of(body, request_id, principal)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.answers.chunks import CompletionEncoder, shown
+from gateway.answers.chunks import CompletionEncoder, Head, shown
 from gateway.generation.delta import Delta
 from gateway.generation.events import Around, Event
 from gateway.generation.token_logprobs import ChoiceLogprobs, TokenLogprob
@@ -26,30 +26,9 @@ class ChatEncoder(CompletionEncoder):
     fail on any other order."""
 
     def __init__(
-        self,
-        *,
-        completion_id: str,
-        created: int,
-        model: str,
-        num_choices: int,
-        has_usage: bool = False,
-        metadata: dict[str, str] | None = None,
-        service_tier: str | None = None,
-        is_obfuscated: bool = False,
+        self, head: Head, num_choices: int = 1, metadata: dict[str, str] | None = None
     ) -> None:
-        super().__init__(
-            completion_id=completion_id,
-            created=created,
-            model=model,
-            kinds=("chat.completion", "chat.completion.chunk"),
-            has_usage=has_usage,
-            is_obfuscated=is_obfuscated,
-            service_tier=service_tier,
-        )
-        if metadata is not None:
-            self._whole["metadata"] = metadata
-        if service_tier is not None:
-            self._whole["service_tier"] = service_tier
+        super().__init__(head, ("chat.completion", "chat.completion.chunk"), metadata)
         self._collected = [_CollectedChoice() for _ in range(num_choices)]
         self._num_choices = num_choices
         self._content_heads = [

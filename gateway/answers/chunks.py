@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import orjson
@@ -22,6 +22,17 @@ _PADDED_BYTES = 64
 _PADDING = b',"obfuscation":"%s"'
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Head(NamedTuple):
+    """What all chunks of an answer begin with, and what its client wants of them."""
+
+    id: str
+    created: int
+    model: str
+    service_tier: str | None = None
+    has_usage: bool = False
+    is_obfuscated: bool = False
 
 
 class Collected(Protocol):
@@ -42,27 +53,20 @@ class CompletionEncoder:
     """A chunk without content. A comment would not do: some SDKs fail on comments."""
 
     def __init__(
-        self,
-        *,
-        completion_id: str,
-        created: int,
-        model: str,
-        kinds: tuple[str, str],
-        has_usage: bool,
-        is_obfuscated: bool,
-        service_tier: str | None = None,
+        self, head: Head, kinds: tuple[str, str], metadata: dict[str, str] | None = None
     ) -> None:
-        """``kinds``: what bodies and chunks call themselves."""
-        self._has_usage = has_usage
-        self._is_obfuscated = is_obfuscated
-        fields = {"id": completion_id, "object": kinds[0], "created": created, "model": model}
-        self._whole: dict[str, Any] = fields | {"system_fingerprint": None}
+        """``kinds``: what bodies and chunks call themselves. ``metadata``: of the body."""
+        self._has_usage = head.has_usage
+        self._is_obfuscated = head.is_obfuscated
+        fields = {"id": head.id, "object": kinds[0], "created": head.created, "model": head.model}
+        tier = {} if head.service_tier is None else {"service_tier": head.service_tier}
+        told = {} if metadata is None else {"metadata": metadata}
+        self._whole: dict[str, Any] = fields | {"system_fingerprint": None} | told | tier
         """The fields of the body but its choices and usage."""
-        tier = {} if service_tier is None else {"service_tier": service_tier}
-        head = fields | {"object": kinds[1]} | tier | {"system_fingerprint": None}
-        self._head = orjson.dumps(head)[:-1] + b',"choices":['
+        chunk = fields | {"object": kinds[1]} | tier | {"system_fingerprint": None}
+        self._head = orjson.dumps(chunk)[:-1] + b',"choices":['
         """What a chunk begins with, up to its list of choices."""
-        self._tail = b'],"usage":null}' if has_usage else b"]}"
+        self._tail = b'],"usage":null}' if head.has_usage else b"]}"
 
     def add(self, delta: Delta) -> None:
         """Collect a delta for ``body``."""

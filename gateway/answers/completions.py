@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.answers.chunks import CompletionEncoder, shown
+from gateway.answers.chunks import CompletionEncoder, Head, shown
 from gateway.generation.delta import Delta
 from gateway.generation.events import Around, Event
 from gateway.generation.token_logprobs import TokenLogprob
@@ -70,25 +70,9 @@ def _top(token: TokenLogprob) -> dict[str, float]:
 class TextEncoder(CompletionEncoder):
     """The ``Encoder`` of a text completion, whole or streamed."""
 
-    def __init__(
-        self,
-        *,
-        completion_id: str,
-        created: int,
-        model: str,
-        echoes: Sequence[Echo],
-        has_usage: bool = False,
-        is_obfuscated: bool = False,
-    ) -> None:
+    def __init__(self, head: Head, echoes: Sequence[Echo]) -> None:
         """``echoes``: one for each choice."""
-        super().__init__(
-            completion_id=completion_id,
-            created=created,
-            model=model,
-            kinds=("text_completion", "text_completion"),
-            has_usage=has_usage,
-            is_obfuscated=is_obfuscated,
-        )
+        super().__init__(head, ("text_completion", "text_completion"))
         self._collected = [_CollectedText(echo) for echo in echoes]
         self._echoes = echoes
         self._offsets = [_Offsets() for _ in echoes]

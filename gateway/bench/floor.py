@@ -21,6 +21,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from gateway.answers.chat import ChatEncoder
+from gateway.answers.chunks import Head
 from gateway.generation.delta import Delta
 from gateway.generation.events import as_sse
 from gateway.generation.generation import usage_of
@@ -67,13 +68,7 @@ class Floor:
         await self._stream(orjson.loads(body)["max_tokens"], send)
 
     async def _stream(self, num_tokens: int, send: Send) -> None:
-        chunks = ChatEncoder(
-            completion_id="chatcmpl-" + "0" * 32,
-            created=0,
-            model=MODEL,
-            num_choices=1,
-            has_usage=True,
-        )
+        chunks = ChatEncoder(Head("chatcmpl-" + "0" * 32, 0, MODEL, has_usage=True))
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         for word in itertools.islice(itertools.cycle(WORDS), num_tokens):

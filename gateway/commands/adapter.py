@@ -13,6 +13,7 @@ from urllib.parse import quote
 import typer
 
 from gateway.commands.database import DATA_DIR, Address, address
+from gateway.commands.tables import Table, time_of
 
 LOAD_TIMEOUT_S = 300
 """Time for the engine to read an adapter, perhaps from a slow disk."""
@@ -59,10 +60,6 @@ def list_(
     tenant: TenantName, url: Url = None, key: Key = None, data_dir: DataDir = DATA_DIR
 ) -> None:
     """List a tenant's adapters."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     rows = _ask(_server(url, key, data_dir), tenant, "GET")["data"]
     table = Table("name", "of", "rank", "path", "made for", "loaded")
     for row in rows:
@@ -70,7 +67,7 @@ def list_(
             *(row["name"], row["parent"], str(row["rank"]), row["path"], row["base_model"] or ""),
             time_of(datetime.fromtimestamp(row["created_at"], UTC)),
         )
-    show(table)
+    table.show()
 
 
 @app.command()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.commands.database import CONFIG_FILE, on_store
+from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from gateway.fleet.placement.controller import ModelStatus
@@ -40,10 +41,6 @@ EngineId = Annotated[str, typer.Argument(metavar="ENGINE", help="The engine's id
 @on_store
 async def list_(store: Store) -> None:
     """List the engines that are registered."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     columns = ("engine", "model", "state", "running", "waiting", "capacity", "address", "version")
     table = Table(*columns, "since", "node")
     for engine in await store.shared.list_engines():
@@ -54,7 +51,7 @@ async def list_(store: Store) -> None:
             *(engine.id, engine.model, engine.condition, *map(str, cells)),
             *(address, engine.version, since, engine.node or ""),
         )
-    show(table)
+    table.show()
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.commands.database import on_store
+from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from tenants.store import Store
@@ -92,15 +93,10 @@ async def list_(
     search: Annotated[str | None, typer.Option(help="A part of the name or the public id.")] = None,
 ) -> None:
     """List a tenant's keys, without their secrets, which are not stored."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     tenant_id = (await store.get_tenant(tenant)).id
     names = {project.id: project.name for project in await store.list_projects(tenant_id)}
-    table = Table("public id", "name", "scopes", "created", "expires", "revoked", "last used")
-    table.add_column("project")
-    table.add_column("models")
+    columns = ("public id", "name", "scopes", "created", "expires", "revoked", "last used")
+    table = Table(*columns, "project", "models")
     for key in await store.list_keys(tenant_id, search=search):
         ends_at = key.revoked_at or key.revoke_at
         dates = (key.created_at, key.expires_at, ends_at, key.last_used_at)
@@ -109,7 +105,7 @@ async def list_(
             *(key.public_id, key.name, " ".join(key.scopes), *map(time_of, dates)),
             *(names[key.project_id], " ".join((*key.allowed_models, *aliases))),
         )
-    show(table)
+    table.show()
 
 
 @app.command()

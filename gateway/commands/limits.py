@@ -8,6 +8,7 @@ import typer
 from typer.models import OptionInfo
 
 from gateway.commands.database import on_store
+from gateway.commands.tables import Table
 
 if TYPE_CHECKING:
     from tenants.limits import Limits, ScopeKind
@@ -137,14 +138,8 @@ async def _rows(store: Store, tenant: Tenant) -> list[tuple[str, str, Limits]]:
 
 
 def _show(rows: list[tuple[str, str, Limits]]) -> None:
-    from rich.table import Table
-
-    from gateway.commands.tables import show
-
-    table = Table("scope", "name")
-    for _, title in COLUMNS:
-        table.add_column(title, justify="right")
+    table = Table("scope", "name", numbers=tuple(title for _, title in COLUMNS))
     for kind, name, found in rows:
         values = (getattr(found, field) for field, _ in COLUMNS)
         table.add_row(kind, name, *("" if value is None else f"{value:,}" for value in values))
-    show(table)
+    table.show()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.commands.database import on_store
+from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from tenants.store import Store
@@ -39,14 +40,10 @@ async def allow(
 @on_store
 async def list_(store: Store, tenant: TenantName) -> None:
     """List the servers that a tenant's responses may use."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     table = Table("url", "private", "allowed")
     for server in await store.list_mcp_servers((await store.get_tenant(tenant)).id):
         table.add_row(server.url, "yes" if server.allow_private else "", time_of(server.created_at))
-    show(table)
+    table.show()
 
 
 @app.command()

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Table
 
 from engine.architectures import ENCODERS, FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE
-from gateway.commands.tables import show
+from engine.model_check import Check
+from gateway.commands.tables import Table
 
 OTHERS = "Other decoders run on transformers, too, where a trial while loading finds them exact."
 _GIB = 1 << 30
@@ -35,27 +35,7 @@ def models(context: typer.Context) -> None:
         table.add_row(architecture, "embeddings and scores", "native", "")
     for architecture in FALLBACK_TESTED:
         table.add_row(architecture, "", "transformers", ", ".join(FALLBACK_QUANTIZATIONS))
-    show(table)
-
-
-class _Need(msgspec.Struct):
-    quantization: str
-    size: int
-    weight_bytes: int
-    state_bytes: int
-    request_bytes: int
-    longest: int
-    num_requests: int
-
-
-class _Check(msgspec.Struct):
-    architecture: str
-    runs_on: str
-    family: str
-    max_len: int
-    max_num_seqs: int
-    missing: list[str]
-    needs: list[_Need]
+    table.show()
 
 
 @app.command()
@@ -78,7 +58,7 @@ def check(
 
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
         raise SetupError(lines[-1] if lines else f"{model} cannot be read")
-    found = msgspec.json.decode(ran.stdout, type=_Check)
+    found = msgspec.json.decode(ran.stdout, type=Check)
     runs_on = found.runs_on or "cannot be served"
     sys.stdout.write(": ".join(filter(None, [found.architecture, found.family, runs_on])) + "\n")
     for line in found.missing:
@@ -89,7 +69,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _show(found: _Check, gpu_memory: float) -> None:
+def _show(found: Check, gpu_memory: float) -> None:
     table = Table(
         "weights",
         "GPUs",
@@ -111,4 +91,4 @@ def _show(found: _Check, gpu_memory: float) -> None:
             str(need.longest) if need.longest else "does not fit",
             str(need.num_requests),
         )
-    show(table)
+    table.show()

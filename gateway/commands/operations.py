@@ -10,6 +10,7 @@ from uuid import UUID
 import typer
 
 from gateway.commands.database import on_store
+from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from tenants.store import Store
@@ -81,10 +82,6 @@ async def usage(
     limit: Annotated[int, typer.Option(help="Requests that --rows shows.", min=1)] = 50,
 ) -> None:
     """Show usage: sums, or with --rows the single requests of the ledger."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     if rows or form is not None:
         await _show_rows(store, tenant, days, form, limit)
         return
@@ -99,16 +96,15 @@ async def usage(
     )
     shown = {getattr(row, f"{name}_id") for row in sums for name in groups if name != "model"}
     names = await store.names(shown)
-    table = Table(*(["from"] if per != "total" else []), *groups)
     counts = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
-    for title in counts:
-        table.add_column(title.replace("_", " "), justify="right")
+    numbers = tuple(name.replace("_", " ") for name in counts)
+    table = Table(*(["from"] if per != "total" else []), *groups, numbers=numbers)
     for row in sums:
         ids = [getattr(row, name if name == "model" else f"{name}_id") for name in groups]
         cells = [value if isinstance(value, str) else names.get(value, str(value)) for value in ids]
         at = [time_of(row.start)] if per != "total" else []
         table.add_row(*at, *cells, *(f"{getattr(row, name):,}" for name in counts))
-    show(table)
+    table.show()
 
 
 @on_store
@@ -121,10 +117,6 @@ async def audit(
     ] = None,
 ) -> None:
     """Show who changed what."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show
-
     entries = await store.list_audit(await _id_of(store, tenant), search=search, limit=limit)
     names = await store.names({entry.tenant_id for entry in entries})
     table = Table("time", "actor", "action", "tenant", "object", "changed")
@@ -134,17 +126,13 @@ async def audit(
             *(entry.actor, entry.action, names.get(entry.tenant_id, str(entry.tenant_id))),
             *(entry.object_id, _difference(entry)),
         )
-    show(table)
+    table.show()
 
 
 @streams.command("list")
 @on_store
 async def list_streams(store: Store, tenant: OptionalTenant = None) -> None:
     """List the running requests of all workers; without limits, those that run for a second."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show
-
     table = Table("id", "tenant", "key", "model", "state", "prompt", "generated", "since")
     for row in await store.list_running(await _id_of(store, tenant)):
         table.add_row(
@@ -152,7 +140,7 @@ async def list_streams(store: Store, tenant: OptionalTenant = None) -> None:
             *(row.model, row.state, f"{row.prompt_tokens:,}", f"{row.generated_tokens:,}"),
             f"{row.created_at:%H:%M:%S}",
         )
-    show(table)
+    table.show()
 
 
 @streams.command()
@@ -180,10 +168,7 @@ async def _show_rows(
     store: Store, tenant: str | None, days: float, form: str | None, limit: int
 ) -> None:
     """Print single requests: a table of the newest, or all in a format, as they are read."""
-    from rich.table import Table
-
     from gateway.admin.exports import exported
-    from gateway.commands.tables import show
     from tenants.types import UsageFilter
 
     now = datetime.now(UTC)
@@ -195,9 +180,9 @@ async def _show_rows(
         return
     rows = await store.list_usage(wanted, limit=limit)
     names = await store.names({one for row in rows for one in _ids(row)})
-    table = Table("time", "id", "tenant", "key", "model", "endpoint", "status", "end user")
-    for title in ("prompt tokens", "cached tokens", "completion tokens", "cost micro"):
-        table.add_column(title, justify="right")
+    columns = ("time", "id", "tenant", "key", "model", "endpoint", "status", "end user")
+    numbers = ("prompt tokens", "cached tokens", "completion tokens", "cost micro")
+    table = Table(*columns, numbers=numbers)
     for row in rows:
         table.add_row(
             *(f"{row.created_at:%Y-%m-%d %H:%M:%S}", str(row.request_id)),
@@ -206,7 +191,7 @@ async def _show_rows(
             *(f"{row.prompt_tokens:,}", f"{row.cached_tokens:,}", f"{row.completion_tokens:,}"),
             f"{row.cost_micro:,}",
         )
-    show(table)
+    table.show()
 
 
 def _ids(row: UsageEvent) -> tuple[UUID, UUID]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.commands.database import on_store
+from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from tenants.store import Store
@@ -32,15 +33,11 @@ async def create(
 @on_store
 async def list_(store: Store, tenant: TenantName) -> None:
     """List a tenant's projects."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     table = Table("name", "id", "default", "created")
     for project in await store.list_projects((await store.get_tenant(tenant)).id):
         default = "yes" if project.is_default else ""
         table.add_row(project.name, str(project.id), default, time_of(project.created_at))
-    show(table)
+    table.show()
 
 
 @app.command()

@@ -9,6 +9,7 @@ import typer
 
 from gateway.commands.database import on_store
 from gateway.commands.limits import limits
+from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from tenants.store import Store
@@ -42,17 +43,13 @@ async def list_(
     search: Annotated[str | None, typer.Option(help="A part of the name.")] = None,
 ) -> None:
     """List tenants by name."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     table = Table("name", "id", "weight", "priority", "created", "disabled")
     for tenant in await store.list_tenants(search=search):
         table.add_row(
             *(tenant.name, str(tenant.id), f"{tenant.weight:g}", str(tenant.priority)),
             *(time_of(tenant.created_at), time_of(tenant.disabled_at)),
         )
-    show(table)
+    table.show()
 
 
 @app.command()

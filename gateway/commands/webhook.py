@@ -8,6 +8,7 @@ from uuid import UUID
 import typer
 
 from gateway.commands.database import on_store
+from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from tenants.store import Store
@@ -52,10 +53,6 @@ async def list_(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
 ) -> None:
     """List webhooks."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     tenant_id = None if tenant is None else (await store.get_tenant(tenant)).id
     found = await store.webhooks.all(tenant_id)
     names = await store.names({one.tenant_id for one in found if one.tenant_id is not None})
@@ -66,7 +63,7 @@ async def list_(
             *(str(one.id), whose, " ".join(one.events) or "all", one.url),
             *(time_of(one.created_at), time_of(one.disabled_at)),
         )
-    show(table)
+    table.show()
 
 
 @app.command()
@@ -77,17 +74,13 @@ async def deliveries(
     limit: Annotated[int, typer.Option(min=1, help="The most to list.")] = 20,
 ) -> None:
     """List what a webhook was sent in the last week, the newest first."""
-    from rich.table import Table
-
-    from gateway.commands.tables import show, time_of
-
     table = Table("event", "type", "state", "attempts", "last answer", "created")
     for one in await store.webhooks.deliveries(webhook, limit=limit):
         table.add_row(
             *(f"evt_{one.event_id.hex}", one.type, one.state, str(one.num_attempts)),
             *(one.last_answer or "", time_of(one.created_at)),
         )
-    show(table)
+    table.show()
 
 
 @app.command()

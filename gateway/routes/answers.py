@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
+from typing import TypeVar
+from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +15,7 @@ from gateway.admission.admitted import Admitted
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
 from gateway.answers.chat import ChatEncoder
+from gateway.answers.chunks import Head
 from gateway.answers.completions import TextEncoder
 from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.answers.kept import Keep, KeptAnswer, KeptEncoder
@@ -25,7 +29,9 @@ from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
 from gateway.schemas.completions import CompletionRequest
 from gateway.services import Services
 from gateway.transport.disconnect import until_disconnect
+from tenants.types import Principal
 
+B = TypeVar("B", ChatCompletionRequest, CompletionRequest)
 WholeEncoder = ChatEncoder | TextEncoder | MessageEncoder
 
 FIRST_OUTPUT_S = 0.1
@@ -36,11 +42,19 @@ IGNORED_HEADER = "x-sluice-ignored"
 """Lists the fields of the request that change nothing."""
 
 
-def begin(request: Request, body: ChatCompletionRequest | CompletionRequest) -> bool:
-    """Note what the client says of its request. Returns whether its stream is to be resumable."""
+async def begin(
+    services: Services,
+    request: Request,
+    body: B,
+    of: Callable[[B, UUID, Principal], GenerationRequest],
+) -> tuple[Generation, bool]:
+    """Note what the client says of its request, admit it by ``of`` and let it run. Also returns
+    whether its stream is to be resumable. Raises as ``Admission.admit``."""
+    known, principal = context.of(request.scope), context.principal_of(request.scope)
     resumable = is_resumable(request, field=body.resumable, stream=body.stream)
-    context.of(request.scope).notes.update(client_notes(body))
-    return resumable
+    known.notes.update(client_notes(body))
+    asked = of(body, known.request_id, principal)
+    return await generate(services, request, asked), resumable
 
 
 async def generate(services: Services, request: Request, asked: GenerationRequest) -> Generation:
@@ -65,8 +79,8 @@ async def send(
     generation: Generation,
     encoder: WholeEncoder,
     *,
-    stream: bool,
-    resumable: bool,
+    stream: bool | None,
+    resumable: bool = False,
     keep: Keep | None = None,
 ) -> Response:
     """The generation as one JSON object, or as server-sent events. It is closed here, by the
@@ -140,9 +154,14 @@ async def _collect(
         return refusal(request.scope, exc, began=generation.num_generated_tokens > 0)
 
 
-def has_usage(options: StreamOptions | None) -> bool:
-    return options is not None and bool(options.include_usage)
-
-
-def is_obfuscated(options: StreamOptions | None) -> bool:
-    return options is not None and bool(options.include_obfuscation)
+def head_of(generation: Generation, kind: str, options: StreamOptions | None) -> Head:
+    """``kind``: what the answer's id begins with."""
+    admitted = generation.admitted
+    return Head(
+        id=f"{kind}-{admitted.id.hex}",
+        created=generation.created,
+        model=admitted.model,
+        service_tier=admitted.service_tier,
+        has_usage=options is not None and bool(options.include_usage),
+        is_obfuscated=options is not None and bool(options.include_obfuscation),
+    )

@@ -17,27 +17,13 @@ from gateway.services import Services
 
 
 async def create(services: Services, request: Request, body: ChatCompletionRequest) -> Response:
-    known, principal = context.of(request.scope), context.principal_of(request.scope)
-    resumable = answers.begin(request, body)
-    asked = of_chat(body, request_id=known.request_id, principal=principal)
-    generation = await answers.generate(services, request, asked)
-    admitted = generation.admitted
+    generation, resumable = await answers.begin(services, request, body, of_chat)
+    head = answers.head_of(generation, "chatcmpl", body.stream_options)
     encoder = (KeptEncoder if body.store else ChatEncoder)(
-        completion_id=f"chatcmpl-{admitted.id.hex}",
-        created=generation.created,
-        model=admitted.model,
-        num_choices=generation.num_choices,
-        metadata=body.metadata,
-        service_tier=admitted.service_tier,
-        has_usage=answers.has_usage(body.stream_options),
-        is_obfuscated=answers.is_obfuscated(body.stream_options),
+        head, generation.num_choices, body.metadata
     )
+    tenant_id = context.principal_of(request.scope).tenant.id
+    keep = partial(services.chats.keep, tenant_id, body) if body.store else None
     return await answers.send(
-        services,
-        request,
-        generation,
-        encoder,
-        stream=bool(body.stream),
-        resumable=resumable,
-        keep=partial(services.chats.keep, principal.tenant.id, body) if body.store else None,
+        services, request, generation, encoder, stream=body.stream, resumable=resumable, keep=keep
     )

@@ -29,9 +29,7 @@ async def create(services: Services, request: Request, body: MessagesRequest) ->
         num_cached_tokens=lambda: generation.num_cached_tokens,
         room=admitted.params.max_tokens if admitted.params.max_tokens != body.max_tokens else None,
     )
-    return await answers.send(
-        services, request, generation, encoder, stream=bool(body.stream), resumable=False
-    )
+    return await answers.send(services, request, generation, encoder, stream=body.stream)
 
 
 async def count_tokens(services: Services, request: Request, body: TokenCountRequest) -> Response:

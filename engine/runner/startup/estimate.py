@@ -20,6 +20,7 @@ from engine.architectures import ENCODERS, FALLBACK_TESTED, NATIVE, Quantization
 from engine.cache.groups import max_request_tokens, peak_blocks
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.model_check import REQUEST_TOKENS, Check, Need
 from engine.models.base import ModelConfig, ModelFacts
 from engine.models.config import read_architecture
 from engine.models.registry import create_model
@@ -33,42 +34,10 @@ from engine.runner.states import num_default_rows, num_default_snapshots, slot_b
 
 SIZES = (1, 2, 4, 8)
 """Values of ``tensor_parallel_size``."""
-REQUEST_TOKENS = 4096
 _NOWHERE = torch.device("meta")
 _GPU = torch.device("cuda")
 _WIDTHS = 12
 """What a step is taken to keep of each token at once, in hidden states."""
-
-
-class Need(msgspec.Struct):
-    """What one way to serve the model takes of each GPU."""
-
-    quantization: str
-    """Empty: weights as they are stored."""
-    size: int
-    """``tensor_parallel_size``"""
-    weight_bytes: int
-    state_bytes: int
-    """The recurrent states of one request; 0 without such layers."""
-    request_bytes: int
-    """Of the KV cache, for a request of ``REQUEST_TOKENS``."""
-    longest: int
-    """The tokens of the longest request; 0: the weights do not fit."""
-    num_requests: int
-    """How many requests of ``REQUEST_TOKENS`` fit at once."""
-
-
-class Check(msgspec.Struct):
-    architecture: str
-    runs_on: str
-    """``native``, ``transformers``, or empty if it cannot be served."""
-    family: str = ""
-    max_len: int = 0
-    max_num_seqs: int = 0
-    """How many requests run at once, at most: so many have room for their states."""
-    missing: list[str] = []
-    """What is missing or stands in the way, in sentences."""
-    needs: list[Need] = []
 
 
 def check(model: str, revision: str | None, gpu_bytes: int) -> Check:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.answers.chat import ChatEncoder
+from gateway.answers.chunks import Head
 from gateway.answers.turns import TurnEvents
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
@@ -28,14 +29,10 @@ def chunks(
     model: str = "m",
     is_obfuscated: bool = False,
 ) -> ChatEncoder:
-    return ChatEncoder(
-        completion_id="chatcmpl-1",
-        created=1_700_000_000,
-        model=model,
-        num_choices=num_choices,
-        has_usage=has_usage,
-        is_obfuscated=is_obfuscated,
+    head = Head(
+        "chatcmpl-1", 1_700_000_000, model, has_usage=has_usage, is_obfuscated=is_obfuscated
     )
+    return ChatEncoder(head, num_choices)
 
 
 def data_of(events: Sequence[Event]) -> Any:
@@ -74,12 +71,12 @@ def test_a_model_name_cannot_break_the_chunk() -> None:
 
 
 def test_the_service_tier_is_told_in_every_chunk_and_in_the_whole() -> None:
-    common: dict[str, Any] = {"completion_id": "c", "created": 1, "model": "m", "num_choices": 1}
-    made = ChatEncoder(**common, has_usage=True, service_tier="default")
+    head = Head("c", 1, "m", service_tier="default", has_usage=True)
+    made = ChatEncoder(head)
     closing = made.closing(USAGE)[:1]
     for events in (made.opening(), made.delta(Delta(0, "x")), [made.heartbeat()], closing):
         assert data_of(events)["service_tier"] == "default"
-    collected = ChatEncoder(**common, service_tier="default", metadata={"a": "b"})
+    collected = ChatEncoder(head, metadata={"a": "b"})
     body = json.loads(collected.body(USAGE))
     assert (body["service_tier"], body["metadata"]) == ("default", {"a": "b"})
     assert "service_tier" not in data_of(chunks().opening())
@@ -148,7 +145,7 @@ def test_reasoning_logprobs_and_compliance_have_their_places() -> None:
     assert second["delta"] == {"content": "x"}
     assert second["logprobs"]["content"][0]["token"] == "x"
     assert last["structured_outputs"] == {"unenforced": [], "valid": True, "violations": []}
-    collected = ChatEncoder(completion_id="c", created=1, model="m", num_choices=1)
+    collected = ChatEncoder(Head("c", 1, "m"))
     collected.add(delta)
     choice = json.loads(collected.body(USAGE))["choices"][0]
     assert choice["message"]["reasoning_content"] == "hm"
@@ -174,7 +171,7 @@ def test_an_error_is_no_clean_end() -> None:
 
 
 def completion(num_choices: int = 1) -> ChatEncoder:
-    return ChatEncoder(completion_id="chatcmpl-1", created=1, model="m", num_choices=num_choices)
+    return ChatEncoder(Head("chatcmpl-1", 1, "m"), num_choices)
 
 
 def test_a_completion_joins_its_deltas() -> None:

@@ -4,21 +4,14 @@ import json
 
 import pytest
 
-from gateway.answers.chunks import DONE, CompletionEncoder, obfuscated
+from gateway.answers.chunks import DONE, CompletionEncoder, Head, obfuscated
 from gateway.errors import EngineUnavailable
 from gateway.generation.events import Event, as_sse
 from gateway.generation.generation import usage_of
 
 
 def encoder(*, has_usage: bool) -> CompletionEncoder:
-    return CompletionEncoder(
-        completion_id="c",
-        created=1,
-        model="m",
-        kinds=("body", "chunk"),
-        has_usage=has_usage,
-        is_obfuscated=False,
-    )
+    return CompletionEncoder(Head("c", 1, "m", has_usage=has_usage), ("body", "chunk"))
 
 
 @pytest.mark.parametrize("size", range(130))

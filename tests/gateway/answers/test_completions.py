@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from openai.types import Completion
 
-from gateway.answers.chunks import DONE
+from gateway.answers.chunks import DONE, Head
 from gateway.answers.completions import TextEncoder
 from gateway.errors import EngineUnavailable
 from gateway.generation.delta import Delta
@@ -20,13 +20,8 @@ USAGE = usage_of(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
 
 
 def chunks(*echoes: str, has_usage: bool = False) -> TextEncoder:
-    return TextEncoder(
-        completion_id="cmpl-1",
-        created=7,
-        model="m",
-        echoes=[Echo(text) for text in echoes or ("",)],
-        has_usage=has_usage,
-    )
+    head = Head("cmpl-1", 7, "m", has_usage=has_usage)
+    return TextEncoder(head, [Echo(text) for text in echoes or ("",)])
 
 
 def parse(events: Sequence[Event]) -> list[Any]:
@@ -86,9 +81,7 @@ def test_heartbeats_and_errors() -> None:
 
 
 def test_collecting() -> None:
-    completion = TextEncoder(
-        completion_id="cmpl-1", created=7, model="m", echoes=[Echo("p"), Echo("q")]
-    )
+    completion = chunks("p", "q")
     for delta in (Delta(1, "a"), Delta(0, "b"), Delta(1, "c", (), "stop"), Delta(0, "", (), "x")):
         completion.add(delta)
     body = json.loads(completion.body(USAGE))

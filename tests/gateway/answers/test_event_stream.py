@@ -14,6 +14,7 @@ from starlette.types import Message
 
 from gateway import context
 from gateway.answers.chat import ChatEncoder
+from gateway.answers.chunks import Head
 from gateway.answers.event_stream import EventStream, FollowingEventStream
 from gateway.errors import EngineUnavailable
 from gateway.generation.answer import Answer, Delivery
@@ -110,7 +111,7 @@ async def run(
     *,
     heartbeat_s: float = 60.0,
 ) -> bytes:
-    chunks = ChatEncoder(completion_id="c", created=1, model="m", num_choices=1, has_usage=False)
+    chunks = ChatEncoder(Head("c", 1, "m"))
     response = EventStream(Answer(cast(Generation, generation), chunks), heartbeat_s=heartbeat_s)
     async with asyncio.timeout(30):
         await response(connection.scope(spec), connection.receive, connection.send)

@@ -3,9 +3,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from rich.table import Table
 
-from gateway.commands.tables import show, time_of
+from gateway.commands.tables import Table, time_of
 
 ID = "57838f5a-d148-44fe-abe3-1106dc81fe25"
 
@@ -23,14 +22,14 @@ def test_on_a_narrow_terminal_an_id_is_wrapped_not_cut(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "44")
-    show(tenants())
+    tenants().show()
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert len(rows) > 1
     assert "".join(row[2].strip() for row in rows) == ID
 
 
 def test_a_pipe_gets_lines_of_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    show(tenants())
+    tenants().show()
     assert capsys.readouterr().out == f"acme\t{ID}\t1\n"
 
 

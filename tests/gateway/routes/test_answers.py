@@ -8,6 +8,7 @@ from starlette.types import Message, Scope
 
 from gateway import context
 from gateway.answers.chat import ChatEncoder
+from gateway.answers.chunks import Head
 from gateway.routes import answers
 from gateway.transport import extensions
 from gateway.transport.extensions import Departure
@@ -32,7 +33,7 @@ async def test_a_client_that_has_left_before_its_answer_is_collected_is_settled(
     async with bench(model_dir) as here:
         here.double.script = lambda prompt: Play(text="x", queued_s=60)
         generation = here.begin()
-        completion = ChatEncoder(completion_id="chatcmpl-1", created=1, model="tiny", num_choices=1)
+        completion = ChatEncoder(Head("chatcmpl-1", 1, "tiny"))
         departure.leave()
         with pytest.raises(ClientDisconnect):
             await answers.collect(Request(scope), generation, completion)
