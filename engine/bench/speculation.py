@@ -281,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     repeating.add_argument("--prompts", type=int, default=30)
     repeating.set_defaults(run=copy)
     answering = kinds.add_parser("chat")
-    answering.add_argument("--method", choices=("eagle3", "eagle", "medusa"), default="eagle3")
+    answering.add_argument("--method", choices=("eagle3", "eagle"), default="eagle3")
     answering.add_argument("--drafts", type=int, nargs="+", default=[4])
     answering.add_argument(
         "--adaptive",

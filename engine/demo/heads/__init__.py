@@ -3,4 +3,4 @@
 from pathlib import Path
 
 HEADS_DIR = Path(__file__).parent
-"""The parent of the folders ``eagle3``, ``eagle`` and ``medusa``, each in its published layout."""
+"""The parent of the folders ``eagle3`` and ``eagle``, each in its published layout."""

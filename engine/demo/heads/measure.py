@@ -23,7 +23,6 @@ from engine.llm import LLM, SamplingParams, TokensPrompt
 PROPOSERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"method": "suffix"},
-    "medusa": {"method": "medusa", "model": str(HEADS_DIR / "medusa")},
     "eagle": {"method": "eagle", "model": str(HEADS_DIR / "eagle")},
     "eagle3": {"method": "eagle3", "model": str(HEADS_DIR / "eagle3")},
 }
@@ -56,8 +55,6 @@ class Measured:
 def measure(name: str, prompts: Sequence[Prompt], num_tokens: int, **options: Any) -> Measured:
     """Run the prompts one at a time. The prompt's step and its token do not count."""
     config = {**PROPOSERS[name], "num_speculative_tokens": num_tokens, "adaptive": False}
-    if name == "medusa":
-        config["num_speculative_tokens"] = min(3, num_tokens)
     # The memory of the engine before must be free.
     options["kv_cache_memory_bytes"] = 512 << 20
     llm = LLM(MODEL_DIR, skip_tokenizer_init=True, speculative_config=config, **options)

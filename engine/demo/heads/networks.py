@@ -208,27 +208,3 @@ class Eagle(nn.Module):
             found.append((out @ lm_head.T, out))
             hidden = shift(out, 1)
         return found
-
-
-class ResBlock(nn.Module):
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + F.silu(self.linear(x))
-
-
-class Medusa(nn.ModuleList):
-    """Heads ``{i}.0.linear`` and ``{i}.1`` (arXiv:2401.10774): head i predicts the token at i + 1
-    positions after the target's next token."""
-
-    def __init__(self, hidden_size: int, lm_head: torch.Tensor, num_heads: int) -> None:
-        heads = []
-        for _ in range(num_heads):
-            last = nn.Linear(hidden_size, len(lm_head), bias=False)
-            last.weight.data.copy_(lm_head)
-            heads.append(nn.Sequential(ResBlock(hidden_size), last))
-        super().__init__(heads)

@@ -1,7 +1,7 @@
 """``python3 -m engine.demo.heads.train --out FOLDER``: trains draft heads for the demo model.
 
-Has the model answer prompts, trains an EAGLE-3 head, an EAGLE head and Medusa heads on the answers
-at the same time, and writes FOLDER/{eagle3,eagle,medusa} in their published layouts.
+Has the model answer prompts, trains an EAGLE-3 head and an EAGLE head on the answers at the same
+time, and writes FOLDER/{eagle3,eagle} in their published layouts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from engine.demo import MODEL_DIR
 from engine.demo.heads.answers import Answer, Batch, answer, batches, draw_prompts
-from engine.demo.heads.networks import Eagle, Eagle3, Medusa, Shape
+from engine.demo.heads.networks import Eagle, Eagle3, Shape
 from engine.demo.log import Log
 from engine.llm import LLM
 
@@ -45,7 +45,6 @@ class Options:
     learning_rate: float
     draft_vocab_size: int
     num_passes: int
-    medusa_heads: int
     device: str
     seed: int
 
@@ -113,7 +112,7 @@ def autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Heads(nn.Module):
-    """All three heads, which are trained together because they need the same of the target."""
+    """Both heads, which are trained together because they need the same of the target."""
 
     def __init__(self, target: Target, draft_ids: torch.Tensor, options: Options) -> None:
         super().__init__()
@@ -121,15 +120,10 @@ class Heads(nn.Module):
         self.eagle3 = Eagle3(target.shape, draft_ids, target.config.vocab_size)
         self.eagle3.lm_head.weight.data.copy_(target.lm_head.cpu()[draft_ids])
         self.eagle = Eagle(target.shape)
-        self.medusa = Medusa(target.shape.hidden_size, target.lm_head.cpu(), options.medusa_heads)
         self.to(options.device)
 
     def losses(self, seen: Seen) -> dict[str, torch.Tensor]:
-        return {
-            "eagle3": self._eagle3_loss(seen),
-            "eagle": self._eagle_loss(seen),
-            "medusa": self._medusa_loss(seen),
-        }
+        return {"eagle3": self._eagle3_loss(seen), "eagle": self._eagle_loss(seen)}
 
     def _eagle3_loss(self, seen: Seen) -> torch.Tensor:
         """Cross entropy with the target's distribution over the draft vocabulary. Positions at
@@ -153,16 +147,6 @@ class Heads(nn.Module):
             loss = loss + _PASS_WEIGHT**index * (feature + entropy)
         return loss
 
-    def _medusa_loss(self, seen: Seen) -> torch.Tensor:
-        loss = torch.zeros((), device=seen.probs.device)
-        for index, head in enumerate(self.medusa):
-            ahead = index + 1
-            counts = seen.counts[:, :-ahead] & seen.counts[:, ahead:]
-            logits = head(seen.features[:, :-ahead])
-            entropy = cross_entropy(logits, seen.probs[:, ahead:], counts)
-            loss = loss + _PASS_WEIGHT**index * entropy
-        return loss
-
     @torch.no_grad()
     def hit_rates(self, seen: Seen) -> dict[str, list[torch.Tensor]]:
         """For each position of a draft, [rows, length] bool: whether the head's most likely token
@@ -171,14 +155,9 @@ class Heads(nn.Module):
         ids = torch.arange(len(self.eagle3.d2t), device=best.device) + self.eagle3.d2t
         eagle3 = self.eagle3.unroll(seen.embeds, seen.aux, self.num_passes)
         eagle = self.eagle.unroll(seen.embeds, seen.features, self.target.lm_head, self.num_passes)
-        medusa = []
-        for index, head in enumerate(self.medusa):
-            said = head(seen.features).argmax(-1)
-            medusa.append(F.pad(said, (index + 1, 0))[:, : said.shape[1]] == best)
         return {
             "eagle3": [ids[logits.argmax(-1)] == best for logits, _ in eagle3],
             "eagle": [logits.argmax(-1) == best for logits, _ in eagle],
-            "medusa": medusa,
         }
 
 
@@ -244,9 +223,7 @@ def measure(heads: Heads, held_out: Sequence[Answer], log: Log) -> dict[str, flo
         greedy[:, :-1] &= seen.probs.argmax(-1)[:, :-1] == seen.token_ids[:, 1:]
         for name, hits in heads.hit_rates(seen).items():
             alive, length = greedy.clone(), torch.ones(greedy.shape, device=greedy.device)
-            offset = 1 if name == "medusa" else 0
-            for index, hit in enumerate(hits):
-                ahead = index + offset
+            for ahead, hit in enumerate(hits):
                 shifted = F.pad((hit & greedy)[:, ahead:], (0, ahead))
                 alive &= shifted
                 length += alive
@@ -284,28 +261,19 @@ def save(heads: Heads, options: Options) -> None:
             "eagle_aux_hidden_state_layer_ids": layers,
         },
     }
-    medusa = {
-        "model_type": "medusa",
-        "medusa_num_heads": len(heads.medusa),
-        "medusa_num_layers": 1,
-        "hidden_size": config.hidden_size,
-        "vocab_size": config.vocab_size,
-        "base_model_name_or_path": "engine/demo/model",
-    }
-    _write(options.out / "eagle3", "model.safetensors", eagle3, heads.eagle3)
+    _write(options.out / "eagle3", eagle3, heads.eagle3)
     eagle = {"architectures": ["LlamaForCausalLM"], **common}
-    _write(options.out / "eagle", "model.safetensors", eagle, heads.eagle)
-    _write(options.out / "medusa", "medusa_lm_head.safetensors", medusa, heads.medusa)
+    _write(options.out / "eagle", eagle, heads.eagle)
 
 
-def _write(folder: Path, name: str, config: dict[str, Any], head: nn.Module) -> None:
+def _write(folder: Path, config: dict[str, Any], head: nn.Module) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {
         key: (tensor.bfloat16() if tensor.is_floating_point() else tensor).cpu().contiguous()
         for key, tensor in head.state_dict().items()
     }
-    save_file(tensors, folder / name, {"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def run(options: Options) -> dict[str, float]:
@@ -358,7 +326,6 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--draft-vocab-size", type=int, default=3072)
     parser.add_argument("--num-passes", type=int, default=5, help="drafts foreseen in training")
-    parser.add_argument("--medusa-heads", type=int, default=3)
     cuda = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--seed", type=int, default=0)

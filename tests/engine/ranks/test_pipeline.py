@@ -27,6 +27,7 @@ from tests.engine.ranks.test_tensor_parallel import (
     numbers,
     outputs,
     tokens,
+    with_medusa,
 )
 from tests.engine.ranks.threads import make
 from tests.engine.runner.emulated_graphs import emulate
@@ -110,8 +111,9 @@ def test_quantized_weights(layout: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_else_an_engine_does(options: dict[str, Any], count: int) -> None:
+def test_what_else_an_engine_does(options: dict[str, Any], count: int, tmp_path: Path) -> None:
     """Prefixes are found again, requests preempted, masks applied."""
+    options = with_medusa(options, tmp_path)
     ours, theirs = (
         make(DEMO, 1, pipeline_parallel_size=n, max_num_seqs=4, max_model_len=72, **options)
         for n in (count, 1)
@@ -154,10 +156,9 @@ def test_stages_have_as_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, rows)) == 3
 
 
-@pytest.mark.parametrize("method", ["medusa", pytest.param("eagle", marks=pytest.mark.nightly)])
-def test_recorded_steps(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages record the same graphs in the same order, and pass things on within them."""
-    options = drafting(method, async_scheduling=True, max_num_seqs=4, max_model_len=72)
+    options = drafting("eagle", async_scheduling=True, max_num_seqs=4, max_model_len=72)
     ours, theirs = staged(DEMO, 2, **options), make(DEMO, 1, **options)
     core: Any = ours._core
     ranks = core._runner.ranks

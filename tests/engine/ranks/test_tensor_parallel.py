@@ -18,6 +18,7 @@ from tests.engine.quant import checkpoints
 from tests.engine.quant.test_families import MATRIX
 from tests.engine.quant.test_layouts import LAYOUTS
 from tests.engine.ranks.threads import make
+from tests.engine.spec.tiny_heads import draw_medusa, save_medusa
 from tests.pairs import each_value
 
 DEMO = Path("engine/demo/model")
@@ -35,7 +36,7 @@ WHOLE = {"intermediate_size": 128, "head_dim": 32}
 
 
 def drafting(method: str, **options: Any) -> dict[str, Any]:
-    """Options of an engine, of the demo model's heads."""
+    """Options of an engine, of the demo model's heads; ``with_medusa`` adds those that it lacks."""
     network = {} if method in ("ngram", "suffix") else {"model": f"engine/demo/heads/{method}"}
     if method == "draft_model":
         network = {"model": str(DEMO)}
@@ -43,6 +44,15 @@ def drafting(method: str, **options: Any) -> dict[str, Any]:
         "speculative_config": {"method": method, "num_speculative_tokens": 3, **network},
         **options,
     }
+
+
+def with_medusa(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """With random heads in ``folder``, if it is these that draft."""
+    drafting = options.get("speculative_config")
+    if drafting is None or drafting["method"] != "medusa":
+        return options
+    save_medusa(folder / "medusa", draw_medusa(256, 4096))
+    return {**options, "speculative_config": {**drafting, "model": str(folder / "medusa")}}
 
 
 def outputs(llm: LLM, prompts: list[str], params: SamplingParams) -> list[GenerationOutput]:
@@ -181,8 +191,9 @@ def test_a_format_that_ranks_would_cut(layout: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_else_an_engine_does(options: dict[str, Any]) -> None:
+def test_what_else_an_engine_does(options: dict[str, Any], tmp_path: Path) -> None:
     """Prefixes are found again, requests preempted, and masks applied, as on one rank."""
+    options = with_medusa(options, tmp_path)
     llms = [make(DEMO, size, max_num_seqs=3, max_model_len=72, **options) for size in (2, 1)]
     story = "Tell me a story about a fox. " * 3
     prompts = [story + end for end in ("Begin.", "Begin.", "And then?", "Stop.", "A mask:")]

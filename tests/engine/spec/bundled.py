@@ -1,4 +1,4 @@
-"""The demo model with random weights, and its bundled heads, changed or not."""
+"""The demo model with random weights, and heads for it, changed or not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Change = Callable[[Tensors], object]
 
 
 class Copy(Protocol):
-    """Makes a folder with a bundled head of which some tensors and fields are changed; fields that
-    are None are left out."""
+    """Makes a folder with a bundled head, or random Medusa heads, of which some tensors and fields
+    are changed; fields that are None are left out."""
 
     def __call__(self, name: str, change: Change = ..., **fields: object) -> Path: ...
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from engine.models.llama import ForCausalLM
 from engine.models.registry import create_model
 from engine.weights.dummy import draw_weights
 from tests.engine.spec.bundled import CONFIG, CPU, F32, Change, Copy
+from tests.engine.spec.tiny_heads import draw_medusa, save_medusa
 
 
 @pytest.fixture(scope="package")
@@ -24,9 +26,14 @@ def target() -> ForCausalLM:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
+    numbers = count()
+
     def make(name: str, change: Change = lambda tensors: None, **fields: object) -> Path:
-        folder = tmp_path / name
-        shutil.copytree(HEADS_DIR / name, folder)
+        folder = tmp_path / str(next(numbers)) / name
+        if name == "medusa":
+            save_medusa(folder, draw_medusa(CONFIG.hidden_size, CONFIG.vocab_size))
+        else:
+            shutil.copytree(HEADS_DIR / name, folder)
         (path,) = folder.glob("*.safetensors")
         tensors = load_file(path)
         change(tensors)

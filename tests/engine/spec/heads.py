@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from engine.demo.heads.answers import Batch
 from engine.demo.heads.networks import Eagle3
 from engine.demo.heads.train import Heads, Target, save
 from tests.engine.runner.tiny_llama import save_tiny_llama
+from tests.engine.spec.tiny_heads import draw_medusa, save_medusa
 
 VOCAB, DRAFT_VOCAB = 512, 200
 
@@ -22,12 +24,16 @@ def options(out: Path) -> Any:
         model=out / "target",
         device="cpu",
         num_passes=4,
-        medusa_heads=3,
         draft_vocab_size=DRAFT_VOCAB,
     )
 
 
-def random_heads(out: Path) -> Heads:
+class Networks(NamedTuple):
+    heads: Heads
+    medusa: dict[str, torch.Tensor]
+
+
+def random_heads(out: Path) -> Networks:
     """Written to ``out`` beside their ``target``; float32 values that bfloat16 holds, so that files
     lose nothing."""
     save_tiny_llama(out / "target", vocab_size=VOCAB, max_position_embeddings=256)
@@ -38,18 +44,19 @@ def random_heads(out: Path) -> Heads:
     heads = Heads(target, draft_ids, chosen)
     with torch.no_grad():
         for name, parameter in heads.named_parameters():
-            if "norm" not in name and not name.startswith("medusa"):
+            if "norm" not in name:
                 parameter.normal_(0, 0.08)
-            if ".0.linear" in name:
-                parameter.normal_(0, 0.05)
             parameter.copy_(parameter.bfloat16().float())
     save(heads, chosen)
-    return heads.eval()
+    medusa = draw_medusa(target.shape.hidden_size, VOCAB)
+    save_medusa(out / "medusa", medusa)
+    return Networks(heads.eval(), medusa)
 
 
 @torch.no_grad()
-def chain(heads: Heads, method: str, known: list[int], num_tokens: int) -> list[int]:
+def chain(networks: Networks, method: str, known: list[int], num_tokens: int) -> list[int]:
     """What an EAGLE head drafts greedily, by the network as it is trained."""
+    heads = networks.heads
     drafts: list[int] = []
     for index in range(num_tokens):
         # The last row says what the passes read; tokens behind it change nothing.
@@ -70,9 +77,16 @@ def _target_id(head: Eagle3, token_id: int) -> int:
 
 
 @torch.no_grad()
-def parallel(heads: Heads, known: list[int]) -> list[int]:
+def parallel(networks: Networks, known: list[int]) -> list[int]:
     """What the Medusa heads draft greedily."""
+    heads, medusa = networks
     tokens = torch.tensor([known])
     seen = heads.target.see(Batch(tokens.numpy(), torch.zeros_like(tokens).bool().numpy()))
     feature = seen.features[0, len(known) - 2]
-    return [int(head(feature).argmax()) for head in heads.medusa]
+    drafts = []
+    for head in range(3):
+        block = F.linear(
+            feature, medusa[f"{head}.0.linear.weight"], medusa[f"{head}.0.linear.bias"]
+        )
+        drafts.append(int((medusa[f"{head}.1.weight"] @ (feature + F.silu(block))).argmax()))
+    return drafts

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.demo.heads import HEADS_DIR
 from engine.errors import ModelLoadError
 from engine.models.llama import ForCausalLM
 from engine.spec.medusa import MedusaHeads
@@ -15,7 +14,7 @@ from tests.engine.spec.bundled import Copy, Tensors, load
 
 
 def test_both_medusa_layouts_say_the_same(copy: Copy, target: ForCausalLM) -> None:
-    theirs = load(HEADS_DIR / "medusa", target)
+    theirs = load(copy("medusa"), target)
 
     def as_in_vllm(tensors: Tensors) -> None:
         for head in range(3):
@@ -40,7 +39,7 @@ def test_a_truncated_medusa_vocabulary(copy: Copy, target: ForCausalLM) -> None:
         tensors["token_map"] = token_map
 
     x = torch.randn(2, 256)
-    whole = load(HEADS_DIR / "medusa", target).all_logits(x)[0]
+    whole = load(copy("medusa"), target).all_logits(x)[0]
     heads: MedusaHeads = load(copy("medusa", truncate), target)
     part = heads.all_logits(x)[0]
     torch.testing.assert_close(part[:, token_map], whole[:, token_map])

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.runner.drafts.drafting import ChainDrafting, Drafting, ParallelDrafting
 from tests.engine.insides import core_of, runner_of
-from tests.engine.spec.heads import VOCAB, chain, parallel, random_heads
+from tests.engine.spec.heads import VOCAB, Networks, chain, parallel, random_heads
 from tests.pairs import each_value
 
 METHODS = ("eagle3", "eagle", "medusa")
@@ -24,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def heads(folder: Path) -> Heads:
+def heads(folder: Path) -> Networks:
     return random_heads(folder)
 
 
@@ -75,7 +74,7 @@ def outputs(llm: LLM) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path, heads: Heads) -> list[list[int]]:
+def plain(folder: Path, heads: Networks) -> list[list[int]]:
     return outputs(engine(folder, "plain"))
 
 
@@ -97,7 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ("method", "options"), each_value([*METHODS, "draft_model"], list(OPTIONS))
 )
 def test_outputs_are_those_without_drafts(
-    folder: Path, heads: Heads, plain: list[list[int]], method: str, options: str
+    folder: Path, heads: Networks, plain: list[list[int]], method: str, options: str
 ) -> None:
     llm = engine(folder, method, **OPTIONS[options])
     assert outputs(llm) == plain
@@ -116,7 +115,7 @@ def test_outputs_are_those_without_drafts(
 )
 def test_outputs_are_the_same_when_the_engine_decides_how_many(
     folder: Path,
-    heads: Heads,
+    heads: Networks,
     plain: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
     method: str,
@@ -146,7 +145,7 @@ def test_outputs_are_the_same_when_the_engine_decides_how_many(
 @pytest.mark.parametrize(("method", "budget"), each_value(list(METHODS), [9, 2048]))
 def test_drafts_are_those_of_the_trained_network(
     folder: Path,
-    heads: Heads,
+    heads: Networks,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
     budget: int,
@@ -189,7 +188,9 @@ def test_drafts_are_those_of_the_trained_network(
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
-def test_more_drafts_than_any_request_has_room_for(folder: Path, heads: Heads, method: str) -> None:
+def test_more_drafts_than_any_request_has_room_for(
+    folder: Path, heads: Networks, method: str
+) -> None:
     options = {"max_model_len": 9, "num_threads": 1}
     prompt = TokensPrompt(prompt_token_ids=[5, 6, 7])
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

@@ -82,17 +82,7 @@ def save_tiny(folder: Path, vocab_size: int) -> dict[str, dict[str, Any]]:
             "d2t": draft_ids - torch.arange(len(draft_ids)),
         },
     )
-    medusa = {}
-    for head in range(3):
-        medusa[f"{head}.0.linear.weight"] = weight(HIDDEN, HIDDEN)
-        medusa[f"{head}.0.linear.bias"] = weight(HIDDEN)
-        medusa[f"{head}.1.weight"] = weight(vocab_size, HIDDEN)
-    _save(
-        folder / "medusa",
-        {"medusa_num_heads": 3, "medusa_num_layers": 1},
-        medusa,
-        "medusa_lm_head.safetensors",
-    )
+    save_medusa(folder / "medusa", draw_medusa(HIDDEN, vocab_size))
     networks = ("draft_model", "eagle", "eagle3", "medusa")
     return {
         "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
@@ -101,12 +91,37 @@ def save_tiny(folder: Path, vocab_size: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def draw_medusa(hidden_size: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Three heads, in float32 values that bfloat16 holds."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = {
+        "0.linear.weight": (hidden_size, hidden_size),
+        "0.linear.bias": (hidden_size,),
+        "1.weight": (vocab_size, hidden_size),
+    }
+    return {
+        f"{head}.{name}": (torch.randn(shape, generator=generator) * 0.3).bfloat16().float()
+        for head in range(3)
+        for name, shape in shapes.items()
+    }
+
+
+def save_medusa(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """In the layout of its authors."""
+    _save(
+        folder,
+        {"medusa_num_heads": 3, "medusa_num_layers": 1},
+        tensors,
+        "medusa_lm_head.safetensors",
+    )
+
+
 def _save(
     folder: Path,
     config: dict[str, Any],
     tensors: dict[str, torch.Tensor],
     name: str = "model.safetensors",
 ) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / name)

@@ -9,7 +9,6 @@ from engine.demo.heads.networks import (
     Attention,
     Eagle,
     Eagle3,
-    Medusa,
     Pass,
     Shape,
     _cos_sin,
@@ -86,16 +85,6 @@ def test_names_are_those_of_published_heads() -> None:
     eagle = Eagle(SHAPE).state_dict()
     assert "layers.0.input_layernorm.weight" not in eagle
     assert eagle["fc.weight"].shape == (16, 32)
-    medusa = Medusa(16, torch.randn(VOCAB, 16), 2).state_dict()
-    assert set(medusa) == {
-        f"{i}.{name}" for i in range(2) for name in ("0.linear.weight", "0.linear.bias", "1.weight")
-    }
-
-
-def test_an_untrained_medusa_head_says_what_the_target_says() -> None:
-    lm_head, hidden = torch.randn(VOCAB, 16), torch.randn(3, 16)
-    medusa = Medusa(16, lm_head, 1)
-    torch.testing.assert_close(medusa[0](hidden), hidden @ lm_head.T)
 
 
 def test_shift_moves_towards_later_places() -> None:

@@ -15,7 +15,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("heads")
     arguments = "--answers 4 --held-out 2 --max-steps 1 --tokens-per-batch 256 --num-passes 2"
     means = run(parse(["--out", str(out), "--device", "cpu", *arguments.split()]))
-    assert set(means) == {"eagle3", "eagle", "medusa"}
+    assert set(means) == {"eagle3", "eagle"}
     assert all(value >= 1 for value in means.values())
     return out
 
@@ -31,13 +31,11 @@ def test_heads_are_written_as_they_are_published(trained: Path) -> None:
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     eagle = load_file(trained / "eagle" / "model.safetensors")
     assert "layers.0.self_attn.q_proj.weight" in eagle
-    medusa = load_file(trained / "medusa" / "medusa_lm_head.safetensors")
-    assert medusa["2.1.weight"].shape == (4096, 256)
 
 
 def test_heads_fit_beside_the_model(trained: Path) -> None:
     size = sum(file.stat().st_size for file in trained.rglob("*") if file.is_file())
-    assert size <= 14e6
+    assert size <= 6e6
 
 
 def test_places_without_a_past_do_not_count() -> None:
