@@ -27,16 +27,18 @@ def asking(fields: ResponseFields) -> ResponseFields:
         )
     given = fields.input or []
     if not given and fields.previous_response_id is None:
-        raise missing_input()
+        raise missing("input")
+    if fields.model is None:
+        raise missing("model")
     items = [_user(given)] if isinstance(given, str) else given
     return msgspec.structs.replace(
         fields, input=[*items, _user(_ASK)], store=False, tools=None, tool_choice=None, text=None
     )
 
 
-def missing_input() -> InvalidRequestError:
+def missing(field: str) -> InvalidRequestError:
     return InvalidRequestError(
-        "Missing required parameter: input.", param="input", code="missing_required_parameter"
+        f"Missing required parameter: {field}.", param=field, code="missing_required_parameter"
     )
 
 

@@ -232,7 +232,7 @@ class ResponseEvents:
         return [
             *events,
             self._event("response.output_item.added", output_index=place, item=text.item),
-            self._event("response.content_part.added", **text.where, part=text.part("", [])),
+            self._event(f"{text.part_event}.added", **text.where, part=text.part("", [])),
         ]
 
     def _add_call(self, piece: ToolCallDelta) -> list[Event]:
@@ -315,14 +315,14 @@ class ResponseEvents:
             self._logprobs = []
         said: str = orjson.loads(b'"%b"' % b"".join(text.said))
         part = text.part(said, text.logprobs)
-        item = text.item | {"status": status, "content": [part]}
+        item = text.item | {"status": status, **text.parts(said, text.logprobs)}
         if self.has_opaque_reasoning and isinstance(text, _Reasoning):
             item["encrypted_content"] = opaque(said)
         self.response["output"].append(item)
         more = {"logprobs": text.logprobs} if text.has_logprobs else {}
         return [
             self._event(f"{text.event}.done", **text.where, text=said, **more),
-            self._event("response.content_part.done", **text.where, part=part),
+            self._event(f"{text.part_event}.done", **text.where, part=part),
             self._event("response.output_item.done", output_index=text.place, item=item),
         ]
 
@@ -411,13 +411,15 @@ class _Text:
 
     item_type = "message"
     event = "response.output_text"
+    part_event = "response.content_part"
+    index = "content_index"
     has_logprobs = True
 
     def __init__(self, item_id: str, place: int, end: bytes) -> None:
         """``end``: replaces the last brace of what ``text`` returns."""
         self.item = self._item(item_id)
         self.place = place
-        self.where = {"item_id": item_id, "output_index": place, "content_index": 0}
+        self.where = {"item_id": item_id, "output_index": place, self.index: 0}
         self.said: list[bytes] = []
         """The text so far, as the inside of a JSON string."""
         self.logprobs: list[TokenLogprob] = []
@@ -442,6 +444,10 @@ class _Text:
     def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
+    def parts(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        """The fields of the finished item that hold ``text``."""
+        return {"content": [self.part(text, logprobs)]}
+
     def _item(self, item_id: str) -> dict[str, Any]:
         return {
             "id": item_id,
@@ -453,23 +459,29 @@ class _Text:
 
 
 class _Reasoning(_Text):
-    """Reasoning that is being generated; it is returned in full."""
+    """Reasoning that is being generated; it is returned in full.
+
+    It comes by the events of a summary, the only ones of reasoning whose names the released Open
+    Responses (2026-04-24) and the clients share: for ``content`` the one says
+    ``response.reasoning.delta``, the others ``response.reasoning_text.delta``. The finished item
+    has it in ``content``, too, for clients that look nowhere else.
+    """
 
     item_type = "reasoning"
-    event = "response.reasoning_text"
+    event = "response.reasoning_summary_text"
+    part_event = "response.reasoning_summary_part"
+    index = "summary_index"
     has_logprobs = False
 
     def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": text}
+        return {"type": "summary_text", "text": text}
+
+    def parts(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        thought = {"type": "reasoning_text", "text": text}
+        return {"summary": [self.part(text, logprobs)], "content": [thought]}
 
     def _item(self, item_id: str) -> dict[str, Any]:
-        return {
-            "id": item_id,
-            "type": "reasoning",
-            "status": "in_progress",
-            "summary": [],
-            "content": [],
-        }
+        return {"id": item_id, "type": "reasoning", "status": "in_progress", "summary": []}
 
 
 class RemoteFunction(NamedTuple):

@@ -99,16 +99,14 @@ def check(fields: ResponseFields) -> None:
 
 
 def ignored(fields: ResponseFields) -> tuple[str, ...]:
-    """The fields that change nothing. Reasoning is returned in full; "auto" asks for the best
-    summary that there is, and there is none."""
-    summaries = ("summary", "generate_summary")
-    given = fields.reasoning
+    """The fields that change nothing. Reasoning is returned in full, whatever summary is asked for,
+    so that only "concise" asks for what it does not get."""
     return (
         *unsupported.ignored(fields),
         *(
             f"reasoning.{name}"
-            for name in summaries
-            if getattr(given, name, None) not in (None, "auto")
+            for name in ("summary", "generate_summary")
+            if getattr(fields.reasoning, name, None) == "concise"
         ),
     )
 

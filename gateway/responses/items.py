@@ -181,7 +181,7 @@ def messages_of(
     for index, item in enumerate(items):
         match item:
             case ReasoningItem():
-                thought = "".join(part.text for part in item.content or ())
+                thought = "".join(part.text for part in item.content or item.summary)
                 reasoning = thought or compaction.plain(item.encrypted_content or "") or None
             case MessageItem(role="assistant"):
                 text = _text(item.content, place(index), "content")

@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 
 from gateway.admission.admitted import Admitted
-from gateway.schemas.responses import ConversationRef, McpTool, ResponseFields, Tool
+from gateway.schemas.responses import (
+    ConversationRef,
+    McpTool,
+    Reasoning,
+    ResponseFields,
+    Tool,
+)
 
 
 def response_object(
@@ -45,10 +51,7 @@ def response_object(
         "presence_penalty": fields.presence_penalty or 0.0,
         "previous_response_id": fields.previous_response_id,
         "prompt_cache_key": fields.prompt_cache_key,
-        "reasoning": {
-            "effort": None if fields.reasoning is None else fields.reasoning.effort,
-            "summary": None,
-        },
+        "reasoning": _reasoning(fields),
         "safety_identifier": fields.safety_identifier,
         "service_tier": (None if admitted is None else admitted.service_tier) or "default",
         "store": fields.store is not False,
@@ -64,6 +67,11 @@ def response_object(
         "usage": None,
         "user": fields.user,
     }
+
+
+def _reasoning(fields: ResponseFields) -> dict[str, str | None]:
+    given = fields.reasoning or Reasoning()
+    return {"effort": given.effort, "summary": given.summary or given.generate_summary}
 
 
 def _or_one(value: float | None) -> float:

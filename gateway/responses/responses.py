@@ -45,7 +45,7 @@ from gateway.peers.peers import PeerGone, Peers
 from gateway.peers.routed_ids import mint, worker_of
 from gateway.peers.wire import EndResponse, Part, RunningResponse
 from gateway.responses import fields as response_fields
-from gateway.responses.compaction import missing_input
+from gateway.responses.compaction import missing
 from gateway.responses.conversations import MAX_BYTES, ConversationItems, Earlier
 from gateway.responses.items import (
     MAX_ITEMS,
@@ -277,7 +277,7 @@ class Responses:
                 turn.leave()
             own = await self._own_items(tenant_id, fields, response_id)
             if not own and not earlier.items:
-                raise missing_input()
+                raise missing("input")
             items = [*earlier.items, *own]
             remote = None
             if any(isinstance(tool, McpTool) for tool in tools):

@@ -33,10 +33,17 @@ class ReasoningTextPart(
     text: str
 
 
+class SummaryTextPart(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="summary_text"
+):
+    text: str
+
+
 class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
     status: ItemStatus
-    summary: list[Any]
+    summary: list[SummaryTextPart]
+    """The reasoning itself, as in ``content``: nothing sums it up."""
     content: list[ReasoningTextPart]
 
 

@@ -283,10 +283,13 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+ReasoningSummary = Literal["auto", "concise", "detailed"]
+
+
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
-    summary: Any = None
-    generate_summary: Any = None
+    summary: ReasoningSummary | None = None
+    generate_summary: ReasoningSummary | None = None
     """The older name of ``summary``."""
 
 

@@ -105,12 +105,14 @@ def test_reasoning_text_and_calls_are_items_of_their_own() -> None:
         "rs_abc_0", "msg_abc_1", "fc_abc_2", "fc_abc_3", "msg_abc_4",
     ]  # fmt: skip
     assert output[0]["content"] == [{"type": "reasoning_text", "text": "Hmm."}]
-    assert output[0]["summary"] == []
+    assert output[0]["summary"] == [{"type": "summary_text", "text": "Hmm."}]
     assert (output[2]["arguments"], output[3]["arguments"]) == ('{"a":1}', "")
     assert len({output[2]["call_id"], output[3]["call_id"]}) == 2
     done = [event for event in events if event["type"].endswith("arguments.done")]
     assert [event["name"] for event in done] == ["f", "g"]
-    assert all("logprobs" not in e for e in events if "reasoning_text" in e["type"])
+    thoughts = [e for e in events if "reasoning_summary" in e["type"]]
+    assert "".join(e.get("delta", "") for e in thoughts) == "Hmm."
+    assert all("logprobs" not in e and e["summary_index"] == 0 for e in thoughts)
 
 
 def test_an_answer_without_text_is_an_empty_message() -> None:

@@ -128,7 +128,7 @@ def test_a_turn_with_calls() -> None:
 
 
 def test_calls_without_text_before_them() -> None:
-    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]}
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
     (_, message) = messages({"role": "user", "content": "x"}, thought, CALL)
     assert message["content"] is None
     assert message["reasoning_content"] == "Hm"

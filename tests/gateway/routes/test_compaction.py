@@ -77,6 +77,9 @@ async def test_what_is_wrong_is_named(client: AsyncOpenAI, double: EngineDouble)
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.compact(model=MODEL, extra_body=nothing)
         assert caught.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.compact(model=None, input="x")
+    assert (caught.value.param, caught.value.code) == ("model", "missing_required_parameter")
     double.script = lambda prompt: Play(text="ab", error="broken", error_code="internal")
     with pytest.raises(openai.InternalServerError) as failed:
         await client.responses.compact(model=MODEL, input="x")

@@ -1,26 +1,37 @@
 """What Open Responses (https://www.openresponses.org, 2026-04-24) demands, clause by clause.
 
-Its own suite of acceptance tests comes with a repository that is not packaged, so the cases it has
-are asked for here, and what comes back is held to what its schemas require.
+The cases that its suite of acceptance tests has are asked for here, and what comes back is held to
+what its schemas require. The suite itself is no package: it runs at night where ``OPEN_RESPONSES``
+names a checkout of github.com/openresponses/openresponses (tried with 92c12d96) in which
+``npm install bun zod@3`` has run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import pytest_asyncio
 
+from engine.text.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import exchange, get, post
 from tests.gateway.routes.test_responses import CALL, TOOL, create, events_of
-from tests.gateway.serving import MODEL, Gateway, until
+from tests.gateway.serving import MODEL, Gateway, double_client, make_config, served, until
 from tests.gateway.sockets.test_responses_session import connected
 
 pytestmark = pytest.mark.asyncio
 
 _DELTA = "sequence_number item_id output_index content_index"
+_SUMMARY = _DELTA.replace("content", "summary")
 REQUIRED = {
     "message": "id status role content",
     "function_call": "id call_id name arguments status",
@@ -47,6 +58,12 @@ REQUIRED = {
     "error": "error",
     "json_object": "",
     "text": "",
+    "reasoning_text": "text",
+    "summary_text": "text",
+    "response.reasoning_summary_part.added": f"{_SUMMARY} part",
+    "response.reasoning_summary_part.done": f"{_SUMMARY} part",
+    "response.reasoning_summary_text.delta": f"{_SUMMARY} delta",
+    "response.reasoning_summary_text.done": f"{_SUMMARY} text",
 }
 """The fields of each type that are required; those of events name the only events there are."""
 _SET = (
@@ -165,6 +182,65 @@ async def test_answers_and_streams(gateway: Gateway, double: EngineDouble, name:
 
 def _play(play: Play, prompt: str) -> Play:
     return play
+
+
+@pytest_asyncio.fixture
+async def thinking(model_dir: Path) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
+    """A gateway whose model thinks."""
+    config = make_config(model_dir)
+    models = msgspec.structs.replace(config.models, reasoning_parser="think")
+    double = EngineDouble(Tokenizer.load(model_dir))
+    client = double_client(config, double)
+    async with served(msgspec.structs.replace(config, models=models), client) as gateway:
+        yield gateway, double
+
+
+@pytest.mark.parametrize("summary", [None, "auto", "detailed", "concise"])
+async def test_thoughts(thinking: tuple[Gateway, EngineDouble], summary: str | None) -> None:
+    """By the events of summaries, of which all know the names, whatever was asked for."""
+    gateway, double = thinking
+    double.script = lambda prompt: Play(text="<think>Hm.</think>Hi!")
+    answer = await create(gateway, input="x", reasoning={"summary": summary}, stream=True)
+    assert ("x-sluice-ignored" in answer.headers) is (summary == "concise")
+    events = events_of(answer.body)
+    check(events)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    first, last = kinds.index("output_item.added"), kinds.index("output_item.done")
+    assert list(dict.fromkeys(kinds[first : last + 1])) == [
+        "output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta",
+        "reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done",
+    ]  # fmt: skip
+    response = events[-1]["response"]
+    assert response["reasoning"] == {"effort": None, "summary": summary}
+    thought = response["output"][0]
+    assert events[last]["item"] == thought
+    assert thought["summary"] == [{"type": "summary_text", "text": "Hm."}]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("thought", ["", "<think>Hm.</think>"])
+async def test_its_own_suite(thinking: tuple[Gateway, EngineDouble], thought: str) -> None:
+    checkout = os.environ.get("OPEN_RESPONSES")
+    if checkout is None:
+        pytest.skip("OPEN_RESPONSES names no checkout of Open Responses' repository")
+    gateway, double = thinking
+    call = CALL.replace("city", "location")
+    double.script = lambda prompt: Play(text=thought + (call if "get_weather" in prompt else "Hi!"))
+    key = await gateway.key("chat", "responses")
+    suite = await asyncio.create_subprocess_exec(
+        *("node_modules/.bin/bun", "run", "bin/compliance-test.ts", "--json"),
+        *("--base-url", f"{gateway.url}/v1", "--api-key", key, "--model", MODEL),
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+    )
+    told, _ = await suite.communicate()
+    results = {one["id"]: one for one in json.loads(told)["results"]}
+    refused = results.pop("image-input")  # by name: the model reads text only
+    assert "input_image" in refused["response"]["error"]["message"], refused
+    assert len(results) >= 16
+    failed = {name: one["errors"] for name, one in results.items() if one["status"] != "passed"}
+    assert not failed
 
 
 async def test_how_streams_end(gateway: Gateway, double: EngineDouble) -> None:

@@ -477,12 +477,12 @@ async def test_reasoning_is_told_apart_and_comes_back(model_dir: Path) -> None:
         async with client.responses.stream(model=MODEL, input="Rain?") as stream:
             kinds = [event.type async for event in stream]
             response = await stream.get_final_response()
-        assert "response.reasoning_text.delta" in kinds
+        assert "response.reasoning_summary_text.delta" in kinds
         await check_documented(client, response.id)
         thought, message = response.output
         assert thought.type == "reasoning"
         assert thought.content is not None
-        assert thought.content[0].text == "Hm."
+        assert thought.content[0].text == thought.summary[0].text == "Hm."
         assert response.output_text == "It rains."
         assert response.usage is not None
         assert response.usage.output_tokens_details.reasoning_tokens > 0

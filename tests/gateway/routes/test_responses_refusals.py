@@ -81,7 +81,7 @@ async def test_hints_are_taken_and_listed_as_ignored(gateway: Gateway) -> None:
     answer = await create(
         gateway,
         input="x",
-        reasoning={"effort": "high", "summary": "detailed"},
+        reasoning={"effort": "high", "summary": "concise"},
         text={"verbosity": "high"},
         user="a",
         safety_identifier="b",
