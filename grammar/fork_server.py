@@ -133,7 +133,7 @@ class ForkServer:
     def _last_words(self) -> str:
         """What a process that died as it started has written."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10.0)  # on a busy machine its end may follow late
+            self._process.wait(self._timeout_s)  # on a busy machine its end may follow late
         code = self._process.poll()
         if code is None or self._stderr.closed:
             return "it does not answer"

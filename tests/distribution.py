@@ -25,6 +25,7 @@ from typing import Any, NoReturn, Protocol
 
 import psutil
 import pytest
+from _pytest._io import TerminalWriter
 
 TOGETHER = ("tests/e2e/on_one_demo/", "tests/e2e/on_one_gateway/")
 MAX_WORKERS = 4
@@ -233,6 +234,12 @@ class _Reporting:
         self._config = config
         self._told = told
 
+    @property
+    def _tw(self) -> TerminalWriter:
+        """Where a test that takes too long says where it was, before it fails: beside its own
+        words. It is asked for by this name of the plugin that we replace."""
+        return TerminalWriter(sys.stderr)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         _send(self._told, ("report", data))
@@ -271,7 +278,7 @@ def _begin(session: pytest.Session, asked: socket.socket, number: int) -> contex
     config: Any = session.config
     manager = config.pluginmanager
     manager.unregister(name="terminalreporter")
-    manager.register(_Reporting(config, asked))
+    manager.register(_Reporting(config, asked), "terminalreporter")
     config._cleanup_stack = contextlib.ExitStack()
     capture = manager.getplugin("capturemanager")
     capture.stop_global_capturing()  # into files that all forks would share

@@ -15,12 +15,14 @@ from tests.distribution import TOGETHER, num_workers, units_of
 ROOT = Path(__file__).parents[1]
 FILES = {
     "test_a.py": """
-        import os, pytest
+        import os, pytest, time
         @pytest.fixture(scope="session")
         def pid(): return os.getpid()
         def test_fine(pid): assert pid == os.getpid()
         def test_wrong(): print("said before"); assert 1 == 2
         def test_skipped(): pytest.skip("why not")
+        @pytest.mark.timeout(0.5)
+        def test_hangs(): time.sleep(60)
         def test_after(pid, tmp_path): assert pid == os.getpid() and not list(tmp_path.iterdir())
     """,
     "test_b.py": """
@@ -66,6 +68,7 @@ def test_what_forks_say_is_told(tmp_path: Path, count: str) -> None:
     outcomes = {
         "test_a.py::test_fine": "PASSED",
         "test_a.py::test_wrong": "FAILED",
+        "test_a.py::test_hangs": "FAILED",
         "test_a.py::test_after": "PASSED",
         "test_c.py::test_many": "PASSED",
     }
@@ -78,6 +81,7 @@ def test_what_forks_say_is_told(tmp_path: Path, count: str) -> None:
     assert "why not" in done.stdout
     assert "said before" in done.stdout
     assert "assert 1 == 2" in done.stdout
+    assert "Timeout (>0.5s)" in done.stdout
 
 
 def test_the_first_failure_may_end_it(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ async def storm(
 
         chats = (chat(number) for number in range(num_clients))
         await asyncio.gather(kill(), *chats, *([] if beside is None else [beside]))
-        await until(lambda: holds_nothing(client, deployment), within_s=60)
+        await until(lambda: holds_nothing(client, deployment), within_s=120)
     booked = await deployment.settled(member, answers.num_done)
     assert (booked.requests, booked.completion_tokens) == (answers.num_done, answers.num_tokens)
     pauses = sorted(answers.pauses_s)

@@ -217,7 +217,7 @@ class Site:
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
 async def site(tmp_path_factory: pytest.TempPathFactory, module_pg_dsn: str) -> AsyncIterator[Site]:
     config = make_config(tmp_path_factory.mktemp("site"), module_pg_dsn)
-    config = replace(config, server=replace(config.server, worker_hang_timeout_s=6.0))
+    config = replace(config, server=replace(config.server, worker_hang_timeout_s=15.0))
     async with serving(config) as url:
         yield Site(config, url)
 

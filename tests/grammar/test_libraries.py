@@ -119,9 +119,12 @@ def test_one_that_is_loaded_later_may_fail_later(
     install("llguidance", "9.0", source)
     bounded = CompileJob(GrammarSpec.from_schema({"type": "integer", "minimum": 3}), False)
     order = ["outlines", "llguidance"]
+    load_timeout_s = 3 if "sleep" in source else 60
     with (
         WorkerPool(vocabulary, backends=order, timeout_s=1) as first,
-        WorkerPool(vocabulary, backends=order, backend=order[1], load_timeout_s=3) as later,
+        WorkerPool(
+            vocabulary, backends=order, backend=order[1], load_timeout_s=load_timeout_s
+        ) as later,
     ):
         assert first.compile(INTEGER).backend == "outlines"
         handed_on = first.compile(bounded)

@@ -52,7 +52,9 @@ async def shared(dsn: str) -> AsyncIterator[Gateway]:
     )
     config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=dsn))
     store = await Store.connect(dsn)
-    async with served(config, Fleet([EngineClient(config.engine)]), store=store) as gateway:
+    async with served(
+        config, Fleet([EngineClient(config.engine)], failover_wait_s=90.0), store=store
+    ) as gateway:
         yield gateway
 
 

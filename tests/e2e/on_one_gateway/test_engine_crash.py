@@ -19,7 +19,7 @@ from tests.gateway.ws_client import ready, text_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio(loop_scope="package")]
 
-RESTART_S = 60.0
+RESTART_S = 90.0
 NUM_TOKENS = 450
 LONG: dict[str, Any] = {
     "model": MODEL,

@@ -24,10 +24,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
+    import pytest
+
     from engine.request import Request
     from grammar.compiler import GrammarCompiler
 
 EOS = 3
+
+
+def waits_of(waiting: object, name: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each call of a method from now on may wait."""
+    waits: list[float] = []
+    method = getattr(waiting, name)
+
+    def watched(*, wait_s: float) -> Any:
+        waits.append(wait_s)
+        return method(wait_s=wait_s)
+
+    monkeypatch.setattr(waiting, name, watched)
+    return waits
 
 
 def config(**options: Any) -> EngineConfig:
