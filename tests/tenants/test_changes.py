@@ -153,7 +153,8 @@ class TestListener:
         dsn = with_database(postgres_server, name)
         listener = ChangeListener(dsn, lambda change: None, max_backoff_s=0.01)
         task = asyncio.create_task(listener.run())
-        await asyncio.sleep(0.5)  # for many attempts
+        await eventually(lambda: bool(caplog.records))
+        await asyncio.sleep(0.2)  # for many attempts
         await execute(postgres_server, f"CREATE DATABASE {name}")
         await eventually(lambda: "again" in caplog.text)
         task.cancel()

@@ -113,15 +113,15 @@ class TestFailures:
         store = await Store.connect(pg_dsn)
         await asyncio.gather(*(store.ping() for _ in range(8)))
         aside = await asyncpg.connect(pg_dsn)
-        ended = await aside.fetch(
-            "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity "
+        await aside.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name = 'sluice' AND datname = current_database()"
         )
-        left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY($1)"
-        while await aside.fetchval(left, [row["pid"] for row in ended]):  # noqa: ASYNC110 - its state
-            await asyncio.sleep(0.01)
         await aside.close()
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            holders = store._connections._pool._holders
+            while any(one.is_connected() for one in holders):  # noqa: ASYNC110 - the pool's state
+                await asyncio.sleep(0.01)
         await asyncio.gather(*(store.ping() for _ in range(8)))
         await store.close()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -375,9 +376,10 @@ async def test_a_megabyte_of_prompt_does_not_stop_the_loop(model_dir: Path) -> N
             asking = asyncio.create_task(gate.admit(messages=[{"role": "user", "content": text}]))
             gaps = [0.0]
             while not asking.done():
-                before = loop.time()
+                before, worked_s = loop.time(), time.process_time()
                 await asyncio.sleep(0.001)
-                gaps.append(loop.time() - before)
+                # What other programs take of the processor is none of ours.
+                gaps.append(min(loop.time() - before, time.process_time() - worked_s))
             assert asking.exception() is not None
             longest.append(max(gaps))
         assert min(longest) < 0.05, longest

@@ -60,7 +60,7 @@ async def test_nobody_waits_in_vain() -> None:
 
 async def test_waiting_ends_in_time_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "ASK_S", 0.02)
-    start = sleeping(Starter(), wait_s=0.1, max_waiting=2)
+    start = sleeping(Starter(), wait_s=0.5, max_waiting=2)
     waiting = [asyncio.create_task(start.wait("t")) for _ in range(2)]
     await asyncio.sleep(0)
     await asyncio.wait_for(start.wait("t"), 0.05)  # one too many

@@ -106,7 +106,7 @@ async def driven(
                 yielded.append(delta)
 
         reading = asyncio.create_task(read())
-        await asyncio.sleep(0.01)  # it is waited for
+        await until(lambda: generation._reader is not None and generation._reader._waiter)
         try:
             yield Driven(here, generation, sink, yielded, reading)
         finally:

@@ -20,6 +20,7 @@ from grammar.errors import CompileTimeout
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.validation import Report
+from tests.gateway.serving import until
 from tests.grammar.vocabularies import byte_vocabulary
 
 TAGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -138,16 +139,14 @@ async def test_slow_checks_of_one_tenant_do_not_queue_before_anothers() -> None:
     checks = ComplianceChecks(validate, Lanes())
     calls = [Call("c", "free", "{}")]
     slow = [asyncio.create_task(checks.of_calls(LOOSE, calls, tenant=TENANT)) for _ in range(5)]
-    await asyncio.sleep(0.01)
-    assert len(asked) == 1
+    await until(lambda: len(asked) == 1)
     other = asyncio.create_task(checks.of_calls(LOOSE, calls, tenant=uuid4()))
-    await asyncio.sleep(0.01)
-    assert len(asked) == 2
+    await until(lambda: len(asked) == 2)
     asked[1].set_result(Report(()))
     found = await other
     assert found is not None
     assert found.valid
     for index in (0, 2, 3, 4, 5):
+        await until(lambda: len(asked) > index)  # noqa: B023 - it is awaited at once
         asked[index].set_result(Report(()))
-        await asyncio.sleep(0.01)
     assert all(found is not None and found.valid for found in await asyncio.gather(*slow))

@@ -130,9 +130,9 @@ async def test_what_a_channel_is_given_is_read_at_its_place() -> None:
 async def test_a_reader_gets_the_end_however_full_the_log_is() -> None:
     log = StreamLog(max_stream_bytes=10**6, max_tenant_bytes=4096, retention_s=60)
     streams = make_streams(log, grace_s=9, heartbeat_s=9)
-    slow = await open_stream(streams, ScriptedWork(b"a" * 900, b"b"))
+    slow = await open_stream(streams, work := ScriptedWork(b"a" * 900, b"b"))
     going_on = await open_stream(streams, endless())
-    await asyncio.sleep(0.01)
+    await until(lambda: work.closed)
     log.append(going_on.stream_id, [b"c" * 1000] * 3)
     assert await read(slow) == [b"a" * 900, b"b"]
     slow.close()
