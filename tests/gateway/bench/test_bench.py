@@ -142,9 +142,10 @@ def test_faults_are_counted_not_averaged_in(fault: str, reason: str, message: st
 
 
 def test_a_server_that_is_gone_fails_requests_one_by_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    level = asyncio.run(Load(Address(f"http://127.0.0.1:{port}", "k"), "x", MANNER).level(2, 4))
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        address = Address(f"http://127.0.0.1:{unheard.getsockname()[1]}", "k")
+        level = asyncio.run(Load(address, "x", MANNER).level(2, 4))
     (failed,) = level.failures
     assert (failed.reason, failed.count) == ("no connection", 4)
     assert failed.message

@@ -151,13 +151,13 @@ async def test_a_stream_that_fails_at_its_worker_fails_the_same_way_here(tmp_pat
 async def test_where_nobody_listens_any_more_the_worker_is_gone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, address: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    where = address.format(folder=tmp_path, port=port)
     shared = MemoryStore().shared
-    await shared.register_worker(WORKER, where, timedelta(days=1))
-    with pytest.raises(PeerGone):
-        await make_peers(shared).ask(WORKER, RedeemTicket("x"))
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        where = address.format(folder=tmp_path, port=unheard.getsockname()[1])
+        await shared.register_worker(WORKER, where, timedelta(days=1))
+        with pytest.raises(PeerGone):
+            await make_peers(shared).ask(WORKER, RedeemTicket("x"))
     assert where in caplog.text or where.startswith("unix:")
 
 
