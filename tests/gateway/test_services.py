@@ -302,7 +302,7 @@ async def test_the_ledger_is_kept_for_as_long_as_is_said(
     async with made(config) as here:
         monkeypatch.setattr(here.services.store, "maintain", maintain)
         here.services.lifecycle.start()
-        assert await asyncio.wait_for(kept.get(), 5) == 3
+        assert await asyncio.wait_for(kept.get(), 60) == 3
 
 
 @pytest.mark.asyncio

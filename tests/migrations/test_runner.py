@@ -358,7 +358,7 @@ class TestOtherMigrations:
             await other.execute("LOCK TABLE one IN ACCESS SHARE MODE")
             waiting = asyncio.create_task(migrations.upgrade(empty_pg_dsn, lock_timeout_s=0.5))
             while not waiting.done():
-                async with asyncio.timeout(1.0):  # as long as PostgreSQL waits with deadlocks
+                async with asyncio.timeout(20.0):
                     await third.fetch("SELECT * FROM one")
             with pytest.raises(StoreUnavailable, match=r"in use for 0\.5 s .*lock timeout"):
                 await waiting

@@ -105,7 +105,7 @@ async def test_every_worker_is_told(pg_dsn: str, pg_store: Store) -> None:
     listening = asyncio.create_task(listener.run())
 
     async def hears(*expected: Change) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while heard != list(expected):  # noqa: ASYNC110 (it is told from outside)
                 await asyncio.sleep(0.005)
         heard.clear()

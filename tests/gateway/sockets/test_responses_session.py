@@ -37,7 +37,7 @@ class Client:
         await self.socket.send(json.dumps(message))
 
     async def receive(self) -> Event:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             event: Event = json.loads(await self.socket.recv())
         return event
 
