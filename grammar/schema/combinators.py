@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grammar.schema.disjoint import overlapping
 from grammar.schema.document import Schema
+from grammar.schema.forms import TYPES
 from grammar.schema.languages import TooComplex
 from grammar.schema.negation import Around, Open, all_of, any_of
 from grammar.schema.paths import child
@@ -47,7 +48,10 @@ def _lower_one_of(scope: Scope) -> None:
             raise Open("too many of them do")
         for place, others in overlaps.items():
             around = [scope.around("oneOf"), alternatives[place]]
-            apart = [_complement(scope, "oneOf", alternatives[i], around) for i in others]
+            apart = [
+                _complement(scope, "oneOf", alternatives[other], around, common)
+                for other, common in others.items()
+            ]
             options[place] = all_of([options[place], *apart])
             scope.lowering.merges = True
     except (Open, TooComplex) as error:
@@ -64,12 +68,19 @@ def _lower_one_of(scope: Scope) -> None:
         scope.also({"anyOf": options})
 
 
-def _complement(scope: Scope, keyword: str, schema: Schema, around: list[Schema]) -> Schema:
-    """What ``schema`` does not allow, lowered. Raises ``Open``."""
+def _complement(
+    scope: Scope,
+    keyword: str,
+    schema: Schema,
+    around: list[Schema],
+    types: frozenset[str] = frozenset(TYPES),
+) -> Schema:
+    """What ``schema`` does not allow, lowered; it allows only values of ``types``. Raises
+    ``Open``."""
     if not scope.dialect.merges:
         raise Open(f"{scope.dialect.name} does not combine schemas")
     context = Around(around, scope.document)
-    return scope.instead(scope.lowering.negation.of(schema, context), keyword)
+    return scope.instead(scope.lowering.negation.of_types(schema, types, context), keyword)
 
 
 def _lower_conditions(scope: Scope) -> None:

@@ -6,6 +6,7 @@ Sound, not complete: True is a proof, False means only that none was found.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,19 +21,25 @@ _MAX_STEPS = 5_000
 _MAX_DEPTH = 8
 _ALL = frozenset(TYPES)  # here "number" means: a number that is not an integer
 _NUMBERS = frozenset(("integer", "number"))
+_LITERALS = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$", re.ASCII)
+"""A pattern that lists what a string may be."""
 
 
-def overlapping(schemas: Sequence[Schema], document: Document) -> dict[int, list[int]]:
+def overlapping(
+    schemas: Sequence[Schema], document: Document
+) -> dict[int, dict[int, frozenset[str]]]:
     """The places of those of ``schemas`` that may have a value in common, each with the places of
-    the others. The effort is bounded: raises ``TooComplex``."""
+    the others and the types that such a value may have. The effort is bounded: raises
+    ``TooComplex``."""
     prover = _Prover(document)
     if prover.are_told_apart(schemas):
         return {}
-    found: dict[int, list[int]] = {}
+    found: dict[int, dict[int, frozenset[str]]] = {}
     for one, two in itertools.combinations(range(len(schemas)), 2):
-        if not prover.disjoint(schemas[one], schemas[two], _MAX_DEPTH):
-            found.setdefault(one, []).append(two)
-            found.setdefault(two, []).append(one)
+        common = prover.common_types(schemas[one], schemas[two], _MAX_DEPTH)
+        if common:
+            found.setdefault(one, {})[two] = common
+            found.setdefault(two, {})[one] = common
         if prover.is_exhausted:
             raise TooComplex(f"{len(schemas)} alternatives take too much to compare")
     return found
@@ -64,6 +71,10 @@ class _Facts:
                 return [part["const"]]
             if "enum" in part:
                 return list(part["enum"])
+            if self.types == {"string"} and (
+                listed := _LITERALS.fullmatch(part.get("pattern", ""))
+            ):
+                return str(listed[1] or listed[2]).split("|")
         if self.types <= {"null", "boolean"}:
             return [None] * ("null" in self.types) + [False, True] * ("boolean" in self.types)
         return None
@@ -110,19 +121,21 @@ class _Prover:
         return found
 
     def disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
+        return not self.common_types(first, second, depth)
+
+    def common_types(self, first: Schema, second: Schema, depth: int) -> frozenset[str]:
+        """The types of which both schemas may have a value."""
         self._steps += 1
-        if depth == 0 or self._steps > _MAX_STEPS:
-            return False
         one, two = self._facts_of(first), self._facts_of(second)
-        if False in (first, second):
-            return True
-        return (
-            self._no_value(one, two)
-            or self._no_value(two, one)
-            or all(self._no_common(kind, one, two, depth) for kind in one.types & two.types)
-            or self._no_branch(one, second, depth)
-            or self._no_branch(two, first, depth)
-        )
+        both = one.types & two.types
+        if depth == 0 or self._steps > _MAX_STEPS:
+            return both
+        if False in (first, second) or self._no_value(one, two) or self._no_value(two, one):
+            return frozenset()
+        common = frozenset(kind for kind in both if not self._no_common(kind, one, two, depth))
+        if common and (self._no_branch(one, second, depth) or self._no_branch(two, first, depth)):
+            return frozenset()
+        return common
 
     def _no_value(self, one: _Facts, two: _Facts) -> bool:
         values = one.values()
@@ -156,9 +169,13 @@ class _Prover:
             return False
 
     def _no_common_object(self, one: _Facts, two: _Facts, depth: int) -> bool:
+        keys = sorted(one.required | two.required)
         return any(
+            _are_all_different([self._values_of(facts, key) for facts in (one, two)])
+            for key in keys
+        ) or any(
             self.disjoint(a, b, depth - 1)
-            for key in sorted(one.required | two.required)
+            for key in keys
             for a in one.property_schemas(key)
             for b in two.property_schemas(key)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
@@ -48,23 +49,26 @@ class Document:
         self.path = path
         self.merges = False
         """Whether an engine will have to merge several schemas into one."""
+        self._uri = uri
         self._schemas: dict[int, str] = {}
+        self._resolved: dict[str, tuple[Schema, str]] = {}
         self._steps = Steps()
-        resource = DRAFT202012.create_resource(root)
-        # An explicit registry, because the default one fetches what it does not know.
-        registry: Registry[Any] = Registry().with_resource(uri, resource).crawl()
-        self._resolver = registry.resolver(base_uri=uri)
-        self._validator = Checker(
-            root,
-            registry=registry,
-            format_checker=format_checks.CHECKER,
-        )
-
         if self._collect():
             self._check_depth()
             self._check_cycles()
         if self.merges:
             merging.check(self)
+
+    @cached_property
+    def _registry(self) -> Registry[Any]:
+        # An explicit one, because the default one fetches what it does not know.
+        resource = DRAFT202012.create_resource(self.root)
+        found: Registry[Any] = Registry().with_resource(self._uri, resource).crawl()
+        return found
+
+    @cached_property
+    def _validator(self) -> Checker:
+        return Checker(self.root, registry=self._registry, format_checker=format_checks.CHECKER)
 
     def _collect(self) -> bool:
         """Collect the subschemas; returns whether there are references, without which there are no
@@ -128,14 +132,26 @@ class Document:
 
         Raises ``InvalidGrammar`` if it leads outside the document or nowhere.
         """
+        known = self._resolved.get(reference)
+        if known is not None:
+            return known
         try:
-            found = self._resolver.lookup(reference).contents
+            found = self._lookup(reference)
         except (Unresolvable, TypeError, ValueError, LookupError):
             written = reference.removeprefix(_NOWHERE)
             raise InvalidGrammar(path, f"'{written}' leads nowhere in this document") from None
         if not isinstance(found, bool) and id(found) not in self._schemas:
             raise InvalidGrammar(path, f"'{reference}' does not lead to a schema")
-        return found, self._path_of(reference, found)
+        known = self._resolved[reference] = found, self._path_of(reference, found)
+        return known
+
+    def _lookup(self, reference: str) -> Any:
+        if reference[:2] not in ("#", "#/"):
+            return self._registry.resolver(base_uri=self._uri).lookup(reference).contents
+        found: Any = self.root
+        for _, found in _steps(self.root, reference[1:]):  # noqa: B007
+            pass
+        return found
 
     def is_valid(self, value: Any, schema: Schema, place: str = ROOT) -> bool:
         """Whether ``value`` satisfies a subschema of this document, formats included.
@@ -160,13 +176,20 @@ class Document:
             return self._schemas[id(found)]
         # true and false are no objects of their own: follow the pointer to them.
         uri, _, fragment = reference.partition("#")
-        node = self._resolver.lookup(uri).contents
+        node = self._lookup(uri)
         path = self._schemas[id(node)]
-        for part in unquote(fragment).split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            key = int(name) if isinstance(node, list) else name
-            node, path = node[key], child(path, key)
+        for key, _ in _steps(node, fragment):
+            path = child(path, key)
         return path
+
+
+def _steps(node: Any, pointer: str) -> Iterator[tuple[str | int, Any]]:
+    """The steps of a JSON pointer, as in a URI, each with where it leads."""
+    for part in unquote(pointer).split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        key = int(name) if isinstance(node, list) else name
+        node = node[key]
+        yield key, node
 
 
 def _below(root: Schema) -> Iterator[dict[str, Any]]:

@@ -283,6 +283,32 @@ def _sets(node: _Node) -> set[_Node]:
     return found
 
 
+def _restricted(node: _Node, chars: Ranges, memo: dict[_Node, _Node]) -> _Node:
+    """The texts of a plain expression that have no other characters."""
+    if node not in memo:
+        try:
+            parts = [_restricted(part, chars, memo) for part in node.parts]
+        except RecursionError:
+            raise TooComplex("nested too deeply") from None
+        match node.kind:
+            case "set":
+                memo[node] = _set(_common(node.chars, chars))
+            case "cat":
+                memo[node] = _cat(*parts)
+            case "or":
+                memo[node] = _or(parts)
+            case "repeat":
+                memo[node] = _repeat(parts[0], node.low, node.high)
+            case _:
+                memo[node] = node
+    return memo[node]
+
+
+def _common(one: Ranges, two: Ranges) -> Ranges:
+    pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in two)
+    return union((low, high) for low, high in pairs if low <= high)
+
+
 def _explore(node: _Node, max_states: int) -> Iterator[tuple[_Node, dict[_Node, Ranges]]]:
     """The states of an automaton of the language, and where each leads by which characters."""
     alphabet = _Alphabet(node)
@@ -348,7 +374,13 @@ class Language:
         return not any(state.nullable for state, _ in _explore(self._node, MAX_STATES))
 
     def is_disjoint(self, other: Language) -> bool:
-        return (self & other).is_empty()
+        """Raises ``TooComplex``."""
+        one, two = self._node, other._node
+        if one.is_plain and two.is_plain:
+            # Which characters a text must or must not have decides most cases without states.
+            one = _restricted(one, union(chain.from_iterable(s.chars for s in _sets(two))), {})
+            two = _restricted(two, union(chain.from_iterable(s.chars for s in _sets(one))), {})
+        return Language(_and((one, two))).is_empty()
 
     def __contains__(self, text: str) -> bool:
         alphabet, state = _Alphabet(self._node), self._node

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -27,6 +28,10 @@ from grammar.schema.texts import Irregular, own_language
 
 _MAX_PARTS = 1_000
 _MAX_DEPTH = 12
+_MAX_MEMBER_PARTS = 200
+"""Of those, for one member that an object may miss instead."""
+_MAX_OPTIONAL = 4
+"""Each doubles the alternatives of objects that have a name beyond those known."""
 MAX_FIRST = 8
 """Places of an array at which the first item of a kind may be."""
 _NUMBERS = ("integer", "number")
@@ -57,6 +62,12 @@ class Around:
             if "$ref" in schema:
                 stack.append(document.resolve(schema["$ref"], ROOT)[0])
 
+    def only(self, types: Iterable[str]) -> Around:
+        """The same of values of these types."""
+        found = copy(self)
+        found.types &= frozenset(types)
+        return found
+
     def _read(self, schema: dict[str, Any]) -> None:
         self.types &= types_of(schema)
         self.required.update(schema.get("required", ()))
@@ -81,17 +92,33 @@ class Negation:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._num_parts = 0
+        self._most = _MAX_PARTS
+
+    def of_types(self, schema: Schema, types: frozenset[str], around: Around) -> Schema:
+        """As ``of``, for a schema that allows no value around it but of ``types``, as it is known
+        otherwise."""
+        if types & set(_NUMBERS):
+            types |= set(_NUMBERS)
+        if around.types <= types:
+            return self.of(schema, around)
+        others = _of_types(around.types - types)
+        return any_of([*others, self._among(types, schema, around, 0)])
+
+    def _among(self, types: Iterable[str], schema: Schema, around: Around, depth: int) -> Schema:
+        """The values of ``types`` that ``schema`` does not allow."""
+        within = around.only(types)
+        return all_of([*_of_types(within.types), self.of(schema, within, depth)])
 
     def of(self, schema: Schema, around: Around, depth: int = 0) -> Schema:
         """A schema for what ``schema`` does not allow; of the values that ``around`` tells about.
         Raises ``Open``."""
         self._num_parts += 1
-        if self._num_parts > _MAX_PARTS or depth > _MAX_DEPTH:
+        if self._num_parts > self._most or depth > _MAX_DEPTH:
             raise Open("its complement is too large")
         if isinstance(schema, bool):
             return not schema
         if "enum" in schema or "const" in schema:
-            return self._of_values(schema, around)
+            return self._of_values(schema, around, depth)
         own = types_of(schema)
         options: list[Schema] = []
         others = around.types - own
@@ -135,7 +162,7 @@ class Negation:
             if "else" in schema:
                 yield all_of([not_(schema["if"]), not_(schema["else"])])
 
-    def _of_values(self, schema: dict[str, Any], around: Around) -> Schema:
+    def _of_values(self, schema: dict[str, Any], around: Around, depth: int) -> Schema:
         keyword = "const" if "const" in schema else "enum"
         others = {k: v for k, v in schema.items() if k in CONSTRAINTS and k != keyword}
         listed = [schema["const"]] if keyword == "const" else schema["enum"]
@@ -144,7 +171,10 @@ class Negation:
         free = set(around.types)
         for kind, of_kind in _by_type(values).items():
             kinds = set(_NUMBERS if kind == "number" else (kind,))
-            if free & kinds:
+            if kind in ("array", "object") and kind in free:
+                parts = [self._among(kinds, _with_parts(v), around, depth + 1) for v in of_kind]
+                options.append(all_of(parts))
+            elif free & kinds:
                 options += _other_values(kind if kind in free else "integer", of_kind)
             free -= kinds
         return _within(any_of([*options, *_of_types(free)]), around)
@@ -203,7 +233,8 @@ class Negation:
                 around.names is not None and name not in around.names
             ):
                 continue
-            other = self.of(sub, Around(known, self._document), depth + 1)
+            may_miss = name in schema.get("required", ())
+            other = self._of_member(sub, Around(known, self._document), depth + 1, may_miss)
             if other is not False:
                 yield {"type": "object", "required": [name], "properties": {name: other}}
         for name, needs in schema.get("dependentRequired", {}).items():
@@ -215,6 +246,20 @@ class Negation:
         if schema.get("additionalProperties", True) not in (True, {}):
             yield from self._of_additional(schema, around, depth)
 
+    def _of_member(self, schema: Schema, around: Around, depth: int, may_miss: bool) -> Schema:
+        """As ``of`` for a member. Where an object ``may_miss`` it as well, nothing is left of a
+        complement that cannot be said, or is large."""
+        if not may_miss:
+            return self.of(schema, around, depth)
+        most = self._most
+        self._most = min(most, self._num_parts + _MAX_MEMBER_PARTS)
+        try:
+            return self.of(schema, around, depth)
+        except Open:
+            return False
+        finally:
+            self._most = most
+
     def _of_additional(
         self, schema: dict[str, Any], around: Around, depth: int
     ) -> Iterator[Schema]:
@@ -224,10 +269,49 @@ class Negation:
             yield {"type": "object"}
             return
         if around.names is None:
-            raise Open("additionalProperties can only be complemented where all names are known")
+            if rest is not False:
+                text = "additionalProperties can only be complemented where all names are known"
+                raise Open(text)
+            yield from _with_another(known, schema.get("required", ()))
+            return
         other = self.of(rest, Around([], self._document), depth + 1)
         for name in sorted(around.names - known.keys()):
             yield {"type": "object", "required": [name], "properties": {name: other}}
+
+
+def _with_another(known: Iterable[str], required: Iterable[str]) -> Iterator[Schema]:
+    """The objects that have all ``required`` names, and another one than the known. Raises
+    ``Open``."""
+    needed = sorted(required)
+    optional = sorted(set(known) - set(needed))
+    if len(optional) > _MAX_OPTIONAL or not set(needed) <= set(known):
+        raise Open("additionalProperties can only be complemented where few names are optional")
+    for size in range(len(optional) + 1):
+        for present in combinations(optional, size):
+            yield {
+                "type": "object",
+                "required": [*needed, *present],
+                "properties": dict.fromkeys((n for n in optional if n not in present), False),
+                "minProperties": len(needed) + size + 1,
+            }
+
+
+def _with_parts(value: list[Any] | dict[str, Any]) -> dict[str, Any]:
+    """What only ``value`` satisfies, in keywords for its parts."""
+    if isinstance(value, list):
+        parts = [{"const": item} for item in value]
+        return {
+            "type": "array",
+            "minItems": len(value),
+            "items": False,
+            **({"prefixItems": parts} if parts else {}),
+        }
+    return {
+        "type": "object",
+        "required": list(value),
+        "properties": {name: {"const": part} for name, part in value.items()},
+        "additionalProperties": False,
+    }
 
 
 def _at(place: int, item: Schema) -> dict[str, Any]:
@@ -374,7 +458,3 @@ def _other_values(kind: str, values: list[Any]) -> Iterator[Schema]:
             yield {"type": kind, "exclusiveMinimum": bounds[-1]}
             for low, high in pairwise(bounds):
                 yield {"type": kind, "exclusiveMinimum": low, "exclusiveMaximum": high}
-        case "array" | "object":
-            if values not in ([[]], [{}]):
-                raise Open(f"a listed {kind} cannot be told from all others")
-            yield {"type": kind, "minItems" if kind == "array" else "minProperties": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from itertools import chain, combinations
 from math import comb
@@ -311,17 +312,20 @@ def _lower_dependencies(scope: Scope) -> None:
     for keyword in scope.present(("dependentRequired", "dependentSchemas")):
         # On a name that an engine never writes nothing depends.
         dependencies = {k: v for k, v in scope.schema[keyword].items() if is_plain(k)}
-        if len(dependencies) > _MAX_DEPENDENCIES:
-            scope.drop(keyword, f"more than {_MAX_DEPENDENCIES} dependencies")
-            continue
         if keyword == "dependentRequired" and not all(map(is_plain, chain(*dependencies.values()))):
             scope.drop(keyword, _UNSPEAKABLE_NAME)
             continue
+        thens: dict[str, tuple[Schema, list[str]]] = {}
         for name, needs in dependencies.items():
             if keyword == "dependentRequired":
                 then: Schema = {"required": needs}
             else:
                 then = scope.sub(needs, keyword, name)
             if then != {}:
-                scope.also({"anyOf": [{"properties": {name: False}}, then]})
+                thens.setdefault(json.dumps(then), (then, []))[1].append(name)
+        if len(thens) > _MAX_DEPENDENCIES:
+            scope.drop(keyword, f"more than {_MAX_DEPENDENCIES} different dependencies")
+            continue
+        for then, names in thens.values():
+            scope.also({"anyOf": [{"properties": dict.fromkeys(names, False)}, then]})
         scope.enforce(keyword)

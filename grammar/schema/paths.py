@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 ROOT = "$"
 _NAME = re.compile(r"[$A-Za-z_][$\w-]*", re.ASCII)
@@ -10,12 +11,15 @@ _NAME = re.compile(r"[$A-Za-z_][$\w-]*", re.ASCII)
 
 def child(path: str, key: str | int) -> str:
     """The path of a member or an element of the value at ``path``."""
-    if isinstance(key, int):
-        return f"{path}[{key}]"
+    return f"{path}[{key}]" if isinstance(key, int) else path + _member(key)
+
+
+@lru_cache(maxsize=4096)
+def _member(key: str) -> str:
     if _NAME.fullmatch(key):
-        return f"{path}.{key}"
+        return f".{key}"
     escaped = key.replace("\\", "\\\\").replace("'", "\\'")
-    return f"{path}['{escaped}']"
+    return f"['{escaped}']"
 
 
 _STEP = re.compile(r"\.([$\w-]+)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]", re.ASCII)

@@ -135,7 +135,7 @@ UNENFORCED: list[tuple[Any, str]] = [
     ({"patternProperties": {r"^\p{L}": {}, "^é": {}}}, "$.patternProperties"),
     ({"propertyNames": {"format": "email"}}, "$.propertyNames"),
     ({"anyOf": [{}], "unevaluatedProperties": False}, "$.unevaluatedProperties"),
-    ({"dependentRequired": {str(i): ["a"] for i in range(9)}}, "$.dependentRequired"),
+    ({"dependentRequired": {str(i): [f"a{i}"] for i in range(9)}}, "$.dependentRequired"),
     ({"items": {"$id": "x", "$ref": "y"}, "$defs": {"a": {"$id": "y"}}}, "$.items.$id"),
     ({"$schema": "https://example.com/my-draft"}, "$.$schema"),
     ({"$dynamicRef": "#a"}, "$.$dynamicRef"),

@@ -315,7 +315,7 @@ def test_an_invalid_schema_is_refused_with_its_place(
     ("schema", "keyword", "path"),
     [
         (UNIQUE, "uniqueItems", "$.uniqueItems"),
-        ({"items": {"not": {"const": [1]}}}, "not", "$.items.not"),
+        ({"items": {"not": {"multipleOf": 2}}}, "not", "$.items.not"),
         ({"type": "string", "pattern": r"a\b"}, "pattern", "$.pattern"),
         ({"oneOf": [{"minimum": 1}, {"multipleOf": 2}]}, "oneOf", "$.oneOf"),
         (

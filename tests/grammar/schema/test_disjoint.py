@@ -33,6 +33,11 @@ DISJOINT: list[tuple[Any, Any]] = [
     ({"type": "array", "maxItems": 0}, {"type": "array", "minItems": 1}),
     (obj({"const": "a"}), obj({"const": "b"})),
     (obj({"enum": ["a", "b"]}), obj({"const": "c"})),
+    (obj({"type": "string", "pattern": "^(?:A|A_B)$"}), obj({"type": "string", "pattern": "^B$"})),
+    (
+        {"type": "string", "pattern": "^([0-9a-f]{1,4}:){5,9}[0-9a-f]*(/x){0,500}$"},
+        {"type": "string", "pattern": "^([0-9a-f]{1,4}[.]?){2,900}$"},
+    ),
     (obj(STR), obj(INT)),
     (obj(STR), {"type": "object", "additionalProperties": False}),
     (obj(STR), {"type": "object", "properties": {"kind": False}}),
@@ -53,6 +58,8 @@ NOT_DISJOINT: list[tuple[Any, Any]] = [
     (INT, {"type": "number"}),
     (INT, True),
     (INT, {}),
+    ({"type": "string", "pattern": "^A|B$"}, {"type": "string", "pattern": "^AB$"}),
+    ({"type": "string", "pattern": "^(a:)*b$"}, {"type": "string", "pattern": "^[a-b]$"}),
     ({"const": 1}, {"const": 1.0}),
     ({"const": "ab"}, {"type": "string", "minLength": 2}),
     ({"minLength": 5}, {"maxLength": 2}),  # a number satisfies both
@@ -99,6 +106,14 @@ def test_proofs(first: Any, second: Any) -> None:
 @pytest.mark.parametrize(("first", "second"), NOT_DISJOINT)
 def test_no_proof_where_a_value_fits_both(first: Any, second: Any) -> None:
     assert not check(first, second)
+
+
+def test_the_types_that_two_have_in_common_are_named() -> None:
+    first, second = {"properties": {"kind": {"const": "a"}}, "required": ["kind"]}, obj(STR)
+    other = {"properties": {"kind": {"const": "b"}}, "required": ["kind"]}
+    types = {"null", "boolean", "integer", "number", "string", "array"}
+    assert overlapping([first, other], Document(True)) == {0: {1: types}, 1: {0: types}}
+    assert overlapping([first, second], Document(True)) == {0: {1: {"object"}}, 1: {0: {"object"}}}
 
 
 def test_every_pair_counts() -> None:

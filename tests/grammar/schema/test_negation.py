@@ -43,6 +43,12 @@ CLOSED: list[Any] = [
     {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"type": "string"}},
     {"$ref": "#/$defs/n"},
     {"properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"]},
+    {"additionalProperties": False},
+    {"properties": {"a": {"type": "string"}, "b": {}}, "additionalProperties": False},
+    {"properties": {"a": {}, "b": {}}, "required": ["a"], "additionalProperties": False},
+    {"enum": [[1], {}, ["a"]]},
+    {"enum": [{"a": 1}, {"b": 1}, "a"]},
+    {"const": {"a": {"a": 1}}},
 ]
 
 
@@ -100,9 +106,10 @@ def test_what_is_known_around_it_is_not_said_again(
         ({"uniqueItems": True}, "uniqueItems"),
         ({"contains": {}, "minContains": 2}, "minContains"),
         ({"patternProperties": {"^a": False}}, "patternProperties"),
-        ({"additionalProperties": False}, "all names"),
+        ({"additionalProperties": {"type": "null"}}, "all names"),
+        ({"properties": dict.fromkeys("abcde", True), "additionalProperties": False}, "few names"),
         ({"unevaluatedProperties": False}, "unevaluatedProperties"),
-        ({"enum": [[1], {}]}, "a listed array"),
+        ({"required": ["a"], "properties": {"b": {"multipleOf": 2}}}, "multipleOf"),
         ({"format": "email"}, "no regular language"),
         ({"pattern": ".*a.{20}$"}, "states"),
     ],
@@ -110,6 +117,34 @@ def test_what_is_known_around_it_is_not_said_again(
 def test_what_has_no_complement_says_so(schema: Any, reason: str) -> None:
     with pytest.raises(Open, match=reason):
         complement(schema)
+
+
+def test_a_member_that_may_be_missing_is_missing_where_it_cannot_be_said_what_else_it_may_be() -> (
+    None
+):
+    schema = {"properties": {"a": {"multipleOf": 2}}, "required": ["a"]}
+    validator = jsonschema.Draft202012Validator(complement(schema, {"type": "object"}))
+    assert validator.is_valid({"b": 3})
+    assert not validator.is_valid({"a": 2})
+
+
+@pytest.mark.parametrize(
+    ("types", "others"), [({"object"}, True), ({"integer"}, True), ({"object", "integer"}, False)]
+)
+def test_only_values_of_the_types_that_the_schema_allows_are_left_out(
+    types: set[str], others: bool
+) -> None:
+    document = Document(True)
+    around = Around([{"type": ["object", "number", "string"]}], document)
+    schema = {"required": ["a"], "maximum": 1}
+    found = Negation(document).of_types(schema, frozenset(types), around)
+    validator = jsonschema.Draft202012Validator(found)
+    assert validator.is_valid("")
+    assert validator.is_valid({})
+    assert validator.is_valid(2)
+    assert validator.is_valid({"a": 1}) == ("object" not in types)
+    assert validator.is_valid(1) == ("integer" not in types)
+    assert (validator.is_valid({"a": 1}) or validator.is_valid(1)) == others
 
 
 def test_values_that_python_takes_for_equal_are_two() -> None:
