@@ -203,7 +203,7 @@ class Scheduler:
         step = Step(StepPlan(step_id=self.stats.num_steps), planned_s=self._clock())
         order = list(self.running.values())
         counted = self._idle.begin_step(order, self.queue.num_reqs)
-        budget = self._step_budget.num_tokens(counted, self.queue.num_tokens)
+        budget = self._step_budget.num_tokens(counted, self.queue.num_tokens, self.queue.by_tenant)
         self._is_short |= self.waiting.free_claimants()
         if len(self.policy) and (self._is_short or not self._free_rows):
             budget = self._admit_claimants(step, order, budget)

@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from engine.request import Request
 
 
-def generating(count: int) -> list[Request]:
+def generating(count: int, fair_key: str = "") -> list[Request]:
     return [
-        make_request(i, running=True, num_computed_tokens=10, num_generated=1) for i in range(count)
+        make_request(i, running=True, num_computed_tokens=10, num_generated=1, fair_key=fair_key)
+        for i in range(count)
     ]
 
 
-def at_its_prompt(num_left: int, arrival: int = 10_000) -> Request:
+def at_its_prompt(num_left: int, arrival: int = 10_000, fair_key: str = "") -> Request:
     return make_request(
-        arrival, running=True, num_prompt_tokens=num_left + 7, num_computed_tokens=7
+        arrival,
+        running=True,
+        num_prompt_tokens=num_left + 7,
+        num_computed_tokens=7,
+        fair_key=fair_key,
     )
 
 
@@ -53,6 +58,17 @@ class TestNumTokens:
         assert budget(1536, device="cpu").num_tokens(generating(3), 600) == 64
         assert budget(1536, device="cpu").num_tokens(generating(64), 600) == 384
         assert budget(None, device="cpu").num_tokens([], 600) == 8192
+
+    def test_on_a_cpu_one_tenants_prompts_hardly_delay_another_ones_tokens(self) -> None:
+        on_cpu, ours = budget(1536, device="cpu"), generating(3, "ours")
+        assert on_cpu.num_tokens(ours, 10**6, ["flood"]) == 16
+        assert on_cpu.num_tokens([*ours, at_its_prompt(10**6, fair_key="flood")], 0) == 16
+        assert on_cpu.num_tokens(generating(64, "ours"), 10**6, ["ours", "flood"]) == 128
+        # Nobody else is delayed.
+        assert on_cpu.num_tokens(ours, 64 * 768, ["ours"]) > 700
+        assert on_cpu.num_tokens([at_its_prompt(600, fair_key="ours")], 600, ["flood"]) == 64
+        # On a GPU those tokens are nearly free.
+        assert budget(1536).num_tokens(ours, 600, ["flood"]) == 512
 
     def test_a_step_beside_few_who_generate_is_short(self) -> None:
         for count in (1, 16, 64, 85):
@@ -130,6 +146,22 @@ class TestSteps:
         assert lengths == [[1, 3], [1, 3], [1, 3], [1]]
         harness.run()
         harness.check_outputs()
+
+    def test_on_a_cpu_a_flood_of_short_requests_hardly_lengthens_steps(self) -> None:
+        longest = {}
+        for tenant in ("flood", "ours"):
+            harness = Harness(
+                device="cpu", max_num_prefill_tokens=256, max_num_batched_tokens=256, num_blocks=400
+            )
+            harness.add("stream", 4, max_tokens=150, ignore_eos=True, fair_key="ours")
+            harness.step(3)
+            for number in range(60):
+                harness.add(f"short {number}", 8, max_tokens=1, fair_key=tenant)
+            harness.step(40)
+            longest[tenant] = max(plan.num_tokens for plan in harness.runner.plans[3:])
+            harness.run()
+            harness.check_outputs()
+        assert longest == {"flood": 16, "ours": 64}
 
     def test_several_that_were_begun_all_go_on(self) -> None:
         harness = Harness(
