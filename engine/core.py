@@ -222,10 +222,13 @@ class EngineCore:
         if request.adapter and self._adapters is not None:
             self._adapters.release(request.adapter)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests, whatever their state; each gets a last output. Unknown ids are ignored."""
+    def abort(self, request_ids: Iterable[str], *, if_waiting: bool = False) -> None:
+        """End requests, whatever their state; each gets a last output. Unknown ids are ignored.
+        ``if_waiting``: only those that wait in the queue and have not run."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
+            if if_waiting and (request is None or request.state is not RequestState.WAITING):
+                continue
             if request is not None:
                 self.scheduler.finish(request, "abort")
                 self._report(request, [])

@@ -93,6 +93,8 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
     """Client to engine: forget these requests at once. Unknown ids are ignored."""
 
     request_ids: list[str]
+    if_waiting: bool = False
+    """Only those that have not run here yet; the others go on."""
 
 
 class ParkRequest(msgspec.Struct, frozen=True, tag="park"):

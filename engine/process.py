@@ -208,7 +208,7 @@ def _handle(
             clients.expects(client, message.request_id)
             core.add_request(message)
         case AbortRequest():
-            core.abort(message.request_ids)
+            core.abort(message.request_ids, if_waiting=message.if_waiting)
         case ParkRequest():
             core.park(message.request_ids)
         case UnparkRequest():

@@ -29,6 +29,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.messages import (
+    AbortRequest,
     AdapterAnswer,
     BeginEpoch,
     ClientMessage,
@@ -60,11 +61,14 @@ STABLE_S = 30.0
 """After an engine has lived this long, the next restart begins with the shortest backoff, even if
 it has failed."""
 
+MIN_WAIT_S = 1.0
+"""A request that has waited for less is not taken back: its turn may be about to come."""
+
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
 
 OnLost = Callable[[list[RequestStream], EngineDead | None], None]
-"""Takes streams that have lost their engine: with its death, or because it is drained."""
+"""Takes streams that have lost their engine: with its death, or because they were to leave it."""
 
 
 def _ignore_tokens(_now: float, _since: Sequence[float]) -> None:
@@ -149,6 +153,8 @@ class EngineClient:
         """Called with the first output of each request, and with its cached tokens."""
         self.on_step: Callable[[], None] | None = None
         """Called after the outputs of each step, while it is set."""
+        self.on_report: Callable[[], None] | None = None
+        """Called with each new ``stats``."""
         self._leaving: set[str] = set()
         """Ids of requests that are aborted here to go on elsewhere."""
         self._num_others = 0
@@ -265,9 +271,39 @@ class EngineClient:
         """Have all requests go on elsewhere: their streams come to ``on_lost`` as soon as the
         engine has given them up."""
         for request_id, stream in self._streams.items():
-            if not stream.is_closing and request_id not in self._leaving:
+            if not stream.is_closing:
                 self._leaving.add(request_id)
                 self._updates.abort(request_id)
+
+    def take_back(self, num_most: int) -> None:
+        """Have half of the requests that have long waited for their turn go on elsewhere, as
+        ``evacuate`` does: the latest ones, which would wait the longest. One that runs meanwhile
+        stays."""
+        latest = time.monotonic() - MIN_WAIT_S
+        streams = [self._streams[name] for name in self._queued if name not in self._leaving]
+        waiting = [
+            stream.request_id
+            for stream in streams
+            # Choices that share the blocks of their prompt stay together.
+            if not (stream.is_closing or stream.deaths or stream.request.group)
+            if stream.sent_at <= latest
+        ]
+        num = min((len(waiting) + 1) // 2, num_most, self.stats.num_waiting)
+        if num > 0:
+            with contextlib.suppress(EngineDead, QueueFull):
+                self._send_now(AbortRequest(waiting[-num:], if_waiting=True))
+                self._leaving.update(waiting[-num:])
+
+    @property
+    def num_queued(self) -> int:
+        """This client's own requests that have no output yet."""
+        return len(self._queued)
+
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that would run at once, as far as is known here; none while others wait."""
+        others_wait = bool(self._queued or self.stats.num_waiting)
+        return 0 if others_wait else max(0, self._config.num_seqs - self.load)
 
     @property
     def num_streams(self) -> int:
@@ -394,6 +430,8 @@ class EngineClient:
             self.backlog.report(stats, mark)
             if not waiter.done():
                 waiter.set_result(stats)
+        if self.on_report is not None:
+            self.on_report()
 
     def _send_now(self, message: ClientMessage) -> None:
         """Send a message. Raises ``EngineDead``, ``QueueFull``."""

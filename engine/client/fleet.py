@@ -104,6 +104,7 @@ class Fleet:
         engine.on_lost = partial(self._note_lost, engine)
         engine.on_begun = partial(self._note_begun, engine)
         engine.on_change = partial(self._on_change, engine)
+        engine.on_report = partial(self._even_out, engine)
         if self._observers is not None:
             engine.around_outputs, engine.on_tokens = self._observers
 
@@ -249,6 +250,15 @@ class Fleet:
     def _serving(self) -> list[EngineClient]:
         """The engines that take requests: without the drained ones."""
         return [one for one in self.engines if one.ready and one not in self._drained]
+
+    def _even_out(self, engine: EngineClient) -> None:
+        """Have an engine that has nothing in its queue begin with what waits elsewhere. Each
+        gateway takes back its own requests."""
+        serving = self._serving
+        if len(serving) > 1 and engine in serving and (room := engine.num_free_rows):
+            busiest = max(serving, key=lambda one: one.num_queued)
+            if busiest is not engine:
+                busiest.take_back(room)
 
     def _no_engine(self) -> EngineDead:
         if not self.engines:

@@ -1,4 +1,4 @@
-"""Moves requests from an engine that has died, or is drained, to another one.
+"""Moves requests from an engine that has died, is drained or has a queue, to another one.
 
     lost ──► waiting ──► adopted by an engine that is ready
                 │
@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.client.stream import Death, RequestStream
@@ -52,7 +53,8 @@ class Lost(NamedTuple):
     lost_at: float
     """``time.monotonic``."""
     error: EngineDead | None
-    """What its engine died of; None if that was drained."""
+    """What its engine died of; None if that lives, and is to be the last choice."""
+    engine: EngineClient
 
 
 class Moves:
@@ -82,7 +84,9 @@ class Moves:
         self, engine: EngineClient, streams: Sequence[RequestStream], error: EngineDead | None
     ) -> None:
         """``OnLost`` of an engine. ``error``: None if the engine lives."""
-        self._end_probation(engine)
+        tried = self._probation.get(engine)
+        if error is not None or (tried is not None and tried[0] in streams):
+            self._end_probation(engine)
         now = time.monotonic()
         death = None if error is None else Death(engine.epoch, engine.was_killed)
         if death is not None and death.was_killed is None:
@@ -94,7 +98,7 @@ class Moves:
                 elif not death.was_killed:
                     stream.deaths.append(death)
             stream.source = self
-            self._waiting[stream.request_id] = Lost(stream, now, error)
+            self._waiting[stream.request_id] = Lost(stream, now, error, engine)
         self._strike_out()
         self.place()
         self._expire()
@@ -103,11 +107,13 @@ class Moves:
 
     def place(self) -> None:
         """Give those that wait to the engines that are ready: those without a strike first."""
-        waiting = [lost.stream for lost in self._waiting.values()]
-        for stream in sorted(waiting, key=lambda one: one.num_strikes):
+        for lost in sorted(self._waiting.values(), key=lambda lost: lost.stream.num_strikes):
+            stream = lost.stream
             if stream.num_strikes >= MAX_STRIKES:
                 break
             engines = self._candidates(stream.request)
+            if lost.error is None:
+                engines = sorted(engines, key=partial(is_, lost.engine))
             if stream.num_strikes:
                 engines = [engine for engine in engines if engine not in self._probation]
             for engine in engines:
@@ -181,7 +187,7 @@ class Moves:
 
     def _strike_out(self) -> None:
         """Fail those that have killed their engines beyond doubt."""
-        for request_id, (stream, _, error) in list(self._waiting.items()):
+        for request_id, (stream, _, error, _) in list(self._waiting.items()):
             known = [death for death in stream.deaths if death.was_killed is False]
             if len(known) >= MAX_STRIKES:
                 del self._waiting[request_id]
@@ -218,7 +224,7 @@ class Moves:
     def _expire(self) -> None:
         """Fail those for which no engine was ready long enough."""
         latest = time.monotonic() - self._failover_wait_s
-        for request_id, (stream, lost_at, error) in list(self._waiting.items()):
+        for request_id, (stream, lost_at, error, _) in list(self._waiting.items()):
             is_suspect = stream.num_strikes >= MAX_STRIKES
             since = lost_at if is_suspect else self._away_since
             if since is not None and max(lost_at, since) <= latest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "queue_s",
         "request",
         "request_id",
+        "sent_at",
         "source",
         "take",
     )
@@ -88,6 +90,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         """As it was submitted at first."""
         self.request_id = request.request_id
         """As the engine knows it at the moment."""
+        self.sent_at = time.monotonic()
+        """When it was sent to the engine at which it is now."""
         self.num_generated_tokens = 0
         self.num_cached_tokens = 0
         self.num_draft_tokens = 0
@@ -268,6 +272,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         """For ``EngineClient``: the outputs come from ``source`` from now on, under this id."""
         self.source = source
         self.request_id = request_id
+        self.sent_at = time.monotonic()
         self.num_generated_before = self.num_generated_tokens
         self._num_moves += 1
         self.break_off_timing()

@@ -82,12 +82,12 @@ class StandInCore:
     def grant(self, grants: list[Grant]) -> None:
         self.granted.update((grant.request_id, grant) for grant in grants)
 
-    def abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: list[str], *, if_waiting: bool = False) -> None:
         for request_id in request_ids:
             queued = next((r for r in self.waiting if r.request_id == request_id), None)
             if queued is not None:
                 self.waiting.remove(queued)
-            elif all(held.pop(request_id, None) is None for held in (self.running, self.parked)):
+            elif if_waiting or all(held.pop(request_id, None) is None for held in (self.running, self.parked)):
                 continue
             self.outputs.append(RequestOutput(request_id, [], "abort"))
 

@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from engine.client import client
 from engine.client.attached import AttachedEngine
 from engine.client.client import EngineClient
 from engine.client.fleet import Fleet
@@ -331,6 +333,38 @@ async def test_a_drained_engine_hands_its_requests_over() -> None:
         for i, (output, more) in enumerate(zip(first, rest, strict=True)):
             assert output.new_token_ids + more == expected(10 * i, 1500)
         assert await read(late) == expected(5, 1500)
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PING_INTERVAL_S", 0.02)
+    monkeypatch.setattr(client, "MIN_WAIT_S", 0.05)
+
+
+@pytest.mark.usefixtures("quickly")
+async def test_what_waits_goes_to_an_engine_that_comes_back() -> None:
+    """Though nothing ends at the engine where it waited. Choices stay together, and what runs stays
+    where it is."""
+    async with fleet_of(2, config=replace(CONFIG, max_num_seqs=2)) as fleet:
+        here, back = fleet.engines
+        fleet.drain(back)
+        holds = [fleet.submit(request(str(i), 10 * i, 20, num_granted_tokens=5)) for i in range(2)]
+        first = await begun(*holds)
+        choices = [fleet.submit(request(f"c{i}", i, 20, group="c")) for i in range(2)]
+        waiting = [fleet.submit(request(f"w{i}", 10 * i, 50)) for i in range(6)]
+        fleet.undrain(back)
+        answers = await asyncio.gather(*map(read, waiting))
+        assert answers == [expected(10 * i, 50) for i in range(6)]
+        assert fleet.moves.num_moved == 6
+        assert here.num_streams == 4
+        assert [stream.request_id for stream in holds + choices] == ["0", "1", "c0", "c1"]
+        for stream in holds:
+            stream.grant(20, is_last=True)
+        rest = await asyncio.gather(*map(read, holds + choices))
+        assert [a.new_token_ids + b for a, b in zip(first, rest, strict=False)] == [
+            expected(10 * i, 20) for i in range(2)
+        ]
+        assert rest[2:] == [expected(i, 20) for i in range(2)]
 
 
 async def test_nobody_is_suspected_of_engines_that_leave() -> None:
