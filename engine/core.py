@@ -165,7 +165,6 @@ class EngineCore:
                 limit if max_tokens is None else len(message.prompt_token_ids) + max_tokens
             ),
             eos_token_ids=self._eos_token_ids,
-            exact_chunk=self._runner.exact_chunk,
             is_whole=pooling is not None and pooling.is_encoder,
         )
         request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)

@@ -67,8 +67,6 @@ class Request:
     """Limit of prompt and output together, after which the request ends with ``length``."""
     eos_token_ids: frozenset[int]
     """Empty where the request ignores EOS."""
-    exact_chunk: int | None = None
-    """As ``Runner.exact_chunk``."""
     is_whole: bool = False
     """Its tokens must be computed in one step, because each sees those after it."""
     adapter_digest: str = ""
@@ -168,16 +166,9 @@ class Request:
         self.num_accepted_tokens = progress.num_accepted_tokens
 
     def chunk_limit(self, start: int, limit: int) -> int:
-        """How many tokens from ``start`` on, at most ``limit``, a chunk may compute for tokens that
-        were generated to get the bits that they had at first; 0 where it must compute all of them
-        and ``limit`` is less."""
-        if self.is_whole:
-            return limit if start + limit >= len(self.token_ids) else 0
-        if self.exact_chunk is None or not self.num_generated_tokens:
-            return limit
-        if start < self.num_prompt_tokens:
-            return min(limit, self.num_prompt_tokens - start)
-        return min(limit, self.exact_chunk)
+        """How many tokens from ``start`` on, at most ``limit``, a chunk may compute: 0 where it must
+        compute all of them and ``limit`` is less."""
+        return 0 if self.is_whole and start + limit < len(self.token_ids) else limit
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,8 @@
-"""Attention on a CPU: sequences of few queries by our own kernel, prompt chunks by torch's.
+"""Attention on a CPU by our own kernel, which reads the blocks where they are.
 
-The kernel reads the blocks where they are. For long chunks torch's tiled GEMMs win over
-it, although the blocks must be gathered first.
+A query's result has the same bits whichever queries are computed with it, so an answer does not
+depend on how its prompt is cut. For that, long chunks of large heads take longer than by torch's
+attention, whose order of summing depends on the step.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionBatch, AttentionOptions
-from engine.attention.torch_ref import TorchAttention, TorchStepAttention
 from kernels import cpu
 
 MAX_QUERIES = 8
-"""The longest chunk the kernel takes (measured: about where torch catches up)."""
+"""Queries that the kernel takes together: longer chunks are cut, for the threads to share out."""
 
 
 class CpuAttention:
@@ -26,33 +26,35 @@ class CpuAttention:
     name = "cpu"
     block_size_multiple = 1
 
-    def __init__(self) -> None:
-        self._torch = TorchAttention(torch.device("cpu"), torch.float32)
-
     def prepare(self, batch: AttentionBatch, block_size: int) -> CpuStepAttention:
-        short = batch.query_lens <= MAX_QUERIES
         first_token = batch.query_lens.cumsum() - batch.query_lens
+        rows, query_lens, seq_lens = batch.rows, batch.query_lens, batch.seq_lens
+        is_cut = bool((query_lens > MAX_QUERIES).any())
+        if is_cut:
+            num_pieces = -(-query_lens // MAX_QUERIES)
+            of = np.repeat(np.arange(len(rows)), num_pieces)
+            first_piece = num_pieces.cumsum() - num_pieces
+            start = (np.arange(len(of)) - first_piece[of]) * MAX_QUERIES
+            num_before = seq_lens[of] - query_lens[of] + start
+            query_lens = np.minimum(query_lens[of] - start, MAX_QUERIES)
+            rows, first_token = rows[of], first_token[of] + start
+            seq_lens = num_before + query_lens
         sequences = cpu.AttentionSequences(
-            batch.block_table,
-            batch.rows[short],
-            first_token[short],
-            batch.query_lens[short],
-            batch.seq_lens[short],
+            batch.block_table, rows, first_token, query_lens, seq_lens
         )
-        rest = None
-        if not short.all():
-            rest = self._torch.prepare(batch, block_size, np.flatnonzero(~short))
-        return CpuStepAttention(sequences, sequences.struct(), rest)
+        return CpuStepAttention(sequences, sequences.struct(), is_cut)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuStepAttention:
-    """A step whose short chunks go through the kernel, and the others through ``rest``."""
+    """A step, as the kernel takes it."""
 
     sequences: cpu.AttentionSequences
     """Owns the memory that ``struct`` points to."""
     struct: ctypes.Structure
-    rest: TorchStepAttention | None
+    is_cut: bool
+    """Whether some sequences are pieces of one, which read keys of each other's tokens: these must
+    be stored before attention begins."""
 
     def __call__(
         self,
@@ -61,8 +63,6 @@ class CpuStepAttention:
         v_cache: torch.Tensor,
         how: AttentionOptions,
     ) -> torch.Tensor:
-        if self.rest is not None and len(self.sequences.rows) == 0:
-            return self.rest(q, k_cache, v_cache, how)
         out = torch.empty(q.shape)
         cpu.paged_attention(
             out,
@@ -77,6 +77,4 @@ class CpuStepAttention:
             v_scale=None if how.kv_scales is None else how.kv_scales.v,
             sinks=how.sinks,
         )
-        if self.rest is not None:
-            self.rest.attend_into(out, q, k_cache, v_cache, how)
         return out

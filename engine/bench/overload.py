@@ -46,7 +46,6 @@ class ModelledRunner:
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.num_lookahead_tokens = 0
-        self.exact_chunk: int | None = None
         self.pooling = None
         self.layer_groups = (FullAttention(),)
         self.step_costs = None

@@ -61,7 +61,7 @@ class FusedCpu(Executor):
         if step.adapted or len(step.groups) > 1:
             return False
         attend = step.groups[0].attend
-        short = isinstance(attend, CpuStepAttention) and attend.rest is None
+        short = isinstance(attend, CpuStepAttention) and not attend.is_cut
         return short and len(step.positions) <= MAX_TOKENS
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:

@@ -89,7 +89,6 @@ class EncoderRunner:
     swap_s_per_block = 0.0
     layer_groups: Sequence[GroupKind] = kinds_of([None])
     num_lookahead_tokens = 0
-    exact_chunk: int | None = None
     step_costs: StepCosts | None = None
     eos_token_ids: frozenset[int] = frozenset()
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from engine.adapters import AdapterMemory
-from engine.attention.cpu import MAX_QUERIES
 from engine.cache.groups import GroupKind, RecurrentState, kinds_of
 from engine.models.base import ModelFacts
 from engine.pooling import PoolingModel
@@ -148,11 +147,6 @@ class TorchRunner:
     @property
     def num_lookahead_tokens(self) -> int:
         return 0 if self._drafting is None else self._drafting.num_lookahead_tokens
-
-    @property
-    def exact_chunk(self) -> int | None:
-        has_states = self._blocks.cache.states is not None
-        return MAX_QUERIES if self.device.type == "cpu" and not has_states else None
 
     @torch.inference_mode()
     def draft(

@@ -197,11 +197,6 @@ class Runner(Protocol):
         """Slots behind the tokens of a step that ``draft`` uses, if they are there."""
 
     @property
-    def exact_chunk(self) -> int | None:
-        """The longest chunk that has the bits of single tokens; None where none has, or where a
-        longer one is worth more (a GPU)."""
-
-    @property
     def pooling(self) -> PoolingModel | None:
         """What it makes of a prompt in place of new tokens; None if it samples."""
 

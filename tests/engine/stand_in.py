@@ -87,7 +87,9 @@ class StandInCore:
             queued = next((r for r in self.waiting if r.request_id == request_id), None)
             if queued is not None:
                 self.waiting.remove(queued)
-            elif if_waiting or all(held.pop(request_id, None) is None for held in (self.running, self.parked)):
+            elif if_waiting or all(
+                held.pop(request_id, None) is None for held in (self.running, self.parked)
+            ):
                 continue
             self.outputs.append(RequestOutput(request_id, [], "abort"))
 

@@ -88,12 +88,12 @@ def test_any_batch_on_any_number_of_threads_equals_the_oracle(
 
 
 def test_a_sequence_gets_the_same_bits_in_any_batch_and_chunking() -> None:
-    """Queries 20..26 of one sequence: alone, one by one, and among others on other threads."""
+    """Queries 4..26 of one sequence: alone, one by one, cut elsewhere, and among others."""
     gen = torch.Generator().manual_seed(0)
     heads, head_dim, block_size = 4, 32, 4
     k_cache, v_cache = torch.randn(2, 30, block_size, 2, head_dim, generator=gen).unbind()
     table = torch.randperm(30, generator=gen)[:14].view(2, 7).to(torch.int32)
-    q = torch.randn(7, heads, head_dim, generator=gen)
+    q = torch.randn(23, heads, head_dim, generator=gen)
 
     def attend_batch(lens: list[tuple[int, int]], queries: torch.Tensor) -> torch.Tensor:
         query_lens, seq_lens = np.array(lens).T.copy()
@@ -102,8 +102,10 @@ def test_a_sequence_gets_the_same_bits_in_any_batch_and_chunking() -> None:
             queries, k_cache, v_cache, AttentionOptions(0.3)
         )
 
-    chunk = attend_batch([(7, 27)], q)
-    single = torch.cat([attend_batch([(1, 21 + i)], q[i : i + 1]) for i in range(7)])
-    beside = attend_batch([(7, 27), (1, 9)], torch.cat((q, q[:1])))[:7]
+    chunk = attend_batch([(23, 27)], q)
+    single = torch.cat([attend_batch([(1, 5 + i)], q[i : i + 1]) for i in range(23)])
+    cut = torch.cat((attend_batch([(13, 17)], q[:13]), attend_batch([(10, 27)], q[13:])))
+    beside = attend_batch([(23, 27), (1, 9), (12, 21)], torch.cat((q, q[:1], q[:12])))[:23]
     assert torch.equal(chunk, single)
+    assert torch.equal(chunk, cut)
     assert torch.equal(chunk, beside)

@@ -137,7 +137,6 @@ class Harness:
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
         num_lookahead_tokens: int = 0,
-        exact_chunk: int | None = None,
         windows: Sequence[int | None] = (None,),
         window_step: int = 1,
         num_snapshots: int | None = None,
@@ -166,7 +165,6 @@ class Harness:
         )
         self.runner.step_costs = step_costs
         self.runner.num_lookahead_tokens = num_lookahead_tokens
-        self.runner.exact_chunk = exact_chunk
         self.adapters = ToyMemory()
         self.runner.adapters = self.adapters.kept
         extra: dict[str, Any] = {} if clock is None else {"clock": clock}

@@ -84,7 +84,6 @@ class EngineMachine(RuleBasedStateMachine):
         draft_hits=st.sampled_from([None, 0.0, 0.8, 1.0]),
         step_costs=st.sampled_from([None, *STEP_COSTS]),
         num_lookahead_tokens=st.sampled_from([0, 1, 5]),
-        exact_chunk=st.sampled_from([None, 1, 3]),
     )
     def start(
         self,
@@ -94,7 +93,6 @@ class EngineMachine(RuleBasedStateMachine):
         draft_hits: float | None,
         step_costs: StepCosts | None,
         num_lookahead_tokens: int,
-        exact_chunk: int | None,
     ) -> None:
         if self.num_snapshots is not None:
             options = {**options, "num_snapshots": data.draw(self.num_snapshots)}
@@ -110,7 +108,6 @@ class EngineMachine(RuleBasedStateMachine):
             draft_hits=draft_hits,
             step_costs=step_costs,
             num_lookahead_tokens=num_lookahead_tokens,
-            exact_chunk=exact_chunk,
             clock=lambda: next(ticks) * TICK_S,
             **options,
         )

@@ -145,7 +145,6 @@ class ToyRunner:
         self._snapshots: dict[int, int] = {}
         self._window_step = window_step
         self.num_lookahead_tokens = 0
-        self.exact_chunk: int | None = None
         self.pooling = None
         self.step_costs: StepCosts | None = None
         self.num_swap_blocks = num_swap_blocks
