@@ -166,8 +166,8 @@ class Request:
         self.num_accepted_tokens = progress.num_accepted_tokens
 
     def chunk_limit(self, start: int, limit: int) -> int:
-        """How many tokens from ``start`` on, at most ``limit``, a chunk may compute: 0 where it must
-        compute all of them and ``limit`` is less."""
+        """How many tokens from ``start`` on, at most ``limit``, a chunk may compute: 0 where it
+        must compute all of them and ``limit`` is less."""
         return 0 if self.is_whole and start + limit < len(self.token_ids) else limit
 
     @property

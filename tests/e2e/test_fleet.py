@@ -200,8 +200,7 @@ async def is_whole(client: httpx.AsyncClient, deployment: Deployment) -> bool:
 def settings(replicas: int, **engine: Any) -> dict[str, dict[str, Any]]:
     # An engine that is killed again and again is started again after a growing pause.
     fleet = {"replicas": replicas, "failover_wait_s": 90.0}
-    # Chunks of at most 8 tokens have the same bits however a prompt is cut.
-    return {"fleet": fleet, "engine": {"long_prefill_token_threshold": 8, **engine}}
+    return {"fleet": fleet, "engine": engine}
 
 
 async def test_two_engines_are_killed_by_turns(database: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -139,12 +140,16 @@ async def worker_of(url: str) -> int:
         client.stream("GET", f"{url}/livez") as response,
     ):
         assert response.status_code == 200
-        stream = response.extensions["network_stream"]
-        port = stream.get_extra_info("client_addr")[1]
-        for worker in workers_here():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if any(c.raddr and c.raddr.port == port for c in worker.net_connections("tcp")):
-                    return worker.pid
+        return pid_behind(response)
+
+
+def pid_behind(response: httpx.Response) -> int:
+    """The worker that a connection leads to, which must still be open."""
+    port = response.extensions["network_stream"].get_extra_info("client_addr")[1]
+    for worker in workers_here():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(c.raddr and c.raddr.port == port for c in worker.net_connections("tcp")):
+                return worker.pid
     raise AssertionError("no worker has this connection")
 
 
@@ -319,6 +324,35 @@ class TestOneSite:
         )
         assert {answer.content for answer in answers} == {answers[0].content}
         assert sum("idempotent-replayed" in answer.headers for answer in answers) == 7
+
+    async def test_what_a_worker_ran_that_is_killed_has_failed(self, site: Site) -> None:
+        """A background response; whoever asks for it hears so, from any worker."""
+        key, url = await make_key(site.config, tenant="bereft"), site.url
+        client, asked = Client(url, key), {"model": "demo", "input": "Hi", "background": True}
+        headers = {"authorization": f"Bearer {key}"}
+        site.engine().suspend()
+        try:
+            async with (
+                httpx.AsyncClient(headers=headers, timeout=60) as one,
+                one.stream("POST", f"{url}/v1/responses", json=asked) as answer,
+            ):
+                victim = pid_behind(answer)
+                response_id = json.loads(await answer.aread())["id"]
+            os.kill(victim, signal.SIGKILL)
+            await replaced(victim)
+        finally:
+            site.engine().resume()
+        path = f"/v1/responses/{response_id}"
+        for _ in range(4):
+            found = (await client.request("GET", path)).json()
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            events = await client.request("GET", f"{path}?stream=true")
+            assert (events.status_code, events.json()["error"]["code"]) == (
+                410,
+                "response_events_gone",
+            )
+        again = await client.request("POST", "/v1/responses", json=asked | {"background": False})
+        assert again.json()["status"] == "completed"
 
     async def test_a_worker_that_hangs_is_replaced(self, site: Site) -> None:
         key = await make_key(site.config)

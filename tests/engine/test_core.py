@@ -188,6 +188,16 @@ class TestAbort:
         (output,) = harness.step()
         assert (output.request_id, output.finish_reason) == ("a", "abort")
 
+    def test_only_what_waits_can_be_taken_back(self) -> None:
+        harness = Harness(max_num_seqs=1)
+        harness.add("runs", 3, max_tokens=5)
+        harness.add("waits", 3, max_tokens=5)
+        harness.step()
+        harness.core.abort(["runs", "waits", "nobody"], if_waiting=True)
+        harness.run()
+        ends = {name: output.finish_reason for name, output in harness.finished.items()}
+        assert ends == {"runs": "length", "waits": "abort"}
+
 
 def test_stats_count_what_happened() -> None:
     harness = Harness(max_num_seqs=2)

@@ -87,7 +87,7 @@ def assert_equal(ours: GenerationOutput, alone: GenerationOutput) -> None:
     for mine, theirs in zip(ours.outputs, alone.outputs, strict=True):
         assert mine.token_ids == theirs.token_ids
         assert (mine.finish_reason, mine.stop_reason) == (theirs.finish_reason, theirs.stop_reason)
-        assert scores(mine) == pytest.approx(scores(theirs), abs=1e-4)
+        assert scores(mine) == scores(theirs)  # to the bit
     assert (ours.prompt_logprobs is None) == (alone.prompt_logprobs is None)
     mine_p, theirs_p = (result.prompt_logprobs or [] for result in (ours, alone))
     for entry, other in zip(mine_p, theirs_p, strict=True):
