@@ -108,9 +108,9 @@ class ReplayCore:
             )
         heapq.heappush(self._due, (self._clock(), next(self._arrivals), request.request_id))
 
-    def abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: list[str], *, if_waiting: bool = False) -> None:
         for request_id in request_ids:
-            if request_id in self._running:
+            if request_id in self._running and not if_waiting:  # All run at once.
                 if self._on_abort is not None:
                     self._on_abort(request_id)
                 self._forget(request_id)

@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from gateway.errors import SetupError
+from tenants.errors import StoreUnavailable
 from tenants.shared import EngineRecord, SharedState
+
+T = TypeVar("T")
 
 POLL_S = 0.5
 SETTLE_S = 3.0
@@ -47,7 +52,7 @@ class Roll:
         self._say(f"Replaced {len(engines)} engines.")
 
     async def _ready(self) -> Sequence[EngineRecord]:
-        known = await self._shared.list_engines()
+        known = await self._patiently(self._shared.list_engines)
         return [engine for engine in known if engine.condition in ("ready", "drained")]
 
     async def _replace(self, engine: EngineRecord, name: str) -> None:
@@ -62,10 +67,11 @@ class Roll:
                 "undrain another one, so that its requests have somewhere to go"
             )
         self._say(f"{name}: drain")
-        await self._shared.drain_engine(engine.id, is_drained=True)
+        drain = partial(self._shared.drain_engine, engine.id)
+        await self._patiently(partial(drain, is_drained=True))
         await asyncio.sleep(SETTLE_S)
         await self._until(lambda now: _is_idle(now, engine), f"{engine.id} still has requests")
-        await self._shared.restart_engine(engine.id, engine.epoch)
+        await self._patiently(partial(self._shared.restart_engine, engine.id, engine.epoch))
         who = (
             ""
             if engine.address is None
@@ -77,11 +83,23 @@ class Roll:
             lambda now: _is_replaced(now, engine, num_ready), f"{engine.id} is not back"
         )
         if not engine.is_drained:
-            await self._shared.drain_engine(engine.id, is_drained=False)
+            await self._patiently(partial(drain, is_drained=False))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What the registry answers: an engine must not stay drained because PostgreSQL was
+        restarted. Nothing that is asked matters twice."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(POLL_S)
 
     async def _until(self, is_so: Callable[[Sequence[EngineRecord]], bool], otherwise: str) -> None:
         deadline = time.monotonic() + self._timeout_s
-        while not is_so(await self._shared.list_engines()):
+        while not is_so(await self._patiently(self._shared.list_engines)):
             if time.monotonic() > deadline:
                 raise RollFailed(
                     f"{otherwise} after {self._timeout_s:g} s; it stays drained, and the engines "

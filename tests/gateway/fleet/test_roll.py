@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from gateway.fleet import registry, roll
 from gateway.fleet.registry import Registry
 from gateway.fleet.roll import Roll, RollFailed
 from gateway.processes.engine_host import EngineHost
+from tenants.errors import StoreUnavailable
 from tenants.shared import SharedState
 from tests.engine.stand_in import StandInProcess, expected_tokens
 from tests.gateway.fleet.test_registry import (
@@ -68,7 +70,25 @@ async def own_engines(shared: SharedState, num_engines: int) -> AsyncIterator[Fl
         await fleet.close()
 
 
+class Restarting:
+    """A registry that is away whenever it is asked for the first time since it answered."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
+        self._is_away = False
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def ask(*args: Any, **options: Any) -> Any:
+            self._is_away = not self._is_away
+            if self._is_away:
+                raise StoreUnavailable("it is restarted")
+            return await getattr(self._shared, name)(*args, **options)
+
+        return ask
+
+
 async def test_a_gateways_own_engines_are_replaced_and_nothing_fails() -> None:
+    """Though PostgreSQL is restarted again and again meanwhile."""
     shared = MemoryStore().shared
     async with own_engines(shared, 2) as fleet:
         pids = [engine.info.pid for engine in fleet.engines]
@@ -85,7 +105,8 @@ async def test_a_gateways_own_engines_are_replaced_and_nothing_fails() -> None:
 
         asking = [asyncio.create_task(ask(client)) for client in range(6)]
         said: list[str] = []
-        await Roll(shared, timeout_s=30, say=said.append).run()
+        restarting = cast("SharedState", Restarting(shared))
+        await Roll(restarting, timeout_s=30, say=said.append).run()
         is_over.set()
         await asyncio.gather(*asking)
         assert num_done > 6
